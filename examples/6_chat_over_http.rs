@@ -108,7 +108,7 @@ impl IntoResponse for Refused {
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
-    let options = LoadOptions { requests: REQUESTS, ..LoadOptions::small() };
+    let options = LoadOptions { requests: Some(REQUESTS), ..LoadOptions::small() };
     let model = runtime.load_with(ModelSource::demo(), options, |_| {}).await?;
     if std::env::args().any(|argument| argument == "--once") {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;

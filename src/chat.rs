@@ -44,8 +44,9 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
 async fn talk(device: &DeviceOptions, options: &Options) -> Result<Over, Failure> {
     // Refuse what can be refused before a model is loaded.
     let load = LoadOptions { profiles: device.profiles(), ..options.knobs.options(device.blas())? };
-    if !(1..=load.requests).contains(&options.n) {
-        return Err(ChatError::Samples { samples: options.n, limit: load.requests }.into());
+    let limit = load.requests_for(true);
+    if !(1..=limit).contains(&options.n) {
+        return Err(ChatError::Samples { samples: options.n, limit }.into());
     }
     let limits = load.image_limits.clone();
     let (shown, blank) = (options.shown(&limits)?, options.blank()?);

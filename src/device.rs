@@ -205,8 +205,9 @@ impl DeviceOptions {
     /// What `serve` starts runtimes on, and which of these models each loads: if more devices are named than share a
     /// model out, or any number may, models have devices of their own while there are some.
     ///
-    /// # Errors The number of devices is no multiple of those that share a model out, some would be idle, or they are
-    /// fewer than the models' numbers add up to; those of [`Placing::place`].
+    /// # Errors
+    /// The number of devices is no multiple of the ranks of a model, some devices would be idle, or there are fewer
+    /// devices than the models' ranks; errors of [`Placing::place`].
     pub async fn placed(
         &self,
         models: Vec<(ModelSource, LoadOptions)>,

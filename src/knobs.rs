@@ -44,7 +44,8 @@ impl KnobOptions {
     /// The settings of a runtime on so many `devices`, which the caller names. It leases `host` bytes of host memory,
     /// unless another size is typed, and beside it what keys and values of so many models may go to.
     ///
-    /// # Errors As [`options`](Self::options).
+    /// # Errors
+    /// See [`options`](Self::options).
     pub fn runtime(&self, host: Bytes, models: usize, devices: usize) -> Result<RuntimeConfig, Failure> {
         let knobs = self.knobs()?;
         let swap = knobs.swap_bytes().unwrap_or(Bytes::ZERO).0.saturating_mul((models * devices) as u64);
@@ -89,7 +90,13 @@ impl KnobOptions {
 
     fn named(&self) -> Result<(Knobs, Names), Failure> {
         let of_file = self.file.as_ref().map(read).transpose()?.unwrap_or_default().0;
-        let typed = self.typed.iter().map(|(name, value)| ((*name).to_owned(), Value::String(value.clone())));
+        // The model's own limit applies without one, as far as memory allows.
+        let is_auto = |name: &str, value: &str| name == "max_model_len" && matches!(value, "auto" | "-1");
+        let typed = self
+            .typed
+            .iter()
+            .filter(|(name, value)| !is_auto(name, value))
+            .map(|(name, value)| ((*name).to_owned(), Value::String(value.clone())));
         Ok(Knobs::named_from(of_file.into_iter().chain(typed))?)
     }
 }

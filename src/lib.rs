@@ -96,10 +96,10 @@ pub use bursar_actors::{
 };
 pub use bursar_budgets::{
     Address, Bytes, CardLine, Claim, Class, ClassLine, CudaDevice, Device, DeviceError, DeviceGroup, DeviceMemory,
-    DoesNotFit, Fence, Frame, GIB, Gate, GateLine, Hint, Holding, HostConfig, HostDevice, KIB, Knob, Label, Lease,
-    LeaseId, LeaseLine, LeaseMeter, LeaseState, MIB, Memory, MemoryPlan, Overhead, Overloaded, Owner, Pages,
-    ParseBytesError, Priority, Refusal, Resized, Revoker, Segment, Snapshot, Stretch, WaitingLine, Workspace,
-    WorkspaceFull,
+    DoesNotFit, Fence, Frame, GIB, Gate, GateLine, Hint, Holding, HostConfig, HostCopy, HostDevice, HostMemory, KIB,
+    Knob, Label, Lease, LeaseId, LeaseLine, LeaseMeter, LeaseState, MIB, Memory, MemoryPlan, Overhead, Overloaded,
+    Owner, Pages, ParseBytesError, Priority, Refusal, Resized, Revoker, Segment, Snapshot, Stretch, Timeline,
+    WaitingLine, Workspace, WorkspaceFull,
 };
 pub use bursar_kernels::{BLOCK_TOKENS, BlasSearch, KernelError, OpenError, Target, keep_multicast_off};
 #[cfg(feature = "hub")]
@@ -107,14 +107,16 @@ pub use bursar_model::checkpoint::{FetchWatch, HubError, HubModel, HubOptions};
 pub use bursar_model::{
     Depth, Envelope, LimitError, LoadError,
     blocks::ConfigError,
-    checkpoint::{CheckpointOrigin, CheckpointSource, QuantizationError, WeightQuantization},
+    checkpoint::{
+        CheckpointOrigin, CheckpointSource, EmbeddedFile, QuantizationError, RandomCheckpoint, WeightQuantization,
+    },
     demo,
     error::{
         CheckpointError, GrammarError, ImageError, ProcessorError, SamplingError, TextError, VideoError, VisualError,
     },
     flow::{ImageLimits, LayoutError, PictureContent, PictureHash, PrefixKey},
     processor::FrameSampling,
-    registry::UnknownArchitecture,
+    registry::{UnknownArchitecture, UnknownShape, random_checkpoint},
     sampling::{JsonWhitespace, OutputFormat},
     text::{ContinueError, ReasoningFormat, ReplyFormat, Role, ToolFormat},
     weights::WeightError,

@@ -28,7 +28,11 @@ mod top;
 mod tour;
 mod typed;
 
-use std::{env, process::ExitCode, time::Instant};
+use std::{
+    env,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use clap::{Parser, Subcommand};
 use device::DeviceOptions;
@@ -80,13 +84,21 @@ impl Command {
     }
 }
 
+/// How long threads that wait for a disk or a network may hold up the end of the program.
+const LAST_THREADS: Duration = Duration::from_secs(1);
+
 fn main() -> ExitCode {
     // While this is the only thread.
     bursar::keep_multicast_off();
-    run()
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failure::report(Err(error.into())),
+    };
+    let code = runtime.block_on(run());
+    runtime.shutdown_timeout(LAST_THREADS);
+    code
 }
 
-#[tokio::main]
 async fn run() -> ExitCode {
     let main = Instant::now();
     let cli = Cli::try_parse_from(typed::as_ours(env::args_os())).unwrap_or_else(|error| logging::refuse(&error));

@@ -77,6 +77,15 @@ pub async fn start_with(device: &DeviceOptions, config: RuntimeConfig, models: M
 
 /// `demo`, the checkpoint in a folder, a GGUF file, or a model of the hub.
 pub fn source(model: &str) -> ModelSource {
+    source_of(
+        model,
+        #[cfg(feature = "hub")]
+        hub::options(),
+    )
+}
+
+/// The same with other settings of the hub.
+pub fn source_of(model: &str, #[cfg(feature = "hub")] hub: bursar::HubOptions) -> ModelSource {
     match model {
         "demo" => ModelSource::demo(),
         file if Path::new(file).is_file() || file.ends_with(".gguf") && !Path::new(file).exists() => {
@@ -85,7 +94,7 @@ pub fn source(model: &str) -> ModelSource {
         // An existing folder wins over a hub model of the same name.
         folder if Path::new(folder).exists() => ModelSource::folder(folder),
         #[cfg(feature = "hub")]
-        id if bursar::HubModel::is_id(id) => ModelSource::hub_with(id, hub::options()),
+        id if bursar::HubModel::is_id(id) => ModelSource::hub_with(id, hub),
         folder => ModelSource::folder(folder),
     }
 }

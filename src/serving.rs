@@ -2,6 +2,7 @@
 
 mod loading;
 mod options;
+mod vllm_flags;
 
 pub use options::Options;
 
@@ -24,7 +25,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     let serve = options.serve()?;
     let knobs = options.knobs();
     knobs.tell_notes()?;
-    let plans = loading::plans(wanted, knobs, device)?;
+    let plans = loading::plans(wanted, &options, device)?;
     // Before signals are heard, since it may fetch settings.
     let placed = device.placed(plans.iter().map(loading::Plan::model).collect(), knobs.canary()?).await?;
     let mut signals = Signals::hear()?;

@@ -4,10 +4,16 @@ use std::ffi::OsString;
 
 /// The words with our spelling of each flag: an underscore counts as a hyphen, as in vLLM. What follows `--` stays.
 pub fn as_ours(words: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    let mut are_flags = true;
+    let (mut are_flags, mut is_server) = (true, false);
     words.into_iter().map(move |word| {
         are_flags &= word != "--";
+        is_server |= word == "serve";
         match word.to_str() {
+            // Clients of a server may use several names.
+            Some(text) if are_flags && is_server => match ours(text) {
+                name if name == "--served-model-name" => "--name".into(),
+                flag => flag.replacen("--served-model-name=", "--name=", 1).into(),
+            },
             Some(text) if are_flags => ours(text).into(),
             _ => word,
         }
@@ -41,6 +47,8 @@ mod tests {
             "bursar serve --tensor-parallel-size 2 --max-model-len=4096"
         );
         assert_eq!(typed("x -tp=2 --swap_space 4"), "x --tensor-parallel-size=2 --swap-space 4");
+        assert_eq!(typed("x serve --served-model-name a b"), "x serve --name a b");
+        assert_eq!(typed("x chat --served_model_name=a"), "x chat --served-model-name=a");
     }
 
     #[test]

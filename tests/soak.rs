@@ -166,7 +166,8 @@ impl Soak {
         // The pool is too small for all: some wait, and some are preempted and recomputed.
         let envelope = Some(Envelope { context_tokens: 320, ..small_envelope() });
         let stage =
-            Stage::set(LoadOptions { envelope, kv_tokens: Some(640), requests: AT_ONCE * 3 / 2, ..small() }).await;
+            Stage::set(LoadOptions { envelope, kv_tokens: Some(640), requests: Some(AT_ONCE * 3 / 2), ..small() })
+                .await;
         let ledger = stage.snapshot().await;
         let (mut load, mut readings, mut base) = (Load::new(vec![stage.model.clone()], 20261121), Vec::new(), None);
         let began = Instant::now();

@@ -46,7 +46,7 @@ const LAYERS: u64 = 28;
 
 /// What an application without settings asks for: the envelope of a GPU, and all of the card.
 fn full() -> LoadOptions {
-    LoadOptions { name: Some(NAME.into()), envelope: None, requests: 512, ..options() }
+    LoadOptions { name: Some(NAME.into()), envelope: None, requests: Some(512), ..options() }
 }
 
 /// A model that serves, and how it started.

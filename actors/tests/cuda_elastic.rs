@@ -46,7 +46,7 @@ fn a_neighbour_gets_them_from_fp8_keys_and_values_too() {
 fn a_neighbour_gets_what_it_takes(kv_cache_dtype: KvCacheType) {
     story(async |stage| {
         let envelope = Envelope { step_tokens: 8192, sequences: 256, context_tokens: 512, ..Envelope::small() };
-        let options = LoadOptions { envelope: Some(envelope), requests: 256, kv_cache_dtype, ..options() };
+        let options = LoadOptions { envelope: Some(envelope), requests: Some(256), kv_cache_dtype, ..options() };
         let Some(model) = demo(&stage, options).await else { return };
         let before = stage.measured().await;
         let chat = |number: u32| question("Describe the picture.", 60).image(picture(number % 8));

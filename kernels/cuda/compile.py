@@ -124,23 +124,31 @@ def archive_of(ending):
     return COMPILED / f"{ending.split('.')[0]}.tar.xz"
 
 
+def read(archive):
+    """The files of an archive by name."""
+    with tarfile.open(archive) as files:
+        return {member.name: files.extractfile(member).read() for member in files}
+
+
 def unpack(folder):
     """Writes the files of all archives to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     for archive in sorted(COMPILED.glob("*.tar.xz")):
-        with tarfile.open(archive) as files:
-            for member in files:
-                (folder / member.name).write_bytes(files.extractfile(member).read())
+        for name, content in read(archive).items():
+            (folder / name).write_bytes(content)
 
 
 def pack(ending, files):
-    """Writes a target's archive. The same files give the same bytes with the same liblzma."""
+    """Writes a target's archive, unless it has these files: another liblzma may give other bytes for the same ones."""
+    contents = {file.name: file.read_bytes() for file in files}
+    if archive_of(ending).exists() and read(archive_of(ending)) == contents:
+        return
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for file in sorted(files):
-            member = tarfile.TarInfo(file.name)
-            member.size = file.stat().st_size
-            archive.addfile(member, io.BytesIO(file.read_bytes()))
+        for name in sorted(contents):
+            member = tarfile.TarInfo(name)
+            member.size = len(contents[name])
+            archive.addfile(member, io.BytesIO(contents[name]))
     archive_of(ending).write_bytes(lzma.compress(packed.getvalue(), preset=9 | lzma.PRESET_EXTREME))
 
 
@@ -154,8 +162,15 @@ def main():
     unknown = set(sys.argv[1:]) - {source.stem for source in sources}
     if unknown:
         sys.exit(f"no source file for {', '.join(sorted(unknown))} in {HERE}")
-    wanted = [source for source in sources if not sys.argv[1:] or source.stem in sys.argv[1:]]
-    jobs = [(source, ending) for source in wanted for ending in endings_of(source)]
+    asked = [source for source in sources if not sys.argv[1:] or source.stem in sys.argv[1:]]
+    # A new source or target is compiled too: an archive has every file of its target.
+    jobs = [
+        (source, ending)
+        for source in sources
+        for ending in endings_of(source)
+        if source in asked or not (UNPACKED / f"{source.stem}.{ending}").exists()
+    ]
+    wanted = sorted({source for source, _ in jobs})
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         errors = [error for error in pool.map(lambda job: compile_one(cuda, *job), jobs) if error]
     if errors:
@@ -169,10 +184,10 @@ def main():
             for ending in endings_of(source)
         }
         files[source.stem] = {"sources": digest_of_sources(source), "compiled": outputs}
-    manifest.write_text(json.dumps({"options": options(), "files": files}, indent=1) + "\n")
     # Only files of current sources and targets are packed: an archive may hold a file whose source is gone.
     for ending in TARGETS:
         pack(ending, [UNPACKED / f"{source.stem}.{ending}" for source in sources if ending in endings_of(source)])
+    manifest.write_text(json.dumps({"options": options(), "files": files}, indent=1) + "\n")
     total = sum(file.stat().st_size for file in COMPILED.iterdir())
     print(f"{len(wanted)} source files compiled, {total / 2**20:.2f} MiB in all archives")
 

@@ -101,6 +101,8 @@ def write_folder(network: Network, folder: Path, kind: torch.dtype) -> None:
         "do_sample": False,
         "eos_token_id": [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")],
         "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),
+        # vLLM ignores `do_sample`.
+        "temperature": 0.0,
         "transformers_version": "4.41.2",
     }
     tokenizer.save(str(fresh / "tokenizer.json"))

@@ -4,35 +4,34 @@ use std::{io::Read, sync::LazyLock};
 
 use lzma_rust2::XzReader;
 
-use crate::checkpoint::CheckpointSource;
+use crate::checkpoint::{CheckpointSource, EmbeddedFile};
 
 macro_rules! embedded {
     ($name:literal) => {
-        include_bytes!(concat!("../demo/checkpoint/", $name)).as_slice()
+        EmbeddedFile::Plain(include_bytes!(concat!("../demo/checkpoint/", $name)))
     };
 }
 
-/// The weights, decompressed when the checkpoint is first opened and kept until the process ends (7.4 MB).
+/// The weights, 7.4 MB when decompressed.
 static WEIGHTS: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut weights = Vec::new();
-    XzReader::new(embedded!("model.safetensors.xz"), false).read_to_end(&mut weights).expect("the archive is intact");
+    let compressed = include_bytes!("../demo/checkpoint/model.safetensors.xz");
+    XzReader::new(compressed.as_slice(), false).read_to_end(&mut weights).expect("the archive is intact");
     weights
 });
 
-static FILES: LazyLock<[(&str, &[u8]); 6]> = LazyLock::new(|| {
-    [
-        ("config.json", embedded!("config.json")),
-        ("generation_config.json", embedded!("generation_config.json")),
-        ("preprocessor_config.json", embedded!("preprocessor_config.json")),
-        ("tokenizer.json", embedded!("tokenizer.json")),
-        ("tokenizer_config.json", embedded!("tokenizer_config.json")),
-        ("model.safetensors", &WEIGHTS),
-    ]
-});
+static FILES: [(&str, EmbeddedFile); 6] = [
+    ("config.json", embedded!("config.json")),
+    ("generation_config.json", embedded!("generation_config.json")),
+    ("preprocessor_config.json", embedded!("preprocessor_config.json")),
+    ("tokenizer.json", embedded!("tokenizer.json")),
+    ("tokenizer_config.json", embedded!("tokenizer_config.json")),
+    ("model.safetensors", EmbeddedFile::Compressed(&WEIGHTS)),
+];
 
 /// The checkpoint, a Hugging Face folder compiled into the library.
 pub fn checkpoint() -> CheckpointSource {
-    CheckpointSource::Embedded(FILES.as_slice())
+    CheckpointSource::Embedded(&FILES)
 }
 
 /// A bundled picture with a question about it.

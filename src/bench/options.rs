@@ -85,7 +85,7 @@ impl Options {
 
     /// Load options: the envelope follows from the figures unless a knob sets it.
     pub fn load(&self, workload: &Workload, blas: BlasSearch) -> Result<LoadOptions, Failure> {
-        let (envelope, requests) = (Some(workload.envelope()), workload.requests());
+        let (envelope, requests) = (Some(workload.envelope()), Some(workload.requests()));
         // Single figures are of throughput: all requests come at once, and no reader waits for one's tokens.
         let token_interval = None;
         self.knobs.over(LoadOptions { envelope, requests, blas, token_interval, ..LoadOptions::default() })

@@ -63,11 +63,11 @@ impl Access {
         self.is_whole = self.method == Method::HEAD;
         response.map(|body| Body::new(Told { body, access: self }))
     }
+}
 
-    /// Programs that watch a server ask these all the time.
-    fn is_probe(&self) -> bool {
-        matches!(self.path.as_str(), "/health" | "/health/live" | "/health/ready" | "/ping" | "/metrics")
-    }
+/// Whether programs that watch a server ask this all the time.
+pub(super) fn is_probe(path: &str) -> bool {
+    matches!(path, "/health" | "/health/live" | "/health/ready" | "/ping" | "/metrics")
 }
 
 impl Drop for Access {
@@ -88,7 +88,7 @@ impl Drop for Access {
                 )
             };
         }
-        match (self.is_probe(), self.is_whole) {
+        match (is_probe(&self.path), self.is_whole) {
             (true, _) => line!(debug, "answered"),
             (false, true) => line!(info, "answered"),
             (false, false) => line!(info, "the client disconnected"),

@@ -1,18 +1,24 @@
 //! Bodies of requests: bounded in size, time and number, and JSON whose faults are named by field.
 
-use std::sync::Arc;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use axum::{
     body::Body,
     extract::{FromRequest, Request},
-    http::{StatusCode, header::CONTENT_LENGTH},
+    http::{HeaderMap, StatusCode, header::CONTENT_LENGTH},
 };
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
+    time::{Instant, sleep_until, timeout},
 };
 
 use super::{error::ApiError, service::Shared};
@@ -24,14 +30,37 @@ const VALUE_BYTES: u64 = 256;
 /// Bytes of JSON that are read without a pause: about a quarter of a millisecond.
 pub(super) const LARGE: usize = 256 << 10;
 
-/// The room of all bodies that are held at once, in KiB.
-pub(super) struct Bodies(Arc<Semaphore>);
+/// What all bodies have together.
+pub(super) struct Bodies {
+    /// For those that are held at once, in KiB.
+    room: Arc<Semaphore>,
+    /// For large ones that are read at once.
+    turns: Semaphore,
+    /// Freed memory will soon be given back to the system.
+    is_tidied_up: Arc<AtomicBool>,
+}
+
+/// How long after a large body the memory of several is given back together.
+const TIDIED_UP_AFTER: Duration = Duration::from_secs(1);
 
 impl Bodies {
     pub(super) fn new(bytes: Bytes) -> Self {
-        Bodies(Arc::new(Semaphore::new(
-            usize::try_from(bytes.0 / KIB).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS),
-        )))
+        let room = usize::try_from(bytes.0 / KIB).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Bodies { room: Arc::new(Semaphore::new(room)), turns: Semaphore::new(threads), is_tidied_up: Arc::default() }
+    }
+
+    /// Gives the memory of large bodies back to the system, in a moment: the allocator would keep it.
+    pub(super) fn tidy_up(&self) {
+        if self.is_tidied_up.swap(true, Relaxed) {
+            return;
+        }
+        let is_tidied_up = self.is_tidied_up.clone();
+        tokio::spawn(async move {
+            sleep_until(Instant::now() + TIDIED_UP_AFTER).await;
+            is_tidied_up.store(false, Relaxed);
+            drop(tokio::task::spawn_blocking(bursar_budgets::give_back_freed_memory).await);
+        });
     }
 
     /// Room for so many bytes that a request made the server read.
@@ -40,7 +69,7 @@ impl Bodies {
     }
 
     fn take(&self, kib: u32) -> Result<OwnedSemaphorePermit, ApiError> {
-        self.0.clone().try_acquire_many_owned(kib).map_err(|_| {
+        self.room.clone().try_acquire_many_owned(kib).map_err(|_| {
             ApiError::busy("the server has reached its limit of request bytes in memory").hint("try again in a moment")
         })
     }
@@ -66,11 +95,14 @@ impl<T: FromJson> FromRequest<Arc<Shared>> for JsonBody<T> {
 
     async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Self, ApiError> {
         let (bytes, room) = read(request, shared).await?;
-        // A large body takes a while to read, and this thread has other requests.
-        let value = match bytes.len() > LARGE {
-            true => aside(|| T::from_json(&bytes)),
-            false => T::from_json(&bytes),
-        };
+        if bytes.len() <= LARGE {
+            return Ok(JsonBody { value: T::from_json(&bytes)?, room });
+        }
+        // A large body takes a while to read, and this thread has other requests. Each exists twice while it is read, so
+        // only as many are read at once as there are CPUs.
+        let _turn = shared.bodies.turns.acquire().await.expect("it is never closed");
+        let value = aside(|| T::from_json(&bytes));
+        drop(bytes);
         Ok(JsonBody { value: value?, room })
     }
 }
@@ -84,15 +116,20 @@ pub(super) fn aside<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
+/// The size of a body, as its head tells it.
+pub(super) fn told_bytes(headers: &HeaderMap) -> Option<u64> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
 async fn read(request: Request, shared: &Shared) -> Result<(Vec<u8>, OwnedSemaphorePermit), ApiError> {
     let limit = shared.options.body_bytes;
-    let told = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    let told = told_bytes(request.headers());
     if told.is_some_and(|told| told > limit.0) {
         return Err(too_large(limit));
     }
     // What is told takes no room: a client could say much and send nothing.
     let mut room = shared.bodies.take(0)?;
-    let collected = collect(request.into_body(), limit, shared, &mut room);
+    let collected = collect(request.into_body(), told.unwrap_or_default(), limit, shared, &mut room);
     let late = |_| {
         let message = format!("the body did not arrive within {} s", shared.options.body_time.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
@@ -104,6 +141,7 @@ async fn read(request: Request, shared: &Shared) -> Result<(Vec<u8>, OwnedSemaph
 /// Takes more room as a body of unknown length grows.
 async fn collect(
     body: Body,
+    told: u64,
     limit: Bytes,
     shared: &Shared,
     room: &mut OwnedSemaphorePermit,
@@ -114,6 +152,11 @@ async fn collect(
         let piece = piece.map_err(|_| ApiError::invalid("body", "the body ended early"))?;
         if (bytes.len() + piece.len()) as u64 > limit.0 {
             return Err(too_large(limit));
+        }
+        if bytes.capacity() - bytes.len() < piece.len() {
+            // Twice as much as has come, but not more than is told: most bodies end with no byte to spare.
+            let lacks = (told as usize).saturating_sub(bytes.len());
+            bytes.reserve_exact(piece.len().max(bytes.len().max(LARGE).min(lacks)));
         }
         bytes.extend_from_slice(&piece);
         grow(room, bytes.len() as u64, shared)?;

@@ -74,6 +74,7 @@ pub(super) async fn chat(
     let mut links = Vec::new();
     let mut said = Vec::new();
     for draft in drafts {
+        let id = draft.result_of.filter(|_| draft.role == Role::Tool).map(|id| Some(Content::ResultOf(id)));
         let pieces = draft.pieces.into_iter().map(|piece| match piece {
             Piece::Said(content) => Some(content),
             Piece::Shown(link) => {
@@ -81,7 +82,7 @@ pub(super) async fn chat(
                 None
             }
         });
-        said.push((draft.role, pieces.collect::<Vec<_>>()));
+        said.push((draft.role, id.into_iter().chain(pieces).collect::<Vec<_>>()));
     }
     let facts = match links.iter().any(Link::wants_facts) {
         true => Some(model.facts().await?),
@@ -91,7 +92,9 @@ pub(super) async fn chat(
         Seen::Picture(picture) => Content::Image(picture),
         Seen::Film(film) => Content::Video(film),
     });
-    Ok(said.into_iter().fold(Chat::new(), |chat, (role, pieces)| {
+    let variables = shared.options.template_variables.clone();
+    let blank = variables.into_iter().fold(Chat::new(), |chat, (name, value)| chat.template_variable(name, value));
+    Ok(said.into_iter().fold(blank, |chat, (role, pieces)| {
         // As many were seen as there are links.
         chat.turn(role, pieces.into_iter().filter_map(|piece| piece.or_else(|| seen.next())).collect())
     }))

@@ -7,12 +7,25 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::{ChatError, Deadline, ErrorKind, Hint, LayoutError};
+use super::words;
+use crate::{ChatError, Deadline, ErrorKind, Hint, LayoutError, SamplingError, TextError};
 
 /// Seconds after which a client may ask a full model again: about a reply.
 const FULL_SECONDS: u64 = 1;
 /// Seconds after which a client may ask a model again that is being loaded.
 const LOADING_SECONDS: u64 = 2;
+
+/// A message may name fields of a request, which clients choose: longer ones are cut.
+const MESSAGE_CHARACTERS: usize = 2048;
+/// The same for the field at fault, which is also logged.
+const PARAM_CHARACTERS: usize = 128;
+
+fn bounded(text: String, characters_max: usize) -> String {
+    match text.char_indices().nth(characters_max) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text,
+    }
+}
 
 /// Why a request was not answered.
 #[derive(Clone, Debug)]
@@ -46,13 +59,14 @@ pub(super) enum Shape {
 
 impl ApiError {
     pub(super) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        ApiError { status, told: Box::new(Told { kind, message: message.into(), ..Told::default() }) }
+        let message = bounded(message.into(), MESSAGE_CHARACTERS);
+        ApiError { status, told: Box::new(Told { kind, message, ..Told::default() }) }
     }
 
     /// A field is wrong.
     pub(super) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         let mut error = ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
-        error.told.param = Some(param.into());
+        error.told.param = Some(bounded(param.into(), PARAM_CHARACTERS));
         error
     }
 
@@ -105,7 +119,7 @@ impl ApiError {
     }
 
     pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.told.hint = hint.into();
+        self.told.hint = bounded(hint.into(), MESSAGE_CHARACTERS);
         self
     }
 
@@ -177,12 +191,19 @@ impl From<ChatError> for ApiError {
         if let Some(reason) = error.reason().filter(|reason| !message.contains(reason)) {
             message = format!("{message}: {reason}");
         }
-        let hint = error.hint();
+        let message = words::for_clients(&message);
+        let hint = match &error {
+            ChatError::Stopped { .. } | ChatError::ShuttingDown | ChatError::NotStarted(_) => {
+                "use another model or server, or tell the operator of this one".to_owned()
+            }
+            error => words::for_clients(&error.hint()),
+        };
         let answer = match (&error, error.kind()) {
             // In OpenAI's words, which litellm and agents look for.
-            (ChatError::TooLong { tokens, limit }, _) => {
+            (ChatError::TooLong { tokens, has_more, limit }, _) => {
+                let more = if *has_more { "more than " } else { "" };
                 let told = format!(
-                    "this model's maximum context length is {limit} tokens, but the prompt has {tokens} tokens"
+                    "this model's maximum context length is {limit} tokens, but the prompt has {more}{tokens} tokens"
                 );
                 let mut error = ApiError::invalid("messages", told).code("context_length_exceeded");
                 // In Anthropic's, which its agents look for.
@@ -217,7 +238,14 @@ fn param(error: &ChatError) -> &'static str {
         ChatError::Format(_) => "response_format",
         ChatError::Tools(_) => "tools",
         ChatError::Layout(LayoutError::TextOnly { .. } | LayoutError::NoVideos { .. }) => "messages",
-        ChatError::Sampling(_) => "sampling",
+        ChatError::Sampling(error) => match &**error {
+            SamplingError::OutOfRange { parameter, .. }
+            | SamplingError::TooManyTokens { parameter, .. }
+            | SamplingError::UnknownToken { parameter, .. } => parameter,
+            SamplingError::TooManyLogProbabilities { .. } => "top_logprobs",
+            _ => "messages",
+        },
+        ChatError::Text(error) if matches!(**error, TextError::StopStrings { .. }) => "stop",
         _ => "messages",
     }
 }

@@ -24,7 +24,8 @@ use crate::Bytes;
 const REDIRECTS_MAX: usize = 3;
 /// From the first byte asked to the last one read, redirects included.
 const TIME_MAX: Duration = Duration::from_secs(15);
-/// Pictures that are fetched at once, for all clients; more wait.
+/// Pictures that are fetched at once from one of the allowed hosts, for all clients; more wait. A slow host holds up no
+/// other.
 const AT_ONCE: usize = 16;
 
 /// Fetches for all requests of a server.
@@ -33,7 +34,8 @@ pub(super) struct Fetcher {
     /// `host` or `host:port`, in small letters.
     hosts: Arc<[String]>,
     bytes_max: Bytes,
-    permits: Arc<Semaphore>,
+    /// Of each host.
+    permits: Vec<Arc<Semaphore>>,
 }
 
 impl Fetcher {
@@ -49,7 +51,8 @@ impl Fetcher {
         let resolver = Addresses { inner: DefaultResolver::default(), may_be_private: options.private_url_hosts };
         let hosts = options.url_hosts.iter().map(|host| host.to_ascii_lowercase()).collect();
         let agent = Agent::with_parts(config, DefaultConnector::default(), resolver);
-        Fetcher { agent, hosts, bytes_max: options.body_bytes, permits: Arc::new(Semaphore::new(AT_ONCE)) }
+        let permits = options.url_hosts.iter().map(|_| Arc::new(Semaphore::new(AT_ONCE))).collect();
+        Fetcher { agent, hosts, bytes_max: options.body_bytes, permits }
     }
 
     /// The bytes at a URL.
@@ -61,12 +64,12 @@ impl Fetcher {
             let told = format!("`{}` {}", shortened(url), fault.told);
             ApiError::invalid(param, told).hint(fault.hint)
         };
-        check(url, &self.hosts).map_err(wrong)?;
+        let (_, host) = check(url, &self.hosts).map_err(wrong)?;
         let full = || {
-            ApiError::busy("the server is already fetching its maximum number of pictures")
+            ApiError::busy("the server is already fetching its maximum number of pictures from this host")
                 .hint("try again in a moment")
         };
-        let permit = timeout(TIME_MAX, self.permits.clone().acquire_owned()).await.map_err(|_| full())?;
+        let permit = timeout(TIME_MAX, self.permits[host].clone().acquire_owned()).await.map_err(|_| full())?;
         let (agent, hosts, bytes_max, first) = (self.agent.clone(), self.hosts.clone(), self.bytes_max, url.to_owned());
         let fetched = tokio::task::spawn_blocking(move || {
             // Also when the request that wanted it has ended.
@@ -91,7 +94,7 @@ fn fault(told: impl Into<String>, hint: &'static str) -> Fault {
 fn follow(agent: &Agent, hosts: &[String], bytes_max: Bytes, first: String) -> Result<Vec<u8>, Fault> {
     let (mut url, until) = (first, Instant::now() + TIME_MAX);
     for _ in 0..=REDIRECTS_MAX {
-        let uri = check(&url, hosts)?;
+        let (uri, _) = check(&url, hosts)?;
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let request = agent.get(&uri).config().timeout_global(Some(left)).build();
         let mut response = request.call().map_err(failed)?;
@@ -123,8 +126,8 @@ fn failed(error: Error) -> Fault {
     }
 }
 
-/// The URL, if its host is allowed.
-fn check(url: &str, hosts: &[String]) -> Result<Uri, Fault> {
+/// The URL, if its host is allowed, and which of `hosts` it is.
+fn check(url: &str, hosts: &[String]) -> Result<(Uri, usize), Fault> {
     let no_url = || fault("is not a URL", "expected a URL such as https://example.org/picture.jpg");
     let uri: Uri = url.parse().map_err(|_| no_url())?;
     let authority = uri.authority().ok_or_else(no_url)?;
@@ -136,9 +139,10 @@ fn check(url: &str, hosts: &[String]) -> Result<Uri, Fault> {
     }
     let (host, whole) = (authority.host().to_ascii_lowercase(), authority.as_str().to_ascii_lowercase());
     // A host without a port allows the scheme's own port alone.
-    match hosts.iter().any(|allowed| *allowed == whole || *allowed == host && authority.port().is_none()) {
-        true => Ok(uri),
-        false => Err(fault("is not on a host that this server may fetch from", "send the picture as a data URI")),
+    let is_it = |allowed: &String| *allowed == whole || *allowed == host && authority.port().is_none();
+    match hosts.iter().position(is_it) {
+        Some(at) => Ok((uri, at)),
+        None => Err(fault("is not on a host that this server may fetch from", "send the picture as a data URI")),
     }
 }
 

@@ -2,14 +2,19 @@
 
 use std::{
     fmt,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
 use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{access::Used, body::Room, error::ApiError, openai::usage::UsageTold, standing::Standing};
+use super::{
+    access::Used, body::Room, error::ApiError, openai::usage::UsageTold, options::ServeOptions, standing::Standing,
+};
 use crate::Hint;
 
 /// A list of keys that cannot be used.
@@ -30,6 +35,11 @@ pub enum KeyError {
 /// The keys of a server. None: everybody may ask.
 pub(super) struct Guard {
     keys: Vec<Key>,
+    /// Of administrators.
+    admin_hashes: Vec<[u8; 32]>,
+    open_admin: bool,
+    /// Only this machine reaches the server.
+    is_local: AtomicBool,
     /// Replies at once of everybody where there are no keys, each key where there are.
     streams: Option<usize>,
     /// Of everybody.
@@ -54,6 +64,7 @@ impl fmt::Debug for Guard {
 pub(super) struct Client {
     permits: Option<Arc<Semaphore>>,
     key: Option<usize>,
+    is_admin: bool,
     standing: Standing,
     used: Used,
 }
@@ -89,6 +100,10 @@ impl Client {
         &self.standing
     }
 
+    pub(super) fn is_admin(&self) -> bool {
+        self.is_admin
+    }
+
     /// Which of the keys it sent; none where there are no keys.
     pub(super) fn key(&self) -> Option<usize> {
         self.key
@@ -121,10 +136,44 @@ impl Hint for KeyError {
 }
 
 impl Guard {
-    pub(super) fn new(keys: &[String], streams: Option<usize>) -> Self {
+    pub(super) fn new(options: &ServeOptions) -> Self {
+        let ServeOptions { keys, admin_keys, open_admin, streams_per_key: streams, .. } = options;
+        let streams = *streams;
         let limit = || streams.map(|streams| Arc::new(Semaphore::new(streams.min(Semaphore::MAX_PERMITS))));
-        let keys = keys.iter().map(|key| Key { hash: *blake3::hash(key.as_bytes()).as_bytes(), streams: limit() });
-        Guard { keys: keys.collect(), streams, all: OnceLock::new() }
+        let hash = |key: &String| *blake3::hash(key.as_bytes()).as_bytes();
+        Guard {
+            keys: keys.iter().map(|key| Key { hash: hash(key), streams: limit() }).collect(),
+            admin_hashes: admin_keys.iter().map(hash).collect(),
+            open_admin: *open_admin,
+            is_local: AtomicBool::new(false),
+            streams,
+            all: OnceLock::new(),
+        }
+    }
+
+    /// Only this machine reaches the server.
+    pub(super) fn is_local(&self) {
+        self.is_local.store(true, Relaxed);
+    }
+
+    /// Whether a client without a key of administrators is one.
+    fn is_anyone_admin(&self) -> bool {
+        let is_alone = self.is_local.load(Relaxed) && self.keys.is_empty();
+        self.admin_hashes.is_empty() && (self.open_admin || is_alone)
+    }
+
+    /// Whether the load of one key tells of another's.
+    pub(super) fn has_tenants(&self) -> bool {
+        self.keys.len() > 1
+    }
+
+    /// The error for a client that is no administrator.
+    pub(super) fn admin_only(&self) -> ApiError {
+        let error = ApiError::new(StatusCode::FORBIDDEN, "permission_error", "only an administrator may send this");
+        error.code("admin_required").hint(match self.admin_hashes.is_empty() {
+            true => "start the server with --admin-key-file, or with --open-admin",
+            false => "send a key of the server's --admin-key-file",
+        })
     }
 
     /// Whether everybody may ask.
@@ -134,22 +183,31 @@ impl Guard {
 
     /// The tenant that a client's key stands for, where there are several keys: `key-1` is the first.
     pub(super) fn tenant_of(&self, client: &Client) -> Option<String> {
-        client.key.filter(|_| self.keys.len() > 1).map(|index| format!("key-{}", index + 1))
+        client.key.filter(|_| self.has_tenants()).map(|index| format!("key-{}", index + 1))
     }
 
     /// Who sends these headers: `Authorization: Bearer KEY` as OpenAI's clients do, or `x-api-key: KEY` as Anthropic's.
     pub(super) fn admit(&self, headers: &HeaderMap) -> Result<Client, ApiError> {
+        let hash = sent_key(headers).map(blake3::hash);
+        // Each is compared, so that the time does not tell which it was.
+        let is_admin = hash.is_some_and(|hash| {
+            let keys = self.admin_hashes.iter();
+            keys.fold(false, |found, key| found | bool::from(key[..].ct_eq(&hash.as_bytes()[..])))
+        });
+        let anyone = Client { is_admin: is_admin || self.is_anyone_admin(), ..Client::default() };
         if self.keys.is_empty() {
             let limit = |streams: usize| Arc::new(Semaphore::new(streams.min(Semaphore::MAX_PERMITS)));
             let permits = self.streams.map(|streams| self.all.get_or_init(|| limit(streams)).clone());
-            return Ok(Client { permits, ..Client::default() });
+            return Ok(Client { permits, ..anyone });
         }
-        let sent = sent_key(headers).ok_or_else(|| refused("this server requires an API key"))?;
-        let hash = blake3::hash(sent);
+        if is_admin {
+            return Ok(anyone);
+        }
+        let hash = hash.ok_or_else(|| refused("this server requires an API key"))?;
         // Each is compared, so that the time does not tell which it was.
         let keys = self.keys.iter().enumerate();
         let found = keys.fold(None, |found, (index, key)| match bool::from(key.hash.ct_eq(hash.as_bytes())) {
-            true => Some(Client { permits: key.streams.clone(), key: Some(index), ..Client::default() }),
+            true => Some(Client { permits: key.streams.clone(), key: Some(index), ..anyone.clone() }),
             false => found,
         });
         found.ok_or_else(|| refused("the API key is not valid for this server"))
@@ -192,13 +250,18 @@ mod tests {
 
     use super::*;
 
+    fn guarding(keys: &[&str], streams: Option<usize>) -> Guard {
+        let keys = keys.iter().map(|&key| key.to_owned()).collect();
+        Guard::new(&ServeOptions { keys, streams_per_key: streams, ..ServeOptions::default() })
+    }
+
     fn headers(name: &'static str, value: &str) -> HeaderMap {
         HeaderMap::from_iter([(name.parse().expect("a name"), HeaderValue::from_str(value).expect("a value"))])
     }
 
     #[test]
     fn a_key_is_taken_from_either_header_and_no_other_passes() {
-        let guard = Guard::new(&["one".to_owned(), "two".to_owned()], None);
+        let guard = guarding(&["one", "two"], None);
         for (name, value) in [("authorization", "Bearer one"), ("authorization", "bearer two"), ("x-api-key", "two")] {
             assert!(guard.admit(&headers(name, value)).is_ok(), "{name}: {value}");
         }
@@ -211,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_key_has_so_many_replies_at_once_and_others_theirs() {
-        let guard = Guard::new(&["one".to_owned(), "two".to_owned()], Some(1));
+        let guard = guarding(&["one", "two"], Some(1));
         let [one, two] = ["one", "two"].map(|key| guard.admit(&headers("x-api-key", key)).expect("a key"));
         let permit = one.permits(1).expect("the first");
         assert_eq!(one.permits(1).map(drop).expect_err("full").status, 429);
@@ -221,12 +284,32 @@ mod tests {
     }
 
     #[test]
+    fn administrators_are_those_with_their_key_or_whoever_is_alone_with_the_server() {
+        let is_admin =
+            |guard: &Guard, key: &str| guard.admit(&headers("x-api-key", key)).map(|client| client.is_admin());
+        let (open, keyed) = (guarding(&[], None), guarding(&["one"], None));
+        assert_eq!(is_admin(&open, "x").ok(), Some(false), "others may reach it");
+        open.is_local();
+        keyed.is_local();
+        assert_eq!(is_admin(&open, "x").ok(), Some(true));
+        assert_eq!(is_admin(&keyed, "one").ok(), Some(false), "clients have keys, so they are not the administrator");
+        for keys in [vec![], vec!["one".to_owned()]] {
+            let options = ServeOptions { keys, admin_keys: vec!["boss".to_owned()], ..ServeOptions::default() };
+            let guard = Guard::new(&ServeOptions { open_admin: true, ..options });
+            guard.is_local();
+            assert_eq!((is_admin(&guard, "boss").ok(), is_admin(&guard, "one").ok()), (Some(true), Some(false)));
+        }
+        let options = ServeOptions { keys: vec!["one".to_owned()], open_admin: true, ..ServeOptions::default() };
+        assert_eq!(is_admin(&Guard::new(&options), "one").ok(), Some(true));
+    }
+
+    #[test]
     fn everybody_shares_the_places_where_there_are_no_keys() {
-        let guard = Guard::new(&[], Some(1));
+        let guard = guarding(&[], Some(1));
         let [one, two] = [(); 2].map(|()| guard.admit(&HeaderMap::new()).expect("everybody"));
         let _permit = one.permits(1).expect("the first");
         assert!(two.permits(1).is_err());
-        assert!(Guard::new(&[], None).admit(&HeaderMap::new()).expect("everybody").permits(1).is_ok());
+        assert!(guarding(&[], None).admit(&HeaderMap::new()).expect("everybody").permits(1).is_ok());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::{
     Json,
     extract::State,
-    http::StatusCode,
+    http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
 use futures_util::future::join_all;
@@ -19,19 +19,21 @@ use super::{
 use crate::{Health, ModelHealth};
 
 /// 200 while all models that could be loaded take requests and the server is not ending.
-pub(super) async fn ready(State(shared): State<Arc<Shared>>) -> Response {
-    told(&shared, |live, ready| live && ready).await
+pub(super) async fn ready(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+    told(&shared, &headers, |live, ready| live && ready).await
 }
 
 /// 200 while each runtime is alive; if not, only another process helps.
-pub(super) async fn live(State(shared): State<Arc<Shared>>) -> Response {
-    told(&shared, |live, _| live).await
+pub(super) async fn live(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+    told(&shared, &headers, |live, _| live).await
 }
 
-async fn told(shared: &Shared, is_well: impl Fn(bool, bool) -> bool) -> Response {
+async fn told(shared: &Shared, headers: &HeaderMap, is_well: impl Fn(bool, bool) -> bool) -> Response {
     let all = join_all(shared.served.iter().map(|served| served.runtime.health())).await;
     let health: Health = all.into_iter().collect();
     let entries = shared.models.all();
+    // Why a model failed may name folders of the server, which is none of a stranger's business.
+    let is_client = shared.is_client(headers);
     let mut models = Map::new();
     // A model that failed is told of, and takes nothing from the others.
     let mut is_ready = entries.iter().any(Entry::is_listed) && !shared.is_ending();
@@ -45,7 +47,7 @@ async fn told(shared: &Shared, is_well: impl Fn(bool, bool) -> bool) -> Response
             (state, _) => (state.name(), state.detail().map(str::to_owned)),
         };
         is_ready &= matches!(state, "ready" | "asleep") || !entry.is_listed();
-        models.insert(entry.names[0].clone(), json!({"state": state, "detail": detail}));
+        models.insert(shared.models.shown(&entry), json!({"state": state, "detail": detail.filter(|_| is_client)}));
     }
     let status = match is_well(health.is_live, is_ready) {
         true => StatusCode::OK,

@@ -21,13 +21,18 @@ use rustls_pki_types::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::watch,
     task::JoinSet,
     time::{Instant, sleep_until, timeout},
 };
 use tokio_rustls::{TlsAcceptor, rustls};
 
-use super::{options::ServeOptions, patience::Patient, service::Service};
+use super::{
+    options::ServeOptions,
+    patience::Patient,
+    places::{Kind, Place, Places},
+    service::{Service, only_probes},
+};
 use crate::Hint;
 
 /// Files of TLS, in PEM.
@@ -79,6 +84,13 @@ impl Hint for ListenError {
     }
 }
 
+/// How long replies that are cut off have to tell their clients.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// The head time of connections in the reserve, so that idle ones do not fill it.
+const RESERVE_HEAD_TIME: Duration = Duration::from_secs(2);
+/// How often errors about connections are logged.
+const LOGGED_EVERY: Duration = Duration::from_secs(10);
+
 /// A [`Service`] that listens. Dropping it ends it at once; [`shutdown`](Server::shutdown) lets running replies end.
 #[derive(Debug)]
 #[must_use = "the server ends when this is dropped"]
@@ -102,7 +114,9 @@ impl Server {
         let address = listener.local_addr().map_err(refused)?;
         let (stop, stopped) = watch::channel(false);
         let router = service.whole(address.ip().is_loopback());
-        let serving = Accepting { listener, acceptor, service: service.clone(), router, stopped };
+        let probes = router.clone().layer(axum::middleware::from_fn(only_probes));
+        let places = Places::new(service.options());
+        let serving = Accepting { listener, acceptor, service: service.clone(), router, probes, places, stopped };
         let has_tls = serving.acceptor.is_some();
         Ok(Server { address, has_tls, service, stop, serving: tokio::spawn(serving.run()) })
     }
@@ -117,12 +131,16 @@ impl Server {
         if self.has_tls { "https" } else { "http" }
     }
 
-    /// Takes no more connections and refuses new requests, and returns when the running ones have ended, or after
-    /// [`drain`](super::ServeOptions::drain). Then those that are left are cut off.
+    /// Refuses new requests, and returns when the running ones have ended, or after
+    /// [`drain`](super::ServeOptions::drain). Then replies that are left end with an error. Health and metrics are
+    /// answered until the end.
     pub async fn shutdown(mut self) {
         self.service.end();
         self.stop.send_replace(true);
-        drop(timeout(self.service.options().drain, &mut self.serving).await);
+        if timeout(self.service.options().drain, &mut self.serving).await.is_err() {
+            self.service.cut();
+            drop(timeout(LAST_WORDS, &mut self.serving).await);
+        }
     }
 }
 
@@ -166,63 +184,116 @@ struct Accepting {
     service: Service,
     /// Made once: connections share it.
     router: Router,
+    /// The same for connections in the reserve.
+    probes: Router,
+    places: Places,
     stopped: watch::Receiver<bool>,
 }
 
 impl Accepting {
     async fn run(mut self) {
-        let limit = self.service.options().connections.clamp(1, Semaphore::MAX_PERMITS);
-        let permits = Arc::new(Semaphore::new(limit));
-        let mut connections = JoinSet::new();
+        let (mut running, mut errors) = (JoinSet::new(), Errors::default());
         loop {
-            let accepted = tokio::select! {
+            let (stream, address) = tokio::select! {
                 _ = self.stopped.wait_for(|stopped| *stopped) => break,
-                accepted = accept(&self.listener, &permits) => accepted,
+                accepted = accept(&self.listener, &mut errors) => accepted,
                 // Ended ones are forgotten as they end.
-                Some(_) = connections.join_next() => continue,
+                Some(_) = running.join_next() => continue,
             };
-            let (stream, permit) = accepted;
-            connections.spawn(self.connection(stream, permit));
+            match self.places.take(address.ip(), Kind::Usual) {
+                Some(place) => drop(running.spawn(self.connection(stream, place))),
+                None => errors.tell("a connection was closed: its address has too many"),
+            }
         }
-        drop(self.listener);
-        while connections.join_next().await.is_some() {}
+        // Load balancers still ask whether this server takes requests.
+        let mut late = JoinSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                ended = running.join_next() => if ended.is_none() { break },
+                (stream, address) = accept(&self.listener, &mut errors) => {
+                    if let Some(place) = self.places.take(address.ip(), Kind::Reserve) {
+                        late.spawn(self.connection(stream, place));
+                    }
+                }
+                Some(_) = late.join_next() => {}
+            }
+        }
     }
 
-    fn connection(&self, stream: TcpStream, permit: OwnedSemaphorePermit) -> impl Future<Output = ()> + Send + use<> {
+    fn connection(&self, stream: TcpStream, place: Place) -> impl Future<Output = ()> + Send + use<> {
         let (service, stopped, acceptor) = (self.service.clone(), self.stopped.clone(), self.acceptor.clone());
-        let router = self.router.clone();
+        let router = match place.kind {
+            Kind::Usual => self.router.clone(),
+            Kind::Reserve => self.probes.clone(),
+        };
         async move {
-            let options = service.options();
+            let limits = Limits::of(service.options(), place.kind);
             // Small chunks of a stream must not wait for each other.
             drop(stream.set_nodelay(true));
-            let head_time = options.head_time;
             match acceptor {
-                None => serve(stream, service.options(), router, stopped).await,
+                None => serve(stream, limits, router, stopped).await,
                 // A client that does not finish its greeting has as long as for a head.
                 Some(acceptor) => {
-                    if let Ok(Ok(stream)) = timeout(head_time, acceptor.accept(stream)).await {
-                        serve(stream, service.options(), router, stopped).await;
+                    if let Ok(Ok(stream)) = timeout(limits.head_time, acceptor.accept(stream)).await {
+                        serve(stream, limits, router, stopped).await;
                     }
                 }
             }
-            drop(permit);
+            drop(place);
         }
     }
 }
 
-/// The next connection, as soon as there is a permit for it.
-async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>) -> (TcpStream, OwnedSemaphorePermit) {
+/// What one connection may take.
+#[derive(Clone, Copy)]
+struct Limits {
+    head_time: Duration,
+    head_bytes: usize,
+    body_time: Duration,
+    keeps_alive: bool,
+}
+
+impl Limits {
+    fn of(options: &ServeOptions, kind: Kind) -> Self {
+        let ServeOptions { head_time, head_bytes, body_time, .. } = *options;
+        let is_usual = kind == Kind::Usual;
+        Limits {
+            head_time: if is_usual { head_time } else { head_time.min(RESERVE_HEAD_TIME) },
+            head_bytes: head_bytes.as_usize().max(8192),
+            body_time: if is_usual { body_time } else { body_time.min(RESERVE_HEAD_TIME) },
+            keeps_alive: is_usual,
+        }
+    }
+}
+
+/// Errors about connections, which may come by thousands.
+#[derive(Default)]
+struct Errors {
+    told: Option<Instant>,
+    untold: usize,
+}
+
+impl Errors {
+    fn tell(&mut self, error: &str) {
+        if self.told.is_some_and(|told| told.elapsed() < LOGGED_EVERY) {
+            self.untold += 1;
+            return;
+        }
+        self.told = Some(Instant::now());
+        tracing::warn!(error, others = std::mem::take(&mut self.untold), "a connection could not be served");
+    }
+}
+
+/// The next connection.
+async fn accept(listener: &TcpListener, errors: &mut Errors) -> (TcpStream, SocketAddr) {
     /// The system may have no descriptors left; connections that end give some back.
     const PAUSE: Duration = Duration::from_millis(50);
     loop {
-        let Ok(permit) = permits.clone().acquire_owned().await else {
-            std::future::pending::<()>().await;
-            continue;
-        };
         match listener.accept().await {
-            Ok((stream, _)) => return (stream, permit),
+            Ok(accepted) => return accepted,
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                errors.tell(&error.to_string());
                 sleep_until(Instant::now() + PAUSE).await;
             }
         }
@@ -232,20 +303,24 @@ async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>) -> (TcpStream,
 /// Serves one connection until it ends, or until its running request has ended when the server stops.
 async fn serve(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    options: &ServeOptions,
+    limits: Limits,
     router: Router,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let io = TokioIo::new(Patient::new(stream, options.body_time));
+    let io = TokioIo::new(Patient::new(stream, limits.body_time));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(options.head_time)
-        .max_buf_size(options.head_bytes.as_usize().max(8192))
+        .header_read_timeout(limits.head_time)
+        .max_buf_size(limits.head_bytes)
+        .keep_alive(limits.keeps_alive)
         .serve_connection(io, TowerToHyperService::new(router));
     let mut connection = std::pin::pin!(connection);
-    tokio::select! {
-        ended = connection.as_mut() => return note(ended),
-        _ = stopped.wait_for(|stopped| *stopped) => connection.as_mut().graceful_shutdown(),
+    // What is in the reserve ends by itself.
+    if limits.keeps_alive {
+        tokio::select! {
+            ended = connection.as_mut() => return note(ended),
+            _ = stopped.wait_for(|stopped| *stopped) => connection.as_mut().graceful_shutdown(),
+        }
     }
     note(connection.await);
 }

@@ -1,7 +1,7 @@
 //! Pictures and videos that requests name: data in the request, files below a folder, URLs of hosts that the server allows.
 
 use std::{
-    fs::File,
+    fs::{File, OpenOptions},
     path::{Component, Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -13,6 +13,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use tokio::sync::Semaphore;
 
 use super::{
     body::{self, LARGE, Room},
@@ -236,7 +237,7 @@ async fn see(link: Link, facts: Option<&ModelFacts>, reading: &Reading<'_>) -> R
             reading.count(bytes.len() as u64, &param)?;
             reading.film(Film::Bytes(bytes.into()), fps, &param).await
         }
-        What::Film(Source::File(name), fps) => match reading.look(param.clone(), name).await? {
+        What::Film(Source::File(name), fps) => match reading.look(&param, name).await? {
             Found::Film(file) => reading.film(Film::File(file), fps, &param).await,
             Found::Frames(files) => {
                 let mut frames = Vec::with_capacity(files.len());
@@ -254,7 +255,7 @@ async fn picture(source: Source, param: &str, reading: &Reading<'_>) -> Result<I
         Source::Bytes(bytes) => Ok(Image::from_bytes(bytes)),
         Source::File(name) => {
             let root = reading.shared.options.media_root.clone();
-            let file = blocking(param.to_owned(), move |param| allowed_file(&name, param, root.as_deref())).await?;
+            let file = reading.on_disk(param, move |param| allowed_file(&name, param, root.as_deref())).await?;
             reading.open(file, param).await
         }
         Source::Url(url) => {
@@ -301,27 +302,29 @@ impl Reading<'_> {
     async fn open(&self, file: PathBuf, param: &str) -> Result<Image, ApiError> {
         let limits = ImageLimits { bytes_max: self.shared.options.body_bytes, ..ImageLimits::default() };
         let open = move |param: &str| {
-            let bytes = file.metadata().map_or(0, |file| file.len());
-            let opened = Image::open_within(&file, &limits);
+            let plain = plain(&file, param)?;
+            let bytes = plain.metadata().map_or(0, |file| file.len());
+            let name = file.file_name().unwrap_or_default().to_string_lossy();
+            let opened = Image::read_within(&plain, name, &limits);
             let opened = opened.map_err(|error| ApiError::invalid(param, error.to_string()).hint(error.hint()));
             Ok((opened?, bytes))
         };
-        let (picture, bytes) = blocking(param.to_owned(), open).await?;
+        let (picture, bytes) = self.on_disk(param, open).await?;
         self.count(bytes, param)?;
         Ok(picture)
     }
 
     /// The film or the folder of this name.
-    async fn look(&self, param: String, name: String) -> Result<Found, ApiError> {
+    async fn look(&self, param: &str, name: String) -> Result<Found, ApiError> {
         let root = self.shared.options.media_root.clone();
         let look = move |param: &str| {
             let found = allowed_file(&name, param, root.as_deref())?;
             match found.is_dir() {
                 true => files_of(&found, param, root.as_deref()).map(Found::Frames),
-                false => film_of(&found, param).map(Found::Film),
+                false => plain(&found, param).map(Found::Film),
             }
         };
-        blocking(param, look).await
+        self.on_disk(param, look).await
     }
 
     async fn film(&self, film: Film, fps: f64, param: &str) -> Result<Seen, ApiError> {
@@ -338,13 +341,48 @@ impl Reading<'_> {
     }
 }
 
-/// Runs what waits for a disk on a thread for that.
-async fn blocking<T: Send + 'static>(
-    param: String,
-    work: impl FnOnce(&str) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let died = |_| ApiError::unavailable("the thread that reads files has died");
-    tokio::task::spawn_blocking(move || work(&param)).await.map_err(died)?
+/// Threads that may wait for a disk. One that waits for a disk that does not answer cannot be stopped.
+const DISK_THREADS: usize = 32;
+static DISK: Semaphore = Semaphore::const_new(DISK_THREADS);
+
+impl Reading<'_> {
+    /// Runs what waits for a disk on a thread for that, for a limited time.
+    async fn on_disk<T: Send + 'static>(
+        &self,
+        param: &str,
+        work: impl FnOnce(&str) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let within = self.shared.options.media_time;
+        let owned = param.to_owned();
+        let reading = async {
+            let permit = DISK.acquire().await.expect("it is never closed");
+            let work = move || {
+                let _permit = permit;
+                work(&owned)
+            };
+            let died = |_| ApiError::unavailable("the thread that reads files has died");
+            tokio::task::spawn_blocking(work).await.map_err(died)?
+        };
+        tokio::time::timeout(within, reading).await.unwrap_or_else(|_| {
+            let told = format!("the file could not be read within {} s", within.as_secs());
+            Err(ApiError::invalid(param, told).hint("the disk of the server does not answer; send a data URI"))
+        })
+    }
+}
+
+/// A plain file, open. Opening a pipe, or what has become one since it was looked at, does not wait for a writer.
+fn plain(file: &Path, param: &str) -> Result<File, ApiError> {
+    let failed = |told: String| ApiError::invalid(param, told).hint("name a file with a picture or video");
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+    let opened = options.open(file).and_then(|opened| Ok((opened.metadata()?.is_file(), opened)));
+    match opened {
+        Ok((true, opened)) => Ok(opened),
+        Ok((false, _)) => Err(failed("the file is not a plain file".to_owned())),
+        Err(error) => Err(failed(format!("the file cannot be read: {error}"))),
+    }
 }
 
 /// The file of this name below the media root.
@@ -367,15 +405,6 @@ fn allowed_file(name: &str, param: &str, root: Option<&Path>) -> Result<PathBuf,
     // After links are followed, too.
     let file = root.join(below).canonicalize().map_err(|_| outside())?;
     if file.starts_with(&root) { Ok(file) } else { Err(outside()) }
-}
-
-/// The file, if it is one: a pipe would hold its reader up.
-fn film_of(file: &Path, param: &str) -> Result<File, ApiError> {
-    let failed = |told: String| ApiError::invalid(param, told).hint("name a video file, or a folder of pictures");
-    match file.is_file() {
-        true => File::open(file).map_err(|error| failed(format!("the video cannot be read: {error}"))),
-        false => Err(failed("the file does not exist".to_owned())),
-    }
 }
 
 /// The files in a folder, by name, each of them below the media root after links are followed.

@@ -60,7 +60,7 @@ fn told(shared: &Shared, served: &Served, snapshot: Result<Snapshot, AskError>) 
             _ => None,
         };
         models.push(json!({
-            "model": entry.names[0],
+            "model": shared.models.shown(&entry),
             "state": entry.state.name(),
             "detail": entry.state.detail(),
             "requests": requests.map(|(taken, _)| taken),

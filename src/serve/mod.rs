@@ -42,6 +42,7 @@ mod options;
 mod page;
 mod patience;
 mod picture_reader;
+mod places;
 mod query;
 mod service;
 mod sleep;
@@ -49,6 +50,7 @@ mod sse;
 mod standing;
 mod tokens;
 mod tool;
+mod words;
 
 pub use guard::KeyError;
 pub use listen::{ListenError, Server, TlsFiles};

@@ -1,6 +1,9 @@
 //! The models of a server, by the names that clients use.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError, RwLock},
+};
 
 use super::{error::ApiError, id};
 use crate::ModelHandle;
@@ -58,6 +61,8 @@ impl Entry {
 #[derive(Default)]
 pub(super) struct Models {
     entries: RwLock<Vec<Entry>>,
+    /// Names that are answered and not listed, and the first name of their model.
+    aliases: RwLock<BTreeMap<String, String>>,
 }
 
 impl Models {
@@ -68,6 +73,18 @@ impl Models {
             Some(entry) => (entry.names, entry.state) = (names.into(), state),
             None => entries.push(Entry { names: names.into(), created: id::now(), state }),
         }
+    }
+
+    /// Answers to `alias` too, unless a model is named so.
+    pub(super) fn alias(&self, alias: String, of: String) {
+        self.aliases.write().unwrap_or_else(PoisonError::into_inner).insert(alias, of);
+    }
+
+    /// The name by which people are shown a model: short, where its first name is a path.
+    pub(super) fn shown(&self, entry: &Entry) -> String {
+        let aliases = self.aliases.read().unwrap_or_else(PoisonError::into_inner);
+        let alias = aliases.iter().find(|(_, of)| **of == entry.names[0]).map(|(alias, _)| alias);
+        alias.unwrap_or(&entry.names[0]).clone()
     }
 
     pub(super) fn all(&self) -> Vec<Entry> {
@@ -107,7 +124,11 @@ impl Models {
     fn find(&self, name: Option<&str>) -> Result<Entry, ApiError> {
         let entries = self.all();
         let found = match name.filter(|name| !name.is_empty()) {
-            Some(name) => entries.iter().find(|entry| entry.names.iter().any(|own| own == name)),
+            Some(name) => {
+                let named = |name: &str| entries.iter().find(|entry| entry.names.iter().any(|own| own == name));
+                let aliases = self.aliases.read().unwrap_or_else(PoisonError::into_inner);
+                named(name).or_else(|| named(aliases.get(name)?))
+            }
             None if entries.len() == 1 => entries.first(),
             None => {
                 let mut listed = entries.iter().filter(|entry| entry.is_listed());
@@ -188,6 +209,18 @@ mod tests {
         assert_eq!(models.find(None).expect("the only one that is served").names[0], "a");
         models.set(vec!["a".into()], ModelState::Failed("neither".into()));
         assert_eq!(models.find(None).map(|_| ()).expect_err("none is").status, 400);
+    }
+
+    #[test]
+    fn an_alias_is_answered_and_not_listed_and_a_models_own_name_comes_first() {
+        let models = loading(&[&["org/a"], &["b"]]);
+        for (alias, of) in [("a", "org/a"), ("b", "org/a"), ("c", "gone")] {
+            models.alias(alias.to_owned(), of.to_owned());
+        }
+        let first = |name: &str| models.find(Some(name)).map(|entry| entry.names[0].clone()).ok();
+        assert_eq!((first("a").as_deref(), first("b").as_deref(), first("c")), (Some("org/a"), Some("b"), None));
+        assert_eq!(models.shown(&models.all()[0]), "a");
+        assert_eq!(models.shown(&models.all()[1]), "b");
     }
 
     #[test]

@@ -11,6 +11,12 @@ use crate::Bytes;
 pub struct ServeOptions {
     /// Keys of clients. Without any, everybody who reaches the port is served.
     pub keys: Vec<String>,
+    /// Keys of administrators, who may also put models to sleep, wake them, run drills, and with several `keys` see what
+    /// all of them use. Without any, clients may do so only on a server that only this machine reaches and that has no
+    /// `keys`, or with [`open_admin`](Self::open_admin).
+    pub admin_keys: Vec<String>,
+    /// Whether every client is an administrator where there are no `admin_keys`.
+    pub open_admin: bool,
     /// The largest body of a request; larger ones are refused with 413. Pictures travel in base64, so they take a third more.
     pub body_bytes: Bytes,
     /// Bodies that are held at once, all clients together. More are refused with 503.
@@ -21,8 +27,10 @@ pub struct ServeOptions {
     pub head_time: Duration,
     /// The largest head of a request; larger ones are refused with 431.
     pub head_bytes: Bytes,
-    /// Connections at once. Those that come after wait in the system's queue.
+    /// Connections at once. On those that come after, only health and metrics are answered, and other requests with 503.
     pub connections: usize,
+    /// The same for connections from one address, or from one /64 network of IPv6.
+    pub connections_per_address: usize,
     /// Replies at once for each key; more are refused with 429. None: as many as the models take.
     pub streams_per_key: Option<usize>,
     /// Silence after which a stream gets a comment, so that proxies keep it open.
@@ -40,11 +48,15 @@ pub struct ServeOptions {
     pub private_url_hosts: bool,
     /// The folder that `file:` URLs of pictures and videos may name files of. None by default.
     pub media_root: Option<PathBuf>,
+    /// How long reading a file below `media_root` may take.
+    pub media_time: Duration,
     /// The program `ffmpeg`, which decodes films in MP4, MOV, WebM and MKV. Without it they are refused; animated GIF and
     /// WebP need none. None by default.
     pub ffmpeg: Option<PathBuf>,
     /// How long decoding a film may take.
     pub film_time: Duration,
+    /// Variables that chat templates read, such as `enable_thinking`, unless a request sets them.
+    pub template_variables: serde_json::Map<String, serde_json::Value>,
     /// Origins of web pages that may ask, such as `https://example.org`, or `*` for all.
     pub origins: Vec<String>,
 }
@@ -58,18 +70,30 @@ impl ServeOptions {
         self.keys.extend(guard::keys_of(text)?);
         Ok(self)
     }
+
+    /// As [`with_keys`](Self::with_keys), for keys of administrators.
+    ///
+    /// # Errors
+    /// [`KeyError`], with the line.
+    pub fn with_admin_keys(mut self, text: &str) -> Result<Self, KeyError> {
+        self.admin_keys.extend(guard::keys_of(text)?);
+        Ok(self)
+    }
 }
 
 impl Default for ServeOptions {
     fn default() -> Self {
         ServeOptions {
             keys: Vec::new(),
+            admin_keys: Vec::new(),
+            open_admin: false,
             body_bytes: Bytes::mib(64),
             bodies_bytes: Bytes::gib(1),
             body_time: Duration::from_secs(60),
             head_time: Duration::from_secs(15),
             head_bytes: Bytes::kib(32),
             connections: 4096,
+            connections_per_address: 2048,
             streams_per_key: None,
             keep_alive: Duration::from_secs(10),
             drain: Duration::from_secs(30),
@@ -78,8 +102,10 @@ impl Default for ServeOptions {
             url_hosts: Vec::new(),
             private_url_hosts: false,
             media_root: None,
+            media_time: Duration::from_secs(10),
             ffmpeg: None,
             film_time: Duration::from_secs(30),
+            template_variables: serde_json::Map::new(),
             origins: Vec::new(),
         }
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use axum::{
-    Router,
+    Extension, Router,
     extract::{Request, State},
     http::{
         HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
@@ -21,6 +21,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{any, get, post},
 };
+use tokio::sync::watch;
 use tower_http::{
     catch_panic::CatchPanicLayer,
     cors::{AllowHeaders, AllowOrigin, CorsLayer},
@@ -28,13 +29,13 @@ use tower_http::{
 use tracing::Instrument;
 
 use super::{
-    access::{Access, Used},
+    access::{self, Access, Used},
     anthropic,
-    body::Bodies,
+    body::{self, Bodies},
     error::{ApiError, Shape},
     fetch::Fetcher,
     film::FilmReader,
-    guard::Guard,
+    guard::{Client, Guard},
     health, id, memory,
     models::{ModelState, Models, shortened},
     neighbour,
@@ -45,7 +46,7 @@ use super::{
     standing::Standing,
     tokens,
 };
-use crate::{ModelHandle, Runtime};
+use crate::{ModelHandle, Reply, Runtime};
 
 /// The name of a request, the client's own or ours, in its answer and in logs.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -86,6 +87,8 @@ pub(super) struct Shared {
     /// Held by the one neighbour of a drill.
     pub(super) neighbour: Arc<tokio::sync::Mutex<()>>,
     is_ending: AtomicBool,
+    /// True from when running replies have to end.
+    is_cut: watch::Sender<bool>,
 }
 
 /// Shows no key.
@@ -98,6 +101,21 @@ impl fmt::Debug for Service {
 impl Shared {
     pub(super) fn is_ending(&self) -> bool {
         self.is_ending.load(Relaxed)
+    }
+
+    /// Whether these headers are of a client that may ask.
+    pub(super) fn is_client(&self, headers: &HeaderMap) -> bool {
+        self.guard.admit(headers).is_ok()
+    }
+
+    /// The reply, which ends with an error when the server has waited long enough for it.
+    pub(super) fn served(&self, reply: Reply) -> Reply {
+        let mut is_cut = self.is_cut.subscribe();
+        reply.until(async move {
+            if is_cut.wait_for(|is_cut| *is_cut).await.is_err() {
+                std::future::pending().await
+            }
+        })
     }
 }
 
@@ -114,7 +132,7 @@ impl Service {
     /// Without a runtime.
     pub fn over(runtimes: &[Runtime], options: ServeOptions) -> Self {
         assert!(!runtimes.is_empty(), "models run somewhere");
-        let (bodies, guard) = (Bodies::new(options.bodies_bytes), Guard::new(&options.keys, options.streams_per_key));
+        let (bodies, guard) = (Bodies::new(options.bodies_bytes), Guard::new(&options));
         let responses = Responses::new(options.responses, options.responses_bytes.as_usize());
         let (fetcher, films) = (Fetcher::new(&options), FilmReader::new(&options));
         let shared = Shared {
@@ -130,6 +148,7 @@ impl Service {
             guard,
             neighbour: Arc::default(),
             is_ending: AtomicBool::new(false),
+            is_cut: watch::Sender::new(false),
         };
         Service { shared: Arc::new(shared) }
     }
@@ -149,9 +168,20 @@ impl Service {
         self.shared.models.set(names, state);
     }
 
+    /// Answers requests for `alias` with the model whose first name is `of`, and does not list it. `/health` shows the
+    /// model by it: names that clients use may be paths.
+    pub fn alias(&self, alias: impl Into<String>, of: impl Into<String>) {
+        self.shared.models.alias(alias.into(), of.into());
+    }
+
     /// From now on new requests are refused with 503, while running ones go on.
     pub fn end(&self) {
         self.shared.is_ending.store(true, Relaxed);
+    }
+
+    /// From now on running replies end, with an error.
+    pub(super) fn cut(&self) {
+        self.shared.is_cut.send_replace(true);
     }
 
     pub(super) fn shared(&self) -> &Shared {
@@ -171,6 +201,9 @@ impl Service {
     /// The same for a server of its own, which answers every path. One that only this machine reaches, without keys,
     /// answers by no other name: a page could give its own name this machine's address.
     pub(super) fn whole(&self, is_local: bool) -> Router {
+        if is_local {
+            self.shared.guard.is_local();
+        }
         let routes = self.layered(self.routes().fallback(missing));
         match is_local && self.shared.guard.is_open() {
             true => routes.layer(middleware::from_fn(by_local_name)),
@@ -179,6 +212,16 @@ impl Service {
     }
 
     fn routes(&self) -> Router<Arc<Shared>> {
+        let administrative = Router::new()
+            .route("/v1/budget/neighbour", post(neighbour::drill))
+            .route("/sleep", post(sleep::sleep))
+            .route("/wake_up", post(sleep::wake_up))
+            .route_layer(middleware::from_fn_with_state(self.shared.clone(), by_administrator));
+        let of_all_tenants = Router::new()
+            .route("/v1/budget", get(memory::snapshot))
+            .route("/v1/budget/events", get(memory::events))
+            .route("/v1/budget/neighbour", get(neighbour::shown))
+            .route_layer(middleware::from_fn_with_state(self.shared.clone(), by_administrator_or_only_key));
         let guarded = Router::new()
             .route("/v1/chat/completions", post(openai::chat::complete))
             .route("/v1/completions", post(openai::completions::complete))
@@ -197,11 +240,6 @@ impl Service {
             .route("/v1/models/{*name}", get(openai::list::one))
             .route("/tokenize", post(tokens::tokenize))
             .route("/detokenize", post(tokens::detokenize))
-            .route("/v1/budget", get(memory::snapshot))
-            .route("/v1/budget/events", get(memory::events))
-            .route("/v1/budget/neighbour", get(neighbour::shown).post(neighbour::drill))
-            .route("/sleep", post(sleep::sleep))
-            .route("/wake_up", post(sleep::wake_up))
             .route("/is_sleeping", get(sleep::is_sleeping))
             .route("/v1/embeddings", any(unserved))
             .route("/v1/audio/{*rest}", any(unserved))
@@ -209,6 +247,8 @@ impl Service {
             .route("/v1/moderations", any(unserved))
             .route("/v1/rerank", any(unserved))
             .route("/v1/score", any(unserved))
+            .merge(administrative)
+            .merge(of_all_tenants)
             .route_layer(middleware::from_fn_with_state(self.shared.clone(), admitted));
         let open = Router::new()
             .route("/", get(page::html))
@@ -225,7 +265,9 @@ impl Service {
     }
 
     fn layered(&self, routes: Router<Arc<Shared>>) -> Router {
-        let routes = routes.layer(CatchPanicLayer::custom(panicked)).layer(middleware::from_fn(named));
+        let routes = routes
+            .layer(CatchPanicLayer::custom(panicked))
+            .layer(middleware::from_fn_with_state(self.shared.clone(), named));
         // Outside of all, so that a page reads refusals too.
         let routes = match self.shared.options.origins.is_empty() {
             true => routes,
@@ -264,6 +306,32 @@ async fn admitted(State(shared): State<Arc<Shared>>, mut request: Request, next:
     }
 }
 
+/// Lets administrators pass.
+async fn by_administrator(
+    State(shared): State<Arc<Shared>>,
+    Extension(client): Extension<Client>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match client.is_admin() {
+        true => next.run(request).await,
+        false => shared.guard.admin_only().into_response(),
+    }
+}
+
+/// Lets administrators pass, and all clients where they have one key: they see their own load only.
+async fn by_administrator_or_only_key(
+    state: State<Arc<Shared>>,
+    client: Extension<Client>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match state.guard.has_tenants() {
+        true => by_administrator(state, client, request, next).await,
+        false => next.run(request).await,
+    }
+}
+
 /// Whether no page of another server asks. Browsers say where a page is from, also where they send without asking first.
 fn is_welcome(headers: &HeaderMap, origins: &[String]) -> bool {
     let Some(origin) = headers.get(ORIGIN) else { return true };
@@ -294,13 +362,17 @@ fn shape_of(request: &Request) -> Shape {
 }
 
 /// Gives each request a name, for its answer, logs and spans.
-async fn named(mut request: Request, next: Next) -> Response {
+async fn named(State(shared): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
     let name = name_of(request.headers()).unwrap_or_else(|| id::fresh("req_"));
     let (method, path, shape) = (request.method().clone(), request.uri().path().to_owned(), shape_of(&request));
     let span = tracing::info_span!("http", request_id = %name);
     let access = Access::begin(span.clone(), method, path);
     request.extensions_mut().insert(access.used());
+    let is_large = body::told_bytes(request.headers()).is_some_and(|bytes| bytes >= body::LARGE as u64);
     let response = next.run(request).instrument(span).await;
+    if is_large {
+        shared.bodies.tidy_up();
+    }
     let mut response = access.answered(shaped(response, shape));
     if let Ok(value) = HeaderValue::from_str(&name) {
         if shape == Shape::Anthropic {
@@ -337,6 +409,15 @@ fn cors(origins: &[String]) -> CorsLayer {
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([REQUEST_ID, ANTHROPIC_REQUEST_ID, RETRY_AFTER])
+}
+
+/// Lets requests pass that programs watch a server with. Others come on a connection beyond the limits.
+pub(super) async fn only_probes(request: Request, next: Next) -> Response {
+    if access::is_probe(request.uri().path()) {
+        return next.run(request).await;
+    }
+    let error = ApiError::busy("the server has reached its limit of connections, of all clients or of your address");
+    error.code("connections_exhausted").hint("close connections, or try again in a moment").response(shape_of(&request))
 }
 
 async fn missing(request: Request) -> Response {

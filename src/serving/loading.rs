@@ -12,12 +12,11 @@ use bursar::{
 use futures_util::future::join_all;
 use indicatif::MultiProgress;
 
-use super::options::Wanted;
+use super::options::{Options, Wanted};
 use crate::{
     DeviceOptions,
     failure::{self, Failure},
-    knobs::KnobOptions,
-    logging, model,
+    logging,
     progress::Bar,
 };
 
@@ -26,6 +25,8 @@ pub struct Plan {
     source: ModelSource,
     options: LoadOptions,
     names: Vec<String>,
+    /// The model's own name, where clients use what was typed.
+    alias: Option<String>,
 }
 
 impl Plan {
@@ -42,20 +43,29 @@ impl Plan {
     /// Clients hear that it is on its way.
     pub fn announce(&self, service: &Service) {
         service.set(self.names.clone(), ModelState::Loading("it has not started".into()));
+        if let Some(alias) = &self.alias {
+            service.alias(alias, self.name());
+        }
     }
 }
 
 /// How each model is loaded, before it is known what shares its device.
-pub fn plans(wanted: Vec<Wanted>, knobs: &KnobOptions, device: &DeviceOptions) -> Result<Vec<Plan>, Failure> {
+pub fn plans(wanted: Vec<Wanted>, serving: &Options, device: &DeviceOptions) -> Result<Vec<Plan>, Failure> {
     let ranks = device.ranks_of_each(wanted.len())?;
     let plans = wanted.into_iter().zip(ranks).map(|(wanted, ranks)| {
-        let source = model::source(&wanted.model);
+        let source = serving.source(&wanted.model);
         let base = LoadOptions { blas: device.blas(), profiles: device.profiles(), ..LoadOptions::default() };
-        let mut options = knobs.over(base)?;
+        let mut options = serving.load(serving.knobs().over(base)?)?;
+        let is_named = options.name.is_some();
         let own = wanted.names.first().cloned().or(options.name).unwrap_or_else(|| source.name());
         (options.name, options.ranks) = (Some(own.clone()), ranks);
-        let names = if wanted.names.is_empty() { vec![own] } else { wanted.names };
-        Ok(Plan { source, options, names })
+        // Without a name, clients say what was typed, as with vLLM.
+        let (names, alias) = match wanted.names.is_empty() {
+            false => (wanted.names, None),
+            true if is_named || own == wanted.model => (vec![own], None),
+            true => (vec![wanted.model], Some(own)),
+        };
+        Ok(Plan { source, options, names, alias })
     });
     let plans: Vec<Plan> = plans.collect::<Result<_, Failure>>()?;
     let mut seen = BTreeSet::new();
@@ -142,7 +152,7 @@ pub async fn load_all(service: Service, plans: Vec<(Runtime, Vec<Plan>)>) -> Res
 
 /// Loads a model and gives it to the service, which hears meanwhile how far it is.
 async fn load(service: &Service, runtime: &Runtime, plan: Plan, bar: Bar) -> Result<(), Failure> {
-    let Plan { source, options, names } = plan;
+    let Plan { source, options, names, .. } = plan;
     let (told, heard) = (service.clone(), names.clone());
     // None once it is loaded: what is told of later starts, after a death or a sleep, is not of a model that is being loaded.
     let last = Arc::new(Mutex::new(Some(String::new())));

@@ -1,12 +1,22 @@
 //! The options of `bursar serve`: its own, and those of `vllm serve`.
 
-use std::{env, net::IpAddr, path::PathBuf, time::Duration};
+use std::{
+    env,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use bursar::{Bytes, serve::ServeOptions, serve::TlsFiles};
+use bursar::{
+    Bytes, LoadOptions, ModelSource,
+    knobs::SamplingDefaults,
+    serve::{ServeOptions, TlsFiles},
+};
 use bursar_budgets::ParseBytesError;
-use clap::Args;
+use clap::{Args, ValueEnum};
+use serde_json::{Map, Value};
 
-use super::text_of;
+use super::{text_of, vllm_flags::VllmFlags};
 use crate::{
     failure::Failure,
     knobs::KnobOptions,
@@ -43,21 +53,32 @@ pub struct Options {
     /// API key. Other users of this machine can see it in the process list, so prefer --api-key-file.
     #[arg(long, value_name = "KEY", env = "VLLM_API_KEY", hide_env_values = true, help_heading = "Clients")]
     api_key: Vec<String>,
+    /// File with keys of administrators, one per line. They may also put models to sleep, wake them, run memory drills
+    /// and, with several API keys, read the budget. Without it, clients may do so only if the server listens on this
+    /// machine and has no API keys.
+    #[arg(long, value_name = "FILE", help_heading = "Clients")]
+    admin_key_file: Option<PathBuf>,
+    /// Makes every client an administrator.
+    #[arg(long, conflicts_with = "admin_key_file", help_heading = "Clients")]
+    open_admin: bool,
     /// Maximum size of a request body, including pictures in base64.
     #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "Clients")]
     body_bytes: Option<Bytes>,
-    /// Maximum concurrent connections. Further connections wait.
+    /// Maximum concurrent connections. On further ones, requests other than health and metrics get status 503.
     #[arg(long, value_name = "N", help_heading = "Clients")]
     connections: Option<usize>,
+    /// The same for the connections of one address, or of one /64 network of IPv6. Default: half of --connections.
+    #[arg(long, value_name = "N", help_heading = "Clients")]
+    connections_per_address: Option<usize>,
     /// Maximum concurrent replies per key. Further requests are refused with status 429. By default, no limit.
     #[arg(long, value_name = "N", help_heading = "Clients")]
     streams_per_key: Option<usize>,
     /// Seconds that running replies may take to finish after the server is asked to stop.
-    #[arg(long, value_name = "SECONDS", help_heading = "Clients")]
+    #[arg(long, alias = "shutdown-timeout", value_name = "SECONDS", help_heading = "Clients")]
     drain: Option<u64>,
     /// Origin whose web pages may send requests, such as https://example.org, or `*` for all. May be given several
     /// times.
-    #[arg(long, value_name = "ORIGIN", help_heading = "Clients")]
+    #[arg(long, alias = "allowed-origins", value_name = "ORIGIN", help_heading = "Clients")]
     allow_origin: Vec<String>,
     /// Certificates of the server, in PEM. Turns on TLS.
     #[arg(long, alias = "ssl-certfile", value_name = "FILE", requires = "tls_key", help_heading = "Clients")]
@@ -79,31 +100,69 @@ pub struct Options {
     #[arg(long, value_name = "FILE|none", help_heading = "Pictures")]
     ffmpeg: Option<PathBuf>,
 
-    /// Accepted from vLLM command lines and ignored: statistics are at /metrics.
-    #[arg(long, hide = true)]
-    disable_log_stats: bool,
-    /// Accepted and ignored: tool calls use the model's own format, which its chat template determines.
-    #[arg(long, hide = true)]
-    enable_auto_tool_choice: bool,
-    /// Accepted and ignored, as --enable-auto-tool-choice.
-    #[arg(long, hide = true)]
-    tool_call_parser: Option<String>,
-    /// Accepted and ignored: the chat template determines the format of reasoning.
-    #[arg(long, hide = true)]
-    reasoning_parser: Option<String>,
-    /// Accepted and ignored: the `priority` of a request always applies.
-    #[arg(long, hide = true)]
-    scheduling_policy: Option<String>,
-    /// Accepted and ignored: no code of a checkpoint is executed.
-    #[arg(long, hide = true)]
-    trust_remote_code: bool,
+    /// Jinja file, or the text of a template, instead of the chat template of the checkpoint.
+    #[arg(long, value_name = "FILE", help_heading = "Replies")]
+    chat_template: Option<String>,
+    /// JSON object of variables for chat templates. A request's `chat_template_kwargs` come after them.
+    #[arg(long, value_name = "JSON", value_parser = object, help_heading = "Replies")]
+    default_chat_template_kwargs: Option<Map<String, Value>>,
+    /// What sets the sampling of requests that set none: `auto`, the checkpoint's generation_config.json, or `vllm`,
+    /// temperature 1 and nothing else. Without that file, both are the same.
+    #[arg(long, value_enum, default_value_t, help_heading = "Replies")]
+    generation_config: GenerationConfig,
 
+    /// Branch, tag or commit of models of the hub, unless one is named after `@`.
+    #[arg(long, value_name = "NAME", help_heading = "Hub")]
+    revision: Option<String>,
+    /// Folder of the cache of the hub. By default that of all Hugging Face tools.
+    #[arg(long, value_name = "FOLDER", help_heading = "Hub")]
+    download_dir: Option<PathBuf>,
+    /// Token for private and gated models of the hub. Other users of this machine can see it in the process list, so
+    /// prefer the environment variable HF_TOKEN.
+    #[arg(long, value_name = "TOKEN", help_heading = "Hub")]
+    hf_token: Option<String>,
+
+    #[command(flatten)]
+    vllm: VllmFlags,
     #[command(flatten)]
     knobs: KnobOptions,
 }
 
+/// What generation_config.json is to a server.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum GenerationConfig {
+    #[default]
+    Auto,
+    Vllm,
+}
+
+fn object(typed: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(typed).map_err(|error| format!("expected a JSON object: {error}"))
+}
+
 fn bytes(typed: &str) -> Result<Bytes, String> {
     typed.parse().map_err(|error: ParseBytesError| error.to_string())
+}
+
+/// Raises this process's limit of open files as far as it may, and returns how many connections fit.
+fn descriptors_for(connections: usize) -> usize {
+    /// Files, sockets to other servers, and what the runtime opens itself.
+    const OTHERS: u64 = 256;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, ..limit };
+    let current = match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum,
+        Err(_) => limit.current,
+    };
+    let fit = current.map_or(usize::MAX, |files| files.saturating_sub(OTHERS).max(1) as usize);
+    if fit < connections {
+        logging::note(format_args!(
+            "warning: this process may open few files, so it serves {fit} connections at once, not {connections}; raise \
+             `ulimit -Hn`"
+        ));
+    }
+    connections.min(fit)
 }
 
 /// A model and the names that clients use for it.
@@ -130,6 +189,44 @@ impl Options {
         let wanted: Vec<_> =
             models.into_iter().zip(names).map(|(model, names)| Wanted { model: model.clone(), names }).collect();
         Ok(wanted)
+    }
+
+    /// How a model is loaded, on top of the knobs.
+    ///
+    /// # Errors
+    /// The file of the template cannot be read.
+    pub fn load(&self, base: LoadOptions) -> Result<LoadOptions, Failure> {
+        let sampling_defaults = match self.generation_config {
+            GenerationConfig::Auto => SamplingDefaults::Vllm,
+            GenerationConfig::Vllm => SamplingDefaults::Ignored,
+        };
+        let chat_template = match &self.chat_template {
+            Some(text) if text.contains("{%") || text.contains("{{") => Some(text.clone()),
+            Some(file) => Some(text_of(Path::new(file))?),
+            None => None,
+        };
+        Ok(LoadOptions { sampling_defaults, chat_template, ..base })
+    }
+
+    /// The model that was typed.
+    #[cfg(feature = "hub")]
+    pub fn source(&self, model: &str) -> ModelSource {
+        let mut hub = crate::hub::options();
+        hub.revision = self.revision.clone().or(hub.revision);
+        hub.cache = self.download_dir.clone().or(hub.cache);
+        hub.token = self.hf_token.clone().or(hub.token);
+        crate::model::source_of(model, hub)
+    }
+
+    #[cfg(not(feature = "hub"))]
+    pub fn source(&self, model: &str) -> ModelSource {
+        crate::model::source(model)
+    }
+
+    /// Each origin, also of vLLM's list in JSON.
+    fn origins(&self) -> Vec<String> {
+        let of = |typed: &String| serde_json::from_str(typed).unwrap_or_else(|_| vec![typed.clone()]);
+        self.allow_origin.iter().flat_map(of).collect()
     }
 
     pub fn knobs(&self) -> &KnobOptions {
@@ -163,22 +260,29 @@ impl Options {
 
     /// The limits of the server.
     pub fn serve(&self) -> Result<ServeOptions, Failure> {
-        self.tell_taken();
+        self.vllm.check()?;
         let usual = ServeOptions::default();
+        let connections = descriptors_for(self.connections.unwrap_or(usual.connections));
         let mut options = ServeOptions {
             body_bytes: self.body_bytes.unwrap_or(usual.body_bytes),
-            connections: self.connections.unwrap_or(usual.connections),
+            connections,
+            connections_per_address: self.connections_per_address.unwrap_or(connections.div_ceil(2)),
+            open_admin: self.open_admin,
             streams_per_key: self.streams_per_key,
             drain: self.drain.map_or(usual.drain, Duration::from_secs),
             url_hosts: self.allow_url_host.clone(),
             private_url_hosts: self.allow_private_url_hosts,
             media_root: self.media_root.clone(),
             ffmpeg: self.ffmpeg()?,
-            origins: self.allow_origin.clone(),
+            origins: self.origins(),
+            template_variables: self.default_chat_template_kwargs.clone().unwrap_or_default(),
             ..usual
         };
         if let Some(file) = &self.api_key_file {
             options = options.with_keys(&text_of(file)?)?;
+        }
+        if let Some(file) = &self.admin_key_file {
+            options = options.with_admin_keys(&text_of(file)?)?;
         }
         if !self.api_key.is_empty() {
             options = options.with_keys(&self.api_key.join("\n"))?;
@@ -201,21 +305,6 @@ impl Options {
                 error: format!("--ffmpeg {}: no such file", named.display()),
                 hint: "give the path of the program, such as /usr/bin/ffmpeg".to_owned(),
             }),
-        }
-    }
-
-    /// Says which flags of vLLM have nothing to set here.
-    fn tell_taken(&self) {
-        let taken = [
-            (self.disable_log_stats, "--disable-log-stats", "statistics are at /metrics"),
-            (self.enable_auto_tool_choice, "--enable-auto-tool-choice", "models can call tools without it"),
-            (self.tool_call_parser.is_some(), "--tool-call-parser", "the chat template determines the format"),
-            (self.reasoning_parser.is_some(), "--reasoning-parser", "the chat template determines the format"),
-            (self.scheduling_policy.is_some(), "--scheduling-policy", "priorities of requests always apply"),
-            (self.trust_remote_code, "--trust-remote-code", "no code of a checkpoint is executed"),
-        ];
-        for (_, flag, why) in taken.into_iter().filter(|(is_set, ..)| *is_set) {
-            logging::note(format_args!("note: {flag} has no effect: {why}"));
         }
     }
 }

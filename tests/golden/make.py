@@ -17,7 +17,7 @@ from pathlib import Path
 
 from recording import archives
 
-FOLDER = archives.ARCHIVES.parents[1] / "target/golden"  # ignored by git
+FOLDER = archives.ARCHIVES.parents[1] / "target/golden-recording"  # ignored by git
 
 
 def options():
@@ -26,7 +26,7 @@ def options():
     mode.add_argument("--only", metavar="PARTS", help="record these parts, separated by commas")
     mode.add_argument("--unpack", type=Path, metavar="DIR", help="unpack the archives into DIR, and stop")
     mode.add_argument("--pack-only", type=Path, metavar="DIR", help="pack the folders of DIR, and stop")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where files are recorded (default: target/golden)")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where files are recorded (default: target/golden-recording)")
     parser.add_argument("--archives", type=Path, default=archives.ARCHIVES, help="where archives are (default: tests/golden)")
     parser.add_argument("--cache", type=Path, default=Path("/tmp/golden"), help="downloaded packages (default: /tmp/golden)")
     return parser.parse_args()

@@ -177,7 +177,7 @@ fn dropping_a_reply_cancels_and_others_go_on() {
 #[test]
 fn rule_9_a_request_over_the_limit_is_refused_until_one_ends() {
     story(async {
-        let stage = Stage::set(LoadOptions { requests: 2, ..small() }).await;
+        let stage = Stage::set(LoadOptions { requests: Some(2), ..small() }).await;
         for round in 0..3 {
             let first = stage.model.chat(about(1)).await.expect("the first");
             let second = stage.model.chat(about(2)).await.expect("the second");

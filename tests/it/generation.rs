@@ -162,7 +162,7 @@ fn a_dropped_sample_does_not_end_the_others() {
 #[test]
 fn samples_are_all_accepted_or_none() {
     story(async {
-        let stage = Stage::set(LoadOptions { requests: 4, ..small() }).await;
+        let stage = Stage::set(LoadOptions { requests: Some(4), ..small() }).await;
         for (samples, limit) in [(0, 4), (5, 4)] {
             let error = stage.model.samples(chance(1), samples).await.expect_err("impossible");
             assert!(matches!(error, ChatError::Samples { samples: s, limit: l } if (s, l) == (samples, limit)));
@@ -565,7 +565,7 @@ fn tools_and_variables_reach_the_template_as_plain_text() {
         assert!(plain < one && one < two.usage.prompt_tokens, "{plain} {one} {:?}", two.usage);
         // The conversation holds a call and its answer.
         let call = json!({"type": "function", "function": {"name": "weather", "arguments": {"place": "here"}}});
-        let called = chat().assistant("").tool_call(call).tool_result("rain").user("And now?");
+        let called = chat().assistant("").tool_call(call).tool_result("call_1", "rain").user("And now?");
         let whole = ask(&model, called.tools([tool("weather")])).await.expect("it answers");
         assert!(whole.usage.prompt_tokens > one + 10, "{:?}", whole.usage);
         // A name cannot end its turn: its characters are ordinary tokens.

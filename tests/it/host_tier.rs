@@ -199,7 +199,8 @@ fn a_vision_lane_or_actor_that_dies_or_is_refused_amid_copies_loses_no_request()
     let ears = Ears::open();
     story(async {
         let patient = Intensity { restarts_max: 1000, back_off: std::time::Duration::ZERO, ..Intensity::default() };
-        let stage = Stage::set(LoadOptions { intensity: patient, requests: 64, ..with_rows("blows", SOME) }).await;
+        let stage =
+            Stage::set(LoadOptions { intensity: patient, requests: Some(64), ..with_rows("blows", SOME) }).await;
         let first = visit(&stage, 0).await;
         let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["blows"].clone();
         for round in 1..7 {
@@ -242,8 +243,13 @@ fn a_vision_lane_or_actor_that_dies_or_is_refused_amid_copies_loses_no_request()
 /// optimistic, so it preempts some.
 async fn crowded(name: &str, swap_space: Bytes) -> Vec<Whole> {
     let envelope = Envelope { sequences: 22, context_tokens: 512, step_tokens: 256, ..small_envelope() };
-    let options =
-        LoadOptions { name: Some(name.to_owned()), envelope: Some(envelope), swap_space, requests: 64, ..small() };
+    let options = LoadOptions {
+        name: Some(name.to_owned()),
+        envelope: Some(envelope),
+        swap_space,
+        requests: Some(64),
+        ..small()
+    };
     let stage = Stage::set(options).await;
     let before = stage.snapshot().await;
     for number in 0..4 {

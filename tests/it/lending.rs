@@ -24,7 +24,7 @@ fn shared(name: &str, memory_fraction: f64) -> LoadOptions {
         envelope: Some(envelope),
         kv_tokens: None,
         memory_fraction: Some(memory_fraction),
-        requests: 64,
+        requests: Some(64),
         ..small()
     }
 }

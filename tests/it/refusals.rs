@@ -154,7 +154,7 @@ fn steps_and_launches_refused_memory_run_again_unseen_by_requests() {
             if which == WhichLane::Vision {
                 // Its actor outlives the others and still reports.
                 serving.scheduler.kill();
-                serving = stage.model.serving_after(serving.generation).await.expect("it ready again");
+                serving = stage.model.serving_after(serving.generation).await.expect("it is ready again");
             }
             assert!(engine.send_message(EngineMessage::RefuseMemory(which)).is_ok(), "it is alive");
             // Uncached pictures, so that a launch and steps are needed.

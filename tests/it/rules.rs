@@ -231,7 +231,7 @@ fn says(error: &ChatError) -> String {
 fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
     let ears = Ears::open();
     story(async {
-        let stage = Stage::set(LoadOptions { requests: 3, ..small() }).await;
+        let stage = Stage::set(LoadOptions { requests: Some(3), ..small() }).await;
         let secret = || text(&format!("The word is {SECRET}. Describe.")).image(picture(1)).stop(SECRET);
         let bytes = |bytes: &[u8]| Image::from_bytes(bytes);
         let png = crate::stage::png(&image::RgbImage::from_pixel(90, 70, image::Rgb([1, 2, 3])));
@@ -264,7 +264,7 @@ fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
         }
         let serving = stage.model.serving().await.expect("it serves");
         drop(serving.scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
-        eventually("it ready again", async || {
+        eventually("it is ready again", async || {
             stage.model.serving().await.is_ok_and(|now| now.generation > serving.generation)
         })
         .await;

@@ -194,7 +194,7 @@ fn weights_are_copied_while_requests_end() {
 #[test]
 fn running_requests_end_first_or_keep_the_model_awake() {
     story(async {
-        let stage = Stage::set(LoadOptions { requests: 3, ..small() }).await;
+        let stage = Stage::set(LoadOptions { requests: Some(3), ..small() }).await;
         let (model, before) = (&stage.model, stage.snapshot().await);
         let expected = answer(model, endless(1)).await;
         let unread = model.chat(endless(1)).await.expect("accepted");
@@ -479,7 +479,7 @@ fn two_models_whose_weights_exceed_the_device_answer_in_turn_as_if_alone() {
 fn an_unread_reply_does_not_hold_up_other_models() {
     story(async {
         let (_, runtime) = cramped(Some(Duration::from_millis(20))).await;
-        let soon = |name| LoadOptions { wake_within: Duration::from_millis(400), requests: 4, ..slim(name) };
+        let soon = |name| LoadOptions { wake_within: Duration::from_millis(400), requests: Some(4), ..slim(name) };
         let models = [demo(&runtime, soon("one")).await, demo(&runtime, soon("two")).await];
         let expected = answer(&models[1], about(2)).await;
         let unread = models[1].chat(endless(1)).await.expect("accepted");

@@ -10,9 +10,11 @@ use std::{
     time::Duration,
 };
 
-use bursar::{Bytes, Class, DeviceChoice, HostDevice, LoadOptions, MIB, ModelSource, Progress, Runtime, RuntimeConfig};
+use bursar::{
+    Address, Bytes, Class, Device, DeviceChoice, DeviceError, DeviceMemory, Fence, HostDevice, LoadOptions, MIB,
+    ModelSource, Progress, Runtime, RuntimeConfig, Timeline,
+};
 use bursar_actors::{engine::EngineMessage, engine::WhichLane, responder::Responder};
-use bursar_budgets::{Address, Device, DeviceError, DeviceMemory, Fence, Timeline};
 
 use tokio::time::timeout;
 

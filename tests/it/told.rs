@@ -107,8 +107,8 @@ fn numbers_out_of_range_are_refused_with_the_range() {
         (&["--deadline", "1e300"], "--deadline", "at most 31536000", 2),
         (&["--temperature", "-1"], "--temperature is -1", "from 0 to 100", 1),
         (&["--min-p", "-0.5"], "--min-p is -0.5", "from 0 to 1", 1),
-        (&["-n", "0"], "0 samples", "from 1 to 128", 1),
-        (&["-n", "200"], "200 samples", "from 1 to 128", 1),
+        (&["-n", "0"], "0 samples", "from 1 to 1024", 1),
+        (&["-n", "20000"], "20000 samples", "from 1 to 1024", 1),
         (&["--capacity", "100TiB"], "--capacity", "expected 2.0 MiB to ", 2),
         (&["--capacity", "1MiB"], "--capacity", "expected 2.0 MiB to ", 2),
         (&["--capacity", "5MB"], "--capacity", "B, KiB, MiB, GiB or TiB", 2),
@@ -171,6 +171,11 @@ fn on_a_terminal(arguments: &str) -> Option<String> {
     let mut command = Command::new("script");
     command.args(["-qec", &typed, "/dev/null"]).env("CUDA_VISIBLE_DEVICES", "");
     match command.stdin(Stdio::null()).output() {
+        // A container may have no terminals to give.
+        Ok(output) if output.stdout.is_empty() && !output.stderr.is_empty() => {
+            println!("not run: {}", String::from_utf8_lossy(&output.stderr));
+            None
+        }
         Ok(output) => Some(String::from_utf8_lossy(&output.stdout).into_owned()),
         Err(error) => {
             println!("not run: there is no `script` to make a terminal with ({error})");

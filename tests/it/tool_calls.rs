@@ -132,7 +132,7 @@ fn a_forced_call_follows_the_tools_schema_and_comes_in_pieces() {
         let heard = hear(&stage.model, named("clock"), |_| {}).await.expect("it answers");
         assert_eq!((heard.calls[0].name.as_str(), heard.calls[0].arguments.as_str()), ("clock", "{}"));
         // The next turn shows the call and its result.
-        let next = about().tool_call(heard.calls[0].clone()).tool_result("12:00").max_tokens(4);
+        let next = about().tool_call(heard.calls[0].clone()).tool_result(&heard.calls[0].id, "12:00").max_tokens(4);
         assert!(ask(&stage.model, next).await.expect("it answers").usage.prompt_tokens > 100);
     });
 }
@@ -306,11 +306,21 @@ fn tools_that_cannot_be_called_are_refused_by_name() {
         let endless = refused(required().ignore_end()).await;
         assert!(matches!(endless, ChatError::FormatWithoutEnd), "{endless}");
         let (_folder, blind) = with_template(&stage.runtime, THINKING).await;
-        let not_shown = blind.chat(about()).await.expect_err("its template has no place for tools");
-        assert!(matches!(not_shown, ChatError::Tools(ToolError::NotShown)), "{not_shown}");
-        for error in [none, unknown, shapeless, schema, no_format, formed, endless, not_shown] {
+        for error in [none, unknown, shapeless, schema, no_format, formed, endless] {
             assert!(!error.hint().is_empty() && error.kind() == bursar::ErrorKind::Request);
         }
+        // Its template has no place for tools: they are described in the system message.
+        let about = || about().template_variable("enable_thinking", false);
+        let required = || about().tool_choice(ToolChoice::Required);
+        let prompt = blind.prompt_of(about()).await.expect("a prompt");
+        let shown = blind.detokenize(prompt.token_ids).await.expect("its text");
+        assert!(shown.contains("<tools>\n{\"type\":\"function\"") && shown.contains("\"clock\""), "{shown}");
+        let called = hear(&blind, required().parallel_tool_calls(false), |_| {}).await.expect("it answers");
+        assert!(called.calls.len() == 1 && called.calls[0].is_whole, "{:?}", called.calls);
+        let next = about().tool_call(called.calls[0].clone()).tool_result(&called.calls[0].id, "12:00");
+        let shown = blind.prompt_of(next).await.expect("a prompt").token_ids;
+        let shown = blind.detokenize(shown).await.expect("its text");
+        assert!(shown.contains("<tool_call>\n{") && shown.contains("<tool_response>\n12:00\n"), "{shown}");
         // Whoever describes the tools in words may say the format.
         let hermes = ReplyFormat { tools: ToolFormat::Hermes, ..ReplyFormat::default() };
         let told = about().reply_format(hermes).tool_choice(ToolChoice::Required).parallel_tool_calls(false);

@@ -101,7 +101,7 @@ impl Troubled {
                 envelope: Some(Envelope { context_tokens: 320, ..small_envelope() }),
                 kv_tokens: Some(640),
                 swap_space: Bytes::mib(4),
-                requests: 24,
+                requests: Some(24),
                 intensity: PATIENT,
                 engine_intensity: PATIENT,
                 ..small()

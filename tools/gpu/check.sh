@@ -35,7 +35,12 @@ nvidia-smi -L || {
     exit 1
 }
 
-# Tests read golden files from where they were built.
+# Tests read golden files from this folder, and others of the repository from where it was when they were built.
+export BURSAR_GOLDEN="$bin/golden"
+python3 tests/golden/make.py --unpack "$BURSAR_GOLDEN"
+cp -r model/demo/checkpoint "$BURSAR_GOLDEN/demo"
+rm -f "$BURSAR_GOLDEN/demo/model.safetensors"
+xz -d "$BURSAR_GOLDEN/demo/model.safetensors.xz"
 built_at=$(cat "$folder/built_at")
 if [[ ! -e $built_at ]]; then
     mkdir -p "$(dirname "$built_at")"

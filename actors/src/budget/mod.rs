@@ -14,8 +14,9 @@ mod pressure_backoff;
 
 pub use actor::{BudgetActor, BudgetArguments, OnLoss};
 pub use core::{Look, Offer, Regrowth, Wanting};
-pub use demand::{Demand, Need};
-pub use elastic::{Elastic, Lends, Order, WatchOptions};
+pub(crate) use demand::{Demand, Need};
+pub use elastic::WatchOptions;
+pub(crate) use elastic::{Elastic, Lends, Order};
 pub(crate) use handle::NO_MODEL;
 pub use handle::{Budget, LeaseError};
 pub use lending::{Lendable, Lending, Room};

@@ -66,10 +66,15 @@ pub enum ChatError {
         limit: usize,
     },
     /// The prompt leaves no room for an answer.
-    #[error("the prompt has {tokens} tokens, but prompt and reply together may have at most {limit}")]
+    #[error(
+        "the prompt has {}{tokens} tokens, but prompt and reply together may have at most {limit}",
+        if *.has_more { "more than " } else { "" }
+    )]
     TooLong {
-        /// Tokens of the prompt.
+        /// Tokens of the prompt, or those at which counting stopped.
         tokens: usize,
+        /// Whether counting stopped, because the prompt is much too long.
+        has_more: bool,
         /// The envelope's limit for prompt and answer together.
         limit: usize,
     },

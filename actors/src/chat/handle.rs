@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -86,6 +86,16 @@ pub struct ModelHandle {
 /// The pause after a wake that found no memory.
 const WAKE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
+/// Characters of an error that are logged.
+const ERROR_CHARACTERS: usize = 512;
+
+/// Bytes of text from which on a chat is long.
+const LONG_CHAT_BYTES: usize = 256 << 10;
+
+/// Long chats that are prepared at once, of all models.
+static LONG_CHATS: LazyLock<Semaphore> =
+    LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)));
+
 /// Events that a driver may be ahead of its caller. A slow caller delays only its own reply.
 const EVENTS_AHEAD: usize = 64;
 
@@ -141,7 +151,9 @@ impl ModelHandle {
         let accepted = self.accept(chat, samples, span.clone()).instrument(span.clone()).await;
         accepted.inspect_err(|error| {
             // With the id, because the span is absent where only warnings are recorded.
-            span.in_scope(|| warn!(id = id.0, reason = end_of(error).name(), %error, "refused"));
+            // It may name what the caller chose, such as a tool.
+            let told: String = error.to_string().chars().take(ERROR_CHARACTERS).collect();
+            span.in_scope(|| warn!(id = id.0, reason = end_of(error).name(), error = told, "refused"));
         })
     }
 
@@ -208,13 +220,22 @@ impl ModelHandle {
         stopwatches.iter_mut().for_each(|stopwatch| stopwatch.let_in(inside.clone()));
         let kv_tokens = serving.record.kv_tokens();
         let (context, for_preparation) = (serving.context.clone(), serving.context.clone());
+        // Long chats are copied while they are prepared, so only as many are as there are CPUs. Others pass them.
+        let turn = match chat.text_bytes() > LONG_CHAT_BYTES {
+            true => Some(LONG_CHATS.acquire().await.expect("it is never closed")),
+            false => None,
+        };
         // Templates, tokenizers and grammars are slow, so a thread prepares the chat. It holds the credits, because it
         // continues even if the caller leaves. So there are at most as many such threads as requests.
         let prepare = move || match Preparation::of(&chat, &for_preparation, kv_tokens, stopwatches.len()) {
             Ok(prepared) => Ok((prepared, stopwatches)),
             Err(error) => Err(end_all(stopwatches, error)),
         };
-        let prepared = tokio::task::spawn_blocking(prepare).await;
+        let prepared = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            prepare()
+        });
+        let prepared = prepared.await;
         let (prepared, stopwatches) = prepared.map_err(|_| ChatError::PreparationDied)??;
         Ok((context, prepared, stopwatches))
     }

@@ -8,11 +8,11 @@ use std::{
 
 use bursar_model::{
     RequestCost,
-    error::SamplingError,
+    error::{SamplingError, TextError},
     flow::{LayoutError, PrefixKeys, PromptLayout, Visual, VisualGrid},
     processor::{VisualLimits, VisualPlan},
     sampling::{Grammar, Sampler, TOP_LOG_PROBABILITIES_MAX},
-    text::{StopRules, TemplateInputs},
+    text::{Message, Role, StopRules, TemplateInputs, describe_tools},
 };
 
 use super::{Chat, ChatError, Prompt, ToolChoice, reply_rules::ReplyRules, standing::ChatStanding};
@@ -65,7 +65,7 @@ impl Preparation {
         let ends = own_ends.iter().chain(&asked.stop_tokens);
         let stop = StopRules::new(ends.copied(), asked.stop.clone())?;
         let stop_tokens: Arc<[u32]> = stop.ids().collect();
-        let shown = Shown::of(chat, context)?;
+        let shown = Shown::of(chat, context, tokens_limit(context, kv_tokens))?;
         let tokens_max = tokens_max(chat, context, &shown, kv_tokens)?;
         let Shown { prompt, pictures, reply } = shown;
         // A grammar takes the most time, so it comes after what refuses a chat at once.
@@ -109,24 +109,34 @@ struct Shown {
 }
 
 impl Shown {
-    fn of(chat: &Chat, context: &ModelContext) -> Result<Self, ChatError> {
-        let (messages, visuals) = chat.split();
+    /// Counts tokens up to [`counted_max`] of `limit`.
+    fn of(chat: &Chat, context: &ModelContext, limit: usize) -> Result<Self, ChatError> {
+        let (mut messages, visuals) = chat.split();
         let pictures = plan_pictures(context, &visuals)?;
         let grids: Vec<VisualGrid> = pictures.iter().map(VisualPlan::grid).collect();
-        let inputs = template_inputs(chat);
+        let mut inputs = template_inputs(chat);
+        let has_tools = |message: &Message| message.role == Role::Tool || message.tool_calls().next().is_some();
+        let has_tools = inputs.tools.is_some() || messages.iter().any(has_tools);
+        let is_shown = |inputs| context.prompts.template().shows_tools(inputs);
+        let mut are_described = false;
+        if chat.reply_format.is_none() && chat.tokens.is_none() && has_tools && !is_shown(&inputs)? {
+            let tools = inputs.tools.take();
+            messages = describe_tools(&messages, tools.as_deref().unwrap_or_default());
+            are_described = tools.is_some();
+        }
         let tokens = match &chat.tokens {
             Some(tokens) => checked_tokens(chat, context, tokens)?,
             None => {
                 let written = |rendered| context.family.write_visuals(rendered, &grids);
-                context.prompts.encode_rewritten(&messages, &inputs, written)?
+                counted(context.prompts.encode_rewritten(&messages, &inputs, counted_max(limit), written), limit)?
             }
         };
-        let reply = ReplyRules::of(chat, context, &inputs, (messages.last(), &tokens))?;
+        let reply = ReplyRules::of(chat, context, (&inputs, are_described), (messages.last(), &tokens))?;
         Ok(Shown { prompt: context.family.lay_out(tokens, &grids)?, pictures, reply })
     }
 }
 
-/// What a chat would be as a prompt, however long.
+/// What a chat would be as a prompt, also if that is longer than the context.
 ///
 /// # Errors
 /// What pictures, template and layout refuse.
@@ -134,7 +144,7 @@ pub(super) fn prompt_of(chat: &Chat, context: &ModelContext) -> Result<Prompt, C
     if chat.is_empty() {
         return Err(ChatError::Empty);
     }
-    let Shown { prompt, pictures, .. } = Shown::of(chat, context)?;
+    let Shown { prompt, pictures, .. } = Shown::of(chat, context, tokens_limit(context, usize::MAX))?;
     let rows = |plan: &VisualPlan| {
         let merge = context.family.merge();
         merge.into_iter().flat_map(|merge| plan.grid().costs(merge)).map(|cost| cost.rows).sum()
@@ -147,6 +157,22 @@ pub(super) fn tokens_limit(context: &ModelContext, kv_tokens: usize) -> usize {
     RequestCost::largest(&context.envelope, context.family.merge()).tokens.min(kv_tokens)
 }
 
+/// How many tokens are counted at most where a prompt may have `limit`: a prompt that is a little too long has its exact
+/// number in the error, and one that is much too long takes no more time.
+pub(super) fn counted_max(limit: usize) -> usize {
+    /// So that also small contexts have exact numbers.
+    const MORE: usize = 8192;
+    limit.saturating_mul(2).saturating_add(MORE)
+}
+
+/// The tokens, or the error that there are too many for `limit`.
+pub(super) fn counted(tokens: Result<Vec<u32>, TextError>, limit: usize) -> Result<Vec<u32>, ChatError> {
+    tokens.map_err(|error| match error {
+        TextError::TooManyTokens { limit: tokens } => ChatError::TooLong { tokens, has_more: true, limit },
+        error => error.into(),
+    })
+}
+
 /// The most tokens of a reply: what was asked for, within what the prompt leaves.
 fn tokens_max(chat: &Chat, context: &ModelContext, shown: &Shown, kv_tokens: usize) -> Result<usize, ChatError> {
     let asked = &chat.generation;
@@ -155,7 +181,7 @@ fn tokens_max(chat: &Chat, context: &ModelContext, shown: &Shown, kv_tokens: usi
     let limit = tokens_limit(context, kv_tokens);
     let count = shown.prompt.tokens.len();
     if count == 0 || count >= limit {
-        return Err(ChatError::TooLong { tokens: count, limit });
+        return Err(ChatError::TooLong { tokens: count, has_more: false, limit });
     }
     let tokens_max = asked.tokens_max.unwrap_or(usize::MAX).min(limit - count);
     if asked.tokens_min > tokens_max {
@@ -186,15 +212,15 @@ fn checked_tokens(chat: &Chat, context: &ModelContext, tokens: &[u32]) -> Result
     if chat.says_more_than_tokens() {
         return Err(ChatError::TokensAndTurns);
     }
-    check_known(context, tokens)?;
+    check_known(context, tokens, "prompt")?;
     Ok(tokens.to_vec())
 }
 
-/// Refuses tokens that the model's vocabulary does not have.
-pub(super) fn check_known(context: &ModelContext, tokens: &[u32]) -> Result<(), ChatError> {
+/// Refuses tokens of a `parameter` that the model's vocabulary does not have.
+pub(super) fn check_known(context: &ModelContext, tokens: &[u32], parameter: &'static str) -> Result<(), ChatError> {
     let vocabulary = context.family.decoder().vocabulary;
     match tokens.iter().find(|token| **token as usize >= vocabulary) {
-        Some(&token) => Err(SamplingError::UnknownToken { token, vocabulary }.into()),
+        Some(&token) => Err(SamplingError::UnknownToken { parameter, token, vocabulary }.into()),
         None => Ok(()),
     }
 }
@@ -209,7 +235,7 @@ fn samplers(
 ) -> Result<Vec<Sampler>, ChatError> {
     let asked = &chat.generation;
     let vocabulary = context.family.decoder().vocabulary;
-    check_known(context, &asked.stop_tokens)?;
+    check_known(context, &asked.stop_tokens, "stop_token_ids")?;
     if let Some(top) = asked.prompt_log_probabilities.filter(|top| *top > TOP_LOG_PROBABILITIES_MAX) {
         return Err(SamplingError::TooManyLogProbabilities { asked: top, limit: TOP_LOG_PROBABILITIES_MAX }.into());
     }

@@ -26,14 +26,15 @@ pub(super) struct ReplyRules {
 }
 
 impl ReplyRules {
-    /// The rules for a chat with this last turn, if it has turns, whose prompt has these `tokens`.
+    /// The rules for a chat with this last turn, if it has turns, whose prompt has these `tokens`. Its tools may be
+    /// [described](bursar_model::text::describe_tools) to the model, instead of shown by the template.
     ///
     /// # Errors
     /// [`ChatError::Tools`], [`ChatError::Text`].
     pub(super) fn of(
         chat: &Chat,
         context: &ModelContext,
-        inputs: &TemplateInputs,
+        (inputs, are_described): (&TemplateInputs, bool),
         (last, tokens): (Option<&Message>, &[u32]),
     ) -> Result<Self, ChatError> {
         let (template, tokenizer) = (context.prompts.template(), context.prompts.tokenizer());
@@ -41,12 +42,10 @@ impl ReplyRules {
             (Some(format), _) => format,
             // No template wrote this prompt, so none tells how the reply is written.
             (None, Some(_)) => ReplyFormat::default(),
-            (None, None) => {
-                if inputs.tools.is_some() && !template.shows_tools(inputs)? {
-                    return Err(ToolError::NotShown.into());
-                }
-                template.reply_format(inputs)?
+            (None, None) if are_described => {
+                ReplyFormat { tools: ToolFormat::Hermes, ..template.reply_format(inputs)? }
             }
+            (None, None) => template.reply_format(inputs)?,
         };
         let end = tokenizer.decode(&tokens[tokens.len().saturating_sub(END_TOKENS)..], false)?;
         let thinking = match last.filter(|_| inputs.continue_final_message) {
@@ -54,7 +53,8 @@ impl ReplyRules {
             None => format.reasoning.after(&end),
         };
         // Tokens may show tools that nobody else names.
-        let may_call = inputs.tools.is_some() || (chat.tokens.is_some() && chat.tool_choice != ToolChoice::None);
+        let may_call =
+            inputs.tools.is_some() || are_described || (chat.tokens.is_some() && chat.tool_choice != ToolChoice::None);
         let tools = if may_call { format.tools } else { ToolFormat::None };
         Ok(ReplyRules {
             parser: ReplyParser::new(thinking, tools, chat.tool_names()),

@@ -1,6 +1,6 @@
 //! A chat as a user writes it.
 
-use std::{fmt, path::Path, sync::Arc};
+use std::{fmt, fs::File, path::Path, sync::Arc};
 
 use bursar_budgets::Bytes;
 use bursar_model::{
@@ -35,6 +35,14 @@ impl Image {
     /// The file cannot be read, or is larger.
     pub fn open_within(path: impl AsRef<Path>, limits: &ImageLimits) -> Result<Self, ImageError> {
         ImageBytes::open(path, limits).map(Image)
+    }
+
+    /// As [`open_within`](Self::open_within), for a file that is open. Errors call it `name`.
+    ///
+    /// # Errors
+    /// See [`open_within`](Self::open_within).
+    pub fn read_within(file: &File, name: impl Into<String>, limits: &ImageLimits) -> Result<Self, ImageError> {
+        ImageBytes::read(file, name.into(), limits).map(Image)
     }
 
     /// Its width and height in pixels as shown, if its header can be read and is within `limits`. Nothing is decoded,
@@ -136,6 +144,8 @@ pub enum Content {
     Reasoning(String),
     /// A function call; see [`Chat::tool_call`].
     ToolCall(serde_json::Value),
+    /// The id of the call whose result the turn is; see [`Chat::tool_result`].
+    ResultOf(String),
 }
 
 /// Shows kinds and sizes, never the content, which is the user's.
@@ -147,6 +157,7 @@ impl fmt::Debug for Content {
             Content::Video(video) => write!(formatter, "{video:?}"),
             Content::Reasoning(text) => write!(formatter, "Reasoning({} bytes)", text.len()),
             Content::ToolCall(_) => formatter.write_str("ToolCall(..)"),
+            Content::ResultOf(_) => formatter.write_str("ResultOf(..)"),
         }
     }
 }
@@ -311,10 +322,11 @@ impl Chat {
         self
     }
 
-    /// Adds the result of a function call. It has no id: the model matches results with the calls of its turn by their
-    /// order, so add one for each call, in the order of the calls.
-    pub fn tool_result(self, text: impl Into<String>) -> Self {
-        self.turn(Role::Tool, vec![Content::Text(text.into())])
+    /// Adds the result of the function call with this id ([`ToolCall::id`](super::ToolCall::id)). Few chat templates show
+    /// the model ids; with the others it matches results with the calls of its turn by their order, so add one for each
+    /// call, in the order of the calls.
+    pub fn tool_result(self, id: impl Into<String>, text: impl Into<String>) -> Self {
+        self.turn(Role::Tool, vec![Content::ResultOf(id.into()), Content::Text(text.into())])
     }
 
     /// Sets a variable that the chat template reads, such as `enable_thinking`, with which some models reason or not.
@@ -354,6 +366,19 @@ impl Chat {
         is_rendered || self.turns.iter().any(|(_, contents)| !contents.iter().all(is_shown))
     }
 
+    /// Bytes of its texts and tools, about.
+    pub(super) fn text_bytes(&self) -> usize {
+        let contents = self.turns.iter().flat_map(|(_, contents)| contents);
+        contents
+            .map(|content| match content {
+                Content::Text(text) | Content::Reasoning(text) => text.len(),
+                Content::ToolCall(call) => call.to_string().len(),
+                Content::Image(_) | Content::Video(_) | Content::ResultOf(_) => 0,
+            })
+            .sum::<usize>()
+            + self.tools.iter().map(|tool| tool.to_string().len()).sum::<usize>()
+    }
+
     /// The turns as templates take them, and the pictures and videos in order of appearance.
     pub(super) fn split(&self) -> (Vec<Message>, Vec<Visual>) {
         let mut visuals = Vec::new();
@@ -366,6 +391,7 @@ impl Chat {
                 }
                 Content::Reasoning(text) => Part::Reasoning(text.clone()),
                 Content::ToolCall(call) => Part::ToolCall(call.clone()),
+                Content::ResultOf(id) => Part::ResultOf(id.clone()),
                 Content::Video(video) => {
                     visuals.push(Visual::Video(video.0.clone()));
                     Part::Video

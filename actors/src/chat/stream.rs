@@ -1,6 +1,7 @@
 //! The reply as a stream.
 
 use std::{
+    fmt,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -33,15 +34,28 @@ use super::{ChatError, ChatEvent};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
 pub struct Reply {
     events: mpsc::Receiver<Result<ChatEvent, ChatError>>,
     ended: bool,
+    /// Completes when the reply has to end early.
+    cut: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Reply").field("ended", &self.ended).finish_non_exhaustive()
+    }
 }
 
 impl Reply {
     pub(super) fn new(events: mpsc::Receiver<Result<ChatEvent, ChatError>>) -> Self {
-        Reply { events, ended: false }
+        Reply { events, ended: false, cut: None }
+    }
+
+    /// Ends the reply with [`ChatError::Stopped`] when `cut` completes, unless it has ended by then: for a server that
+    /// shuts down.
+    pub fn until(self, cut: impl Future<Output = ()> + Send + 'static) -> Self {
+        Reply { cut: Some(Box::pin(cut)), ..self }
     }
 
     /// The next event. None after the end.
@@ -67,7 +81,16 @@ impl Reply {
         if self.ended {
             return Poll::Ready(None);
         }
-        let event = std::task::ready!(self.events.poll_recv(context));
+        let event = match self.events.poll_recv(context) {
+            Poll::Ready(event) => event,
+            Poll::Pending => {
+                let cut = self.cut.as_mut().map(|cut| cut.as_mut().poll(context));
+                if !matches!(cut, Some(Poll::Ready(()))) {
+                    return Poll::Pending;
+                }
+                Some(Err(ChatError::Stopped { reason: "the server is shutting down".into() }))
+            }
+        };
         // A driver that is gone without an end was dropped with its tokio runtime.
         let event = event.unwrap_or_else(|| Err(ChatError::Stopped { reason: "the runtime has ended".into() }));
         self.ended = matches!(event, Ok(ChatEvent::Done { .. }) | Err(_));

@@ -2,11 +2,9 @@
 
 use std::{fmt, sync::Arc};
 
-use bursar_model::{error::TextError, text::TemplateLimits};
-
 use super::{
     Chat, ChatError, ModelHandle,
-    preparation::{check_known, prompt_of},
+    preparation::{check_known, counted, counted_max, prompt_of, tokens_limit},
 };
 use crate::engine::ModelContext;
 
@@ -52,17 +50,20 @@ impl fmt::Debug for Prompt {
 /// # }
 /// ```
 impl ModelHandle {
-    /// The tokens of a text of at most 16 MiB. Names of special tokens in it become those tokens, unlike in a chat.
-    /// `add_special_tokens` also adds what the tokenizer puts around a text, such as a token for its beginning.
+    /// The tokens of a text. Names of special tokens in it become those tokens, unlike in a chat. `add_special_tokens`
+    /// also adds what the tokenizer puts around a text, such as a token for its beginning.
     ///
     /// # Errors
-    /// [`ChatError::Text`]; [`ChatError::NotStarted`] or [`ChatError::Stopped`].
+    /// [`ChatError::TooLong`] if it has more than 8,192 tokens above twice the context. [`ChatError::Text`];
+    /// [`ChatError::NotStarted`] or [`ChatError::Stopped`].
     pub async fn tokenize(&self, text: impl Into<String>, add_special_tokens: bool) -> Result<Vec<u32>, ChatError> {
-        let (text, bytes_max) = (text.into(), TemplateLimits::default().bytes_max);
-        if text.len() > bytes_max {
-            return Err(TextError::TooLong { bytes: text.len(), bytes_max }.into());
-        }
-        self.on_a_thread(move |context| Ok(context.prompts.tokenizer().encode(&text, add_special_tokens)?)).await
+        let text = text.into();
+        let encode = move |context: &ModelContext| {
+            let limit = tokens_limit(context, usize::MAX);
+            let tokens = context.prompts.tokenizer().encode_up_to(&text, add_special_tokens, counted_max(limit));
+            counted(tokens, limit)
+        };
+        self.on_a_thread(encode).await
     }
 
     /// The text of these tokens, special ones included. Bytes that are not UTF-8 become U+FFFD. An id that only pads
@@ -73,7 +74,7 @@ impl ModelHandle {
     pub async fn detokenize(&self, token_ids: impl Into<Vec<u32>>) -> Result<String, ChatError> {
         let ids = token_ids.into();
         let decode = move |context: &ModelContext| {
-            check_known(context, &ids)?;
+            check_known(context, &ids, "tokens")?;
             Ok(context.prompts.tokenizer().decode(&ids, false)?)
         };
         self.on_a_thread(decode).await
@@ -87,19 +88,18 @@ impl ModelHandle {
     pub async fn token_strs(&self, token_ids: impl Into<Vec<u32>>) -> Result<Vec<String>, ChatError> {
         let ids = token_ids.into();
         let spell = move |context: &ModelContext| {
-            check_known(context, &ids)?;
+            check_known(context, &ids, "tokens")?;
             Ok(ids.iter().map(|id| context.prompts.tokenizer().token_of(*id).unwrap_or_default()).collect())
         };
         self.on_a_thread(spell).await
     }
 
     /// What this chat would be as a prompt, made as for a reply. Pictures and videos are planned by their headers;
-    /// nothing is decoded or encoded. How the reply is to be generated is not looked at, nor is the deadline, and a
-    /// prompt that is longer than the context is no error: compare it with
-    /// [`context_tokens`](super::ModelFacts::context_tokens).
+    /// nothing is decoded or encoded. How the reply is to be generated is not looked at, nor is the deadline. A prompt may be
+    /// longer than the context: compare it with [`context_tokens`](super::ModelFacts::context_tokens).
     ///
     /// # Errors
-    /// Those of [`chat`](Self::chat) about turns, tools, pictures, videos and the template.
+    /// [`ChatError::TooLong`] if it has more than 8,192 tokens above twice the context. Those of [`chat`](Self::chat) about turns, tools, pictures, videos and the template.
     pub async fn prompt_of(&self, chat: Chat) -> Result<Prompt, ChatError> {
         self.on_a_thread(move |context| prompt_of(&chat, context)).await
     }

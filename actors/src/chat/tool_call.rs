@@ -5,8 +5,7 @@ use serde_json::{Map, Value, json};
 /// A call of a tool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolCall {
-    /// A name for this call, unlike that of any other, for the caller and its own API. Results that are shown to the
-    /// model do not carry it: they are matched by their [order](super::Chat::tool_result).
+    /// An id for this call, unlike that of any other, with which its [result](super::Chat::tool_result) is given.
     pub id: String,
     /// The tool's name. A model may call one that it was not offered.
     pub name: String,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bursar_budgets::Hint;
 use bursar_model::{
     error::GrammarError,
-    sampling::{CallableTool, ForcedCalls},
+    sampling::{CallableTool, ForcedCalls, close_objects},
 };
 use serde_json::{Value, json};
 use thiserror::Error;
@@ -21,7 +21,8 @@ pub enum ToolChoice {
     /// No: it is not shown the tools, and nothing in its reply is taken for a call.
     None,
     /// It calls at least one. After its reasoning, if it reasons, the reply is a call and nothing else, with arguments
-    /// that follow the tool's schema. [`Chat::format`] is refused beside it.
+    /// that follow the tool's schema. Objects whose schema names their members have no others, unless it sets
+    /// `additionalProperties`. [`Chat::format`] is refused beside it.
     Required,
     /// It calls the tool of this name, once, in the same way.
     Named(String),
@@ -46,9 +47,6 @@ pub enum ToolError {
         /// The tool's index, from 0.
         index: usize,
     },
-    /// The chat template ignores tools.
-    #[error("the chat template does not show tools to the model")]
-    NotShown,
     /// A call is forced, and the reply has another form.
     #[error("a tool must be called, so the reply cannot have a format")]
     WithFormat,
@@ -84,11 +82,6 @@ impl Hint for ToolError {
             ToolError::UnknownTool { .. } => "name one of the chat's tools".to_owned(),
             ToolError::Shape { .. } => {
                 "write it as `{\"type\": \"function\", \"function\": {\"name\": .., \"parameters\": {..}}}`".to_owned()
-            }
-            ToolError::NotShown => {
-                "describe the tools in a system message and set `reply_format`, or use a model whose template shows \
-                 tools"
-                    .to_owned()
             }
             ToolError::WithFormat => {
                 "leave out the format, or leave the choice to the model: then the reply has the format or is a \
@@ -139,12 +132,13 @@ fn name(tool: &Value) -> Option<&str> {
 }
 
 fn callable(tool: &Value) -> Option<CallableTool> {
-    let parameters = match &function(tool)["parameters"] {
+    let mut parameters = match &function(tool)["parameters"] {
         // OpenAI: "omitting parameters defines a function with an empty parameter list".
         Value::Null => json!({"type": "object", "properties": {}, "additionalProperties": false}),
         schema @ Value::Object(_) => schema.clone(),
         _ => return None,
     };
+    close_objects(&mut parameters);
     Some(CallableTool { name: name(tool)?.to_owned(), parameters })
 }
 

@@ -14,6 +14,7 @@ use bursar_model::{
 };
 
 use super::{LoadOptions, Lowered};
+use crate::knobs::SamplingDefaults;
 
 /// The host side of a model.
 pub struct ModelContext {
@@ -37,6 +38,16 @@ pub struct ModelContext {
     grammars: OnceLock<Result<GrammarCompiler, Arc<GrammarError>>>,
 }
 
+/// The checkpoint's defaults, with the sampling that these options choose.
+fn generation(checkpoint: &Checkpoint, defaults: SamplingDefaults) -> GenerationDefaults {
+    let own = checkpoint.generation.clone();
+    match defaults {
+        SamplingDefaults::Transformers => own,
+        SamplingDefaults::Vllm => GenerationDefaults { sampling: own.listed.clone(), ..own },
+        SamplingDefaults::Ignored => GenerationDefaults { sampling: GenerationDefaults::default().listed, ..own },
+    }
+}
+
 impl ModelContext {
     /// Joins a checkpoint's host side, including its `prompts`, with the envelope that was planned for.
     pub fn new(
@@ -56,7 +67,7 @@ impl ModelContext {
             family,
             prompts,
             processors: visual.map(Arc::new),
-            generation: checkpoint.generation.clone(),
+            generation: generation(checkpoint, options.sampling_defaults),
             cache: checkpoint.cache(),
             envelope,
             image_limits: options.image_limits.clone(),

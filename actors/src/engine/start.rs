@@ -178,7 +178,11 @@ impl EngineArguments {
         let StartPlan { inputs, unloaded, .. } = plan.clone();
         let (name, options) = (self.label.to_string(), self.options.clone());
         let parse = move || {
-            let (family, prompts) = (unloaded.config().clone(), checkpoint.prompts()?);
+            let family = unloaded.config().clone();
+            let prompts = match &options.chat_template {
+                Some(template) => checkpoint.prompts_with(template)?,
+                None => checkpoint.prompts()?,
+            };
             family.check_vocabulary(prompts.tokenizer())?;
             let prompts = prompts.with_placeholders(family.placeholder_texts());
             Ok(Arc::new(ModelContext::new(name, &checkpoint, family, &options, &inputs, prompts)))

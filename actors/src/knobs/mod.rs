@@ -15,7 +15,7 @@ mod table;
 pub use cache_type::{KvCacheType, KvCacheTypeError};
 pub use error::KnobError;
 pub use limits::Limits;
-pub use options::LoadOptions;
+pub use options::{LoadOptions, SamplingDefaults};
 pub use precision::{Precision, PrecisionError, UnknownPrecision};
 pub use resolve::{Names, Setting};
 pub use table::{Alias, Kind, Knob, Knobs, NESTED, Nested, Peer, TABLE};

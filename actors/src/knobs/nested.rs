@@ -57,6 +57,8 @@ pub(super) fn object(name: &str, value: &Value) -> Result<Map<String, Value>, Kn
     let read = match value {
         Value::String(text) => serde_json::from_str(text)
             .or_else(|_| serde_json::from_str(&with_products_multiplied(text)))
+            .ok()
+            .or_else(|| pairs(text))
             .unwrap_or(Value::Null),
         value => value.clone(),
     };
@@ -64,6 +66,15 @@ pub(super) fn object(name: &str, value: &Value) -> Result<Map<String, Value>, Kn
         Value::Object(object) => Ok(object),
         _ => Err(KnobError::value(name, value, "an object of names and values")),
     }
+}
+
+/// vLLM's other way to write an object of counts: `image=4,video=0`.
+fn pairs(text: &str) -> Option<Value> {
+    let pair = |pair: &str| {
+        let (name, count) = pair.split_once('=')?;
+        Some((name.trim().to_owned(), Value::from(count.trim().parse::<u64>().ok()?)))
+    };
+    text.split(',').map(pair).collect::<Option<Map<_, _>>>().map(Value::Object)
 }
 
 /// A count, with or without the sizes that vLLM profiles with.

@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroUsize, path::PathBuf, time::Duration};
 
-use bursar_budgets::Bytes;
+use bursar_budgets::{Bytes, system_memory_left};
 use bursar_kernels::BlasSearch;
 use bursar_model::{Envelope, checkpoint::WeightQuantization, flow::ImageLimits};
 
@@ -30,6 +30,10 @@ pub struct LoadOptions {
     /// The names by which limits were set, for errors and suggestions
     /// ([`Knobs::named_from`](crate::knobs::Knobs::named_from)).
     pub names: Names,
+    /// A Jinja template, instead of the checkpoint's.
+    pub chat_template: Option<String>,
+    /// How `generation_config.json` sets the sampling of requests that set none.
+    pub sampling_defaults: SamplingDefaults,
     /// Limits on a picture before it is decoded.
     pub image_limits: ImageLimits,
     /// The share of the remaining memory that keys and values take, above 0 and up to 1. Default: 0.9 on a host device,
@@ -60,8 +64,9 @@ pub struct LoadOptions {
     pub deadlines: Deadlines,
     /// The shares of tenants that wait at the same time. Default: equal ones.
     pub tenant_weights: TenantWeights,
-    /// How many requests may run or wait. One more is refused with `Overloaded`.
-    pub requests: usize,
+    /// How many requests may run or wait. One more is refused with `Overloaded`. Default:
+    /// [`requests_for`](LoadOptions::requests_for).
+    pub requests: Option<usize>,
     /// Puts the model to sleep when it has had no request for this long: at level 1 if host memory is left for its
     /// weights, otherwise at level 2. The next request wakes it. Default: none, so that it sleeps only when asked to.
     pub sleep_after: Option<Duration>,
@@ -96,6 +101,18 @@ pub struct LoadOptions {
     pub faults: FaultPlan,
 }
 
+/// What a checkpoint's `generation_config.json` says of sampling.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SamplingDefaults {
+    /// As transformers reads it: greedy unless it sets `do_sample`, and `top_k` is 50 unless it sets another.
+    #[default]
+    Transformers,
+    /// As vLLM reads it: what it sets applies, and the temperature is 1 unless it sets another. `do_sample` is ignored.
+    Vllm,
+    /// It is not read: the temperature is 1, and nothing else applies.
+    Ignored,
+}
+
 impl Default for LoadOptions {
     fn default() -> Self {
         LoadOptions {
@@ -103,6 +120,8 @@ impl Default for LoadOptions {
             envelope: None,
             limits: Limits::default(),
             names: Names::default(),
+            chat_template: None,
+            sampling_defaults: SamplingDefaults::default(),
             image_limits: ImageLimits::default(),
             memory_fraction: None,
             kv_tokens: None,
@@ -115,7 +134,7 @@ impl Default for LoadOptions {
             token_interval: Some(Duration::from_millis(TOKEN_INTERVAL as u64)),
             deadlines: Deadlines::default(),
             tenant_weights: TenantWeights::default(),
-            requests: 128,
+            requests: None,
             sleep_after: None,
             wake_within: Duration::from_secs(120),
             threads: std::thread::available_parallelism().map_or(1, usize::from),
@@ -136,7 +155,7 @@ impl LoadOptions {
     /// Limits that are stressed in a moment, for tests, examples and small programs: contexts of 512 tokens, 4
     /// sequences at once, two pictures of 448 x 448 pixels per request, 16 requests running or waiting.
     pub fn small() -> Self {
-        LoadOptions { envelope: Some(Envelope::small()), requests: 16, ..LoadOptions::default() }
+        LoadOptions { envelope: Some(Envelope::small()), requests: Some(16), ..LoadOptions::default() }
     }
 
     /// What the options say about the size of keys and values.
@@ -148,6 +167,26 @@ impl LoadOptions {
     /// The same with all that is left of the device, for a model that has had its share of it.
     pub(crate) fn with_all_memory(self) -> Self {
         LoadOptions { memory_fraction: Some(1.0), device_fraction: None, ..self }
+    }
+
+    /// How many requests may run or wait on a GPU, or where host memory stands in for one: [`requests`](Self::requests),
+    /// or by default the larger of 1,024 and four times the sequences of a step, so that a burst fills every step. If
+    /// prompts of this number could take more than a quarter of the host memory that is left, it is lower, but not below
+    /// the sequences.
+    pub fn requests_for(&self, is_host: bool) -> usize {
+        /// Bytes of host memory per token of a prompt that waits: its id, positions, block names and text.
+        const TOKEN_BYTES: u64 = 64;
+        const USUAL: usize = 1024;
+        if let Some(requests) = self.requests {
+            return requests;
+        }
+        let envelope = self.envelope.clone().unwrap_or_else(|| Self::envelope_for(is_host));
+        let sequences = self.limits.sequences.unwrap_or(envelope.sequences);
+        let context = self.limits.context_tokens.unwrap_or(envelope.context_tokens);
+        let wanted = sequences.saturating_mul(4).max(USUAL);
+        let bytes_each = (context as u64).saturating_mul(TOKEN_BYTES).max(1);
+        let fit = system_memory_left().map_or(usize::MAX, |left| (left.0 / 4 / bytes_each) as usize);
+        wanted.min(fit).max(sequences)
     }
 
     /// The default envelope on a GPU, or where host memory stands in for one.

@@ -1,12 +1,29 @@
 //! Products of whole numbers, as people write sizes of pictures: `1920*1080`.
 
 /// Multiplies whole numbers with `*` between them. Digits may be separated by `_` or `,`, and a single number stands
-/// for itself. None for anything else, and if the product exceeds a `u64`.
+/// for itself. A number may end in `k`, `m` or `g` for thousands, millions and billions, and then have a decimal point,
+/// or in `K`, `M` or `G` for powers of 1,024, as in vLLM. None for anything else, and if the product exceeds a `u64`.
 pub(super) fn product(typed: &str) -> Option<u64> {
-    typed.split('*').try_fold(1u64, |product, factor| {
-        let factor: u64 = factor.trim().replace(['_', ','], "").parse().ok()?;
-        product.checked_mul(factor)
-    })
+    typed.split('*').try_fold(1u64, |product, factor| product.checked_mul(number(factor.trim())?))
+}
+
+fn number(typed: &str) -> Option<u64> {
+    let typed = typed.replace(['_', ','], "");
+    const UNITS: [(char, u64); 6] =
+        [('k', 1000), ('m', 1_000_000), ('g', 1_000_000_000), ('K', 1 << 10), ('M', 1 << 20), ('G', 1 << 30)];
+    let Some((digits, unit)) = UNITS.iter().find_map(|(letter, unit)| Some((typed.strip_suffix(*letter)?, *unit)))
+    else {
+        return typed.parse().ok();
+    };
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    let is_decimal = unit.is_multiple_of(1000);
+    if !is_decimal && digits.contains('.') || digits.ends_with('.') || fraction.len() > 9 {
+        return None;
+    }
+    let parts = 10u64.checked_pow(fraction.len() as u32)?;
+    let value: u64 = format!("{whole}{fraction}").parse().ok()?;
+    let scaled = value.checked_mul(unit)?;
+    scaled.is_multiple_of(parts).then_some(scaled / parts)
 }
 
 /// JSON in which products outside strings are multiplied; with them it would not be valid JSON.
@@ -38,6 +55,15 @@ mod tests {
             (" 1280 * 28*28 ", Some(1_003_520)),
             ("1_024", Some(1024)),
             ("2,048*2", Some(4096)),
+            ("16k", Some(16_000)),
+            ("16K", Some(16_384)),
+            ("25.6k", Some(25_600)),
+            ("1M*2", Some(2 << 20)),
+            ("1.5K", None),
+            ("1.0001k", None),
+            ("k", None),
+            (".k", None),
+            ("1.k", None),
             ("1920*", None),
             ("*", None),
             ("-2*3", None),

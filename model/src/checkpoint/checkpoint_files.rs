@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use bursar_kernels::DType;
 use serde_json::Value;
@@ -20,11 +20,20 @@ pub enum CheckpointSource {
     /// A folder.
     Folder(PathBuf),
     /// File names and contents, compiled into the binary.
-    Embedded(&'static [(&'static str, &'static [u8])]),
+    Embedded(&'static [(&'static str, EmbeddedFile)]),
     /// Settings in memory or in a folder, and weights from a seed.
     Random(Arc<RandomCheckpoint>),
     /// One GGUF file; [`registry::open_gguf`](crate::registry::open_gguf) opens it.
     Gguf(Arc<GgufFile>),
+}
+
+/// The content of a file that is compiled into the binary.
+#[derive(Clone, Copy, Debug)]
+pub enum EmbeddedFile {
+    /// The bytes themselves.
+    Plain(&'static [u8]),
+    /// Bytes that are decompressed when they are first read, and kept until the process ends.
+    Compressed(&'static LazyLock<Vec<u8>>),
 }
 
 impl CheckpointSource {
@@ -187,8 +196,12 @@ impl TextFiles {
     }
 }
 
-pub(super) fn embedded(files: &'static [(&'static str, &'static [u8])], file: &str) -> Option<&'static [u8]> {
-    files.iter().find(|(name, _)| *name == file).map(|&(_, content)| content)
+pub(super) fn embedded(files: &'static [(&'static str, EmbeddedFile)], file: &str) -> Option<&'static [u8]> {
+    let (_, content) = files.iter().find(|(name, _)| *name == file)?;
+    Some(match *content {
+        EmbeddedFile::Plain(content) => content,
+        EmbeddedFile::Compressed(content) => content,
+    })
 }
 
 pub(super) fn unreadable(file: &str, error: &std::io::Error) -> CheckpointError {

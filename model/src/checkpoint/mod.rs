@@ -16,7 +16,7 @@ pub mod shard;
 pub mod stored;
 pub mod tensors;
 
-pub use checkpoint_files::CheckpointSource;
+pub use checkpoint_files::{CheckpointSource, EmbeddedFile};
 pub use fingerprint::CheckpointFingerprint;
 pub use gguf::{GgufArchitecture, GgufFile};
 #[cfg(feature = "hub")]

@@ -15,7 +15,7 @@ use crate::flow::CacheFormat;
 use crate::processor::{ImageProcessor, ImageProcessorConfig, VideoProcessor, config::TILING_KEYS};
 use crate::sampling::GenerationDefaults;
 use crate::text::error::TextError;
-use crate::text::template_source::TemplateFiles;
+use crate::text::template_source::{DEFAULT_TEMPLATE, TemplateFiles};
 use crate::text::{ChatTemplate, PromptEncoder, TemplateLimits, TemplateSources, Tokenizer, VocabularyFiles};
 
 /// What a text model's part of `config.json` is called.
@@ -142,6 +142,19 @@ impl Checkpoint {
             TokenizerFiles::Parts(vocabulary) => Tokenizer::from_bytes(&vocabulary.tokenizer_json()?)?,
         };
         Ok(PromptEncoder::new(tokenizer, self.template.clone()))
+    }
+
+    /// As [`prompts`](Self::prompts), with this Jinja template instead of the checkpoint's.
+    ///
+    /// # Errors
+    /// As [`prompts`](Self::prompts); the template does not compile.
+    pub fn prompts_with(&self, template: &str) -> Result<PromptEncoder, CheckpointError> {
+        let sources = TemplateSources {
+            templates: [(DEFAULT_TEMPLATE.to_owned(), template.to_owned())].into(),
+            special_tokens: self.template.sources().special_tokens.clone(),
+        };
+        let template = ChatTemplate::new(sources, TemplateLimits::default())?;
+        Ok(PromptEncoder::new(self.prompts()?.tokenizer().clone(), template))
     }
 
     /// The id of an added token, from `added_tokens.json`, `tokenizer_config.json` or `tokenizer.json`; `None` if none

@@ -85,8 +85,18 @@ impl ImageBytes {
     pub fn open(path: impl AsRef<Path>, limits: &ImageLimits) -> Result<Self, ImageError> {
         let path = path.as_ref();
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        match std::fs::File::open(path) {
+            Ok(file) => ImageBytes::read(&file, name, limits),
+            Err(error) => Err(ImageError::Unreadable { name, kind: error.kind() }),
+        }
+    }
+
+    /// Reads an open file, at most `limits.bytes_max` bytes of it. Errors call it `name`.
+    ///
+    /// # Errors
+    /// See [`open`](Self::open).
+    pub fn read(file: &std::fs::File, name: String, limits: &ImageLimits) -> Result<Self, ImageError> {
         let unreadable = |error: std::io::Error| ImageError::Unreadable { name: name.clone(), kind: error.kind() };
-        let file = std::fs::File::open(path).map_err(unreadable)?;
         let announced = file.metadata().map_err(unreadable)?.len();
         limits.check_bytes(Bytes(announced))?;
         // A pipe or a growing file yields more than its size says. One byte beyond the limit is enough to detect that.

@@ -20,8 +20,10 @@ pub enum SamplingError {
         range: &'static str,
     },
     /// The model's vocabulary does not have the token.
-    #[error("token {token} is not in the model's vocabulary of {vocabulary} tokens")]
+    #[error("token {token} of `{parameter}` is not in the model's vocabulary of {vocabulary} tokens")]
     UnknownToken {
+        /// What the token was given in: `logit_bias`, `stop_token_ids`, `prompt` or `tokens`.
+        parameter: &'static str,
         /// The token's id.
         token: u32,
         /// Number of tokens in the vocabulary.

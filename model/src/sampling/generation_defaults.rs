@@ -10,16 +10,21 @@ use super::parameters::SamplingParams;
 pub struct GenerationDefaults {
     /// Sampling parameters, checked. The temperature is 0 if `do_sample` is off, and the seed is 0.
     pub sampling: SamplingParams,
+    /// The same as vLLM reads the file: a setting that is not in it does not apply, the temperature is 1 without one, and
+    /// `do_sample` is ignored.
+    pub listed: SamplingParams,
     /// Tokens that end a reply.
     pub eos_ids: Vec<u32>,
     /// The token that begins a text, if the family uses one.
     pub bos_id: Option<u32>,
 }
 
-/// The defaults without a file: greedy, and no token ends a reply.
+/// The defaults without a file: greedy, or drawn at temperature 1 as [`listed`](GenerationDefaults::listed), and no token
+/// ends a reply.
 impl Default for GenerationDefaults {
     fn default() -> Self {
-        GenerationDefaults { sampling: SamplingParams::default(), eos_ids: Vec::new(), bos_id: None }
+        let listed = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
+        GenerationDefaults { sampling: SamplingParams::default(), listed, eos_ids: Vec::new(), bos_id: None }
     }
 }
 
@@ -54,7 +59,9 @@ impl GenerationDefaults {
             ..SamplingParams::default()
         };
         sampling.check()?;
+        let listed_top_k = if file["top_k"].is_null() { 0 } else { sampling.top_k };
         Ok(GenerationDefaults {
+            listed: SamplingParams { temperature, top_k: listed_top_k, ..sampling.clone() },
             sampling,
             eos_ids: ids(&file["eos_token_id"], "eos_token_id")?,
             bos_id: ids(&file["bos_token_id"], "bos_token_id")?.first().copied(),

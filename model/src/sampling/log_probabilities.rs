@@ -29,7 +29,7 @@ pub fn log_probabilities(
     check_top(top)?;
     check_logits(logits)?;
     if token as usize >= logits.len() {
-        return Err(SamplingError::UnknownToken { token, vocabulary: logits.len() });
+        return Err(SamplingError::UnknownToken { parameter: "tokens", token, vocabulary: logits.len() });
     }
     let distribution = Distribution::of(logits);
     let of = |logit, id| LogProbability { id, log_probability: distribution.log_probability(logit) };

@@ -82,7 +82,9 @@ impl SamplingParams {
     /// [`SamplingError::UnknownToken`] for a bias on a token that a model with `vocabulary` logits does not have.
     pub fn check_tokens(&self, vocabulary: usize) -> Result<(), SamplingError> {
         match self.logit_bias.keys().next_back() {
-            Some(&token) if token as usize >= vocabulary => Err(SamplingError::UnknownToken { token, vocabulary }),
+            Some(&token) if token as usize >= vocabulary => {
+                Err(SamplingError::UnknownToken { parameter: "logit_bias", token, vocabulary })
+            }
             _ => Ok(()),
         }
     }

@@ -77,7 +77,7 @@ impl Sampler {
     /// [`SamplingError::TooManyTokens`] for more than 1,024 end tokens, if there is a minimum.
     pub fn with_tokens_min(mut self, tokens_min: usize, end_tokens: Arc<[u32]>) -> Result<Self, SamplingError> {
         if tokens_min > 0 {
-            check_listed("stop_token", end_tokens.len())?;
+            check_listed("stop_token_ids", end_tokens.len())?;
         }
         (self.tokens_min, self.end_tokens) = (tokens_min, end_tokens);
         Ok(self)

@@ -101,6 +101,8 @@ pub struct ChatTemplate {
     limits: TemplateLimits,
     /// The names of templates that take contents as strings alone.
     of_strings: BTreeSet<String>,
+    /// It refuses ids of calls that have not nine characters, as Mistral's does.
+    has_short_ids: bool,
 }
 
 impl ChatTemplate {
@@ -159,7 +161,8 @@ impl ChatTemplate {
             let metered = metered(&plain, &syntax).map_err(refused)?;
             environment.add_template_owned(name.clone(), metered).map_err(refused)?;
         }
-        let mut template = ChatTemplate { environment, sources, limits, of_strings: BTreeSet::new() };
+        let has_short_ids = sources.templates.values().any(|source| source.contains("length != 9"));
+        let mut template = ChatTemplate { environment, sources, limits, of_strings: BTreeSet::new(), has_short_ids };
         let names = template.sources.templates.keys();
         template.of_strings = names.filter(|name| !template.reads_lists(name)).cloned().collect();
         Ok(template)
@@ -212,6 +215,10 @@ impl ChatTemplate {
     /// [`TextError::Template`]; [`TextError::TemplateSteps`], [`TextError::TemplateBytes`] or
     /// [`TextError::TemplateMemory`] over a limit; [`TextError::Continue`].
     pub fn render(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<String, TextError> {
+        if self.has_short_ids && messages.iter().any(Message::has_long_ids) {
+            let messages: Vec<_> = messages.iter().map(Message::with_short_ids).collect();
+            return self.render(&messages, inputs);
+        }
         let takes_strings = self.of_strings.contains(self.select(inputs)?);
         if takes_strings && messages.iter().any(|message| message.texts().nth(1).is_some()) {
             let messages: Vec<_> = messages.iter().map(Message::with_lines).collect();

@@ -101,6 +101,12 @@ pub enum TextError {
     /// The last turn cannot be continued.
     #[error(transparent)]
     Continue(#[from] ContinueError),
+    /// A text has too many tokens. The rest was not tokenized.
+    #[error("the text has more than {limit} tokens")]
+    TooManyTokens {
+        /// The limit.
+        limit: usize,
+    },
     /// A text to be tokenized is too long.
     #[error("the text has {bytes} bytes; the limit is {bytes_max}")]
     TooLong {
@@ -127,6 +133,14 @@ pub enum TextError {
 }
 
 impl TextError {
+    /// The same error about a text of which this one was a part.
+    pub(super) fn up_to(self, tokens_max: usize) -> Self {
+        match self {
+            TextError::TooManyTokens { .. } => TextError::TooManyTokens { limit: tokens_max },
+            error => error,
+        }
+    }
+
     /// The template's message, which the error's text leaves out because it may quote a chat message. Show it to the
     /// author of the messages, never log it.
     pub fn reason(&self) -> Option<&str> {
@@ -167,7 +181,7 @@ impl Hint for TextError {
                 "shorten the conversation, or raise the template's limits if you trust the template".into()
             }
             TextError::Continue(error) => error.hint(),
-            TextError::TooLong { .. } => "tokenize it in parts".into(),
+            TextError::TooLong { .. } | TextError::TooManyTokens { .. } => "tokenize it in parts".into(),
             TextError::StopStrings { count_max, bytes_max, .. } => {
                 format!("give at most {count_max} stop strings of 1 to {bytes_max} bytes each")
             }

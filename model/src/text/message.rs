@@ -32,7 +32,12 @@ pub enum Part {
     /// `{"type": "function", "function": {"name": .., "arguments": {..}}}`. Templates get a message's calls separately
     /// from its content.
     ToolCall(serde_json::Value),
+    /// The id of the call whose result this message is. Templates get it separately, as `tool_call_id`.
+    ResultOf(String),
 }
+
+/// Characters of ids in Mistral's templates.
+const SHORT_ID: usize = 9;
 
 /// One turn of a conversation.
 ///
@@ -40,7 +45,8 @@ pub enum Part {
 /// is only text, because templates of text-only models concatenate it: its texts end to end, as templates that read
 /// lists write them. Otherwise it is a list of
 /// `{"type": "text", "text": ..}`, `{"type": "image"}` and `{"type": "video"}`. Reasoning is in
-/// `reasoning_content`, and calls of functions are in a list, `tool_calls`.
+/// `reasoning_content`, calls of functions are in a list, `tool_calls`, and a result has the id of its call in
+/// `tool_call_id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// The author of a message.
@@ -69,7 +75,7 @@ impl Message {
     pub fn texts(&self) -> impl Iterator<Item = &str> {
         self.content.iter().filter_map(|part| match part {
             Part::Text(text) => Some(text.as_str()),
-            Part::Image | Part::Video | Part::Reasoning(_) | Part::ToolCall(_) => None,
+            Part::Image | Part::Video | Part::Reasoning(_) | Part::ToolCall(_) | Part::ResultOf(_) => None,
         })
     }
 
@@ -91,7 +97,7 @@ impl Message {
                 (Part::Text(_), None) => last_text = Some(content.len()),
                 (Part::Image | Part::Video, _) => last_text = None,
                 // Templates get these apart from the content.
-                (Part::Reasoning(_) | Part::ToolCall(_), _) => {}
+                (Part::Reasoning(_) | Part::ToolCall(_) | Part::ResultOf(_), _) => {}
             }
             content.push(part.clone());
         }
@@ -102,7 +108,7 @@ impl Message {
     pub fn reasoning(&self) -> impl Iterator<Item = &str> {
         self.content.iter().filter_map(|part| match part {
             Part::Reasoning(text) => Some(text.as_str()),
-            Part::Text(_) | Part::Image | Part::Video | Part::ToolCall(_) => None,
+            Part::Text(_) | Part::Image | Part::Video | Part::ToolCall(_) | Part::ResultOf(_) => None,
         })
     }
 
@@ -110,7 +116,41 @@ impl Message {
     pub fn tool_calls(&self) -> impl Iterator<Item = &serde_json::Value> {
         self.content.iter().filter_map(|part| match part {
             Part::ToolCall(call) => Some(call),
-            Part::Text(_) | Part::Image | Part::Video | Part::Reasoning(_) => None,
+            Part::Text(_) | Part::Image | Part::Video | Part::Reasoning(_) | Part::ResultOf(_) => None,
+        })
+    }
+
+    /// Whether an id of a call is longer than [`SHORT_ID`].
+    pub(super) fn has_long_ids(&self) -> bool {
+        let mut ids = self.tool_calls().filter_map(|call| call["id"].as_str()).chain(self.result_of());
+        ids.any(|id| id.chars().nth(SHORT_ID).is_some())
+    }
+
+    /// The message with the last characters of longer ids, as vLLM cuts them.
+    pub(super) fn with_short_ids(&self) -> Message {
+        let short = |id: &str| match id.char_indices().rev().nth(SHORT_ID - 1) {
+            Some((at, _)) => id[at..].to_owned(),
+            None => id.to_owned(),
+        };
+        let content = self.content.iter().map(|part| match part {
+            Part::ToolCall(call) => {
+                let mut call = call.clone();
+                if let Some(id) = call["id"].as_str().map(short) {
+                    call["id"] = id.into();
+                }
+                Part::ToolCall(call)
+            }
+            Part::ResultOf(id) => Part::ResultOf(short(id)),
+            part => part.clone(),
+        });
+        Message { role: self.role, content: content.collect() }
+    }
+
+    /// The id of the call whose result this is.
+    pub fn result_of(&self) -> Option<&str> {
+        self.content.iter().find_map(|part| match part {
+            Part::ResultOf(id) => Some(id.as_str()),
+            _ => None,
         })
     }
 }
@@ -124,6 +164,7 @@ impl std::fmt::Debug for Part {
             Part::Video => formatter.write_str("Video"),
             Part::Reasoning(text) => write!(formatter, "Reasoning({} bytes)", text.len()),
             Part::ToolCall(_) => formatter.write_str("ToolCall(..)"),
+            Part::ResultOf(_) => formatter.write_str("ResultOf(..)"),
         }
     }
 }
@@ -140,6 +181,7 @@ impl Serialize for Part {
             Part::Video => map.serialize_entry("type", "video")?,
             Part::Reasoning(_) => map.serialize_entry("type", "reasoning")?,
             Part::ToolCall(_) => map.serialize_entry("type", "tool_call")?,
+            Part::ResultOf(_) => map.serialize_entry("type", "tool_call_id")?,
         }
         map.end()
     }
@@ -152,7 +194,7 @@ impl Serialize for Message {
         if self.images() + self.videos() == 0 {
             map.serialize_entry("content", &self.texts().collect::<String>())?;
         } else {
-            let is_said = |part: &&Part| !matches!(part, Part::ToolCall(_) | Part::Reasoning(_));
+            let is_said = |part: &&Part| !matches!(part, Part::ToolCall(_) | Part::Reasoning(_) | Part::ResultOf(_));
             let said: Vec<_> = self.content.iter().filter(is_said).collect();
             map.serialize_entry("content", &said)?;
         }
@@ -162,6 +204,9 @@ impl Serialize for Message {
         let calls: Vec<_> = self.tool_calls().collect();
         if !calls.is_empty() {
             map.serialize_entry("tool_calls", &calls)?;
+        }
+        if let Some(id) = self.result_of() {
+            map.serialize_entry("tool_call_id", id)?;
         }
         map.end()
     }

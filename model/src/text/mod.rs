@@ -3,6 +3,7 @@
 pub(crate) mod byte_level;
 mod call_object;
 pub mod chat_template;
+mod described_tools;
 pub mod detokenizer;
 pub(crate) mod error;
 mod final_turn;
@@ -12,6 +13,7 @@ pub mod prompt;
 pub(crate) mod python_value;
 pub mod reply_format;
 pub mod reply_parser;
+mod seams;
 pub mod special_guard;
 pub mod spelling;
 pub mod stop_rules;
@@ -24,6 +26,7 @@ pub mod tokenizer;
 pub(crate) mod vocabulary_files;
 
 pub use chat_template::{ChatTemplate, TemplateInputs, TemplateLimits};
+pub use described_tools::describe_tools;
 pub use detokenizer::Detokenizer;
 pub use final_turn::ContinueError;
 pub use message::{Message, Part, Role};

@@ -21,7 +21,7 @@ impl PlaceholderTexts {
                 Part::Text(text) => said += &text,
                 Part::Image => said.extend([self.image, "\n"]),
                 Part::Video => said.extend([self.video, "\n"]),
-                part @ (Part::Reasoning(_) | Part::ToolCall(_)) => rest.push(part),
+                part @ (Part::Reasoning(_) | Part::ToolCall(_) | Part::ResultOf(_)) => rest.push(part),
             }
         }
         rest.insert(0, Part::Text(said));

@@ -9,6 +9,10 @@ use super::placeholder_texts::PlaceholderTexts;
 use super::special_guard::SpecialGuard;
 use super::tokenizer::Tokenizer;
 
+/// Texts with more bytes per token that they may have are counted before a prompt is made of them. In English a token has
+/// four bytes.
+const BYTES_PER_TOKEN: usize = 8;
+
 /// Renders and encodes conversations. Cloning shares the tokenizer and the template.
 ///
 /// For text without names of special tokens, the tokens equal those of Hugging Face's `apply_chat_template`. A name in
@@ -58,23 +62,25 @@ impl PromptEncoder {
     /// # Errors
     /// As [`ChatTemplate::render`] and [`Tokenizer::encode`].
     pub fn encode(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<Vec<u32>, TextError> {
-        self.encode_rewritten(messages, inputs, |rendered| rendered)
+        self.encode_rewritten(messages, inputs, usize::MAX, |rendered| rendered)
     }
 
     /// As [`encode`](Self::encode), with `rewrite` applied to the rendered text before it is encoded. No name of a
-    /// special token in that text is a user's.
+    /// special token in that text is a user's. Stops when it is clear that there will be more than `tokens_max` tokens.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// As [`encode`](Self::encode); [`TextError::TooManyTokens`].
     pub fn encode_rewritten(
         &self,
         messages: &[Message],
         inputs: &TemplateInputs,
+        tokens_max: usize,
         rewrite: impl FnOnce(String) -> String,
     ) -> Result<Vec<u32>, TextError> {
+        self.check_length(messages, inputs, tokens_max)?;
         let written = written_texts(messages, inputs);
         if !written.iter().any(|text| self.is_suspect(text)) {
-            return self.tokenizer.encode(&rewrite(self.render(messages, inputs)?), false);
+            return self.tokenizer.encode_up_to(&rewrite(self.render(messages, inputs)?), false, tokens_max);
         }
         let sources = self.template.sources().templates.values().map(String::as_str);
         let mark = SpecialGuard::unused_mark(written.iter().copied().chain(sources))
@@ -84,7 +90,26 @@ impl PromptEncoder {
         let mut inputs = inputs.clone();
         inputs.tools.iter_mut().flatten().for_each(|tool| mark_json(tool, guard, mark));
         inputs.variables.values_mut().for_each(|value| mark_json(value, guard, mark));
-        self.encode_marked(&rewrite(self.render(&messages, &inputs)?), mark)
+        self.encode_marked(&rewrite(self.render(&messages, &inputs)?), mark, tokens_max)
+    }
+
+    /// Refuses messages whose texts alone have too many tokens, before they are copied into a prompt. Counting takes
+    /// time, so it is left out where the texts are short enough for their tokens to be too few.
+    fn check_length(&self, messages: &[Message], inputs: &TemplateInputs, tokens_max: usize) -> Result<(), TextError> {
+        let texts = messages.iter().flat_map(Message::texts);
+        let tools: Vec<String> = inputs.tools.iter().flatten().map(serde_json::Value::to_string).collect();
+        let texts: Vec<&str> = texts.chain(tools.iter().map(String::as_str)).collect();
+        let bytes: usize = texts.iter().map(|text| text.len()).sum();
+        if bytes / BYTES_PER_TOKEN <= tokens_max {
+            return Ok(());
+        }
+        let mut left = tokens_max;
+        for text in texts {
+            let ids = self.tokenizer.encode_plain_up_to(text, left).map_err(|error| error.up_to(tokens_max))?;
+            // Where texts are joined, two tokens may become one.
+            left -= ids.len().saturating_sub(1);
+        }
+        Ok(())
     }
 
     fn render(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<String, TextError> {
@@ -106,25 +131,26 @@ impl PromptEncoder {
 
     /// Finds added tokens as the library does (the first to start, then the longest) and encodes the text between them,
     /// without marks, as plain text. It ignores `lstrip` and `rstrip` of added tokens.
-    fn encode_marked(&self, rendered: &str, mark: char) -> Result<Vec<u32>, TextError> {
-        let added = self.tokenizer.added_tokens();
+    fn encode_marked(&self, rendered: &str, mark: char, tokens_max: usize) -> Result<Vec<u32>, TextError> {
         let mut ids = Vec::new();
         let mut rest = rendered;
         while !rest.is_empty() {
-            let found = added.iter().filter_map(|token| {
-                rest.find(token.content.as_str()).map(|at| (at, std::cmp::Reverse(token.content.len()), token.id))
-            });
-            let (at, length, id) = match found.min() {
-                Some((at, std::cmp::Reverse(length), id)) => (at, length, Some(id)),
-                None => (rest.len(), 0, None),
+            let (place, id) = match self.tokenizer.first_added(rest) {
+                Some((place, id)) => (place, Some(id)),
+                None => (rest.len()..rest.len(), None),
             };
-            if at > 0 {
-                ids.extend(self.tokenizer.encode_plain(&rest[..at].replace(mark, ""))?);
+            if place.start > 0 {
+                let (plain, left) = (rest[..place.start].replace(mark, ""), tokens_max.saturating_sub(ids.len()));
+                let plain = self.tokenizer.encode_plain_up_to(&plain, left);
+                ids.extend(plain.map_err(|error| error.up_to(tokens_max))?);
             }
             ids.extend(id);
-            rest = &rest[at + length..];
+            rest = &rest[place.end..];
         }
-        Ok(ids)
+        match ids.len() > tokens_max {
+            true => Err(TextError::TooManyTokens { limit: tokens_max }),
+            false => Ok(ids),
+        }
     }
 }
 
@@ -132,6 +158,7 @@ impl PromptEncoder {
 fn written_texts<'a>(messages: &'a [Message], inputs: &'a TemplateInputs) -> Vec<&'a str> {
     let mut texts: Vec<_> = messages.iter().flat_map(Message::texts).collect();
     texts.extend(messages.iter().flat_map(Message::reasoning));
+    texts.extend(messages.iter().filter_map(Message::result_of));
     let calls = messages.iter().flat_map(Message::tool_calls);
     let values = inputs.tools.iter().flatten().chain(inputs.variables.values()).chain(calls);
     values.for_each(|value| collect_json(value, &mut texts));
@@ -157,6 +184,7 @@ fn marked_message(message: &Message, guard: &SpecialGuard, mark: char) -> Messag
     let content = message.content.iter().map(|part| match part {
         Part::Text(text) => Part::Text(guard.mark(text, mark)),
         Part::Reasoning(text) => Part::Reasoning(guard.mark(text, mark)),
+        Part::ResultOf(id) => Part::ResultOf(guard.mark(id, mark)),
         Part::ToolCall(call) => {
             let mut call = call.clone();
             mark_json(&mut call, guard, mark);

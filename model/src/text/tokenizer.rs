@@ -1,10 +1,12 @@
 //! The tokenizer: text to ids and back, with or without special tokens.
 
-use std::sync::Arc;
+use std::{borrow::Cow, collections::HashMap, ops::Range, sync::Arc};
 
+use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::{Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer};
 
 use super::error::TextError;
+use super::seams::{PIECE_BYTES, Seams};
 use super::special_guard::SpecialGuard;
 
 /// A checkpoint's `tokenizer.json`. Cloning shares it.
@@ -16,8 +18,13 @@ pub struct Tokenizer {
 struct Shared {
     inner: tokenizers::Tokenizer,
     added: Vec<AddedToken>,
+    /// Finds the first added token, and the longest of those that begin there.
+    finder: Option<AhoCorasick>,
     guard: SpecialGuard,
     vocabulary_size: usize,
+    seams: Seams,
+    /// What the post-processor puts before and after a text.
+    around: Option<(Vec<u32>, Vec<u32>)>,
 }
 
 /// A token that is matched as a whole in text, before merges apply.
@@ -50,8 +57,13 @@ impl Tokenizer {
             .collect();
         added.sort_by_key(|token| token.id);
         let guard = SpecialGuard::new(added.iter().filter(|token| token.special).map(|token| token.content.as_str()));
-        let vocabulary_size = vocabulary_size(&inner);
-        Ok(Tokenizer { shared: Arc::new(Shared { inner, added, guard, vocabulary_size }) })
+        let contents: Vec<&str> = added.iter().map(|token| token.content.as_str()).collect();
+        let vocabulary = inner.get_vocab(true);
+        let seams = Seams::of(&inner, &vocabulary, &contents);
+        let finder = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&contents).ok();
+        let (vocabulary_size, around) = (size_of(&vocabulary), around(&inner));
+        let shared = Shared { inner, added, finder, guard, vocabulary_size, seams, around };
+        Ok(Tokenizer { shared: Arc::new(shared) })
     }
 
     /// Ids of `text`, in which names of special tokens become those tokens. Use it for text from this crate or the
@@ -63,8 +75,46 @@ impl Tokenizer {
     /// # Errors
     /// [`TextError::Encode`].
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
-        let encoding = self.shared.inner.encode_fast(text, add_special_tokens);
-        encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|_| TextError::Encode { bytes: text.len() })
+        self.encode_up_to(text, add_special_tokens, usize::MAX)
+    }
+
+    /// As [`encode`](Self::encode), but stops soon after `tokens_max` tokens, in time and memory that do not depend on the
+    /// rest of the text. Long texts are encoded in pieces that have the tokens of the whole. Only where 64 KiB of text
+    /// have no blank or punctuation between two letters or digits may a token be split at a border.
+    ///
+    /// # Errors
+    /// [`TextError::TooManyTokens`] and [`TextError::Encode`].
+    pub fn encode_up_to(&self, text: &str, add_special_tokens: bool, tokens_max: usize) -> Result<Vec<u32>, TextError> {
+        let whole = |text: &str, with_special: bool| {
+            let encoding = self.shared.inner.encode_fast(text, with_special);
+            encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|_| TextError::Encode { bytes: text.len() })
+        };
+        match &self.shared.around {
+            Some((before, after)) if add_special_tokens && text.len() > PIECE_BYTES => {
+                let tokens_max_between = tokens_max.saturating_sub(before.len() + after.len());
+                let between = self.in_pieces(text, tokens_max_between, |piece| whole(piece, false));
+                Ok([before, &between.map_err(|error| error.up_to(tokens_max))?[..], after].concat())
+            }
+            None if add_special_tokens => self.in_pieces(text, tokens_max, |_| whole(text, true)),
+            _ => self.in_pieces(text, tokens_max, |piece| whole(piece, add_special_tokens)),
+        }
+    }
+
+    /// Encodes the pieces of `text` until there are more than `tokens_max` tokens.
+    fn in_pieces(
+        &self,
+        text: &str,
+        tokens_max: usize,
+        encode: impl Fn(&str) -> Result<Vec<u32>, TextError>,
+    ) -> Result<Vec<u32>, TextError> {
+        let mut ids = Vec::new();
+        for piece in self.shared.seams.pieces(text, PIECE_BYTES) {
+            ids.extend(encode(piece)?);
+            if ids.len() > tokens_max {
+                return Err(TextError::TooManyTokens { limit: tokens_max });
+            }
+        }
+        Ok(ids)
     }
 
     /// Ids of `text` without special tokens: names of added tokens are encoded like any other text.
@@ -72,6 +122,18 @@ impl Tokenizer {
     /// # Errors
     /// [`TextError::Encode`].
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        self.encode_plain_up_to(text, usize::MAX)
+    }
+
+    /// As [`encode_plain`](Self::encode_plain), with the limit of [`encode_up_to`](Self::encode_up_to).
+    ///
+    /// # Errors
+    /// [`TextError::TooManyTokens`] and [`TextError::Encode`].
+    pub fn encode_plain_up_to(&self, text: &str, tokens_max: usize) -> Result<Vec<u32>, TextError> {
+        self.in_pieces(text, tokens_max, |piece| self.plain_ids(piece))
+    }
+
+    fn plain_ids(&self, text: &str) -> Result<Vec<u32>, TextError> {
         // The library's own steps (`TokenizerImpl::encode`) without the search for added tokens.
         let inner = &self.shared.inner;
         let encode = || -> tokenizers::Result<Vec<u32>> {
@@ -135,18 +197,40 @@ impl Tokenizer {
     }
 
     /// The text after the tokenizer's normalizer, which may turn a full-width letter into an ASCII one.
-    pub(super) fn normalized(&self, text: &str) -> String {
-        let mut normalized = NormalizedString::from(text);
-        match self.shared.inner.get_normalizer().map(|normalizer| normalizer.normalize(&mut normalized)) {
-            Some(Ok(())) => normalized.get().to_owned(),
-            _ => text.to_owned(),
+    pub(super) fn normalized<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        let Some(normalizer) = self.shared.inner.get_normalizer() else { return Cow::Borrowed(text) };
+        let mut whole = String::with_capacity(text.len());
+        for piece in self.shared.seams.pieces(text, PIECE_BYTES) {
+            let mut normalized = NormalizedString::from(piece);
+            match normalizer.normalize(&mut normalized) {
+                Ok(()) => whole.push_str(normalized.get()),
+                Err(_) => whole.push_str(piece),
+            }
         }
+        Cow::Owned(whole)
+    }
+
+    /// The first added token in `text`, the longest of those that begin there, and its place.
+    pub(super) fn first_added(&self, text: &str) -> Option<(Range<usize>, u32)> {
+        let found = self.shared.finder.as_ref()?.find(text)?;
+        Some((found.range(), self.shared.added[found.pattern()].id))
     }
 }
 
 /// `get_vocab_size` would count tokens, but ids may have gaps, as in the demo's vocabulary or a pruned one.
-fn vocabulary_size(inner: &tokenizers::Tokenizer) -> usize {
-    inner.get_vocab(true).into_values().max().map_or(0, |largest| largest as usize + 1)
+fn size_of(vocabulary: &HashMap<String, u32>) -> usize {
+    vocabulary.values().max().map_or(0, |largest| *largest as usize + 1)
+}
+
+/// What the post-processor puts before and after a text; `None` if that depends on the text.
+fn around(inner: &tokenizers::Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
+    let ids = |text: &str, with_special: bool| Some(inner.encode_fast(text, with_special).ok()?.get_ids().to_vec());
+    let place = |text: &str| {
+        let (alone, between) = (ids(text, false)?, ids(text, true)?);
+        let at = between.windows(alone.len().max(1)).position(|window| window == alone)?;
+        Some((between[..at].to_vec(), between[at + alone.len()..].to_vec()))
+    };
+    place("one").filter(|one| place("a b").as_ref() == Some(one))
 }
 
 impl std::fmt::Debug for Tokenizer {

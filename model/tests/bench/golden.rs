@@ -105,7 +105,7 @@ impl Case {
             .prompts()
             .expect("it has a tokenizer")
             .with_placeholders(family.placeholder_texts())
-            .encode_rewritten(&self.messages, &TemplateInputs::default(), |text| {
+            .encode_rewritten(&self.messages, &TemplateInputs::default(), usize::MAX, |text| {
                 family.write_visuals(text, &self.visuals)
             })
             .expect("the prompt is encoded")

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bursar_budgets::Hint;
-use bursar_model::checkpoint::{Checkpoint, CheckpointSource, TensorType};
+use bursar_model::checkpoint::{Checkpoint, CheckpointSource, EmbeddedFile, TensorType};
 use bursar_model::error::CheckpointError;
 
 use crate::common::golden;
@@ -86,13 +86,13 @@ fn tensors_hold_the_bytes_that_safetensors_reads() {
 fn an_embedded_checkpoint_is_the_same_as_a_folder() {
     let folder = Checkpoint::open(CheckpointSource::Folder(golden("qwen2"))).expect("it opens");
     // Leaked once per test run, because embedded files live as long as the program.
-    let files: Vec<(&'static str, &'static [u8])> = std::fs::read_dir(golden("qwen2"))
+    let files: Vec<(&'static str, EmbeddedFile)> = std::fs::read_dir(golden("qwen2"))
         .expect("the checkpoint")
         .flatten()
         .filter(|entry| entry.path().is_file())
         .map(|entry| {
             let name: &'static str = entry.file_name().to_string_lossy().into_owned().leak();
-            (name, &*std::fs::read(entry.path()).expect("a file").leak())
+            (name, EmbeddedFile::Plain(std::fs::read(entry.path()).expect("a file").leak()))
         })
         .collect();
     let embedded = Checkpoint::open(CheckpointSource::Embedded(files.leak())).expect("it opens");

@@ -208,7 +208,8 @@ fn a_users_word_for_a_picture_stays_text_where_a_template_joins_strings() {
     let visual = VisualGrid::Tiles { tile, tiles: Tiles { columns: 1, rows: 1, has_thumbnail: false } };
     let written = |text| family.write_visuals(text, &[visual]);
     let messages = [Message { role: Role::User, content }];
-    let ids = prompts.encode_rewritten(&messages, &TemplateInputs::default(), written).expect("it is encoded");
+    let ids =
+        prompts.encode_rewritten(&messages, &TemplateInputs::default(), usize::MAX, written).expect("it is encoded");
     let place = family.image_token().expect("it takes pictures");
     assert_eq!(ids.iter().filter(|id| **id == place).count(), 1, "the picture's own");
     let layout = family.lay_out(ids.clone(), &[visual]).expect("it is laid out");
@@ -276,7 +277,7 @@ fn pictures_between_texts_stay_there_where_a_template_takes_strings() {
         rendered.clone_from(&text);
         text
     };
-    prompts.encode_rewritten(&user(content), &TemplateInputs::default(), kept).expect("it is encoded");
+    prompts.encode_rewritten(&user(content), &TemplateInputs::default(), usize::MAX, kept).expect("it is encoded");
     let place = family.placeholder_texts().expect("it has texts").image;
     assert!(rendered.contains(&format!("First\nlook: {place}\nthen\nsay<")), "{rendered}");
 }

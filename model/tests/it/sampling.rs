@@ -166,7 +166,7 @@ fn parameters_out_of_range_are_refused_by_name() {
     }
     let unknown = SamplingParams { logit_bias: [(7, 1.0), (8, 1.0)].into(), ..default() };
     let error = Sampler::new(unknown, 8).expect_err("refused");
-    assert_eq!(SamplingError::UnknownToken { token: 8, vocabulary: 8 }, error);
+    assert_eq!(SamplingError::UnknownToken { parameter: "logit_bias", token: 8, vocabulary: 8 }, error);
     assert!(error.hint().contains("below 8"));
 }
 
@@ -215,7 +215,10 @@ fn too_many_log_probabilities_and_unknown_tokens_are_refused() {
     let too_many = SamplingError::TooManyLogProbabilities { asked: 21, limit: TOP_LOG_PROBABILITIES_MAX };
     assert_eq!(too_many, sampler(SamplingParams::default(), 8).with_log_probabilities(21).expect_err("refused"));
     assert_eq!(Err(too_many), log_probabilities(&logits(), 0, 21));
-    assert_eq!(Err(SamplingError::UnknownToken { token: 8, vocabulary: 8 }), log_probabilities(&logits(), 8, 1));
+    assert_eq!(
+        Err(SamplingError::UnknownToken { parameter: "tokens", token: 8, vocabulary: 8 }),
+        log_probabilities(&logits(), 8, 1)
+    );
 }
 
 #[test]
@@ -332,7 +335,7 @@ fn lists_that_go_with_every_token_have_a_limit_that_is_told() {
     let ended =
         |tokens_min, count| sampler(SamplingParams::default(), 5000).with_tokens_min(tokens_min, (0..count).collect());
     assert!(ended(1, 1024).is_ok() && ended(0, 5000).is_ok(), "without a minimum nothing is forbidden");
-    assert!(matches!(ended(1, 1025), Err(SamplingError::TooManyTokens { parameter: "stop_token", .. })));
+    assert!(matches!(ended(1, 1025), Err(SamplingError::TooManyTokens { parameter: "stop_token_ids", .. })));
 }
 
 #[test]

@@ -39,9 +39,8 @@ impl Model {
 
 static DEMO: LazyLock<Model> = LazyLock::new(|| {
     let checkpoint = bursar_model::demo::checkpoint();
-    let bursar_model::checkpoint::CheckpointSource::Embedded(files) = checkpoint else { panic!("it is embedded") };
-    let (_, json) = files.iter().find(|(name, _)| *name == "tokenizer.json").expect("a tokenizer");
-    Model::new("demo", Tokenizer::from_bytes(json).expect("it parses"), 864, &["<|im_end|>", "<|endoftext|>"])
+    let json = checkpoint.require("tokenizer.json").expect("a tokenizer");
+    Model::new("demo", Tokenizer::from_bytes(&json).expect("it parses"), 864, &["<|im_end|>", "<|endoftext|>"])
 });
 
 static SMALL: LazyLock<Model> = LazyLock::new(|| Model::new("small", common::small_tokenizer(), 384, &["<|im_end|>"]));

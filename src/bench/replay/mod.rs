@@ -43,8 +43,12 @@ pub async fn replay(device: &DeviceOptions, options: &Options, main: Instant) ->
     options.knobs.tell_notes()?;
     // Every caller waits for its turn; none is refused at the door, unless a knob says so.
     let requests = runs.iter().map(|run| run.callers.len()).max().unwrap_or(1).max(WARM);
-    let base =
-        LoadOptions { requests, blas: device.blas(), profiles: device.said_profiles(), ..LoadOptions::default() };
+    let base = LoadOptions {
+        requests: Some(requests),
+        blas: device.blas(),
+        profiles: device.said_profiles(),
+        ..LoadOptions::default()
+    };
     let load = options.knobs.over(base)?;
     let config = options.knobs.runtime(HOST_BYTES, 1, device.ranks())?;
     let runtime = model::start_with(device, config, vec![(source.clone(), load.clone())]).await?;

@@ -142,7 +142,10 @@ impl Player {
             Asked::Said { text, pictures } => self.show(history.user(text), pictures).await,
             Asked::Result { call, text, pictures } => {
                 let chat = match self.shows_tools {
-                    true => history.tool_call(call).tool_result(text),
+                    true => {
+                        let id = call["id"].as_str().unwrap_or_default().to_owned();
+                        history.tool_call(call).tool_result(id, text)
+                    }
                     false => history.user(text),
                 };
                 self.show(chat, pictures).await

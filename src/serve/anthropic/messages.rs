@@ -50,10 +50,10 @@ pub(in crate::serve) async fn create(
     let chat = chat(request, &model, &shared, held.room()).await?.max_tokens(tokens_max);
     let chat = client.standing().apply(chat);
     if is_streamed {
-        let reply = model.chat(chat.token_ids()).await?;
+        let reply = shared.served(model.chat(chat.token_ids()).await?);
         return Ok(events::stream(head, reply, held, shared.options.keep_alive));
     }
-    let reply = model.chat(chat).await?;
+    let reply = shared.served(model.chat(chat).await?);
     let whole = answer::whole(&head, reply, held).await?;
     Ok(Json(whole).into_response())
 }
@@ -99,7 +99,8 @@ async fn chat(
     let (effort, format) = request.output_config.map(|config| (config.effort, config.format)).unwrap_or_default();
     chat = with_effort(chat, effort);
     let format = format.or(request.output_format);
-    let format = format.map(|format| form(&format.kind, format.schema, "format", "format.schema")).transpose()?;
+    let format =
+        format.map(|format| form(&format.kind, (format.schema, true), "format", "format.schema")).transpose()?;
     Ok(format.flatten().into_iter().fold(chat, Chat::format))
 }
 

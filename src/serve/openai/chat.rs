@@ -20,6 +20,7 @@ use crate::{
         draft,
         effort::with_effort,
         error::ApiError,
+        form::with_format,
         guard::Client,
         models::shortened,
         service::Shared,
@@ -45,6 +46,7 @@ pub(in crate::serve) async fn complete(
     let chat = client.standing().apply(chat(fields, &model, &shared, held.room()).await?);
     let chat = sampling.apply(chat)?;
     let replies = model.samples(chat, samples).await?;
+    let replies: Vec<_> = replies.into_iter().map(|reply| shared.served(reply)).collect();
     match is_streamed {
         true => {
             let chunks =
@@ -79,11 +81,10 @@ pub(in crate::serve) async fn chat(
     let tools = fields.tools.unwrap_or_default();
     tools.iter().enumerate().try_for_each(|(index, tool)| check_tool(tool, index))?;
     chat = chat.tools(tools);
-    chat = choice.into_iter().fold(chat, Chat::tool_choice);
+    chat = choice.iter().cloned().fold(chat, Chat::tool_choice);
     chat = fields.parallel_tool_calls.into_iter().fold(chat, Chat::parallel_tool_calls);
-    // Where tools are forced, a plain text format says nothing more.
     let format = fields.response_format.map(ResponseFormat::form).transpose()?.flatten();
-    chat = format.into_iter().fold(chat, Chat::format);
+    chat = with_format(chat, choice.as_ref(), format);
     chat = with_effort(chat, fields.reasoning_effort);
     if fields.continue_final_message.unwrap_or_default() {
         chat = chat.continue_final_message();

@@ -123,14 +123,21 @@ pub(in crate::serve) struct ResponseFormat {
 
 impl ResponseFormat {
     pub(super) fn form(self) -> Result<Option<OutputFormat>, ApiError> {
-        let schema = self.json_schema.and_then(|schema| schema.schema);
-        form(&self.kind, schema, "response_format", "response_format.json_schema.schema")
+        let (schema, is_strict) = self.json_schema.map(|named| (named.schema, named.strict)).unwrap_or_default();
+        form(
+            &self.kind,
+            (schema, is_strict.unwrap_or_default()),
+            "response_format",
+            "response_format.json_schema.schema",
+        )
     }
 }
 
 #[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct NamedSchema {
     pub(super) schema: Option<Value>,
+    /// Whether objects have only the members that the schema names.
+    pub(super) strict: Option<bool>,
 }
 
 #[cfg(test)]

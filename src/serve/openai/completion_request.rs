@@ -1,7 +1,12 @@
 //! A completion request as clients send it: prompts without a chat template.
 
+use std::fmt;
+
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, SeqAccess, Unexpected, Visitor},
+};
 use serde_json::Value;
 
 use super::{chat_request::ResponseFormat, sampling::Sampling};
@@ -25,7 +30,8 @@ impl FromJson for CompletionRequest {
 #[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct CompletionFields {
     pub(super) model: Option<String>,
-    pub(super) prompt: Value,
+    #[schemars(with = "Value")]
+    pub(super) prompt: Prompts,
     pub(super) suffix: Option<String>,
     pub(super) max_tokens: Option<usize>,
     pub(super) echo: Option<bool>,
@@ -43,35 +49,82 @@ pub(super) enum Prompt {
     Tokens(Vec<u32>),
 }
 
-impl Prompt {
-    /// One prompt, or several: a text, texts, token ids, or lists of them.
-    pub(super) fn all(prompt: Value) -> Result<Vec<Prompt>, ApiError> {
-        let wrong = |at: &str| {
-            ApiError::invalid(format!("prompt{at}"), "expected a text, a list of texts, or a list of token ids")
-        };
-        match prompt {
-            Value::String(text) => Ok(vec![Prompt::Text(text)]),
-            Value::Array(items) if items.is_empty() => Err(wrong("")),
-            Value::Array(items) if items.iter().all(Value::is_number) => Ok(vec![tokens(&items, "prompt")?]),
-            Value::Array(items) => {
-                let prompts = items.into_iter().enumerate().map(|(index, item)| match item {
-                    Value::String(text) => Ok(Prompt::Text(text)),
-                    Value::Array(items) => tokens(&items, &format!("prompt[{index}]")),
-                    _ => Err(wrong(&format!("[{index}]"))),
-                });
-                prompts.collect()
+/// One prompt, or several: a text, texts, token ids, or lists of them. They are read without values of JSON in between,
+/// which would take sixteen times the memory of token ids.
+#[derive(Debug, PartialEq)]
+pub(super) struct Prompts(pub(super) Vec<Prompt>);
+
+const EXPECTED: &str = "a text, a list of texts, or a list of token ids";
+
+impl<'de> Deserialize<'de> for Prompts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Whole;
+        impl<'de> Visitor<'de> for Whole {
+            type Value = Prompts;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str(EXPECTED)
             }
-            _ => Err(wrong("")),
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Prompts, E> {
+                Ok(Prompts(vec![Prompt::Text(text.to_owned())]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Prompts, A::Error> {
+                let (mut prompts, mut tokens) = (Vec::new(), Vec::new());
+                while let Some(item) = items.next_element()? {
+                    match item {
+                        Item::Prompt(prompt) if tokens.is_empty() => prompts.push(prompt),
+                        Item::Token(token) if prompts.is_empty() => tokens.push(token),
+                        _ => return Err(Error::custom(format_args!("expected {EXPECTED}"))),
+                    }
+                }
+                match (prompts.is_empty(), tokens.is_empty()) {
+                    (true, true) => Err(Error::invalid_length(0, &self)),
+                    (true, false) => Ok(Prompts(vec![Prompt::Tokens(tokens)])),
+                    (false, _) => Ok(Prompts(prompts)),
+                }
+            }
         }
+        deserializer.deserialize_any(Whole)
     }
 }
 
-fn tokens(items: &[Value], param: &str) -> Result<Prompt, ApiError> {
-    let ids = items.iter().enumerate().map(|(index, item)| {
-        let id = item.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.ok_or_else(|| ApiError::invalid(format!("{param}[{index}]"), format!("{item} is not a token id")))
-    });
-    ids.collect::<Result<_, _>>().map(Prompt::Tokens)
+/// An item of a list: a prompt, or a token of the only prompt.
+enum Item {
+    Prompt(Prompt),
+    Token(u32),
+}
+
+impl<'de> Deserialize<'de> for Item {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct One;
+        impl<'de> Visitor<'de> for One {
+            type Value = Item;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a text, a token id, or a list of token ids")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Item, E> {
+                Ok(Item::Prompt(Prompt::Text(text.to_owned())))
+            }
+
+            fn visit_u64<E: Error>(self, token: u64) -> Result<Item, E> {
+                let unknown = |_| Error::invalid_value(Unexpected::Unsigned(token), &"a token id");
+                token.try_into().map(Item::Token).map_err(unknown)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Item, A::Error> {
+                let mut tokens = Vec::new();
+                while let Some(token) = items.next_element()? {
+                    tokens.push(token);
+                }
+                Ok(Item::Prompt(Prompt::Tokens(tokens)))
+            }
+        }
+        deserializer.deserialize_any(One)
+    }
 }
 
 #[cfg(test)]
@@ -83,7 +136,11 @@ mod tests {
 
     #[test]
     fn prompts_come_in_four_forms_and_others_are_named() {
-        let all = |prompt| Prompt::all(prompt).map_err(|error| error.body(Shape::OpenAi)["error"]["param"].clone());
+        let all = |prompt: Value| {
+            let body = json!({"prompt": prompt}).to_string();
+            let fields = body::parsed::<CompletionFields>(body.as_bytes());
+            fields.map(|fields| fields.prompt.0).map_err(|error| error.body(Shape::OpenAi)["error"]["param"].clone())
+        };
         let text = |text: &str| Prompt::Text(text.to_owned());
         assert_eq!(all(json!("a")), Ok(vec![text("a")]));
         assert_eq!(all(json!(["a", "b"])), Ok(vec![text("a"), text("b")]));

@@ -44,7 +44,7 @@ pub(in crate::serve) async fn complete(
     let (name, model) = shared.models.ready(fields.model.as_deref())?;
     let head = Head::new("cmpl-", "text_completion", name);
     let (is_streamed, options) = (sampling.stream.unwrap_or_default(), sampling.stream_options.unwrap_or_default());
-    let prompts = Prompt::all(fields.prompt.take())?;
+    let prompts = std::mem::take(&mut fields.prompt.0);
     let (count, limit) = (sampling.n.unwrap_or(1), model.requests().1);
     let replies = prompts.len().saturating_mul(count);
     if replies > limit {
@@ -55,7 +55,7 @@ pub(in crate::serve) async fn complete(
         return Err(ApiError::invalid("prompt", told).hint("split the prompts into several requests"));
     }
     let held = client.hold(replies, room)?;
-    let asked = ask(&model, &client, prompts, fields, &sampling).await;
+    let asked = ask(&model, (&shared, &client), prompts, fields, &sampling).await;
     let (samples, replies): (_, Vec<_>) = asked.map_err(|error| error.renamed(&NAMES))?.into_iter().unzip();
     let samples = Samples { of: samples, count: count.max(1) };
     match is_streamed {
@@ -69,7 +69,7 @@ pub(in crate::serve) async fn complete(
 /// Asks for all samples of all prompts, in the order of their choices.
 async fn ask(
     model: &ModelHandle,
-    client: &Client,
+    (shared, client): (&Shared, &Client),
     prompts: Vec<Prompt>,
     fields: CompletionFields,
     sampling: &Sampling,
@@ -111,7 +111,7 @@ async fn ask(
         chat = client.standing().apply(sampling.apply(chat)?);
         chat = format.iter().cloned().fold(chat, Chat::format);
         let replies = model.samples(chat, count).await?;
-        asked.extend(replies.into_iter().map(|reply| (Sample::new(echo.clone()), reply)));
+        asked.extend(replies.into_iter().map(|reply| (Sample::new(echo.clone()), shared.served(reply))));
     }
     Ok(asked)
 }

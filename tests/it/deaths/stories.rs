@@ -23,7 +23,7 @@ fn kill(serving: &Serving, victim: &str) {
 /// Waits until actors of a later generation serve.
 async fn replaced(model: &ModelHandle, generation: u64) -> Serving {
     loop {
-        let serving = model.serving().await.expect("it ready again");
+        let serving = model.serving().await.expect("it is ready again");
         if serving.generation > generation {
             return serving;
         }

@@ -43,7 +43,7 @@ fn assert_in_the_table(ears: &Ears) {
 #[test]
 fn request_metrics_match_what_callers_saw() {
     heard(async |ears| {
-        let stage = Stage::set(LoadOptions { requests: 2, ..small() }).await;
+        let stage = Stage::set(LoadOptions { requests: Some(2), ..small() }).await;
         let count = |name: &str| ears.now(&format!("bursar_{name}{{model=demo}}"));
         let ended = |reason: &str| ears.now(&format!("bursar_requests_total{{model=demo,reason={reason}}}"));
         let chat = || about(1).max_tokens(9).ignore_end();

@@ -238,7 +238,7 @@ fn several_prompts_are_summed_up_and_echoes_have_offsets() {
             (&json!("Hello there"), &json!(0))
         );
         assert_eq!(scored["usage"]["total_tokens"], scored["usage"]["prompt_tokens"]);
-        let many = house.post("/v1/completions", &json!({"prompt": vec!["a"; 1000], "max_tokens": 1})).await;
+        let many = house.post("/v1/completions", &json!({"prompt": vec!["a"; 5000], "max_tokens": 1})).await;
         assert_eq!((many.status, many.error()["param"].as_str()), (400, Some("prompt")));
         house.end().await;
     });

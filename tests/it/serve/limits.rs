@@ -38,7 +38,7 @@ fn without_a_key_of_the_server_nothing_is_told_but_its_health() {
 #[test]
 fn a_full_model_answers_429_and_a_place_is_free_when_a_client_has_left() {
     story(async {
-        let options = LoadOptions { requests: 2, ..small() };
+        let options = LoadOptions { requests: Some(2), ..small() };
         let house = House::with(options, ServeOptions::default()).await;
         let endless = hello(json!({"stream": true, "ignore_eos": true, "max_tokens": 200})).to_string();
         let mut streams = Vec::new();

@@ -66,6 +66,16 @@ impl Program {
         }
     }
 
+    /// Its process.
+    pub(super) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Where it listens.
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
     /// The lines up to one.
     pub(super) fn until(&self, is_last: impl Fn(&Value) -> bool) -> Vec<Value> {
         let mut heard: Vec<Value> = Vec::new();

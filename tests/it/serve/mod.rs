@@ -2,6 +2,7 @@
 
 mod answers;
 mod broken;
+mod burdens;
 mod client;
 mod endings;
 mod films;

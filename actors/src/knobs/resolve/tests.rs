@@ -83,7 +83,7 @@ fn an_impossible_value_is_refused_with_what_it_must_be() {
         json!({ "device_fraction": "NaN" }),
         json!({ "kv_bytes": "2GB" }),
         json!({ "kv_cache_memory_bytes": 0 }),
-        json!({ "max_model_len": "16k" }),
+        json!({ "max_model_len": "16x" }),
         json!({ "dtype": "int8" }),
         json!({ "kv_cache_dtype": "fp8_e5m2" }),
         json!({ "served_model_name": " " }),
@@ -199,13 +199,13 @@ fn set_knobs_are_applied_and_the_rest_stay() {
     assert_eq!(options.limits, expected);
     assert_eq!((options.memory_fraction, options.device_fraction), (None, Some(0.8)), "instead of the base's share");
     assert_eq!((options.kv_tokens, options.kv_bytes), (None, Some(Bytes::mib(64))), "instead of the base's size");
-    assert_eq!((options.requests, options.threads), (7, 2));
+    assert_eq!((options.requests, options.threads), (Some(7), 2));
     let seconds = Duration::from_secs;
     assert_eq!((options.sleep_after, options.wake_within), (Some(seconds(90)), seconds(5)));
     assert_eq!((knobs.sleep_for_room, knobs.host_bytes), (Some(10), Some(Bytes::gib(20))));
     assert_eq!((options.image_limits.bytes_max, options.image_limits.pixels_max), (Bytes::mib(1), 5_000_000));
     let untouched = Knobs::default().over(base).expect("nothing is set");
-    assert_eq!((untouched.memory_fraction, untouched.kv_tokens, untouched.requests), (Some(0.5), Some(64), 16));
+    assert_eq!((untouched.memory_fraction, untouched.kv_tokens, untouched.requests), (Some(0.5), Some(64), Some(16)));
 }
 
 #[test]

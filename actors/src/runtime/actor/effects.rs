@@ -134,7 +134,7 @@ impl RuntimeState {
             within: options.wake_within,
             send: send_sleep_order(myself, &name, generation),
         };
-        let requests = (options.requests, options.deadlines);
+        let requests = (options.requests_for(self.device().is_host_memory()), options.deadlines);
         let handle = ModelHandle::new(label.clone(), watched, requests, losses, sleep);
         let arguments = EngineArguments {
             label,

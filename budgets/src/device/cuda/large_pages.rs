@@ -1,9 +1,7 @@
 //! Host memory in pages of 2 MiB, which the driver can lock much sooner than it gives memory of its own.
 
 use std::{
-    fs,
     num::NonZero,
-    path::{Path, PathBuf},
     ptr::NonNull,
     sync::{Mutex, PoisonError},
     thread,
@@ -11,7 +9,7 @@ use std::{
 
 use libc::{MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE};
 
-use crate::Bytes;
+use crate::{Bytes, device::system_memory::system_memory_left};
 
 /// Size of a large page, to which memory is aligned.
 const PAGE: usize = 2 << 20;
@@ -44,7 +42,7 @@ impl LargePages {
     pub(super) fn take(bytes: Bytes) -> Option<Self> {
         let len = bytes.as_usize().checked_next_multiple_of(PAGE)?;
         let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
-        if left().is_none_or(|left| left < Bytes(len as u64).saturating_add(SPARED)) {
+        if system_memory_left().is_none_or(|left| left < Bytes(len as u64).saturating_add(SPARED)) {
             return None;
         }
         let (access, kind) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
@@ -101,55 +99,6 @@ impl Drop for LargePages {
     }
 }
 
-/// Memory that the system and the process's control groups have left, as far as it is told.
-fn left() -> Option<Bytes> {
-    let system = available(&fs::read_to_string("/proc/meminfo").ok()?)?;
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    groups.lines().flat_map(groups_of).filter_map(|group| group.left()).chain([system]).min()
-}
-
-/// A control group's folder, and how its files are named.
-struct Group {
-    folder: PathBuf,
-    files: [&'static str; 3],
-}
-
-/// The groups that bound memory of a line of /proc/self/cgroup, from its own to the root. In a container its own may be what
-/// is mounted as the root, where none of the path is there.
-fn groups_of(line: &str) -> Vec<Group> {
-    let mut parts = line.splitn(3, ':').skip(1);
-    let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { return Vec::new() };
-    let (root, files) = match controllers {
-        "" => ("/sys/fs/cgroup", ["memory.max", "memory.current", "inactive_file "]),
-        _ if controllers.split(',').any(|controller| controller == "memory") => {
-            let files = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "];
-            ("/sys/fs/cgroup/memory", files)
-        }
-        _ => return Vec::new(),
-    };
-    let own = Path::new(path.trim_start_matches('/'));
-    own.ancestors().map(|part| Group { folder: Path::new(root).join(part), files }).collect()
-}
-
-impl Group {
-    /// None where there is no limit. Files that are only cached can go.
-    fn left(&self) -> Option<Bytes> {
-        let [limit, used, cached] = self.files;
-        let read = |file: &str| fs::read_to_string(self.folder.join(file)).ok();
-        let number = |text: &str| text.trim().parse().ok().map(Bytes);
-        let cached = read("memory.stat")?.lines().find_map(|line| number(line.strip_prefix(cached)?));
-        // "max" is no number.
-        let left = number(&read(limit)?)?.saturating_sub(number(&read(used)?)?);
-        Some(left.saturating_add(cached.unwrap_or_default()))
-    }
-}
-
-/// What /proc/meminfo says is available.
-fn available(told: &str) -> Option<Bytes> {
-    let line = told.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix(" kB")?.parse().ok().map(Bytes::kib)
-}
-
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
@@ -168,22 +117,5 @@ mod tests {
     fn more_than_an_address_space_is_refused() {
         assert!(LargePages::take(Bytes(u64::MAX)).is_none());
         assert!(LargePages::take(Bytes(1 << 60)).is_none());
-    }
-
-    #[test]
-    fn what_is_available_is_read_from_the_system() {
-        let told = "MemTotal:       24673888 kB\nMemAvailable:   22012344 kB\nBuffers: 1 kB\n";
-        assert_eq!(available(told), Some(Bytes::kib(22_012_344)));
-        assert_eq!(available("MemTotal: 1 kB"), None);
-        assert!(left().is_some_and(|left| left > Bytes::ZERO));
-    }
-
-    #[test]
-    fn every_group_above_the_process_is_asked() {
-        let folders = |line| groups_of(line).into_iter().map(|group| group.folder).collect::<Vec<_>>();
-        let of_v2 = ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup/"].map(PathBuf::from);
-        assert_eq!(folders("0::/a/b"), of_v2);
-        assert_eq!(folders("7:cpu,memory:/"), [PathBuf::from("/sys/fs/cgroup/memory/")]);
-        assert!(folders("3:cpuset:/a").is_empty() && folders("nonsense").is_empty());
     }
 }

@@ -4,6 +4,7 @@
 //! by derivatives, along a trie of the vocabulary's bytes. This module adds the vocabulary, limits, and a state that
 //! depends only on the tokens produced.
 
+mod closed_objects;
 mod compiler;
 mod error;
 mod fault_place;
@@ -14,6 +15,7 @@ mod schema_rules;
 mod state;
 mod vocabulary;
 
+pub use closed_objects::close_objects;
 pub use compiler::GrammarCompiler;
 pub use error::{GrammarError, ReplyFormError};
 pub use output_format::{JsonWhitespace, OutputFormat};

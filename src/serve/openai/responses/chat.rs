@@ -5,7 +5,14 @@ use std::sync::Arc;
 use super::{items, request::Fields, store::Said, tools::Tools};
 use crate::{
     Chat, ModelHandle,
-    serve::{body::Room, draft, effort::with_effort, error::ApiError, form::form, service::Shared},
+    serve::{
+        body::Room,
+        draft,
+        effort::with_effort,
+        error::ApiError,
+        form::{form, with_format},
+        service::Shared,
+    },
 };
 
 /// With what was said before, and what is said now.
@@ -24,7 +31,7 @@ pub(super) async fn chat(
     let mut chat = draft::chat(drafts, model, shared, room).await?;
     let choice = fields.tool_choice.as_ref().map(|choice| tools.choice(choice)).transpose()?;
     chat = chat.tools(std::mem::take(&mut tools.functions));
-    chat = choice.into_iter().fold(chat, Chat::tool_choice);
+    chat = choice.iter().cloned().fold(chat, Chat::tool_choice);
     chat = fields.parallel_tool_calls.into_iter().fold(chat, Chat::parallel_tool_calls);
     chat = fields.max_output_tokens.into_iter().fold(chat, Chat::max_tokens);
     chat = fields.temperature.into_iter().fold(chat, Chat::temperature);
@@ -33,8 +40,8 @@ pub(super) async fn chat(
     let format = fields.text.as_ref().and_then(|text| text.format.as_ref());
     let format = format.map(|format| {
         let kind = format["type"].as_str().unwrap_or_default();
-        form(kind, format.get("schema").cloned(), "text.format", "text.format.schema")
+        let is_strict = format["strict"].as_bool().unwrap_or_default();
+        form(kind, (format.get("schema").cloned(), is_strict), "text.format", "text.format.schema")
     });
-    let format = format.transpose()?;
-    Ok(format.flatten().into_iter().fold(chat, Chat::format))
+    Ok(with_format(chat, choice.as_ref(), format.transpose()?.flatten()))
 }

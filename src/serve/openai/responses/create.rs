@@ -37,6 +37,7 @@ pub(in crate::serve) async fn create(
     let chat = chat::chat(&fields, &mut tools, &said, &model, &shared, held.room()).await?;
     let chat = client.standing().apply(fields.priority.into_iter().fold(chat, Chat::priority));
     let reply = model.chat(chat).await.map_err(|error| ApiError::from(error).renamed(&NAMES))?;
+    let reply = shared.served(reply);
     let response = fields.response(&id::fresh("resp_"), id::now(), &name);
     let is_streamed = fields.stream.unwrap_or_default();
     let telling = Telling::new(response.clone(), tools);

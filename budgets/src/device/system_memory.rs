@@ -1,0 +1,89 @@
+//! How much host memory is left, for the process and its container.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::Bytes;
+
+/// Host memory that the system and the control groups of the process have left; `None` where the system does not tell.
+pub fn system_memory_left() -> Option<Bytes> {
+    let system = available(&fs::read_to_string("/proc/meminfo").ok()?)?;
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    groups.lines().flat_map(groups_of).filter_map(|group| group.left()).chain([system]).min()
+}
+
+/// Gives memory that was freed, and that the allocator keeps, back to the system. It takes some milliseconds. Does nothing
+/// with another allocator than glibc's.
+pub fn give_back_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it only gives back pages that nothing has.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// A control group's folder, and how its files are named.
+struct Group {
+    folder: PathBuf,
+    files: [&'static str; 3],
+}
+
+/// The groups that bound memory of a line of /proc/self/cgroup, from its own to the root. In a container its own may be what
+/// is mounted as the root, where none of the path is there.
+fn groups_of(line: &str) -> Vec<Group> {
+    let mut parts = line.splitn(3, ':').skip(1);
+    let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { return Vec::new() };
+    let (root, files) = match controllers {
+        "" => ("/sys/fs/cgroup", ["memory.max", "memory.current", "inactive_file "]),
+        _ if controllers.split(',').any(|controller| controller == "memory") => {
+            let files = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "];
+            ("/sys/fs/cgroup/memory", files)
+        }
+        _ => return Vec::new(),
+    };
+    let own = Path::new(path.trim_start_matches('/'));
+    own.ancestors().map(|part| Group { folder: Path::new(root).join(part), files }).collect()
+}
+
+impl Group {
+    /// None where there is no limit. Files that are only cached can go.
+    fn left(&self) -> Option<Bytes> {
+        let [limit, used, cached] = self.files;
+        let read = |file: &str| fs::read_to_string(self.folder.join(file)).ok();
+        let number = |text: &str| text.trim().parse().ok().map(Bytes);
+        let cached = read("memory.stat")?.lines().find_map(|line| number(line.strip_prefix(cached)?));
+        // "max" is no number.
+        let left = number(&read(limit)?)?.saturating_sub(number(&read(used)?)?);
+        Some(left.saturating_add(cached.unwrap_or_default()))
+    }
+}
+
+/// What /proc/meminfo says is available.
+fn available(told: &str) -> Option<Bytes> {
+    let line = told.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.parse().ok().map(Bytes::kib)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_available_is_read_from_the_system() {
+        let told = "MemTotal:       24673888 kB\nMemAvailable:   22012344 kB\nBuffers: 1 kB\n";
+        assert_eq!(available(told), Some(Bytes::kib(22_012_344)));
+        assert_eq!(available("MemTotal: 1 kB"), None);
+        assert!(system_memory_left().is_some_and(|left| left > Bytes::ZERO));
+    }
+
+    #[test]
+    fn every_group_above_the_process_is_asked() {
+        let folders = |line| groups_of(line).into_iter().map(|group| group.folder).collect::<Vec<_>>();
+        let of_v2 = ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup/"].map(PathBuf::from);
+        assert_eq!(folders("0::/a/b"), of_v2);
+        assert_eq!(folders("7:cpu,memory:/"), [PathBuf::from("/sys/fs/cgroup/memory/")]);
+        assert!(folders("3:cpuset:/a").is_empty() && folders("nonsense").is_empty());
+    }
+}

@@ -1,0 +1,106 @@
+//! Tools for a template that shows none: described in a system message, with calls and results as text.
+//!
+//! The description and the way of calling are those of Hermes 2 Pro (Nous Research), on which Qwen2.5's template is
+//! modelled, so that models that know either follow it, and others have an example.
+
+use serde_json::{Value, json};
+
+use super::message::{Message, Part, Role};
+
+/// The messages with `tools` in the system message, calls as `<tool_call>` in the model's text, and results as
+/// `<tool_response>` in turns of the user, several results in one turn. Without tools, only calls and results change.
+pub fn describe_tools(messages: &[Message], tools: &[Value]) -> Vec<Message> {
+    let description = description(tools);
+    let mut described: Vec<Message> = Vec::with_capacity(messages.len() + 1);
+    for message in messages {
+        match message.role {
+            Role::Tool => match described.last_mut().filter(|last| is_of_results(last)) {
+                Some(results) => results.content.push(Part::Text(format!("\n{}", response(message)))),
+                None => described.push(Message::text(Role::User, response(message))),
+            },
+            _ => described.push(Message { role: message.role, content: said(message) }),
+        }
+    }
+    if tools.is_empty() {
+        return described;
+    }
+    match described.first_mut().filter(|first| first.role == Role::System) {
+        Some(system) => system.content.push(Part::Text(format!("\n\n{description}"))),
+        None => described.insert(0, Message::text(Role::System, description)),
+    }
+    described
+}
+
+fn description(tools: &[Value]) -> String {
+    let tools: Vec<String> = tools.iter().map(Value::to_string).collect();
+    format!(
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function \
+         signatures within <tools></tools> XML tags:\n<tools>\n{}\n</tools>\n\nFor each function call, return a json \
+         object with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{{\"name\": \
+         <function-name>, \"arguments\": <args-json-object>}}\n</tool_call>",
+        tools.join("\n")
+    )
+}
+
+const RESPONSE: &str = "<tool_response>\n";
+
+fn response(message: &Message) -> String {
+    format!("{RESPONSE}{}\n</tool_response>", message.texts().collect::<String>())
+}
+
+/// Whether this is a turn that was made of results.
+fn is_of_results(message: &Message) -> bool {
+    message.role == Role::User && message.texts().next().is_some_and(|text| text.starts_with(RESPONSE))
+}
+
+/// The parts of a message, with calls as text.
+fn said(message: &Message) -> Vec<Part> {
+    let mut is_first = !message.texts().any(|text| !text.is_empty());
+    let parts = message.content.iter().map(|part| match part {
+        Part::ToolCall(call) => {
+            let function = call.get("function").unwrap_or(call);
+            let function = json!({"name": function["name"], "arguments": function["arguments"]});
+            let line_break = if std::mem::take(&mut is_first) { "" } else { "\n" };
+            Part::Text(format!("{line_break}<tool_call>\n{function}\n</tool_call>"))
+        }
+        part => part.clone(),
+    });
+    parts.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_join_the_system_message_and_results_are_turns_of_the_user() {
+        let tool = json!({"type": "function", "function": {"name": "clock"}});
+        let call = |zone: &str| {
+            Part::ToolCall(
+                json!({"id": "1", "type": "function", "function": {"name": "clock", "arguments": {"zone": zone}}}),
+            )
+        };
+        let result = |text: &str| Message {
+            role: Role::Tool,
+            content: vec![Part::ResultOf("1".to_owned()), Part::Text(text.to_owned())],
+        };
+        let messages = [
+            Message::text(Role::System, "Be brief."),
+            Message::text(Role::User, "What time is it?"),
+            Message { role: Role::Assistant, content: vec![call("a"), call("b")] },
+            result("1:00"),
+            result("2:00"),
+            Message::text(Role::User, "Thanks"),
+        ];
+        let described = describe_tools(&messages, std::slice::from_ref(&tool));
+        let told: Vec<(Role, String)> =
+            described.iter().map(|message| (message.role, message.texts().collect())).collect();
+        assert!(told[0].1.starts_with("Be brief.\n\n# Tools\n") && told[0].1.contains(&tool.to_string()), "{told:?}");
+        let called = "<tool_call>\n{\"name\":\"clock\",\"arguments\":{\"zone\":\"a\"}}\n</tool_call>\n<tool_call>\n";
+        assert!(told[2].1.starts_with(called), "{told:?}");
+        let results = "<tool_response>\n1:00\n</tool_response>\n<tool_response>\n2:00\n</tool_response>";
+        assert_eq!(told[3], (Role::User, results.to_owned()));
+        assert_eq!(told[4], (Role::User, "Thanks".to_owned()));
+        assert_eq!(describe_tools(&messages[1..2], &[tool])[0].role, Role::System);
+    }
+}

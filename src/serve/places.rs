@@ -1,0 +1,137 @@
+//! How many connections there may be: of all clients, of one address, and for health and metrics when all are taken.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::options::ServeOptions;
+
+/// Connections beyond the limits, on which only health and metrics are answered.
+const RESERVE: usize = 64;
+/// The same of one address: a client that fills its own must not fill the reserve.
+const RESERVE_PER_ADDRESS: usize = 8;
+
+/// Whom a place is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Any request.
+    Usual,
+    /// Health and metrics.
+    Reserve,
+}
+
+/// Taken and free places.
+pub(super) struct Places {
+    taken: Arc<Mutex<Taken>>,
+    limit: usize,
+    per_address: usize,
+}
+
+#[derive(Default)]
+struct Taken {
+    usual: usize,
+    reserve: usize,
+    /// Both of each address that has any.
+    addresses: HashMap<IpAddr, (usize, usize)>,
+}
+
+/// A connection's place, until it is dropped.
+pub(super) struct Place {
+    pub(super) kind: Kind,
+    address: IpAddr,
+    taken: Arc<Mutex<Taken>>,
+}
+
+impl Places {
+    pub(super) fn new(options: &ServeOptions) -> Self {
+        let (limit, per_address) = (options.connections.max(1), options.connections_per_address.max(1));
+        Places { taken: Arc::default(), limit, per_address }
+    }
+
+    /// A place for a connection from `address`, in the reserve if its limits or those of `kind` want it. None if all are
+    /// taken.
+    pub(super) fn take(&self, address: IpAddr, kind: Kind) -> Option<Place> {
+        let address = counted_by(address);
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let (usual, reserve) = taken.addresses.get(&address).copied().unwrap_or_default();
+        let kind = match kind {
+            Kind::Usual if taken.usual < self.limit && usual < self.per_address => Kind::Usual,
+            _ if taken.reserve < RESERVE && reserve < RESERVE_PER_ADDRESS => Kind::Reserve,
+            _ => return None,
+        };
+        let (all, own) = taken.counts(kind, address);
+        *all += 1;
+        *own += 1;
+        Some(Place { kind, address, taken: self.taken.clone() })
+    }
+}
+
+impl Taken {
+    /// The counts of this kind: of all addresses, and of this one.
+    fn counts(&mut self, kind: Kind, address: IpAddr) -> (&mut usize, &mut usize) {
+        let own = self.addresses.entry(address).or_default();
+        match kind {
+            Kind::Usual => (&mut self.usual, &mut own.0),
+            Kind::Reserve => (&mut self.reserve, &mut own.1),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let (all, own) = taken.counts(self.kind, self.address);
+        *all -= 1;
+        *own -= 1;
+        if taken.addresses.get(&self.address) == Some(&(0, 0)) {
+            taken.addresses.remove(&self.address);
+        }
+    }
+}
+
+/// One address of IPv4, or the network of IPv6 that a site has at least.
+fn counted_by(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6((address.to_bits() & (u128::MAX << 64)).into()),
+        address => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(connections: usize, connections_per_address: usize) -> Places {
+        Places::new(&ServeOptions { connections, connections_per_address, ..ServeOptions::default() })
+    }
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn one_address_fills_its_own_places_and_few_of_the_reserve() {
+        let (places, greedy) = (places(10, 4), address("192.0.2.1"));
+        let taken: Vec<_> = std::iter::from_fn(|| places.take(greedy, Kind::Usual)).collect();
+        let usual = taken.iter().filter(|place| place.kind == Kind::Usual).count();
+        assert_eq!((usual, taken.len()), (4, 4 + RESERVE_PER_ADDRESS));
+        for other in ["192.0.2.2", "2001:db8::1"] {
+            assert_eq!(places.take(address(other), Kind::Usual).map(|place| place.kind), Some(Kind::Usual));
+            assert_eq!(places.take(address(other), Kind::Reserve).map(|place| place.kind), Some(Kind::Reserve));
+        }
+        drop(taken);
+        assert_eq!(places.take(greedy, Kind::Usual).map(|place| place.kind), Some(Kind::Usual));
+        assert!(places.taken.lock().expect("nobody panicked").addresses.is_empty(), "nothing is kept of who has left");
+    }
+
+    #[test]
+    fn when_all_are_taken_the_reserve_is_left_and_an_ipv6_network_counts_as_one() {
+        let places = places(2, 1);
+        let _taken = ["2001:db8::1", "::ffff:192.0.2.1"].map(|of| places.take(address(of), Kind::Usual).expect("free"));
+        for late in ["2001:db8::2", "192.0.2.1", "192.0.2.9"] {
+            assert_eq!(places.take(address(late), Kind::Usual).map(|place| place.kind), Some(Kind::Reserve), "{late}");
+        }
+    }
+}

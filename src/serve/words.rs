@@ -1,0 +1,55 @@
+//! The names that clients know: of fields of a request, and of the server's flags. Errors of the library have those of its
+//! own API.
+
+/// Settings of a model that errors name, and their flags.
+const FLAGS: [(&str, &str); 12] = [
+    ("`ImageLimits::bytes_max`", "--picture-file-bytes"),
+    ("`ImageLimits::pixels_max`", "--picture-source-pixels"),
+    ("`requests`", "--requests"),
+    ("`context_tokens`", "--max-model-len"),
+    ("`pictures`", "--pictures"),
+    ("`picture_patches`", "--picture-patches"),
+    ("`video_frames`", "--video-frames"),
+    ("`host_bytes`", "--host-bytes"),
+    ("`wake_within`", "--wake-within"),
+    ("`queue_deadline`", "--queue-deadline"),
+    ("`first_token_deadline`", "--first-token-deadline"),
+    ("`reply_deadline`", "--reply-deadline"),
+];
+
+/// Other names, and what clients call them.
+const FIELDS: [(&str, &str); 2] =
+    [("`ignore_end`", "`ignore_eos`"), ("set `reply_format`", "set `tool_choice` to auto")];
+
+/// The text with the names that clients know.
+pub(super) fn for_clients(text: &str) -> String {
+    let mut told = text.to_owned();
+    for (ours, flag) in FLAGS {
+        if told.contains(ours) {
+            told = told.replace(&format!("raise {ours}"), &format!("start the server with a larger {flag}"));
+            told = told.replace(ours, flag);
+        }
+    }
+    FIELDS.iter().fold(told, |told, (ours, theirs)| told.replace(ours, theirs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_told_as_flags_and_options_as_fields() {
+        for (ours, theirs) in [
+            ("ask again, or raise `requests`", "ask again, or start the server with a larger --requests"),
+            (
+                "or raise `pictures` or `picture_patches`",
+                "or start the server with a larger --pictures or --picture-patches",
+            ),
+            ("raise `ImageLimits::pixels_max`", "start the server with a larger --picture-source-pixels"),
+            ("leave out `ignore_end`", "leave out `ignore_eos`"),
+            ("`max_tokens` is 0", "`max_tokens` is 0"),
+        ] {
+            assert_eq!(for_clients(ours), theirs);
+        }
+    }
+}

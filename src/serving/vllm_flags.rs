@@ -1,0 +1,164 @@
+//! The flags of `vllm serve`: those that change nothing here are accepted with a notice, others are refused with a hint.
+
+use std::sync::LazyLock;
+
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+
+use crate::{failure::Failure, logging};
+
+/// What a flag of vLLM means here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meaning {
+    /// It is a flag of ours.
+    Served,
+    /// A switch, also with `no-` before its name, without effect, and why.
+    Switch(&'static str),
+    /// A flag with a value, without effect, and why.
+    Value(&'static str),
+    /// It is refused, and what to do instead.
+    Refused(&'static str),
+}
+
+#[derive(Debug)]
+struct Flag {
+    name: &'static str,
+    /// With `no-` before it.
+    negated: String,
+    meaning: Meaning,
+}
+
+/// All flags of the table `vllm_flags.txt`.
+static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| {
+    let lines = include_str!("vllm_flags.txt").lines().filter(|line| !line.starts_with('#'));
+    let flags = lines.map(|line| {
+        let mut words = line.splitn(3, ' ');
+        let (name, kind, why) = (words.next(), words.next(), words.next());
+        let meaning = match (kind, why) {
+            (Some("served"), None) => Meaning::Served,
+            (Some("switch"), Some(why)) => Meaning::Switch(why),
+            (Some("value"), Some(why)) => Meaning::Value(why),
+            (Some("refused"), Some(why)) => Meaning::Refused(why),
+            _ => panic!("vllm_flags.txt: {line}"),
+        };
+        let name = name.expect("a line has a word");
+        Flag { name, negated: format!("no-{name}"), meaning }
+    });
+    flags.collect()
+});
+
+/// The flags of vLLM that were typed and are not ours.
+#[derive(Clone, Debug, Default)]
+pub struct VllmFlags(Vec<(&'static str, Meaning)>);
+
+impl VllmFlags {
+    /// Says which flags change nothing.
+    ///
+    /// # Errors
+    /// A flag that would change what is served.
+    pub fn check(&self) -> Result<(), Failure> {
+        for (flag, meaning) in &self.0 {
+            match meaning {
+                Meaning::Switch(why) | Meaning::Value(why) => {
+                    logging::note(format_args!("note: --{flag} has no effect: {why}"));
+                }
+                Meaning::Refused(instead) => {
+                    return Err(Failure {
+                        error: format!("--{flag} of vLLM is not supported"),
+                        hint: (*instead).to_owned(),
+                    });
+                }
+                Meaning::Served => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Args for VllmFlags {
+    fn augment_args(command: Command) -> Command {
+        FLAGS.iter().fold(command, |command, flag| {
+            let arg = |name: &'static str| Arg::new(name).long(name).hide(true);
+            match flag.meaning {
+                Meaning::Served => command,
+                Meaning::Switch(_) => command
+                    .arg(arg(flag.name).action(ArgAction::SetTrue))
+                    .arg(arg(flag.negated.as_str()).action(ArgAction::SetTrue)),
+                Meaning::Value(_) => command.arg(arg(flag.name).num_args(1..).action(ArgAction::Append)),
+                Meaning::Refused(_) => command
+                    .arg(arg(flag.name).num_args(0..).action(ArgAction::Append))
+                    .arg(arg(flag.negated.as_str()).num_args(0..).action(ArgAction::Append)),
+            }
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for VllmFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let is_typed = |name: &str| matches.value_source(name) == Some(clap::parser::ValueSource::CommandLine);
+        let typed = FLAGS.iter().flat_map(|flag| {
+            let names: &[&'static str] = match flag.meaning {
+                Meaning::Served => &[],
+                Meaning::Value(_) => &[flag.name],
+                Meaning::Switch(_) | Meaning::Refused(_) => &[flag.name, flag.negated.as_str()],
+            };
+            names.iter().copied().filter(|name| is_typed(name)).map(|name| (name, flag.meaning)).collect::<Vec<_>>()
+        });
+        Ok(VllmFlags(typed.collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serving::Options;
+
+    fn command() -> Command {
+        Options::augment_args(Command::new("serve").no_binary_name(true))
+    }
+
+    fn typed(line: &str) -> VllmFlags {
+        let matches = command().try_get_matches_from(line.split_whitespace());
+        VllmFlags::from_arg_matches(&matches.unwrap_or_else(|error| panic!("{error}"))).expect("they are there")
+    }
+
+    #[test]
+    fn every_flag_of_vllm_is_served_accepted_or_refused_with_a_hint() {
+        let command = command();
+        command.clone().debug_assert();
+        assert!(FLAGS.len() > 300, "{}", FLAGS.len());
+        for flag in &*FLAGS {
+            let known = |name: &str| {
+                command.get_arguments().any(|arg| {
+                    let aliases = arg.get_all_aliases().unwrap_or_default();
+                    arg.get_long() == Some(name) || aliases.contains(&name)
+                })
+            };
+            // Those of the whole program are not the subcommand's.
+            let is_global = ["log-level", "tensor-parallel-size"].contains(&flag.name);
+            assert!(known(flag.name) || is_global, "--{}", flag.name);
+        }
+    }
+
+    #[test]
+    fn flags_without_effect_are_taken_and_others_are_named() {
+        let taken = typed("a/b --enforce-eager --no-enable-prefix-caching --seed 7 --block-size 32 --max-model-len 99");
+        let names: Vec<_> = taken.0.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, ["block-size", "no-enable-prefix-caching", "enforce-eager", "seed"]);
+        assert!(taken.check().is_ok());
+        for line in ["--enable-lora a/b", "--data-parallel-size 4", "--speculative-config {}"] {
+            let failure = typed(line).check().expect_err("it would change what is served");
+            let (error, hint) = failure.told();
+            let name = line.split(' ').next().expect("a flag");
+            assert!(error.starts_with(name) && !hint.is_empty(), "{error}: {hint}");
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! What hostile clients send: long texts, slow connections, long names, pipes. Nobody else notices.
+
+use std::{fs, time::Duration};
+
+use bursar::{
+    LoadOptions,
+    serve::{ServeOptions, Server, Service},
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::{Instant, timeout},
+};
+
+use super::{
+    client::{House, hello, pause, posted, rest, until_requests},
+    lines::Program,
+};
+use crate::stage::{Folder, Stage, small, story};
+
+const MB: usize = 1_000_000;
+
+/// A log file as people paste it.
+fn pasted(bytes: usize) -> String {
+    let line = "2026-11-27 03:00:01 INFO http{request_id=req_12ab}: answered method=POST path=/v1/chat status=200\n";
+    line.repeat(bytes.div_ceil(line.len()))
+}
+
+/// Each way to send a text that is far too long for the model.
+fn too_long(text: &str) -> Vec<(&'static str, Value)> {
+    let chat = json!([{"role": "user", "content": text}]);
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string", "description": text}}});
+    let tool = json!({"type": "function", "function": {"name": "f", "description": text, "parameters": schema}});
+    vec![
+        ("/v1/chat/completions", json!({"messages": chat})),
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "Hi"}], "tools": [tool]})),
+        ("/v1/completions", json!({"prompt": text})),
+        ("/v1/completions", json!({"prompt": vec![1; text.len() / 100]})),
+        ("/v1/messages", json!({"messages": chat, "max_tokens": 1})),
+        ("/v1/messages/count_tokens", json!({"messages": chat})),
+        ("/v1/responses", json!({"input": text})),
+        ("/tokenize", json!({"prompt": text})),
+        ("/tokenize", json!({"messages": chat})),
+    ]
+}
+
+#[test]
+fn a_text_that_is_much_too_long_is_refused_without_being_tokenized() {
+    story(async {
+        let house = House::usual().await;
+        let text = pasted(2 * MB);
+        for (path, body) in too_long(&text) {
+            let begun = Instant::now();
+            let answer = house.post(path, &body).await;
+            assert_eq!(answer.status, 400, "{path}: {}", &answer.body[..answer.body.len().min(300)]);
+            let told = answer.error()["message"].as_str().expect("a message").to_owned();
+            let is_named = told.contains("maximum context length is 256 tokens") || told.contains("prompt is too long");
+            assert!(is_named && told.len() < 300, "{path}: {told}");
+            assert!(begun.elapsed() < Duration::from_secs(5), "{path}: {:?}", begun.elapsed());
+        }
+        // What is only a little too long is counted.
+        let answer = house.chat(json!({"messages": [{"role": "user", "content": "shape ".repeat(1000)}]})).await;
+        let told = answer.error()["message"].as_str().expect("a message").to_owned();
+        assert!(told.contains("but the prompt has 1") && !told.contains("more than"), "{told}");
+        assert_eq!(house.chat(json!({"max_tokens": 1})).await.status, 200);
+        house.end().await;
+    });
+}
+
+/// A number of /proc/PID/status, in bytes.
+#[cfg(target_os = "linux")]
+fn memory(program: &Program, field: &str) -> usize {
+    let status = fs::read_to_string(format!("/proc/{}/status", program.id())).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("Linux tells");
+    line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") * 1024
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn sixteen_clients_with_8_mb_each_take_little_memory_and_it_comes_back() {
+    story(async {
+        let program = Program::start(&[]);
+        let ask = async |body: String| {
+            let mut stream = TcpStream::connect(program.address()).await.expect("it listens");
+            stream.write_all(&posted("/v1/chat/completions", "", body.as_bytes())).await.expect("it reads");
+            String::from_utf8(rest(stream).await).expect("text")
+        };
+        let text = hello(json!({"messages": [{"role": "user", "content": pasted(8 * MB)}]})).to_string();
+        let short = hello(json!({"max_tokens": 1})).to_string();
+        assert!(ask(short.clone()).await.contains("200 OK"));
+        let idle = memory(&program, "VmRSS:");
+        let begun = Instant::now();
+        let asked: Vec<_> = (0..16).map(|_| ask(text.clone())).collect();
+        let (answers, beside) = tokio::join!(futures_util::future::join_all(asked), ask(short.clone()));
+        let (took, peak) = (begun.elapsed(), memory(&program, "VmHWM:"));
+        assert!(beside.contains("200 OK"), "{beside}");
+        assert!(answers.iter().all(|answer| answer.contains("context_length_exceeded")), "{:?}", answers.first());
+        // A debug build is several times slower than a server.
+        assert!(took < Duration::from_secs(10), "{took:?}");
+        assert!(peak < idle + 300 * MB, "{} MB above idle", (peak - idle) / MB);
+        let until = Instant::now() + Duration::from_secs(10);
+        while memory(&program, "VmRSS:") > idle + 60 * MB {
+            assert!(Instant::now() < until, "{} MB are kept", (memory(&program, "VmRSS:") - idle) / MB);
+            pause(Duration::from_millis(50)).await;
+        }
+    });
+}
+
+#[test]
+fn slow_connections_of_one_address_leave_health_and_other_clients_alone() {
+    story(async {
+        let serve = ServeOptions { connections_per_address: 20, ..ServeOptions::default() };
+        let house = House::with(small(), serve).await;
+        let mut slow = Vec::new();
+        for _ in 0..200 {
+            let mut stream = house.connect().await;
+            drop(stream.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n").await);
+            slow.push(stream);
+        }
+        // Those beyond the reserve are closed; those in it have two seconds for their heads.
+        let begun = Instant::now();
+        loop {
+            match house.get("/health").await.status {
+                200 => break,
+                status => assert_eq!(status, 0, "it is answered or not, and never refused"),
+            }
+            assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+            pause(Duration::from_millis(50)).await;
+        }
+        let refused = house.chat(json!({})).await;
+        assert_eq!((refused.status, refused.error()["code"].as_str()), (503, Some("connections_exhausted")));
+        drop(slow);
+        while house.chat(json!({"max_tokens": 1})).await.status != 200 {
+            pause(Duration::from_millis(10)).await;
+        }
+        house.end().await;
+    });
+}
+
+#[test]
+fn long_names_of_a_client_are_neither_told_nor_logged_whole() {
+    story(async {
+        let house = House::usual().await;
+        let long = "x".repeat(1_000_000);
+        for fields in [
+            json!({"logit_bias": {long.clone(): 1}}),
+            json!({"tool_choice": long}),
+            json!({"model": long}),
+            json!({"tools": [{"type": long}]}),
+            json!({"messages": [{"role": long, "content": "a"}]}),
+            json!({"response_format": {"type": long}}),
+            json!({"reasoning_effort": long, "n": 0}),
+            json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": long}]}]}),
+        ] {
+            let answer = house.chat(fields.clone()).await;
+            let field = fields.as_object().expect("an object").keys().next().expect("a field").clone();
+            assert!((400..500).contains(&answer.status), "{field}: {}", answer.status);
+            assert!(answer.body.len() < 3000, "{field}: {} bytes", answer.body.len());
+            let param = answer.error()["param"].as_str().unwrap_or_default().len();
+            assert!(param < 140, "{field}: {param} bytes of a name");
+        }
+        house.end().await;
+    });
+}
+
+#[test]
+fn administrators_have_a_key_unless_the_server_is_for_this_machine_alone() {
+    story(async {
+        let serve = ServeOptions::default().with_keys("one\ntwo\n").expect("keys");
+        let serve = serve.with_admin_keys("boss\n").expect("keys");
+        let house = House::with(small(), serve).await;
+        let with = |method: &str, path: &str, key: &str| {
+            let head =
+                format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-api-key: {key}\r\n");
+            format!("{head}content-length: 2\r\n\r\n{{}}").into_bytes()
+        };
+        for (method, path) in [
+            ("POST", "/sleep"),
+            ("POST", "/wake_up"),
+            ("POST", "/v1/budget/neighbour"),
+            ("GET", "/v1/budget"),
+            ("GET", "/v1/budget/events"),
+        ] {
+            let refused = house.say(&with(method, path, "one")).await;
+            assert_eq!((refused.status, refused.error()["code"].as_str()), (403, Some("admin_required")), "{path}");
+            assert!(refused.error()["message"].as_str().expect("text").contains("--admin-key-file"), "{path}");
+            if !path.ends_with("events") {
+                assert_ne!(house.say(&with(method, path, "boss")).await.status, 403, "{path}");
+            }
+        }
+        assert_eq!(house.say(&with("GET", "/v1/models", "boss")).await.status, 200, "it is a key like the others");
+        house.end().await;
+        // With one key, its own load is shown.
+        let serve = ServeOptions::default().with_keys("one\n").expect("a key");
+        let house = House::with(small(), serve).await;
+        assert_eq!(house.say(&with("GET", "/v1/budget", "one")).await.status, 200);
+        assert_eq!(house.say(&with("POST", "/sleep", "one")).await.status, 403, "also on this machine");
+        house.end().await;
+        // Others reach it: nobody is the administrator.
+        let stage = Stage::set(small()).await;
+        for (open_admin, status) in [(false, 403), (true, 200)] {
+            let service = Service::new(&stage.runtime, ServeOptions { open_admin, ..ServeOptions::default() });
+            service.add(["demo"], stage.model.clone());
+            let server = Server::start(service, "0.0.0.0:0", None).await.expect("a free port");
+            let mut stream = TcpStream::connect(("127.0.0.1", server.addr().port())).await.expect("it listens");
+            stream.write_all(&with("POST", "/wake_up", "")).await.expect("it reads");
+            let heard = String::from_utf8(rest(stream).await).expect("text");
+            assert!(heard.starts_with(&format!("HTTP/1.1 {status} ")), "{heard}");
+            server.shutdown().await;
+        }
+        stage.runtime.shutdown().await;
+    });
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_below_the_media_root_is_refused_and_a_frame_folder_with_one_too() {
+    story(async {
+        let folder = Folder::empty();
+        let pipe = folder.path().join("picture.png");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("there is a mkfifo");
+        assert!(made.success());
+        let serve = ServeOptions { media_root: Some(folder.path().to_owned()), ..ServeOptions::default() };
+        let house = House::with(small(), serve).await;
+        for kind in ["image_url", "video_url"] {
+            let part = json!({"type": kind, kind: {"url": "file:///picture.png"}});
+            let asked = house.chat(json!({"messages": [{"role": "user", "content": [part]}]}));
+            let answer = timeout(Duration::from_secs(5), asked).await.expect("it does not wait for a writer");
+            let told = answer.error()["message"].as_str().expect("text").to_owned();
+            assert!(answer.status == 400 && told.contains("not a plain file"), "{kind}: {told}");
+        }
+        house.end().await;
+    });
+}
+
+#[test]
+fn replies_that_outlast_the_drain_end_with_an_error_and_health_is_answered_until_then() {
+    story(async {
+        let serve = ServeOptions { drain: Duration::from_millis(600), ..ServeOptions::default() };
+        let house = House::with(LoadOptions { token_interval: None, ..small() }, serve).await;
+        let address = house.server.addr();
+        let endless = json!({"ignore_eos": true, "max_tokens": 400, "n": 1});
+        let streamed = hello(json!({"stream": true, "ignore_eos": true, "max_tokens": 400})).to_string();
+        let whole = hello(endless).to_string();
+        let mut streams = Vec::new();
+        for body in [streamed, whole] {
+            let mut stream = house.connect().await;
+            stream.write_all(&posted("/v1/chat/completions", "", body.as_bytes())).await.expect("it reads");
+            streams.push(stream);
+        }
+        until_requests(&house.stage.model, 2).await;
+        let ending = tokio::spawn(house.server.shutdown());
+        let health = async || {
+            let mut stream = TcpStream::connect(address).await.expect("it listens");
+            stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it reads");
+            let mut heard = String::new();
+            drop(stream.read_to_string(&mut heard).await);
+            heard
+        };
+        pause(Duration::from_millis(100)).await;
+        let told = health().await;
+        let has_ended = ending.is_finished();
+        assert!(has_ended || told.contains("503") && told.contains("\"ending\":true"), "{told}");
+        let mut heard = Vec::new();
+        for stream in streams {
+            heard.push(String::from_utf8(rest(stream).await).expect("text"));
+        }
+        ending.await.expect("it ends");
+        // A fast machine may have finished them in time.
+        if !heard[0].contains("\"finish_reason\":\"length\"") {
+            assert!(heard[0].contains("shutting down") && heard[0].contains("data: [DONE]"), "{}", heard[0]);
+        }
+        if !heard[1].contains("\"finish_reason\":\"length\"") {
+            assert!(heard[1].starts_with("HTTP/1.1 503") && heard[1].contains("shutting down"), "{}", heard[1]);
+        }
+        house.stage.runtime.shutdown().await;
+    });
+}
