@@ -21,6 +21,7 @@ use crate::{DeviceOptions, failure::Failure, logging, signals::Signals};
 
 /// Serves until it is told to end; then running replies may end.
 pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure> {
+    bursar_budgets::give_large_blocks_back();
     let wanted = options.models()?;
     let serve = options.serve()?;
     let knobs = options.knobs();

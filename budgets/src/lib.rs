@@ -66,8 +66,8 @@ pub use admission::{Admission, Overloaded, Waiting};
 pub use class::{Class, Memory};
 pub use device::{
     Address, CudaCounts, CudaDevice, Device, DeviceError, DeviceGroup, DeviceMemory, FaultyDevice, HostConfig,
-    HostCopy, HostDevice, HostMemory, NextBackRefused, Overhead, Pinned, give_back_freed_memory, system_memory_left,
-    testing,
+    HostCopy, HostDevice, HostMemory, NextBackRefused, Overhead, Pinned, give_back_freed_memory,
+    give_large_blocks_back, system_memory_left, testing,
 };
 pub use error::Hint;
 pub use fence::{Fence, Ticket, Timeline, Timelines};

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use tracing::Span;
 
 use super::{error::ApiError, models::shortened, openai::usage::UsageTold};
+use bursar_actors::metric::{HTTP_ERRORS_TOTAL, HTTP_REQUESTS_TOTAL, HttpError, HttpStatus, Route};
 
 /// The tokens of a request, once all of its replies have ended.
 #[derive(Clone, Debug, Default)]
@@ -35,20 +36,22 @@ pub(super) struct Access {
     span: Span,
     method: Method,
     path: String,
+    /// As it is routed.
+    route: Arc<str>,
     began: Instant,
     used: Used,
     /// None until it is answered.
     status: Option<StatusCode>,
     /// What kind of error it was, and in which field.
-    fault: Option<(String, Option<String>)>,
+    fault: Option<(&'static str, Option<String>)>,
     /// Whether all of the answer was taken.
     is_whole: bool,
 }
 
 impl Access {
-    pub(super) fn begin(span: Span, method: Method, path: String) -> Self {
+    pub(super) fn begin(span: Span, method: Method, path: String, route: Arc<str>) -> Self {
         let (used, began) = (Used::default(), Instant::now());
-        Access { span, method, path, began, used, status: None, fault: None, is_whole: false }
+        Access { span, method, path, route, began, used, status: None, fault: None, is_whole: false }
     }
 
     pub(super) fn used(&self) -> Used {
@@ -72,6 +75,11 @@ pub(super) fn is_probe(path: &str) -> bool {
 
 impl Drop for Access {
     fn drop(&mut self) {
+        let status = HttpStatus(self.status.map_or(0, |status| status.as_u16()));
+        HTTP_REQUESTS_TOTAL.add(&(Route(self.route.clone()), status), 1);
+        if let Some((code, _)) = &self.fault {
+            HTTP_ERRORS_TOTAL.add(&HttpError(code), 1);
+        }
         let _within = self.span.enter();
         let (method, path) = (&self.method, shortened(&self.path));
         let milliseconds = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);

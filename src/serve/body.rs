@@ -1,6 +1,7 @@
 //! Bodies of requests: bounded in size, time and number, and JSON whose faults are named by field.
 
 use std::{
+    io::Read,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -11,7 +12,10 @@ use std::{
 use axum::{
     body::Body,
     extract::{FromRequest, Request},
-    http::{HeaderMap, StatusCode, header::CONTENT_LENGTH},
+    http::{
+        HeaderMap, StatusCode,
+        header::{CONTENT_ENCODING, CONTENT_LENGTH},
+    },
 };
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
@@ -123,6 +127,7 @@ pub(super) fn told_bytes(headers: &HeaderMap) -> Option<u64> {
 
 async fn read(request: Request, shared: &Shared) -> Result<(Vec<u8>, OwnedSemaphorePermit), ApiError> {
     let limit = shared.options.body_bytes;
+    let coding = Coding::of(request.headers())?;
     let told = told_bytes(request.headers());
     if told.is_some_and(|told| told > limit.0) {
         return Err(too_large(limit));
@@ -134,7 +139,13 @@ async fn read(request: Request, shared: &Shared) -> Result<(Vec<u8>, OwnedSemaph
         let message = format!("the body did not arrive within {} s", shared.options.body_time.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
     };
-    let bytes = timeout(shared.options.body_time, collected).await.map_err(late)??;
+    let mut bytes = timeout(shared.options.body_time, collected).await.map_err(late)??;
+    if coding != Coding::Plain {
+        bytes = aside(|| coding.inflated(&bytes, limit))?;
+        grow(&mut room, bytes.len() as u64, shared)?;
+    }
+    // Many small values take more than their text.
+    grow(&mut room, values(&bytes) * VALUE_BYTES, shared)?;
     Ok((bytes, room))
 }
 
@@ -161,9 +172,47 @@ async fn collect(
         bytes.extend_from_slice(&piece);
         grow(room, bytes.len() as u64, shared)?;
     }
-    // Many small values take more than their text.
-    grow(room, values(&bytes) * VALUE_BYTES, shared)?;
     Ok(bytes)
+}
+
+/// How a body is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Coding {
+    Plain,
+    Gzip,
+    Deflate,
+}
+
+impl Coding {
+    fn of(headers: &HeaderMap) -> Result<Self, ApiError> {
+        let Some(coding) = headers.get(CONTENT_ENCODING) else { return Ok(Coding::Plain) };
+        match coding.to_str().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
+            "" | "identity" => Ok(Coding::Plain),
+            "gzip" | "x-gzip" => Ok(Coding::Gzip),
+            "deflate" => Ok(Coding::Deflate),
+            _ => {
+                let told = "the Content-Encoding of the request is not supported";
+                let error = ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", told);
+                Err(error.hint("send gzip, deflate, or the body as it is"))
+            }
+        }
+    }
+
+    /// The body, of at most `limit`.
+    fn inflated(self, bytes: &[u8], limit: Bytes) -> Result<Vec<u8>, ApiError> {
+        let reader: Box<dyn Read + '_> = match self {
+            Coding::Plain => Box::new(bytes),
+            Coding::Gzip => Box::new(flate2::read::MultiGzDecoder::new(bytes)),
+            Coding::Deflate => Box::new(flate2::read::ZlibDecoder::new(bytes)),
+        };
+        let mut inflated = Vec::new();
+        let read = reader.take(limit.0.saturating_add(1)).read_to_end(&mut inflated);
+        read.map_err(|_| ApiError::invalid("body", "the compressed body is damaged"))?;
+        match inflated.len() as u64 > limit.0 {
+            true => Err(too_large(limit)),
+            false => Ok(inflated),
+        }
+    }
 }
 
 /// Takes room until it is for so many bytes.

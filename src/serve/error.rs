@@ -2,7 +2,10 @@
 
 use axum::{
     Extension, Json,
-    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
+    http::{
+        HeaderValue, StatusCode,
+        header::{RETRY_AFTER, WWW_AUTHENTICATE},
+    },
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
@@ -145,9 +148,9 @@ impl ApiError {
     }
 
     /// What kind of error it is and the field at fault, for logs: its message may repeat the request.
-    pub(super) fn fault(&self) -> (String, Option<String>) {
+    pub(super) fn fault(&self) -> (&'static str, Option<String>) {
         let Told { kind, code, param, .. } = &*self.told;
-        (code.unwrap_or(kind).to_owned(), param.clone())
+        (code.unwrap_or(kind), param.clone())
     }
 
     /// As Anthropic names statuses (docs.anthropic.com, "Errors").
@@ -170,6 +173,9 @@ impl ApiError {
         let mut response = (self.status, Extension(self.clone()), Json(self.body(shape))).into_response();
         if let Some(seconds) = self.told.retry_after {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         // The client's own time is over. OpenAI's and Anthropic's clients would ask twice more.
         if self.status == StatusCode::GATEWAY_TIMEOUT {

@@ -7,22 +7,16 @@ use super::{error::ApiError, models::shortened};
 use crate::{Chat, JsonWhitespace, OutputFormat, ToolChoice};
 
 /// The form of this type, none for plain text. The request names the type at `field`.type, the schema at `schema_field`.
-/// In strict mode, as OpenAI defines it, objects have only the members that their schema names.
 pub(super) fn form(
     kind: &str,
-    (schema, is_strict): (Option<Value>, bool),
+    schema: Option<Value>,
     field: &str,
     schema_field: &str,
 ) -> Result<Option<OutputFormat>, ApiError> {
     match (kind, schema) {
         ("text", _) => Ok(None),
         ("json_object", _) => Ok(Some(any_object())),
-        ("json_schema", Some(mut schema)) => {
-            if is_strict {
-                close_objects(&mut schema);
-            }
-            Ok(Some(json_of(schema)))
-        }
+        ("json_schema", Some(schema)) => Ok(Some(json_of(schema))),
         ("json_schema", None) => Err(ApiError::invalid(schema_field, format!("`{schema_field}` is missing"))),
         (other, _) => {
             let told = format!("`{field}.type` is `{}`, which is unknown", shortened(other));
@@ -38,8 +32,10 @@ pub(super) fn with_format(chat: Chat, choice: Option<&ToolChoice>, format: Optio
     format.filter(|_| !is_forced).into_iter().fold(chat, Chat::format)
 }
 
-/// JSON of this schema, with the spaces that models have learnt.
-pub(super) fn json_of(schema: Value) -> OutputFormat {
+/// JSON of this schema, with the spaces that models have learnt. Objects have only the members that it names, as with vLLM
+/// and in OpenAI's strict mode, unless it says otherwise.
+pub(super) fn json_of(mut schema: Value) -> OutputFormat {
+    close_objects(&mut schema);
     OutputFormat::JsonSchema { schema, whitespace: JsonWhitespace::Spaced }
 }
 

@@ -11,6 +11,8 @@ use axum::{
 use futures_util::future::join_all;
 use serde_json::{Map, Value, json};
 
+#[cfg(feature = "prometheus")]
+use super::vllm_series::with_vllm_names;
 use super::{
     error::ApiError,
     models::{Entry, ModelState},
@@ -74,7 +76,9 @@ pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
         drop(super::memory::told_text(&shared, served).await);
     }
     let kind = (axum::http::header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8");
-    ([kind], metrics.render()).into_response()
+    let text = metrics.render();
+    let text = if shared.options.vllm_metrics { with_vllm_names(text) } else { text };
+    ([kind], text).into_response()
 }
 
 #[cfg(not(feature = "prometheus"))]

@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt, marker::PhantomData};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
-    Deserialize, Deserializer,
+    Deserialize, Deserializer, Serialize, Serializer,
     de::{
         Error, MapAccess, SeqAccess, Visitor,
         value::{MapAccessDeserializer, SeqAccessDeserializer},
@@ -14,6 +14,12 @@ use serde::{
 /// A list, or a text alone in place of a list of one. Unlike an untagged enum it names the wrong item.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Listed<T>(pub(super) Vec<T>);
+
+impl<T: Serialize> Serialize for Listed<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
 
 impl<'de, T: Deserialize<'de> + From<String>> Deserialize<'de> for Listed<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -36,10 +36,19 @@ const USUAL_FPS: f64 = 2.0;
 pub(super) struct Sizes {
     min_pixels: Option<u64>,
     max_pixels: Option<u64>,
+    /// The same limits under the names of newer processors.
+    size: Option<EdgeSizes>,
     #[serde(alias = "max_num", alias = "max_patches")]
     max_dynamic_patch: Option<u32>,
     /// Frames per second of videos that do not set their own `fps`.
     pub(super) fps: Option<f64>,
+}
+
+/// Limits in pixels of the whole picture, as Qwen's processors call them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+struct EdgeSizes {
+    shortest_edge: Option<u64>,
+    longest_edge: Option<u64>,
 }
 
 impl Sizes {
@@ -51,8 +60,10 @@ impl Sizes {
     }
 
     fn apply(self, mut picture: Image) -> Image {
-        if self.min_pixels.is_some() || self.max_pixels.is_some() {
-            picture = picture.within_pixels(self.min_pixels, self.max_pixels);
+        let size = self.size.unwrap_or_default();
+        let (least, most) = (self.min_pixels.or(size.shortest_edge), self.max_pixels.or(size.longest_edge));
+        if least.is_some() || most.is_some() {
+            picture = picture.within_pixels(least, most);
         }
         self.max_dynamic_patch.into_iter().fold(picture, Image::within_tiles)
     }

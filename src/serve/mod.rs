@@ -50,6 +50,8 @@ mod sse;
 mod standing;
 mod tokens;
 mod tool;
+#[cfg(feature = "prometheus")]
+mod vllm_series;
 mod words;
 
 pub use guard::KeyError;

@@ -55,6 +55,8 @@ pub struct ServeOptions {
     pub ffmpeg: Option<PathBuf>,
     /// How long decoding a film may take.
     pub film_time: Duration,
+    /// Whether `/metrics` also has the series of vLLM that dashboards and autoscalers read.
+    pub vllm_metrics: bool,
     /// Variables that chat templates read, such as `enable_thinking`, unless a request sets them.
     pub template_variables: serde_json::Map<String, serde_json::Value>,
     /// Origins of web pages that may ask, such as `https://example.org`, or `*` for all.
@@ -105,6 +107,7 @@ impl Default for ServeOptions {
             media_time: Duration::from_secs(10),
             ffmpeg: None,
             film_time: Duration::from_secs(30),
+            vllm_metrics: false,
             template_variables: serde_json::Map::new(),
             origins: Vec::new(),
         }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::options::ServeOptions;
+use bursar_actors::metric::HTTP_CONNECTIONS;
 
 /// Connections beyond the limits, on which only health and metrics are answered.
 const RESERVE: usize = 64;
@@ -64,11 +65,16 @@ impl Places {
         let (all, own) = taken.counts(kind, address);
         *all += 1;
         *own += 1;
+        taken.show();
         Some(Place { kind, address, taken: self.taken.clone() })
     }
 }
 
 impl Taken {
+    fn show(&self) {
+        HTTP_CONNECTIONS.set(&(), self.usual + self.reserve);
+    }
+
     /// The counts of this kind: of all addresses, and of this one.
     fn counts(&mut self, kind: Kind, address: IpAddr) -> (&mut usize, &mut usize) {
         let own = self.addresses.entry(address).or_default();
@@ -85,6 +91,7 @@ impl Drop for Place {
         let (all, own) = taken.counts(self.kind, self.address);
         *all -= 1;
         *own -= 1;
+        taken.show();
         if taken.addresses.get(&self.address) == Some(&(0, 0)) {
             taken.addresses.remove(&self.address);
         }

@@ -11,7 +11,7 @@ use std::{
 
 use axum::{
     Extension, Router,
-    extract::{Request, State},
+    extract::{MatchedPath, Request, State},
     http::{
         HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
         header::{HOST, ORIGIN, RETRY_AFTER},
@@ -231,9 +231,9 @@ impl Service {
             .route("/v1/responses", post(openai::responses::create::create))
             .route("/v1/responses/{id}", get(openai::responses::kept::read).delete(openai::responses::kept::delete))
             .route("/v1/responses/{id}/cancel", post(openai::responses::kept::cancel))
-            .route("/v1/responses/{id}/input_items", any(unserved))
+            .route("/v1/responses/{id}/input_items", get(openai::responses::kept::input_items))
             .route("/v1/responses/compact", any(unserved))
-            .route("/v1/responses/input_tokens", any(unserved))
+            .route("/v1/responses/input_tokens", post(openai::responses::create::input_tokens))
             .route("/v1/conversations", any(unserved))
             .route("/v1/conversations/{*rest}", any(unserved))
             .route("/v1/models", get(openai::list::all))
@@ -366,7 +366,8 @@ async fn named(State(shared): State<Arc<Shared>>, mut request: Request, next: Ne
     let name = name_of(request.headers()).unwrap_or_else(|| id::fresh("req_"));
     let (method, path, shape) = (request.method().clone(), request.uri().path().to_owned(), shape_of(&request));
     let span = tracing::info_span!("http", request_id = %name);
-    let access = Access::begin(span.clone(), method, path);
+    let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).into();
+    let access = Access::begin(span.clone(), method, path, route);
     request.extensions_mut().insert(access.used());
     let is_large = body::told_bytes(request.headers()).is_some_and(|bytes| bytes >= body::LARGE as u64);
     let response = next.run(request).instrument(span).await;

@@ -80,6 +80,9 @@ pub struct Options {
     /// times.
     #[arg(long, alias = "allowed-origins", value_name = "ORIGIN", help_heading = "Clients")]
     allow_origin: Vec<String>,
+    /// Names of the series at /metrics: `bursar`, or `vllm`, which adds the series that vLLM's dashboards read.
+    #[arg(long, value_name = "NAMES", value_enum, default_value_t, help_heading = "Clients")]
+    metrics_names: MetricsNames,
     /// Certificates of the server, in PEM. Turns on TLS.
     #[arg(long, alias = "ssl-certfile", value_name = "FILE", requires = "tls_key", help_heading = "Clients")]
     tls_certificates: Option<PathBuf>,
@@ -133,6 +136,14 @@ pub struct Options {
 enum GenerationConfig {
     #[default]
     Auto,
+    Vllm,
+}
+
+/// Whose names series have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum MetricsNames {
+    #[default]
+    Bursar,
     Vllm,
 }
 
@@ -275,6 +286,7 @@ impl Options {
             media_root: self.media_root.clone(),
             ffmpeg: self.ffmpeg()?,
             origins: self.origins(),
+            vllm_metrics: self.metrics_names == MetricsNames::Vllm,
             template_variables: self.default_chat_template_kwargs.clone().unwrap_or_default(),
             ..usual
         };

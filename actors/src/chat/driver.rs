@@ -434,7 +434,12 @@ impl Driver {
     }
 
     async fn finish(&mut self, finish_reason: FinishReason) -> Result<ChatEvent, ChatError> {
-        let (mut rest, stopped) = self.filter.feed(&self.detokenizer.flush()?);
+        let mut last = self.detokenizer.flush()?;
+        if finish_reason == FinishReason::Length {
+            // The rest of a character that the limit has cut in two will not come.
+            last.truncate(last.trim_end_matches(char::REPLACEMENT_CHARACTER).len());
+        }
+        let (mut rest, stopped) = self.filter.feed(&last);
         if stopped.is_none() {
             rest.push_str(&self.filter.flush());
         }

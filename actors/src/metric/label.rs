@@ -177,6 +177,30 @@ impl LabelValue for Deadline {
     }
 }
 
+/// A route of the server, as `/openapi.json` has it, or `other`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route(pub Arc<str>);
+
+impl LabelValue for Route {
+    const NAME: &'static str = "route";
+
+    fn value(&self) -> SharedString {
+        self.0.clone().into()
+    }
+}
+
+/// The status of an answer; 0 if the client left before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HttpStatus(pub u16);
+
+impl LabelValue for HttpStatus {
+    const NAME: &'static str = "status";
+
+    fn value(&self) -> SharedString {
+        self.0.to_string().into()
+    }
+}
+
 macro_rules! given {
     ($($(#[$doc:meta])* $name:ident = $label:literal;)*) => {
         $(
@@ -208,6 +232,8 @@ given! {
     Quantization = "quantization";
     /// The element type of keys and values.
     KvCacheDtype = "kv_cache_dtype";
+    /// The `code` of an error of the server, or else its `type`.
+    HttpError = "code";
 }
 
 macro_rules! words {

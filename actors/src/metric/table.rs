@@ -3,8 +3,9 @@
 use bursar_budgets::{Class, Label, Refusal};
 
 use super::{
-    Architecture, AttemptEnd, Build, Counter, DeviceLabel, Direction, Dtype, Gauge, GroupLabel, Histogram,
-    KvCacheDtype, Late, Permit, Preempted, Quantization, RequestEnd, Row, SleepReason, Version, WakeReason,
+    Architecture, AttemptEnd, Build, Counter, DeviceLabel, Direction, Dtype, Gauge, GroupLabel, Histogram, HttpError,
+    HttpStatus, KvCacheDtype, Late, Permit, Preempted, Quantization, RequestEnd, Route, Row, SleepReason, Version,
+    WakeReason,
 };
 use crate::{deadline::Deadline, phase::Phase, tenant::Tenant, tree::Role};
 
@@ -162,6 +163,9 @@ table! {
     GRAPHS_NOT_RECAPTURED_TOTAL: Counter<Label> = "bursar_graphs_not_recaptured_total", "Restarted lanes that could not capture all sizes again. Decode steps of the other sizes run launch by launch.";
     STEP_SECONDS: Histogram<Label> = "bursar_step_seconds", "Duration of a step, from launch to result. A step launched while another ran counts from the end of that step.", STEP;
     STEP_TOKENS: Histogram<Label> = "bursar_step_tokens", "Tokens that a step computed, for prompts and replies.", STEP_SIZE;
+    HTTP_REQUESTS_TOTAL: Counter<(Route, HttpStatus)> = "bursar_http_requests_total", "HTTP requests that `bursar serve` answered, by route and status. The status is 0 if the client left before the answer.";
+    HTTP_ERRORS_TOTAL: Counter<HttpError> = "bursar_http_errors_total", "HTTP requests that were refused or failed, by the `code` of the error, or its `type`.";
+    HTTP_CONNECTIONS: Gauge<()> = "bursar_http_connections", "Open connections of `bursar serve`.";
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ pub use faulty::{FaultyDevice, NextBackRefused};
 pub use group::DeviceGroup;
 pub use host::{HostConfig, HostDevice, testing};
 pub use host_memory::HostMemory;
-pub use system_memory::{give_back_freed_memory, system_memory_left};
+pub use system_memory::{give_back_freed_memory, give_large_blocks_back, system_memory_left};
 
 use crate::{Bytes, Fence, Hint, Timeline};
 

@@ -99,8 +99,7 @@ async fn chat(
     let (effort, format) = request.output_config.map(|config| (config.effort, config.format)).unwrap_or_default();
     chat = with_effort(chat, effort);
     let format = format.or(request.output_format);
-    let format =
-        format.map(|format| form(&format.kind, (format.schema, true), "format", "format.schema")).transpose()?;
+    let format = format.map(|format| form(&format.kind, format.schema, "format", "format.schema")).transpose()?;
     Ok(format.flatten().into_iter().fold(chat, Chat::format))
 }
 

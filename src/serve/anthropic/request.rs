@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::serve::{
     body::{self, FromJson},
     error::ApiError,
-    listed::Listed,
+    listed::{Listed, Wrapped},
 };
 
 /// `POST /v1/messages`, and `/v1/messages/count_tokens`. Fields that are not here are ignored, such as `cache_control`:
@@ -53,7 +53,10 @@ pub(super) struct Block {
     pub(super) kind: String,
     pub(super) text: Option<String>,
     pub(super) thinking: Option<String>,
-    pub(super) source: Option<Source>,
+    /// Of a `search_result` it is a text.
+    pub(super) source: Option<Wrapped<Source>>,
+    pub(super) title: Option<String>,
+    pub(super) tool_name: Option<String>,
     pub(super) id: Option<String>,
     pub(super) name: Option<String>,
     pub(super) input: Option<Value>,
@@ -68,8 +71,14 @@ impl From<String> for Block {
     }
 }
 
+impl From<String> for Source {
+    fn from(text: String) -> Self {
+        Source { data: Some(text), ..Source::default() }
+    }
+}
+
 /// Source of a picture or document.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(super) struct Source {
     #[serde(rename = "type")]
     pub(super) kind: String,
@@ -85,6 +94,18 @@ pub(super) struct Tool {
     pub(super) name: Option<String>,
     pub(super) description: Option<String>,
     pub(super) input_schema: Option<Value>,
+    /// OpenAI's shape of the same.
+    pub(super) parameters: Option<Value>,
+    pub(super) function: Option<Function>,
+}
+
+/// A tool in OpenAI's shape.
+#[derive(Deserialize, JsonSchema)]
+#[schemars(rename = "OpenAiFunction")]
+pub(super) struct Function {
+    pub(super) name: Option<String>,
+    pub(super) description: Option<String>,
+    pub(super) parameters: Option<Value>,
 }
 
 #[derive(Deserialize, JsonSchema)]

@@ -114,7 +114,27 @@ fn pieces(blocks: Vec<Block>, param: &str) -> Result<Vec<Piece>, ApiError> {
 
 /// Text, or something shown.
 fn piece(block: Block, param: &str) -> Result<Piece, ApiError> {
-    match (block.kind.as_str(), block.source) {
+    match (block.kind.as_str(), block.source.map(|source| source.0)) {
+        ("search_result", source) => {
+            let parts = block.content.iter().flat_map(|content| &content.0).filter_map(|part| part.text.as_deref());
+            let source = source.and_then(|source| source.data.or(source.url));
+            let head = [block.title, source].into_iter().flatten();
+            Ok(Piece::text(head.chain(parts.map(str::to_owned)).collect::<Vec<_>>().join("\n")))
+        }
+        ("tool_reference", _) => {
+            let name = block.tool_name.ok_or_else(|| lacks(param, "tool_reference", "tool_name"))?;
+            Ok(Piece::text(format!("Tool: {name}")))
+        }
+        // Tools that Anthropic's servers have run: what they were asked, and what they found.
+        ("server_tool_use", _) => {
+            let asked = json!({"name": block.name, "input": block.input});
+            Ok(Piece::text(format!("Called {asked}")))
+        }
+        (kind, _) if kind.ends_with("_tool_result") => {
+            let parts = block.content.map(|content| content.0).unwrap_or_default();
+            let texts = parts.into_iter().filter_map(|part| part.text.or(part.title));
+            Ok(Piece::text(texts.collect::<Vec<_>>().join("\n")))
+        }
         ("text", _) => block.text.map(Piece::text).ok_or_else(|| lacks(param, "text", "text")),
         ("image", Some(source)) => picture(&source, param).map(Piece::Shown),
         ("document", Some(Source { kind, data: Some(text), .. })) if kind == "text" => Ok(Piece::text(text)),
@@ -125,7 +145,8 @@ fn piece(block: Block, param: &str) -> Result<Piece, ApiError> {
         (kind @ ("image" | "document"), None) => Err(lacks(param, kind, "source")),
         (other, _) => {
             let told = format!("`{param}.type`: blocks of type `{}` are not supported here", shortened(other));
-            let hint = "expected text, image, document, tool_use, tool_result, thinking or redacted_thinking";
+            let hint = "expected text, image, document, search_result, tool_use, tool_result, thinking or \
+                        redacted_thinking";
             Err(ApiError::invalid(format!("{param}.type"), told).hint(hint))
         }
     }
@@ -155,7 +176,11 @@ const OF_CLIENTS: [&str; 4] = ["bash_", "text_editor_", "computer_", "memory_"];
 
 /// A tool as chat templates take it, none if only Anthropic's servers run it.
 pub(super) fn offered(offered: Tool, index: usize, left_out: &mut LeftOut) -> Result<Option<Value>, ApiError> {
-    let own = offered.kind.filter(|kind| kind != "custom");
+    if let Some(function) = offered.function {
+        let name = function.name.ok_or_else(|| lacks(&format!("tools[{index}].function"), "a tool", "name"))?;
+        return Ok(Some(tool::function(&name, function.description.map(Value::from), function.parameters)));
+    }
+    let own = offered.kind.filter(|kind| kind != "custom" && kind != "function");
     if let Some(own) = own {
         if OF_CLIENTS.iter().any(|beginning| own.starts_with(beginning)) {
             let told = format!("`tools[{index}].type`: only Anthropic's models know the tool `{}`", shortened(&own));
@@ -167,7 +192,7 @@ pub(super) fn offered(offered: Tool, index: usize, left_out: &mut LeftOut) -> Re
     }
     let missing = |field: &str| lacks(&format!("tools[{index}]"), "a tool", field);
     let name = offered.name.ok_or_else(|| missing("name"))?;
-    let parameters = offered.input_schema.ok_or_else(|| missing("input_schema"))?;
+    let parameters = offered.input_schema.or(offered.parameters).ok_or_else(|| missing("input_schema"))?;
     Ok(Some(tool::function(&name, offered.description.map(Value::from), Some(parameters))))
 }
 
@@ -229,7 +254,8 @@ mod tests {
         for (body, param) in [
             (json!({"messages": [{"role": "boss", "content": "a"}]}), "messages[0].role"),
             (said(json!({"type": "text"})), "messages[0].content[0].text"),
-            (said(json!({"type": "search_result"})), "messages[0].content[0].type"),
+            (said(json!({"type": "tool_reference"})), "messages[0].content[0].tool_name"),
+            (said(json!({"type": "mystery"})), "messages[0].content[0].type"),
             (said(json!({"type": "tool_use", "name": "f"})), "messages[0].content[0].type"),
             (said(json!({"type": "image"})), "messages[0].content[0].source"),
             (

@@ -10,7 +10,7 @@ use crate::{
     serve::{
         body::{self, FromJson},
         error::ApiError,
-        form::form,
+        form::{form, json_of},
         listed::{Listed, Wrapped},
         media::Sizes,
     },
@@ -71,6 +71,12 @@ pub(in crate::serve) struct Part {
     pub(super) refusal: Option<String>,
     pub(super) thinking: Option<String>,
     pub(super) image_url: Option<Wrapped<Link>>,
+    /// Source of a picture, as in examples of Hugging Face.
+    pub(super) image: Option<String>,
+    pub(super) url: Option<String>,
+    /// Source of a picture, in Anthropic's shape.
+    pub(super) source: Option<PictureSource>,
+    pub(super) detail: Option<String>,
     pub(super) video_url: Option<Wrapped<Link>>,
     /// Frames of a video, as in Qwen's examples.
     pub(super) video: Option<Listed<String>>,
@@ -98,6 +104,13 @@ impl From<String> for Link {
     }
 }
 
+/// A picture in Anthropic's shape.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(in crate::serve) struct PictureSource {
+    pub(super) data: Option<String>,
+    pub(super) url: Option<String>,
+}
+
 /// A tool call in an earlier reply.
 #[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct Call {
@@ -119,25 +132,25 @@ pub(in crate::serve) struct ResponseFormat {
     #[serde(rename = "type")]
     pub(super) kind: String,
     pub(super) json_schema: Option<NamedSchema>,
+    /// Schema of a `json_object`, as llama.cpp and Together have it.
+    pub(super) schema: Option<Value>,
 }
 
 impl ResponseFormat {
     pub(super) fn form(self) -> Result<Option<OutputFormat>, ApiError> {
-        let (schema, is_strict) = self.json_schema.map(|named| (named.schema, named.strict)).unwrap_or_default();
-        form(
-            &self.kind,
-            (schema, is_strict.unwrap_or_default()),
-            "response_format",
-            "response_format.json_schema.schema",
-        )
+        if self.kind == "json_object"
+            && let Some(schema) = self.schema
+        {
+            return Ok(Some(json_of(schema)));
+        }
+        let schema = self.json_schema.and_then(|named| named.schema);
+        form(&self.kind, schema, "response_format", "response_format.json_schema.schema")
     }
 }
 
 #[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct NamedSchema {
     pub(super) schema: Option<Value>,
-    /// Whether objects have only the members that the schema names.
-    pub(super) strict: Option<bool>,
 }
 
 #[cfg(test)]

@@ -36,6 +36,15 @@ pub(in crate::serve) struct Sampling {
     /// Lower values are served earlier, as in vLLM.
     priority: Option<i32>,
     structured_outputs: Option<StructuredOutputs>,
+    /// Earlier names of vLLM for `structured_outputs`.
+    guided_json: Option<Value>,
+    guided_regex: Option<String>,
+    guided_choice: Option<Vec<String>>,
+    guided_grammar: Option<Value>,
+    allowed_token_ids: Option<Value>,
+    bad_words: Option<Vec<String>>,
+    include_stop_str_in_output: Option<bool>,
+    truncate_prompt_tokens: Option<i64>,
     use_beam_search: Option<bool>,
     /// Number of replies.
     pub(super) n: Option<usize>,
@@ -51,7 +60,7 @@ pub(in crate::serve) struct StreamOptions {
 }
 
 /// Format of the reply, as in vLLM. At most one field may be set.
-#[derive(Deserialize, JsonSchema)]
+#[derive(Default, Deserialize, JsonSchema)]
 struct StructuredOutputs {
     json: Option<Value>,
     regex: Option<String>,
@@ -102,12 +111,43 @@ fn schema_of(schema: &Value) -> Result<OutputFormat, ApiError> {
 }
 
 impl Sampling {
+    /// The format by its earlier names.
+    fn guided(&self) -> Option<StructuredOutputs> {
+        let (json, regex, choice) = (self.guided_json.clone(), self.guided_regex.clone(), self.guided_choice.clone());
+        (json.is_some() || regex.is_some() || choice.is_some()).then(|| StructuredOutputs {
+            json,
+            regex,
+            choice,
+            ..StructuredOutputs::default()
+        })
+    }
+
+    /// Refuses by name what would change the reply elsewhere.
+    fn check_unsupported(&self) -> Result<(), ApiError> {
+        let unsupported = [
+            (self.allowed_token_ids.is_some(), "allowed_token_ids", "use `structured_outputs.choice` or `regex`"),
+            (self.bad_words.as_ref().is_some_and(|words| !words.is_empty()), "bad_words", "use `logit_bias`"),
+            (
+                self.include_stop_str_in_output.unwrap_or_default(),
+                "include_stop_str_in_output",
+                "add `stop_reason` to the text in the client",
+            ),
+            (self.truncate_prompt_tokens.is_some(), "truncate_prompt_tokens", "shorten the prompt in the client"),
+            (self.guided_grammar.is_some(), "guided_grammar", "use `structured_outputs` with `json` or `regex`"),
+        ];
+        match unsupported.into_iter().find(|(is_set, ..)| *is_set) {
+            Some((_, field, hint)) => Err(ApiError::invalid(field, format!("`{field}` is not supported")).hint(hint)),
+            None => Ok(()),
+        }
+    }
+
     /// The chat with these settings. Numbers out of their ranges are refused by the model, by name.
     pub(super) fn apply(&self, mut chat: Chat) -> Result<Chat, ApiError> {
         if self.use_beam_search.unwrap_or_default() {
             let error = ApiError::invalid("use_beam_search", "beam search is not supported");
             return Err(error.hint("request several replies with `n`"));
         }
+        self.check_unsupported()?;
         chat = self.temperature.into_iter().fold(chat, Chat::temperature);
         chat = self.top_p.into_iter().fold(chat, Chat::top_p);
         chat = self.min_p.into_iter().fold(chat, Chat::min_p);
@@ -139,7 +179,9 @@ impl Sampling {
         if self.ignore_eos.unwrap_or_default() {
             chat = chat.ignore_end();
         }
-        let format = self.structured_outputs.as_ref().map(StructuredOutputs::format).transpose()?.flatten();
+        let guided = self.guided();
+        let format = self.structured_outputs.as_ref().or(guided.as_ref());
+        let format = format.map(StructuredOutputs::format).transpose()?.flatten();
         Ok(format.into_iter().fold(chat, Chat::format))
     }
 }

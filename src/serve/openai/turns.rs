@@ -1,6 +1,6 @@
 //! Messages as turns of a conversation.
 
-use super::chat_request::{Part, Turn};
+use super::chat_request::{Part, PictureSource, Turn};
 use crate::{
     Content, Role,
     serve::{
@@ -61,10 +61,24 @@ fn piece(part: Part, param: &str, sizes: Sizes) -> Result<Piece, ApiError> {
             let thought = part.thinking.ok_or_else(|| lacks("thinking"))?;
             Ok(Piece::Said(Content::Reasoning(thought)))
         }
-        "image_url" => {
+        "image_url" | "input_image" => {
             let image = part.image_url.ok_or_else(|| lacks("image_url"))?.0;
             let link = Link::picture(format!("{param}.image_url.url"), &image.url)?;
-            Ok(Piece::Shown(link.sized(sizes, image.detail.as_deref())))
+            Ok(Piece::Shown(link.sized(sizes, image.detail.or(part.detail).as_deref())))
+        }
+        "image" => {
+            let link = match (part.image.or(part.url), part.image_url, part.source) {
+                (Some(url), ..) => Link::picture(format!("{param}.image"), &url)?,
+                (None, Some(image), _) => Link::picture(format!("{param}.image_url.url"), &image.0.url)?,
+                (None, None, Some(PictureSource { data: Some(data), .. })) => {
+                    Link::base64(format!("{param}.source.data"), &data)?
+                }
+                (None, None, Some(PictureSource { url: Some(url), .. })) => {
+                    Link::picture(format!("{param}.source.url"), &url)?
+                }
+                _ => return Err(lacks("image")),
+            };
+            Ok(Piece::Shown(link.sized(sizes, part.detail.as_deref())))
         }
         "video_url" => {
             let url = part.video_url.ok_or_else(|| lacks("video_url"))?.0.url;
@@ -80,7 +94,7 @@ fn piece(part: Part, param: &str, sizes: Sizes) -> Result<Piece, ApiError> {
         }
         other => {
             let told = format!("parts of type `{}` are not supported", shortened(other));
-            let hint = "expected text, image_url, video_url or video";
+            let hint = "expected text, image_url, image, video_url or video";
             Err(ApiError::invalid(format!("{param}.type"), told).hint(hint))
         }
     }

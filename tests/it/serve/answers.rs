@@ -188,7 +188,7 @@ fn a_request_keeps_its_name_and_metrics_budget_and_versions_are_there() {
         let missing = house.get("/v1/nothing").await;
         assert_eq!((missing.status, missing.error()["type"].as_str()), (404, Some("not_found_error")));
         assert_eq!(house.get("/v1/chat/completions").await.status, 405);
-        for path in ["/v1/embeddings", "/v1/conversations", "/v1/conversations/a/items", "/v1/responses/input_tokens"] {
+        for path in ["/v1/embeddings", "/v1/conversations", "/v1/conversations/a/items", "/v1/responses/compact"] {
             assert_eq!(house.post(path, &json!({})).await.error()["code"], "not_served", "{path}");
         }
         house.end().await;

@@ -6,6 +6,7 @@ mod burdens;
 mod client;
 mod endings;
 mod films;
+mod forms;
 mod hostile;
 mod kept;
 mod limits;

@@ -40,8 +40,7 @@ pub(super) async fn chat(
     let format = fields.text.as_ref().and_then(|text| text.format.as_ref());
     let format = format.map(|format| {
         let kind = format["type"].as_str().unwrap_or_default();
-        let is_strict = format["strict"].as_bool().unwrap_or_default();
-        form(kind, (format.get("schema").cloned(), is_strict), "text.format", "text.format.schema")
+        form(kind, format.get("schema").cloned(), "text.format", "text.format.schema")
     });
     Ok(with_format(chat, choice.as_ref(), format.transpose()?.flatten()))
 }

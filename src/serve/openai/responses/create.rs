@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::{Extension, extract::State, response::Response};
+use axum::{Extension, Json, extract::State, response::Response};
+use serde_json::{Value, json};
 
 use super::{
     chat,
@@ -59,6 +60,24 @@ pub(in crate::serve) async fn create(
         true => Ok(run(keeping).streamed(reply)),
         false => run(keeping).whole(reply).await,
     }
+}
+
+/// `POST /v1/responses/input_tokens`: how many tokens the prompt of such a response would have.
+pub(in crate::serve) async fn input_tokens(
+    State(shared): State<Arc<Shared>>,
+    Extension(client): Extension<Client>,
+    body: JsonBody<ResponsesRequest>,
+) -> Result<Json<Value>, ApiError> {
+    let JsonBody { value: ResponsesRequest { mut fields, bytes }, room } = body;
+    let (_, model) = shared.models.ready(fields.model.as_deref())?;
+    fields.check()?;
+    let mut tools = Tools::read(fields.tools.as_deref().unwrap_or_default())?;
+    let mut said = before(&fields, &shared, &client)?;
+    let items = fields.input.take().map(|items| items.0).unwrap_or_default();
+    said.push(shared.responses.said(items, bytes));
+    let chat = chat::chat(&fields, &mut tools, &said, &model, &shared, &mut Some(room)).await?;
+    let prompt = model.prompt_of(chat).await.map_err(|error| ApiError::from(error).renamed(&NAMES))?;
+    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": prompt.token_ids.len()})))
 }
 
 /// The conversation that the request goes on from.

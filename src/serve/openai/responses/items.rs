@@ -13,10 +13,11 @@ use crate::{
     },
 };
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 /// An item of a conversation. `type` determines which of the other fields are used.
-#[derive(Default, Deserialize, JsonSchema)]
+#[derive(Default, Deserialize, Serialize, JsonSchema)]
 pub(in crate::serve) struct Item {
     /// `message` by default.
     #[serde(rename = "type")]
@@ -34,7 +35,7 @@ pub(in crate::serve) struct Item {
     output: Option<Listed<Part>>,
 }
 
-#[derive(Default, Deserialize, JsonSchema)]
+#[derive(Default, Deserialize, Serialize, JsonSchema)]
 #[schemars(rename = "ResponsesPart")]
 struct Part {
     #[serde(rename = "type")]
@@ -55,6 +56,23 @@ impl From<String> for Part {
 impl From<String> for Item {
     fn from(text: String) -> Self {
         Item { role: Some("user".to_owned()), content: Some(Listed(vec![Part::from(text)])), ..Item::default() }
+    }
+}
+
+impl Item {
+    /// The item as a client is shown it, with this id.
+    pub(super) fn told(&self, id: &str) -> Value {
+        let mut told = json!(self);
+        if let Some(fields) = told.as_object_mut() {
+            fields.retain(|_, value| !value.is_null());
+            fields.insert("id".to_owned(), id.into());
+            fields.entry("type").or_insert_with(|| "message".into());
+            for list in ["content", "summary", "output"] {
+                let parts = fields.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten();
+                parts.filter_map(Value::as_object_mut).for_each(|part| part.retain(|_, value| !value.is_null()));
+            }
+        }
+        told
     }
 }
 
@@ -161,8 +179,6 @@ fn lacks(param: &str, kind: &str, field: &str) -> ApiError {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
     use crate::serve::error::Shape;
 

@@ -23,6 +23,41 @@ pub(in crate::serve) async fn read(
     Ok(Json(shared.responses.of(client.key(), &id)?.told()))
 }
 
+/// `GET /v1/responses/{id}/input_items`: what the response was asked with, the latest first. `order=asc` turns it around,
+/// `limit` is how many, and `after` the id of the item before the first.
+pub(in crate::serve) async fn input_items(
+    State(shared): State<Arc<Shared>>,
+    Extension(client): Extension<Client>,
+    Path(id): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Value>, ApiError> {
+    const LIMIT_USUAL: usize = 20;
+    const LIMIT_MAX: usize = 100;
+    let kept = shared.responses.of(client.key(), &id)?;
+    let query = query.unwrap_or_default();
+    let field = |name: &str| query.split('&').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+    let limit = match field("limit").map(str::parse::<usize>) {
+        None => LIMIT_USUAL,
+        Some(Ok(limit)) if (1..=LIMIT_MAX).contains(&limit) => limit,
+        Some(_) => return Err(ApiError::invalid("limit", format!("expected a number from 1 to {LIMIT_MAX}"))),
+    };
+    let mut items = kept.input_items();
+    if field("order") != Some("asc") {
+        items.reverse();
+    }
+    let first = match field("after") {
+        None => 0,
+        Some(after) => match items.iter().position(|item| item["id"] == after) {
+            Some(at) => at + 1,
+            None => return Err(ApiError::invalid("after", "there is no item of this id")),
+        },
+    };
+    let has_more = items.len() > first + limit;
+    let data: Vec<Value> = items.into_iter().skip(first).take(limit).collect();
+    let (first_id, last_id) = (data.first().map(|item| item["id"].clone()), data.last().map(|item| item["id"].clone()));
+    Ok(Json(json!({"object": "list", "data": data, "first_id": first_id, "last_id": last_id, "has_more": has_more})))
+}
+
 /// Ends a response that runs in the background. One that has ended is shown as it is.
 pub(in crate::serve) async fn cancel(
     State(shared): State<Arc<Shared>>,

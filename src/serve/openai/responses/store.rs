@@ -158,6 +158,13 @@ impl State {
 }
 
 impl Kept {
+    /// The items that it was asked with.
+    pub(super) fn input_items(&self) -> Vec<Value> {
+        let items = self.said.last().map(|said| &said.items[..]).unwrap_or_default();
+        let id = |at: usize| format!("msg_{at}_{}", self.id.trim_start_matches("resp_"));
+        items.iter().enumerate().map(|(at, item)| item.told(&id(at))).collect()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

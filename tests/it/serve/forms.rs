@@ -1,0 +1,223 @@
+//! Forms of requests that clients of other servers send.
+
+use std::io::Write;
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use bursar::{Bytes, LoadOptions, demo, knobs::Limits, serve::ServeOptions};
+use serde_json::{Value, json};
+
+use super::client::{House, hello, posted};
+use crate::stage::{small, story};
+
+fn number() -> String {
+    STANDARD.encode(demo::pictures()[1].bytes)
+}
+
+#[test]
+fn a_picture_is_seen_in_each_form_that_clients_send() {
+    story(async {
+        let house = House::usual().await;
+        let url = format!("data:image/png;base64,{}", number());
+        let mut first = None;
+        for part in [
+            json!({"type": "image_url", "image_url": {"url": url}}),
+            json!({"type": "image_url", "image_url": url}),
+            json!({"type": "input_image", "image_url": url, "detail": "auto"}),
+            json!({"type": "image", "image": url}),
+            json!({"type": "image", "url": url}),
+            json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": number()}}),
+        ] {
+            let content = json!([{"type": "text", "text": "What number is written?"}, part]);
+            let answer = house.chat(json!({"messages": [{"role": "user", "content": content}]})).await;
+            let mut shown = part.clone();
+            shown.as_object_mut().expect("a part").values_mut().for_each(|value| {
+                if value.to_string().len() > 99 {
+                    *value = "…".into();
+                }
+            });
+            let usage = answer.json()["usage"].clone();
+            let seen = (usage["prompt_tokens"].as_u64(), usage["prompt_tokens_details"]["image_tokens"].as_u64());
+            assert!(seen.1 > Some(0), "{shown}: {}", answer.body);
+            assert_eq!(seen, *first.get_or_insert(seen), "{shown}");
+        }
+        house.end().await;
+    });
+}
+
+#[test]
+fn fields_that_change_a_reply_elsewhere_are_served_or_refused_by_name() {
+    story(async {
+        let house = House::usual().await;
+        let schema = json!({"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"]});
+        let text = |answer: &Value| answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned();
+        for fields in [
+            json!({"response_format": {"type": "json_object", "schema": schema}}),
+            json!({"response_format": {"type": "json_schema", "json_schema": {"schema": schema, "strict": true}}}),
+            json!({"guided_json": schema}),
+        ] {
+            let answer = house.chat(fields.clone()).await.json();
+            let told: Value = serde_json::from_str(&text(&answer)).unwrap_or_else(|error| panic!("{error}: {answer}"));
+            assert_eq!(told["a"], 7, "{fields}");
+        }
+        assert_eq!(text(&house.chat(json!({"guided_choice": ["yes"]})).await.json()), "yes");
+        let formed = text(&house.chat(json!({"guided_regex": "ab{2}c"})).await.json());
+        assert_eq!(formed, "abbc");
+        for (field, value) in [
+            ("allowed_token_ids", json!([1, 2])),
+            ("bad_words", json!(["no"])),
+            ("include_stop_str_in_output", json!(true)),
+            ("truncate_prompt_tokens", json!(10)),
+            ("guided_grammar", json!("root ::= a")),
+            ("temperature", json!(-1)),
+            ("top_p", json!(0)),
+            ("stop_token_ids", json!([99_999])),
+            ("logit_bias", json!({"99999": 1})),
+            ("stop", json!(vec!["x".repeat(2000); 1])),
+            ("top_logprobs", json!(50)),
+        ] {
+            let mut fields = json!({field: value});
+            if field == "top_logprobs" {
+                fields["logprobs"] = true.into();
+            }
+            let error = house.chat(fields).await;
+            assert_eq!((error.status, error.error()["param"].as_str()), (400, Some(field)), "{}", error.body);
+        }
+        house.end().await;
+    });
+}
+
+#[test]
+fn where_a_tool_is_forced_it_wins_over_a_format_in_every_api() {
+    story(async {
+        let limits = Limits { context_tokens: Some(1024), ..Limits::default() };
+        let house = House::with(LoadOptions { limits, ..small() }, ServeOptions::default()).await;
+        let parameters = json!({"type": "object", "properties": {"zone": {"enum": ["a"]}}, "required": ["zone"]});
+        let function = json!({"name": "clock", "parameters": parameters});
+        let format = json!({"type": "json_schema", "name": "f", "schema": {"type": "object", "properties": {"x": {"enum": [1]}}}});
+        let chat = house.chat(json!({
+            "tools": [{"type": "function", "function": function}], "tool_choice": "required", "max_tokens": 60,
+            "response_format": {"type": "json_schema", "json_schema": format},
+        }));
+        let chat = chat.await.json();
+        let call = &chat["choices"][0]["message"]["tool_calls"][0]["function"];
+        assert_eq!(
+            call["arguments"].as_str().map(|text| text.replace(' ', "")).as_deref(),
+            Some("{\"zone\":\"a\"}"),
+            "{chat}"
+        );
+        let asked = json!({
+            "model": "demo", "input": "Hello!", "temperature": 0, "max_output_tokens": 60, "tool_choice": "required",
+            "tools": [{"type": "function", "name": "clock", "parameters": parameters}], "text": {"format": format},
+        });
+        let response = house.post("/v1/responses", &asked).await.json();
+        assert_eq!(response["output"][0]["type"], "function_call", "{response}");
+        // A function in OpenAI's shape is one for Anthropic's clients too.
+        let asked = json!({
+            "model": "demo", "max_tokens": 60, "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0,
+            "tools": [{"type": "function", "function": function}], "tool_choice": {"type": "any"},
+        });
+        let message = house.post("/v1/messages", &asked).await.json();
+        assert_eq!(message["content"][0]["type"], "tool_use", "{message}");
+        house.end().await;
+    });
+}
+
+#[test]
+fn agents_blocks_without_a_meaning_here_are_text() {
+    story(async {
+        let house = House::usual().await;
+        let with = |content: Value| {
+            json!({
+                "model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": content}],
+            })
+        };
+        for content in [
+            json!([{"type": "search_result", "source": "https://a", "title": "A", "content": [{"type": "text", "text": "b"}]}]),
+            json!([{"type": "tool_reference", "tool_name": "clock"}, {"type": "text", "text": "b"}]),
+            json!([{"type": "web_search_tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "b"}]}]),
+        ] {
+            let answer = house.post("/v1/messages", &with(content.clone())).await;
+            assert_eq!(answer.status, 200, "{content}: {}", answer.body);
+        }
+        let history = json!([
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}}]},
+            {"role": "user", "content": "b"},
+        ]);
+        let asked = json!({"model": "demo", "max_tokens": 1, "messages": history});
+        let counted = house.post("/v1/messages/count_tokens", &asked).await.json();
+        assert!(counted["input_tokens"].as_u64().is_some_and(|tokens| tokens > 20), "{counted}");
+        house.end().await;
+    });
+}
+
+#[test]
+fn a_responses_tokens_are_counted_and_its_input_is_listed() {
+    story(async {
+        let house = House::usual().await;
+        let asked = json!({"model": "demo", "instructions": "Be brief.", "input": [
+            {"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "So?"},
+        ], "max_output_tokens": 1});
+        let counted = house.post("/v1/responses/input_tokens", &asked).await.json();
+        let response = house.post("/v1/responses", &asked).await.json();
+        assert_eq!(counted["object"], "response.input_tokens");
+        assert_eq!(counted["input_tokens"], response["usage"]["input_tokens"], "{response}");
+        let id = response["id"].as_str().expect("an id");
+        let list = async |query: &str| house.get(&format!("/v1/responses/{id}/input_items{query}")).await.json();
+        let texts = |list: &Value| -> Vec<String> {
+            let items = list["data"].as_array().expect("items");
+            items.iter().map(|item| item["content"][0]["text"].as_str().expect("text").to_owned()).collect()
+        };
+        assert_eq!(texts(&list("").await), ["So?", "Hi.", "Hello!"]);
+        let first = list("?order=asc&limit=2").await;
+        assert_eq!((texts(&first), &first["has_more"]), (vec!["Hello!".to_owned(), "Hi.".to_owned()], &json!(true)));
+        let after = first["last_id"].as_str().expect("an id");
+        assert_eq!(texts(&list(&format!("?order=asc&after={after}")).await), ["So?"]);
+        assert_eq!(house.get(&format!("/v1/responses/{id}/input_items?limit=0")).await.status, 400);
+        assert_eq!(house.get("/v1/responses/resp_none/input_items").await.status, 404);
+        house.end().await;
+    });
+}
+
+#[test]
+fn compressed_bodies_are_read_within_the_limit() {
+    story(async {
+        let serve = ServeOptions { body_bytes: Bytes::kib(64), ..ServeOptions::default() };
+        let house = House::with(small(), serve).await;
+        let gzip = |bytes: &[u8]| {
+            let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+            packed.write_all(bytes).expect("memory");
+            packed.finish().expect("memory")
+        };
+        let body = hello(json!({"max_tokens": 1})).to_string();
+        let sent = posted("/v1/chat/completions", "content-encoding: gzip\r\n", &gzip(body.as_bytes()));
+        assert_eq!(house.say(&sent).await.status, 200);
+        let bomb = hello(json!({"user": "u".repeat(10_000_000)})).to_string();
+        let sent = posted("/v1/chat/completions", "content-encoding: gzip\r\n", &gzip(bomb.as_bytes()));
+        assert!(sent.len() < 64 << 10);
+        assert_eq!(house.say(&sent).await.status, 413);
+        for (coding, bytes, status) in
+            [("gzip", &b"no gzip"[..], 400), ("br", b"x", 415), ("identity", body.as_bytes(), 200)]
+        {
+            let sent = posted("/v1/chat/completions", &format!("content-encoding: {coding}\r\n"), bytes);
+            assert_eq!(house.say(&sent).await.status, status, "{coding}");
+        }
+        house.end().await;
+    });
+}
+
+#[test]
+fn a_stranger_is_told_how_to_send_a_key_and_not_why_a_model_failed() {
+    story(async {
+        let serve = ServeOptions::default().with_keys("one\n").expect("a key");
+        let house = House::with(small(), serve).await;
+        let refused = house.get("/v1/models").await;
+        assert!(refused.status == 401 && refused.head.contains("www-authenticate: bearer"), "{}", refused.head);
+        let failed = bursar::serve::ModelState::Failed("no such folder: /secret/place".into());
+        house.service.set(["lost"], failed);
+        assert!(!house.get("/health").await.body.contains("/secret"));
+        let with = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-api-key: one\r\n\r\n";
+        assert!(house.say(with).await.body.contains("/secret/place"));
+        house.end().await;
+    });
+}
