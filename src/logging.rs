@@ -48,6 +48,9 @@ const SAID: &str = "bursar::said";
 
 /// Where the lines of leases and restarts come from, whose spans report their duration when they close.
 const LASTING: &str = "bursar_actors::event";
+/// Those of leases. A server has many, and its requests are what its log is read for.
+#[cfg(feature = "serve")]
+const LEASES: &str = "bursar_actors::event::lease";
 /// Where the lines of requests come from, and of what actors do for them.
 #[cfg(feature = "serve")]
 const REQUESTS: [&str; 4] =
@@ -107,6 +110,13 @@ fn begin(form: Form, level: Level, requests: Requests) {
         _ => FmtSpan::NONE,
     };
     let lasting = Targets::new().with_target(LASTING, level);
+    #[cfg(feature = "serve")]
+    let lasting = match requests {
+        Requests::Answered | Requests::Nothing if level <= Level::INFO => {
+            lasting.with_target(LEASES, level.min(Level::WARN))
+        }
+        _ => lasting,
+    };
     let others = ours.with_target(LASTING, LevelFilter::OFF);
     let registry = tracing_subscriber::registry();
     match form {

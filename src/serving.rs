@@ -49,6 +49,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     for plan in &plans {
         plan.announce(&service);
     }
+    let names = plans.iter().map(loading::Plan::name).collect::<Vec<_>>().join(", ");
     let plans = loading::placed(plans, &runtimes, &placed, in_turn);
     let server = Server::start(service.clone(), &options.address(), options.tls().as_ref()).await?;
     println!("listening on {}://{}", server.scheme(), server.addr());
@@ -56,8 +57,10 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
         logging::note("warning: everyone who can reach this address can use the models; set --api-key-file");
     }
     let loading = tokio::spawn(loading::load_all(service, plans));
+    let served =
+        format!("serving {names} at {}://{}/ (API at /v1, and a page for chats)", server.scheme(), server.addr());
     let outcome = tokio::select! {
-        outcome = loaded_or_served(loading) => outcome,
+        outcome = loaded_or_served(loading, &served) => outcome,
         _ = signals.next() => Ok(()),
     };
     if outcome.is_ok() {
@@ -73,9 +76,15 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
 }
 
 /// Ends with an error if no model can be loaded, and otherwise never.
-async fn loaded_or_served(loading: tokio::task::JoinHandle<Result<(), Failure>>) -> Result<(), Failure> {
+async fn loaded_or_served(loading: tokio::task::JoinHandle<Result<(), Failure>>, served: &str) -> Result<(), Failure> {
     match loading.await {
-        Ok(Ok(())) => std::future::pending().await,
+        Ok(Ok(())) => {
+            // A person looks for this where the lines of a start end.
+            if logging::is_watched() {
+                logging::note(served);
+            }
+            std::future::pending().await
+        }
         Ok(Err(failure)) => Err(failure),
         Err(died) => {
             Err(Failure { error: died.to_string(), hint: "this is a bug in Bursar; please report it".to_owned() })

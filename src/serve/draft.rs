@@ -8,7 +8,7 @@ use super::{
     media::{self, Link, Seen},
     service::Shared,
 };
-use crate::{Chat, Content, ModelHandle, Role};
+use crate::{Chat, ChatError, Content, ModelHandle, Role};
 
 /// One turn.
 pub(super) struct Draft {
@@ -63,13 +63,37 @@ impl Draft {
     }
 }
 
+/// The fields of a request that its pictures and videos are in, in the order of the conversation.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Places {
+    pictures: Vec<String>,
+    videos: Vec<String>,
+}
+
+impl Places {
+    /// The error about the request, which names the field of a picture or video.
+    pub(super) fn error(&self, error: ChatError) -> ApiError {
+        let place = match &error {
+            ChatError::Picture { index, .. } | ChatError::PictureTooLarge { index, .. } => self.pictures.get(*index),
+            ChatError::Video { index, .. } => self.videos.get(*index),
+            ChatError::TooManyPictures { limit, .. } => self.pictures.get(*limit),
+            _ => None,
+        };
+        let told = ApiError::from(error);
+        match place {
+            Some(place) => told.of_field(place),
+            None => told,
+        }
+    }
+}
+
 /// The conversation, once all that it shows has been read.
 pub(super) async fn chat(
     mut drafts: Vec<Draft>,
     model: &ModelHandle,
     shared: &Shared,
     room: &mut Room,
-) -> Result<Chat, ApiError> {
+) -> Result<(Chat, Places), ApiError> {
     order_results(&mut drafts);
     let mut links = Vec::new();
     let mut said = Vec::new();
@@ -84,6 +108,11 @@ pub(super) async fn chat(
         });
         said.push((draft.role, id.into_iter().chain(pieces).collect::<Vec<_>>()));
     }
+    let place = |of_film: bool| {
+        let links = links.iter().filter(move |link: &&Link| link.is_film() == of_film);
+        links.map(|link| link.param().to_owned()).collect()
+    };
+    let places = Places { pictures: place(false), videos: place(true) };
     let facts = match links.iter().any(Link::wants_facts) {
         true => Some(model.facts().await?),
         false => None,
@@ -94,10 +123,11 @@ pub(super) async fn chat(
     });
     let variables = shared.options.template_variables.clone();
     let blank = variables.into_iter().fold(Chat::new(), |chat, (name, value)| chat.template_variable(name, value));
-    Ok(said.into_iter().fold(blank, |chat, (role, pieces)| {
+    let chat = said.into_iter().fold(blank, |chat, (role, pieces)| {
         // As many were seen as there are links.
         chat.turn(role, pieces.into_iter().filter_map(|piece| piece.or_else(|| seen.next())).collect())
-    }))
+    });
+    Ok((chat, places))
 }
 
 /// Brings results of tools into the order of their calls: the model has no ids to match them by.

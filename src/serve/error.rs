@@ -111,6 +111,12 @@ impl ApiError {
         self
     }
 
+    /// The same error, about this field.
+    pub(super) fn of_field(mut self, param: &str) -> Self {
+        self.told.param = Some(bounded(param.to_owned(), PARAM_CHARACTERS));
+        self
+    }
+
     /// What is wrong, for people.
     pub(super) fn message(&self) -> &str {
         &self.told.message

@@ -113,6 +113,16 @@ impl Link {
         Link { sizes, is_low: detail == Some("low"), ..self }
     }
 
+    /// The field that it is in.
+    pub(super) fn param(&self) -> &str {
+        &self.param
+    }
+
+    /// Whether it is a film, or the frames of one.
+    pub(super) fn is_film(&self) -> bool {
+        !matches!(self.what, What::Picture(_))
+    }
+
     /// How many pictures it names, as far as that is known before they are read.
     fn pictures(&self) -> usize {
         match &self.what {

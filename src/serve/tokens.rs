@@ -52,7 +52,8 @@ pub(super) async fn tokenize(
     let tokens = match (fields.prompt, chat) {
         (Some(text), _) => model.tokenize(text, fields.add_special_tokens.unwrap_or(true)).await?,
         (None, Some(chat)) => {
-            model.prompt_of(chat::chat(chat, &model, &shared, &mut Some(body.room)).await?).await?.token_ids
+            let (chat, places) = chat::chat(chat, &model, &shared, &mut Some(body.room)).await?;
+            model.prompt_of(chat).await.map_err(|error| places.error(error))?.token_ids
         }
         (None, None) => {
             return Err(ApiError::invalid("prompt", "`prompt` is missing").hint("send `prompt` or `messages`"));

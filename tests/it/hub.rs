@@ -89,6 +89,21 @@ fn a_sharded_model_is_fetched_once_then_starts_offline() {
 }
 
 #[test]
+fn offline_only_the_cache_is_used_and_a_missing_model_says_so() {
+    let (hub, cache) = (Hub::of(&golden()), Folder::empty());
+    let offline = HubOptions { is_offline: true, ..options(&hub, &cache) };
+    let fetched = || HubModel::new(ID, offline.clone()).fetch(&());
+    let error = fetched().expect_err("nothing is cached");
+    assert!(matches!(&error, CheckpointError::Hub(HubError::Offline { file }) if file == "config.json"), "{error:?}");
+    assert!(error.hint().contains("HF_HUB_OFFLINE"), "{}", error.hint());
+    assert!(hub.asked().is_empty(), "the hub is not asked");
+    let folder = fetch(&hub, &cache).unwrap_or_else(|error| panic!("{error}"));
+    let asked = hub.asked().len();
+    assert_eq!(fetched().unwrap_or_else(|error| panic!("{error}")), folder);
+    assert_eq!(hub.asked().len(), asked);
+}
+
+#[test]
 fn a_partial_file_of_another_tool_is_not_continued() {
     let hub = Hub::of(&golden());
     let (first, second) = (Folder::empty(), Folder::empty());

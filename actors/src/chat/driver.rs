@@ -477,7 +477,8 @@ fn readable(
 ) -> Result<TokenScore, ChatError> {
     let readable = |scored: &LogProbability| {
         let text = tokenizer.decode(&[scored.id], false)?;
-        Ok(ScoredToken { id: scored.id, text, log_probability: scored.log_probability })
+        let bytes = tokenizer.bytes_of(scored.id).unwrap_or_else(|| text.clone().into_bytes());
+        Ok(ScoredToken { id: scored.id, text, bytes, log_probability: scored.log_probability })
     };
     Ok(TokenScore { token: readable(chosen)?, top: top.iter().map(readable).collect::<Result<_, ChatError>>()? })
 }

@@ -86,6 +86,8 @@ pub struct ScoredToken {
     pub id: u32,
     /// The token's text. Bytes that are no whole character show as U+FFFD.
     pub text: String,
+    /// The token's bytes, which may be a part of a character.
+    pub bytes: Vec<u8>,
     /// The natural logarithm of its probability in the model's own distribution; -infinity for an impossible token.
     pub log_probability: f32,
 }

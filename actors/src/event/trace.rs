@@ -9,6 +9,9 @@ use tracing::{Span, info, info_span, warn};
 use super::{Event, Leased};
 use crate::metric::DeviceLabel;
 
+/// The target of what happens to each lease, which a log may leave out.
+const LEASES: &str = "bursar_actors::event::lease";
+
 /// The spans in progress.
 #[derive(Default)]
 pub(super) struct Spans {
@@ -22,16 +25,16 @@ impl Spans {
         match event {
             Event::LeaseGranted(leased) => {
                 let Leased { lease, model, class, bytes } = leased;
-                let span = info_span!("lease", lease = lease.0, %model, class = class.label(), granted_bytes = bytes.0);
-                span.in_scope(|| info!("granted"));
+                let span = info_span!(target: LEASES, "lease", lease = lease.0, %model, class = class.label(), granted_bytes = bytes.0);
+                span.in_scope(|| info!(target: LEASES, "granted"));
                 self.leases.insert(*lease, span);
             }
             Event::LeaseResized { lease, from, to, .. } => {
-                self.in_lease(*lease, || info!(from = from.0, to = to.0, "resized"));
+                self.in_lease(*lease, || info!(target: LEASES, from = from.0, to = to.0, "resized"));
             }
-            Event::LeaseRevoked(leased) => self.in_lease(leased.lease, || info!("revoked")),
+            Event::LeaseRevoked(leased) => self.in_lease(leased.lease, || info!(target: LEASES, "revoked")),
             Event::LeaseFreed(leased) => {
-                self.in_lease(leased.lease, || info!("freed"));
+                self.in_lease(leased.lease, || info!(target: LEASES, "freed"));
                 self.leases.remove(&leased.lease);
             }
             Event::LeaseRefused { model, class, bytes, reason } => {
@@ -40,7 +43,7 @@ impl Spans {
             Event::CanaryGiven { bytes, card } => {
                 warn!(bytes = bytes.0, card = card.as_ref().map(DeviceLabel::as_str), "canary given up");
             }
-            Event::CanaryTaken { bytes } => info!(bytes = bytes.0, "canary taken"),
+            Event::CanaryTaken { bytes } => info!(target: LEASES, bytes = bytes.0, "canary taken"),
             Event::Shrink { model, from_blocks, to_blocks, card } => {
                 info!(%model, from_blocks, to_blocks, card = card.as_ref().map(DeviceLabel::as_str), "shrink");
             }

@@ -34,12 +34,21 @@ pub struct HubOptions {
     pub revision: Option<String>,
     /// The address of a proxy for all requests.
     pub proxy: Option<String>,
+    /// Whether only the cache is used, and the hub is never asked.
+    pub is_offline: bool,
 }
 
 /// The public hub and the user's own cache.
 impl Default for HubOptions {
     fn default() -> Self {
-        HubOptions { endpoint: ENDPOINT.into(), token: None, cache: None, revision: None, proxy: None }
+        HubOptions {
+            endpoint: ENDPOINT.into(),
+            token: None,
+            cache: None,
+            revision: None,
+            proxy: None,
+            is_offline: false,
+        }
     }
 }
 
@@ -125,7 +134,9 @@ impl HubModel {
         let mut is_offline = false;
         for file in OPTIONAL.into_iter().chain([INDEX]) {
             match fetch.bring(file, TEXT_BYTES_MAX) {
-                Err(HubError::Unreachable { .. }) if fetch.has_weights()? => is_offline = true,
+                Err(HubError::Unreachable { .. } | HubError::Offline { .. }) if fetch.has_weights()? => {
+                    is_offline = true
+                }
                 outcome => drop(outcome?),
             }
             if is_offline {

@@ -1,6 +1,11 @@
 //! The tokenizer: text to ids and back, with or without special tokens.
 
-use std::{borrow::Cow, collections::HashMap, ops::Range, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    ops::Range,
+    sync::{Arc, OnceLock},
+};
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::{Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer};
@@ -8,6 +13,7 @@ use tokenizers::{Model, NormalizedString, Normalizer, OffsetType, PreTokenizedSt
 use super::error::TextError;
 use super::seams::{PIECE_BYTES, Seams};
 use super::special_guard::SpecialGuard;
+use super::spelling::Spelling;
 
 /// A checkpoint's `tokenizer.json`. Cloning shares it.
 #[derive(Clone)]
@@ -23,6 +29,7 @@ struct Shared {
     guard: SpecialGuard,
     vocabulary_size: usize,
     seams: Seams,
+    spelling: OnceLock<Option<Spelling>>,
     /// What the post-processor puts before and after a text.
     around: Option<(Vec<u32>, Vec<u32>)>,
 }
@@ -62,7 +69,7 @@ impl Tokenizer {
         let seams = Seams::of(&inner, &vocabulary, &contents);
         let finder = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&contents).ok();
         let (vocabulary_size, around) = (size_of(&vocabulary), around(&inner));
-        let shared = Shared { inner, added, finder, guard, vocabulary_size, seams, around };
+        let shared = Shared { inner, added, finder, guard, vocabulary_size, seams, spelling: OnceLock::new(), around };
         Ok(Tokenizer { shared: Arc::new(shared) })
     }
 
@@ -173,6 +180,17 @@ impl Tokenizer {
     /// The text of a token as the vocabulary spells it (byte-level tokens look odd; see [`decode`](Self::decode)).
     pub fn token_of(&self, id: u32) -> Option<String> {
         self.shared.inner.id_to_token(id)
+    }
+
+    /// The bytes of a token in text. A token may be a part of a character. `None` if it is unknown, or if this kind of
+    /// tokenizer is.
+    pub fn bytes_of(&self, id: u32) -> Option<Vec<u8>> {
+        let spelling = self.shared.spelling.get_or_init(|| Spelling::of(self).ok()).as_ref()?;
+        let added = self.added_tokens();
+        match added.binary_search_by_key(&id, |token| token.id) {
+            Ok(at) => Some(added[at].content.as_bytes().to_vec()),
+            Err(_) => Some(spelling.bytes(&self.token_of(id)?)),
+        }
     }
 
     /// Added tokens, sorted by id: control tokens and a few text tokens.

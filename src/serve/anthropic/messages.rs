@@ -19,7 +19,7 @@ use crate::{
     Chat, ModelHandle, Role, ToolChoice,
     serve::{
         body::{JsonBody, Room},
-        draft,
+        draft::{self, Places},
         effort::with_effort,
         error::ApiError,
         form::form,
@@ -47,13 +47,14 @@ pub(in crate::serve) async fn create(
     };
     let is_streamed = request.stream.unwrap_or_default();
     let mut held = client.hold(1, room)?;
-    let chat = chat(request, &model, &shared, held.room()).await?.max_tokens(tokens_max);
-    let chat = client.standing().apply(chat);
+    let (chat, places) = chat(request, &model, &shared, held.room()).await?;
+    let chat = client.standing().apply(chat.max_tokens(tokens_max));
+    let refused = |error| places.error(error);
     if is_streamed {
-        let reply = shared.served(model.chat(chat.token_ids()).await?);
+        let reply = shared.served(model.chat(chat.token_ids()).await.map_err(refused)?);
         return Ok(events::stream(head, reply, held, shared.options.keep_alive));
     }
-    let reply = shared.served(model.chat(chat).await?);
+    let reply = shared.served(model.chat(chat).await.map_err(refused)?);
     let whole = answer::whole(&head, reply, held).await?;
     Ok(Json(whole).into_response())
 }
@@ -64,7 +65,8 @@ pub(in crate::serve) async fn count_tokens(
     body: JsonBody<MessagesRequest>,
 ) -> Result<Json<Value>, ApiError> {
     let (_, model) = shared.models.ready(body.value.model.as_deref())?;
-    let prompt = model.prompt_of(chat(body.value, &model, &shared, &mut Some(body.room)).await?).await?;
+    let (chat, places) = chat(body.value, &model, &shared, &mut Some(body.room)).await?;
+    let prompt = model.prompt_of(chat).await.map_err(|error| places.error(error))?;
     Ok(Json(json!({"input_tokens": prompt.token_ids.len()})))
 }
 
@@ -74,7 +76,7 @@ async fn chat(
     model: &ModelHandle,
     shared: &Shared,
     room: &mut Room,
-) -> Result<Chat, ApiError> {
+) -> Result<(Chat, Places), ApiError> {
     if request.mcp_servers.as_ref().is_some_and(|servers| !servers.is_empty()) {
         let error =
             ApiError::invalid("mcp_servers", "`mcp_servers` is not supported: this server does not call tools itself");
@@ -83,7 +85,7 @@ async fn chat(
     let drafts = turns::drafts(&mut request)?;
     // Anthropic's way to begin a reply for the model. Calls are whole, so nothing goes on after them.
     let continues = drafts.last().is_some_and(|last| last.role == Role::Assistant && last.calls.is_empty());
-    let mut chat = draft::chat(drafts, model, shared, room).await?;
+    let (mut chat, places) = draft::chat(drafts, model, shared, room).await?;
     if continues {
         chat = chat.continue_final_message();
     }
@@ -100,7 +102,7 @@ async fn chat(
     chat = with_effort(chat, effort);
     let format = format.or(request.output_format);
     let format = format.map(|format| form(&format.kind, format.schema, "format", "format.schema")).transpose()?;
-    Ok(format.flatten().into_iter().fold(chat, Chat::format))
+    Ok((format.flatten().into_iter().fold(chat, Chat::format), places))
 }
 
 /// With the tools, and whether they are called.

@@ -17,7 +17,7 @@ use crate::{
     Chat, ModelHandle, ToolChoice,
     serve::{
         body::{JsonBody, Room},
-        draft,
+        draft::{self, Places},
         effort::with_effort,
         error::ApiError,
         form::with_format,
@@ -43,9 +43,10 @@ pub(in crate::serve) async fn complete(
         );
     }
     let mut held = client.hold(samples, room)?;
-    let chat = client.standing().apply(chat(fields, &model, &shared, held.room()).await?);
+    let (chat, places) = chat(fields, &model, &shared, held.room()).await?;
+    let chat = client.standing().apply(chat);
     let chat = sampling.apply(chat)?;
-    let replies = model.samples(chat, samples).await?;
+    let replies = model.samples(chat, samples).await.map_err(|error| places.error(error))?;
     let replies: Vec<_> = replies.into_iter().map(|reply| shared.served(reply)).collect();
     match is_streamed {
         true => {
@@ -63,12 +64,12 @@ pub(in crate::serve) async fn chat(
     model: &ModelHandle,
     shared: &Shared,
     room: &mut Room,
-) -> Result<Chat, ApiError> {
+) -> Result<(Chat, Places), ApiError> {
     if fields.modalities.iter().flatten().any(|modality| modality != "text") {
         return Err(ApiError::invalid("modalities", "replies can only be text").hint("set `modalities` to `text` only"));
     }
     let sizes = fields.mm_processor_kwargs.unwrap_or_default();
-    let mut chat = draft::chat(turns::drafts(fields.messages, sizes)?, model, shared, room).await?;
+    let (mut chat, places) = draft::chat(turns::drafts(fields.messages, sizes)?, model, shared, room).await?;
     chat = fields.max_completion_tokens.or(fields.max_tokens).into_iter().fold(chat, Chat::max_tokens);
     chat = scored(chat, fields.logprobs, fields.top_logprobs)?;
     if let Some(top) = fields.prompt_logprobs {
@@ -94,7 +95,8 @@ pub(in crate::serve) async fn chat(
         chat = chat.token_ids();
     }
     let variables = fields.chat_template_kwargs.unwrap_or_default();
-    Ok(variables.into_iter().fold(chat, |chat, (name, value)| chat.template_variable(name, value)))
+    let chat = variables.into_iter().fold(chat, |chat, (name, value)| chat.template_variable(name, value));
+    Ok((chat, places))
 }
 
 fn scored(chat: Chat, logprobs: Option<bool>, top: Option<usize>) -> Result<Chat, ApiError> {

@@ -36,8 +36,7 @@ struct AlternativeTold {
 
 impl From<ScoredToken> for AlternativeTold {
     fn from(token: ScoredToken) -> Self {
-        let bytes = token.text.as_bytes().to_vec();
-        AlternativeTold { token: token.text, logprob: told(token.log_probability), bytes }
+        AlternativeTold { token: token.text, logprob: told(token.log_probability), bytes: token.bytes }
     }
 }
 

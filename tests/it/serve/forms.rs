@@ -87,6 +87,55 @@ fn fields_that_change_a_reply_elsewhere_are_served_or_refused_by_name() {
 }
 
 #[test]
+fn a_damaged_picture_is_named_by_its_place_in_the_conversation() {
+    story(async {
+        let house = House::usual().await;
+        let url = |bytes: &str| format!("data:image/png;base64,{bytes}");
+        let shown = |bytes: &str| json!({"type": "image_url", "image_url": {"url": url(bytes)}});
+        let messages = json!([
+            {"role": "user", "content": [{"type": "text", "text": "Look"}, shown(&number())]},
+            {"role": "assistant", "content": "Yes."},
+            {"role": "user", "content": [{"type": "text", "text": "And?"}, shown("AAAA")]},
+        ]);
+        let refused = house.chat(json!({"messages": messages})).await;
+        assert_eq!(refused.error()["param"], "messages[2].content[1].image_url.url", "{}", refused.body);
+        let source = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}});
+        let asked = json!({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": [source]}]});
+        assert_eq!(house.post("/v1/messages", &asked).await.status, 400);
+        let asked = json!({"model": "demo", "input": [{"role": "user", "content": [
+            {"type": "input_text", "text": "And?"}, {"type": "input_image", "image_url": url("AAAA")}]}]});
+        let refused = house.post("/v1/responses", &asked).await;
+        assert_eq!(refused.error()["param"], "input[0].content[1].image_url", "{}", refused.body);
+        house.end().await;
+    });
+}
+
+#[test]
+fn bytes_of_scored_tokens_are_their_own_and_a_cut_character_is_left_out() {
+    story(async {
+        let house = House::usual().await;
+        let fields = json!({"guided_regex": "\u{1318f}!", "logprobs": true, "top_logprobs": 1});
+        let whole = house.chat(fields.clone()).await.json();
+        let choice = &whole["choices"][0];
+        let tokens = choice["logprobs"]["content"].as_array().expect("tokens");
+        let bytes: Vec<u8> = tokens
+            .iter()
+            .flat_map(|token| token["bytes"].as_array().expect("bytes").iter())
+            .map(|byte| byte.as_u64().and_then(|byte| byte.try_into().ok()).expect("a byte"))
+            .collect();
+        assert!(tokens.len() > 2, "the character takes several tokens: {whole}");
+        assert_eq!(String::from_utf8(bytes).expect("text"), "\u{1318f}!", "{whole}");
+        assert_eq!(choice["message"]["content"], "\u{1318f}!");
+        let mut cut = fields;
+        cut["max_tokens"] = 2.into();
+        let cut = house.chat(cut).await.json();
+        assert_eq!(cut["choices"][0]["message"]["content"], "", "{cut}");
+        assert_eq!(cut["choices"][0]["finish_reason"], "length");
+        house.end().await;
+    });
+}
+
+#[test]
 fn where_a_tool_is_forced_it_wins_over_a_format_in_every_api() {
     story(async {
         let limits = Limits { context_tokens: Some(1024), ..Limits::default() };

@@ -33,6 +33,12 @@ pub enum HubError {
         /// The network's error.
         reason: String,
     },
+    /// The cache lacks a file, and the hub may not be asked.
+    #[error("the cache of the hub has no {file}, and the hub is not asked, because it is set to be offline")]
+    Offline {
+        /// The file.
+        file: String,
+    },
     /// There is no such model, or it has no such revision.
     #[error("the hub has no {repository}")]
     NoRepository {
@@ -124,6 +130,7 @@ impl Hint for HubError {
             HubError::Revision { .. } => "name a branch, a tag or a commit, as in org/name@main".into(),
             HubError::NoCache => "name a folder in `HubOptions::cache`".into(),
             HubError::Proxy => "write the address of the proxy as http://host:3128".into(),
+            HubError::Offline { .. } => "unset HF_HUB_OFFLINE, or fetch the model with another tool first".into(),
             HubError::Unreachable { .. } => {
                 "check the network, the proxy and `HubOptions::endpoint`; a model in the cache needs no network".into()
             }

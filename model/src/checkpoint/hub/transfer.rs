@@ -38,6 +38,7 @@ pub(super) struct Remote<'a> {
     id: &'a str,
     authorization: Option<String>,
     watch: &'a dyn FetchWatch,
+    is_offline: bool,
 }
 
 impl<'a> Remote<'a> {
@@ -69,6 +70,7 @@ impl<'a> Remote<'a> {
             id,
             authorization: token.map(|token| format!("Bearer {}", token.trim())),
             watch,
+            is_offline: options.is_offline,
         })
     }
 
@@ -79,6 +81,9 @@ impl<'a> Remote<'a> {
     /// The hub's description of a file at a revision; `None` if the repository has no such file.
     pub fn find(&self, file: &str, revision: &str) -> Result<Option<Found>, HubError> {
         self.check_cancelled()?;
+        if self.is_offline {
+            return Err(HubError::Offline { file: file.to_owned() });
+        }
         let mut address = self.address(file, revision);
         for _ in 0..=REDIRECTS_MAX {
             let mut request = self.agent.head(&address).config().max_redirects(0).build();

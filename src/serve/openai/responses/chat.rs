@@ -7,7 +7,7 @@ use crate::{
     Chat, ModelHandle,
     serve::{
         body::Room,
-        draft,
+        draft::{self, Places},
         effort::with_effort,
         error::ApiError,
         form::{form, with_format},
@@ -23,12 +23,12 @@ pub(super) async fn chat(
     model: &ModelHandle,
     shared: &Shared,
     room: &mut Room,
-) -> Result<Chat, ApiError> {
+) -> Result<(Chat, Places), ApiError> {
     let (now, before) = said.split_last().map_or((None, said), |(now, before)| (Some(now), before));
     let before = before.iter().flat_map(|said| &said.items).map(|item| ("previous_response_id".to_owned(), item));
     let now = now.iter().flat_map(|said| &said.items).enumerate().map(|(at, item)| (format!("input[{at}]"), item));
     let drafts = items::drafts(fields.instructions.as_deref(), before.chain(now))?;
-    let mut chat = draft::chat(drafts, model, shared, room).await?;
+    let (mut chat, places) = draft::chat(drafts, model, shared, room).await?;
     let choice = fields.tool_choice.as_ref().map(|choice| tools.choice(choice)).transpose()?;
     chat = chat.tools(std::mem::take(&mut tools.functions));
     chat = choice.iter().cloned().fold(chat, Chat::tool_choice);
@@ -42,5 +42,5 @@ pub(super) async fn chat(
         let kind = format["type"].as_str().unwrap_or_default();
         form(kind, format.get("schema").cloned(), "text.format", "text.format.schema")
     });
-    Ok(with_format(chat, choice.as_ref(), format.transpose()?.flatten()))
+    Ok((with_format(chat, choice.as_ref(), format.transpose()?.flatten()), places))
 }

@@ -35,9 +35,9 @@ pub(in crate::serve) async fn create(
     let Listed(items) = fields.input.take().ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
     said.push(shared.responses.said(items, bytes));
     let mut held = client.hold(1, room)?;
-    let chat = chat::chat(&fields, &mut tools, &said, &model, &shared, held.room()).await?;
+    let (chat, places) = chat::chat(&fields, &mut tools, &said, &model, &shared, held.room()).await?;
     let chat = client.standing().apply(fields.priority.into_iter().fold(chat, Chat::priority));
-    let reply = model.chat(chat).await.map_err(|error| ApiError::from(error).renamed(&NAMES))?;
+    let reply = model.chat(chat).await.map_err(|error| places.error(error).renamed(&NAMES))?;
     let reply = shared.served(reply);
     let response = fields.response(&id::fresh("resp_"), id::now(), &name);
     let is_streamed = fields.stream.unwrap_or_default();
@@ -75,8 +75,8 @@ pub(in crate::serve) async fn input_tokens(
     let mut said = before(&fields, &shared, &client)?;
     let items = fields.input.take().map(|items| items.0).unwrap_or_default();
     said.push(shared.responses.said(items, bytes));
-    let chat = chat::chat(&fields, &mut tools, &said, &model, &shared, &mut Some(room)).await?;
-    let prompt = model.prompt_of(chat).await.map_err(|error| ApiError::from(error).renamed(&NAMES))?;
+    let (chat, places) = chat::chat(&fields, &mut tools, &said, &model, &shared, &mut Some(room)).await?;
+    let prompt = model.prompt_of(chat).await.map_err(|error| places.error(error).renamed(&NAMES))?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": prompt.token_ids.len()})))
 }
 
