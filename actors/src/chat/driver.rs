@@ -419,6 +419,9 @@ impl Driver {
             if self.has_called_enough() {
                 break;
             }
+            if self.preparation.reply.is_forced && matches!(part, ReplyPart::Text(_)) {
+                continue;
+            }
             for event in self.answer.take(part) {
                 if self.events.send(Ok(event)).await.is_err() {
                     return false;

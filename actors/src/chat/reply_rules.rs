@@ -21,6 +21,8 @@ pub(super) struct ReplyRules {
     pub(super) tags: Vec<&'static str>,
     /// After this many whole calls the reply ends.
     pub(super) calls_max: usize,
+    /// A call is forced, so that text is the beginning of one that was cut off.
+    pub(super) is_forced: bool,
     tools: ToolFormat,
     thinking: Thinking,
 }
@@ -60,6 +62,7 @@ impl ReplyRules {
             parser: ReplyParser::new(thinking, tools, chat.tool_names()),
             tags: [thinking.tags(), tools.tags()].concat(),
             calls_max: if chat.is_parallel() { usize::MAX } else { 1 },
+            is_forced: matches!(chat.tool_choice, ToolChoice::Required | ToolChoice::Named(_)),
             tools,
             thinking,
         })

@@ -286,7 +286,7 @@ class Reply {
     place.replaceChildren(this.words, this.told);
     // Read aloud when it is whole.
     place.setAttribute("aria-busy", "true");
-    [this.text, this.reasoning, this.chunks, this.isDrawn] = ["", "", 0, true];
+    [this.text, this.reasoning, this.chunks, this.moments, this.isDrawn] = ["", "", 0, 0, true];
     this.began = performance.now();
   }
 
@@ -317,7 +317,10 @@ class Reply {
       this.text += text;
       this.reasoning += reasoning;
       this.chunks += 1;
-      this.last = performance.now();
+      const now = performance.now();
+      // Chunks that the browser hands over together say nothing of the time between them.
+      if (!(now - this.last < 1)) this.moments += 1;
+      this.last = now;
       this.first ??= this.last;
       heard.push({ at: this.last, model: this.model });
     }
@@ -363,14 +366,14 @@ class Reply {
       told.push(`prompt ${grouped(usage.prompt_tokens)} tokens, ${grouped(cached)} of them cached`);
     }
     told.push(`answer ${usage ? "" : "about "}${grouped(tokens)} tokens`);
-    if (tokens >= RATED_TOKENS && last > first) told.push(`${(((tokens - 1) * 1000) / (last - first)).toFixed(1)} tokens/s`);
+    if (this.moments >= RATED_MOMENTS) told.push(`${(((tokens - 1) * 1000) / (last - first)).toFixed(1)} tokens/s`);
     if (first) told.push(`first after ${((first - this.began) / 1000).toFixed(2)} s`);
     return told;
   }
 }
 
-/** Fewer come in one piece, and their times say nothing. */
-const RATED_TOKENS = 8;
+/** An answer that came at fewer different times has no rate. */
+const RATED_MOMENTS = 8;
 const BROKEN = "The connection broke before the answer was complete.";
 
 /** The text in turns with its fenced blocks of code (CommonMark, "Fenced code blocks"): even ones are text, odd ones are code. */
@@ -607,6 +610,7 @@ async function watch() {
         wait = WAIT_MIN / 2;
         continue;
       }
+      if (error.status === 403) return say($("connection"), "Only an administrator of this server sees its memory.");
       if (error instanceof Refused) why = error.message.replace(/\.$/, "");
     }
     if (document.hidden) continue;

@@ -160,6 +160,18 @@ fn where_a_tool_is_forced_it_wins_over_a_format_in_every_api() {
         });
         let response = house.post("/v1/responses", &asked).await.json();
         assert_eq!(response["output"][0]["type"], "function_call", "{response}");
+        // However soon it is cut off, no markup is told as text, streamed or not.
+        for tokens in [1, 4, 8, 12, 20] {
+            let cut = json!({
+                "tools": [{"type": "function", "function": function}], "tool_choice": "required", "max_tokens": tokens,
+            });
+            let whole = house.chat(cut.clone()).await.json();
+            let message = &whole["choices"][0]["message"];
+            assert!(message["content"].as_str().unwrap_or_default().is_empty(), "{tokens}: {whole}");
+            let mut streamed = cut;
+            streamed["stream"] = true.into();
+            assert_eq!(house.chat(streamed).await.streamed(), "", "{tokens}");
+        }
         // A function in OpenAI's shape is one for Anthropic's clients too.
         let asked = json!({
             "model": "demo", "max_tokens": 60, "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0,
