@@ -6,7 +6,7 @@ use axum::{
 };
 
 /// Nothing from elsewhere, nothing inline, and in no frame.
-const POLICY: &str = "default-src 'self'; img-src 'self' data: blob:; style-src 'self'; script-src 'self'; \
+const POLICY: &str = "default-src 'self'; img-src 'self' data: blob:; media-src data: blob:; style-src 'self'; script-src 'self'; \
                       connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
 pub(super) async fn html() -> impl IntoResponse {
@@ -19,6 +19,10 @@ pub(super) async fn style() -> impl IntoResponse {
 
 pub(super) async fn script() -> impl IntoResponse {
     file("text/javascript; charset=utf-8", include_str!("page/page.js"))
+}
+
+pub(super) async fn markdown() -> impl IntoResponse {
+    file("text/javascript; charset=utf-8", include_str!("page/markdown.js"))
 }
 
 /// Another version of the server has another page, so none is kept.

@@ -254,6 +254,7 @@ impl Service {
             .route("/", get(page::html))
             .route("/page.css", get(page::style))
             .route("/page.js", get(page::script))
+            .route("/markdown.js", get(page::markdown))
             .route("/health", get(health::ready))
             .route("/health/ready", get(health::ready))
             .route("/health/live", get(health::live))

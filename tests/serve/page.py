@@ -244,13 +244,106 @@ def text_stays_text(page, url):
     answered(page)
     shown = page.js(f"[...document.querySelectorAll('{LAST} > .words > *')].map((part) => [part.tagName, part.textContent])")
     code = "if x:\n    print('<b>')"
-    wanted = [["DIV", "a <img src=x onerror=alert(1)> b\n"], ["PRE", code], ["DIV", "after\n\n\nthe end"]]
+    wanted = [["P", "a <img src=x onerror=alert(1)> b"], ["PRE", code], ["P", "after"], ["P", "the end"]]
     check(shown == wanted, f"the answer is drawn as {shown}")
     check("    print" in page.text(f"{LAST} pre"), "the code lost its indentation")
     check(page.js("document.querySelectorAll('#log img, #log b').length") == 0, "markup of a text became elements")
     check(of(page, f"{LAST} details", "node.open") is False, "the reasoning is not folded")
     check(of(page, f"{LAST} details .words", "node.textContent") == "I think", "the reasoning is not there")
     page.between(CHAT, None)
+
+
+def markdown_becomes_elements_and_fetches_nothing(page, url):
+    opened(page, url)
+    words = "\n".join([
+        "# Title", "", "Some **bold**, *slanted* and `code`, a_b_c, 2 * 3 * 4.", "",
+        "- one", "- two", "  - within", "", "3. three", "4. four", "",
+        "| name | count |", "|---|--:|", "| a \\| b | 1 |", "", "> said", "", "---", "",
+        "[a page](https://example.org/a_b), [bad](javascript:alert(1)) and ![a picture](https://example.org/x.png)",
+    ])
+    pieces = [delta(content=words[at:at + 3]) for at in range(0, len(words), 3)]
+    page.between(CHAT, lambda told: page.answer(told, 200, stream(*pieces) + "data: [DONE]\n\n"))
+    ask(page, "Show me.")
+    answered(page)
+
+    def texts(selector):
+        return page.js(f"[...document.querySelectorAll('{LAST} .words {selector}')].map((node) => node.textContent)")
+
+    for selector, wanted in {
+        "h3": ["Title"], "strong": ["bold"], "em": ["slanted"], "code": ["code"], "ul > li > ul > li": ["within"],
+        "ol > li": ["three", "four"], "th": ["name", "count"], "td": ["a | b", "1"], "blockquote": ["said"],
+        "a": ["a page", "a picture"], "img": [], "td.right": ["1"],
+    }.items():
+        check(texts(selector) == wanted, f"{selector} is {texts(selector)}, not {wanted}")
+    check(page.js(f"document.querySelector('{LAST} ol').start") == 3, "the list does not begin at 3")
+    links = page.js(f"[...document.querySelectorAll('{LAST} a')].map(({{href, rel, target}}) => [href, rel, target])")
+    check(all("noreferrer" in rel and target == "_blank" for _, rel, target in links), f"the links are {links}")
+    check("a_b_c, 2 * 3 * 4." in texts("p")[0], "marks within words became emphasis")
+    loaded = page.js("performance.getEntriesByType('resource').map(({name}) => name)")
+    check(not [name for name in loaded if "example.org" in name], "a link of an answer was fetched")
+    page.between(CHAT, None)
+
+
+def settings_are_sent_and_kept(page, url):
+    opened(page, url)
+    page.click("#settings-title")
+    for name, value in (("system", "Be brief."), ("temperature", "0.5"), ("max_tokens", "4")):
+        of(page, f"#{name}", f"(node.value = '{value}', node.dispatchEvent(new Event('input', {{bubbles: true}})))")
+    sent = []
+
+    def paused(told):
+        sent.append(json.loads(told["request"]["postData"]))
+        page.send("Fetch.continueRequest", requestId=told["requestId"])
+
+    page.between(CHAT, paused)
+    ask(page, "Hello.")
+    answered(page)
+    body = sent[0]
+    check(body["messages"][0] == {"role": "system", "content": "Be brief."}, f"it sends {body['messages']}")
+    check((body["temperature"], body["max_tokens"], body.get("top_p")) == (0.5, 4, None), f"it sends {body}")
+    page.between(CHAT, None)
+    opened(page, url)
+    check(of(page, "#system", "node.value") == "Be brief.", "the system prompt is not kept")
+    page.js("localStorage.clear()")
+    opened(page, url)
+    check(of(page, "#temperature", "node.value") == "", "cleared settings are there")
+
+
+def chats_are_kept_edited_and_cleared(page, url):
+    page.js("localStorage.clear()")
+    opened(page, url)
+    check(not is_shown(page, "#chats") and not is_shown(page, "#clear"), "there are earlier chats")
+    for text in ("Hello.", "Who are you?"):
+        ask(page, text)
+        answered(page)
+    opened(page, url)
+    check(page.js("document.querySelectorAll('.turn').length") == 0, "the page does not begin with a new chat")
+    of(page, "#chats", "(node.selectedIndex = 1, node.dispatchEvent(new Event('change')))")
+    check(page.js("document.querySelectorAll('.turn').length") == 2, "the chat was not kept")
+    before = page.text(f"{LAST} .words")
+    check(before != "", "its answers were not kept")
+    page.click("#edit-0")
+    check(page.js("document.querySelectorAll('.turn').length") == 0, "editing the first question leaves the second")
+    check(of(page, "#text", "node.value") == "Hello.", "the first question is not there to edit")
+    page.click("#clear")
+    check(page.js("localStorage.getItem('bursar.chats')") is None and not is_shown(page, "#chats"), "chats are not cleared")
+    of(page, "#text", "(node.value = '')")
+
+
+def a_large_photograph_is_sent_smaller(page, url):
+    opened(page, url)
+    width = page.js("""(async () => {
+        const canvas = Object.assign(document.createElement('canvas'), {width: 4096, height: 1024});
+        canvas.getContext('2d').fillRect(0, 0, 100, 100);
+        const blob = await new Promise((done) => canvas.toBlob(done, 'image/jpeg'));
+        const clipboardData = new DataTransfer();
+        clipboardData.items.add(new File([blob], 'large.jpg', {type: 'image/jpeg'}));
+        document.querySelector('#text').dispatchEvent(new ClipboardEvent('paste', {clipboardData, bubbles: true}));
+        return canvas.width;
+    })()""")
+    until("the picture is shown in fewer pixels", lambda: thumbnails(page) == [2048])
+    check(width == 4096, "it was not larger")
+    page.click("#pictures button")
 
 
 def events_are_read_wherever_they_are_cut(page, url):
@@ -524,6 +617,8 @@ def a_neighbour_takes_memory(page, url):
 CHECKS = [
     files_are_strict, the_legend_is_the_ledger, a_picture_comes_by_drop_paste_and_button, the_number_is_read,
     a_long_answer_streams_and_stops, errors_stand_in_place_and_lose_nothing, text_stays_text,
+    markdown_becomes_elements_and_fetches_nothing, settings_are_sent_and_kept, chats_are_kept_edited_and_cleared,
+    a_large_photograph_is_sent_smaller,
     events_are_read_wherever_they_are_cut, a_lost_server_is_said_and_found_again, a_hidden_page_lets_its_connection_go,
     a_key_is_asked_for_and_sent,
     a_model_that_does_not_answer_says_why, all_is_reached_by_keyboard, light_and_dark_can_be_read,

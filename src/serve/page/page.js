@@ -1,4 +1,6 @@
-// A chat, and the device's memory beside it. Text of models and servers only ever becomes text nodes.
+// A chat, and the device's memory next to it. Text of models and servers only ever becomes text nodes.
+
+import { draw } from "./markdown.js";
 
 const KEY = "bursar.key";
 const $ = (id) => document.getElementById(id);
@@ -144,20 +146,41 @@ $("model").addEventListener("change", showModel);
 
 let pictures = [];
 
-const read = (file) =>
+const dataOf = (blob) =>
   new Promise((done, failed) => {
     const reader = new FileReader();
-    reader.onload = () => done({ name: file.name || "picture", file: URL.createObjectURL(file), url: reader.result });
+    reader.onload = () => done(reader.result);
     reader.onerror = () => failed(reader.error);
-    reader.readAsDataURL(file);
+    reader.readAsDataURL(blob);
   });
 
+/** Pixels of the longer side of a picture that is sent: models see fewer. */
+const SIDE_MAX = 2048;
+
+/** A large photograph in fewer pixels; other files as they are. */
+async function smaller(file) {
+  if (!["image/jpeg", "image/png", "image/webp"].includes(file.type)) return file;
+  const whole = await createImageBitmap(file).catch(() => null);
+  const share = whole ? SIDE_MAX / Math.max(whole.width, whole.height) : 1;
+  if (share >= 1) return file;
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [Math.round(whole.width * share), Math.round(whole.height * share)];
+  canvas.getContext("2d").drawImage(whole, 0, 0, canvas.width, canvas.height);
+  whole.close();
+  return (await new Promise((done) => canvas.toBlob(done, file.type, 0.9))) ?? file;
+}
+
+async function read(file) {
+  const [sent, isFilm] = [await smaller(file), file.type.startsWith("video/")];
+  return { name: file.name || "picture", isFilm, file: URL.createObjectURL(sent), url: await dataOf(sent) };
+}
+
 async function addPictures(files) {
-  const taken = [...files].filter(({ type }) => type.startsWith("image/"));
+  const taken = [...files].filter(({ type }) => /^(image|video)\//.test(type));
   const others = [...files].filter((file) => !taken.includes(file)).map(({ name }) => name);
   try {
     pictures.push(...(await Promise.all(taken.map(read))));
-    note(others.length ? `${others.join(", ")}: not a picture` : "");
+    note(others.length ? `${others.join(", ")}: neither a picture nor a video` : "");
   } catch (error) {
     note(`A picture could not be read: ${error.message}`);
   }
@@ -180,9 +203,11 @@ function showPictures() {
   }));
 }
 
-function shown({ name, file }) {
-  const image = new Image();
-  [image.src, image.alt] = [file, name];
+function shown({ name, file, isFilm }) {
+  const image = isFilm ? document.createElement("video") : new Image();
+  image.src = file;
+  if (isFilm) [image.muted, image.ariaLabel] = [true, name];
+  else image.alt = name;
   return image;
 }
 
@@ -217,27 +242,55 @@ let running = null;
 /** The conversation as the API takes it. Questions without an answer are left out, but for the last. */
 function messages() {
   const told = turns.filter((turn) => turn.answer || turn === turns.at(-1));
-  return told.flatMap(({ text, pictures, answer }) => {
-    const parts = pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  const system = $("system").value.trim();
+  const said = told.flatMap(({ text, pictures, answer }) => {
+    const parts = pictures.map(({ url, isFilm }) =>
+      isFilm ? { type: "video_url", video_url: { url } } : { type: "image_url", image_url: { url } });
     if (text) parts.push({ type: "text", text });
     const question = { role: "user", content: pictures.length ? parts : text };
     return answer ? [question, { role: "assistant", content: answer }] : [question];
   });
+  return system ? [{ role: "system", content: system }, ...said] : said;
 }
 
 function submit() {
   const text = $("text").value;
   if (running) return note("Wait for the answer, or stop it first");
   if (!text.trim() && !pictures.length) return note("Type a question first");
-  const [node, question, place] = [make("div", "turn"), make("div", "question"), make("div", "answer")];
-  question.append(...pictures.map(shown), ...(text ? [make("div", "", text)] : []));
-  node.append(question, place);
-  turns.push({ text, pictures, answer: "", node, place });
-  $("log").append(node);
+  addTurn({ text, pictures, answer: "" });
   [$("text").value, pictures] = ["", []];
   note("");
   showPictures();
   answerLast();
+}
+
+/** A turn in the conversation, with a button to ask something else in its place. */
+function addTurn({ text, pictures, answer }) {
+  const [node, question, place] = [make("div", "turn"), make("div", "question"), make("div", "answer")];
+  const turn = { text, pictures, answer, node, place };
+  const edit = make("button", "tool", "Edit");
+  [edit.type, edit.id] = ["button", `edit-${turns.length}`];
+  edit.setAttribute("aria-label", `Edit question ${turns.length + 1}`);
+  edit.addEventListener("click", () => editFrom(turn));
+  question.append(edit, ...pictures.map(shown), ...(text ? [make("div", "", text)] : []));
+  node.append(question, place);
+  turns.push(turn);
+  $("log").append(node);
+  return turn;
+}
+
+/** Takes the question of a turn back, and all that came after it. */
+function editFrom(turn) {
+  stop();
+  running = null;
+  const from = turns.indexOf(turn);
+  for (const { node } of turns.splice(from)) node.remove();
+  // What was typed meanwhile stays, after what is edited.
+  $("text").value = [turn.text, $("text").value].filter(Boolean).join("\n");
+  pictures = [...turn.pictures, ...pictures];
+  showPictures();
+  showRunning();
+  $("text").focus();
 }
 
 async function answerLast() {
@@ -254,9 +307,23 @@ async function answerLast() {
     reply.broke(signal.aborted ? null : error);
   }
   turn.answer = reply.text;
+  offerCopy(turn);
+  if (turns.includes(turn)) keepChat();
   // A new chat may have begun meanwhile.
   if (running?.signal === signal) running = null;
   showRunning();
+}
+
+/** A button that copies an answer, where the browser allows it. */
+function offerCopy({ answer, place }) {
+  if (!answer || !navigator.clipboard) return;
+  const copy = make("button", "tool", "Copy");
+  [copy.type, copy.id] = ["button", `copy-${turns.length - 1}`];
+  copy.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(answer).then(() => say(copy, "Copied"), () => say(copy, "Not allowed"));
+    setTimeout(() => say(copy, "Copy"), 1500);
+  });
+  place.append(copy);
 }
 
 /** Makes a change, and stays at the end of the conversation if that was in sight. */
@@ -292,7 +359,7 @@ class Reply {
 
   async hear(model, messages, signal) {
     this.model = model;
-    const body = { model, messages, stream: true, stream_options: { include_usage: true } };
+    const body = { model, messages, stream: true, stream_options: { include_usage: true }, ...sampling() };
     const response = await ask("v1/chat/completions", { ...asJson(body), signal });
     let isWhole = false;
     try {
@@ -376,35 +443,6 @@ class Reply {
 const RATED_MOMENTS = 8;
 const BROKEN = "The connection broke before the answer was complete.";
 
-/** The text in turns with its fenced blocks of code (CommonMark, "Fenced code blocks"): even ones are text, odd ones are code. */
-function parts(text) {
-  const found = [[]];
-  let fence = "";
-  for (const line of text.split("\n")) {
-    const [, mark, rest] = /^ {0,3}(`{3,}|~{3,})(.*)$/.exec(line) ?? [];
-    const isEnd = fence && mark?.startsWith(fence) && !rest.trim();
-    const isBegin = !fence && mark && !(mark[0] === "`" && rest.includes("`"));
-    if (isEnd || isBegin) {
-      fence = isEnd ? "" : mark;
-      found.push([]);
-    } else found.at(-1).push(line);
-  }
-  return found.map((lines) => lines.join("\n"));
-}
-
-/** Draws what is new of a text, so that a selection in the old part lasts. */
-function draw(node, text) {
-  const all = parts(text);
-  while (node.children.length > all.length) node.lastChild.remove();
-  all.forEach((part, place) => {
-    const child = node.children[place] ?? node.appendChild(make(place % 2 ? "pre" : "div"));
-    const old = child.textContent;
-    if (part === old) return;
-    if (old && part.startsWith(old)) child.firstChild.appendData(part.slice(old.length));
-    else child.textContent = part;
-  });
-}
-
 function stop() {
   running?.abort();
 }
@@ -421,24 +459,88 @@ $("text").addEventListener("keydown", (event) => {
 $("stop").addEventListener("click", stop);
 addEventListener("keydown", (event) => event.key === "Escape" && stop());
 $("retry").addEventListener("click", answerLast);
-$("edit").addEventListener("click", () => {
-  const { text, pictures: sent, node } = turns.pop();
-  node.remove();
-  // What was typed meanwhile stays, after what is edited.
-  $("text").value = [text, $("text").value].filter(Boolean).join("\n");
-  pictures = [...sent, ...pictures];
-  showPictures();
-  showRunning();
-  $("text").focus();
-});
-$("new").addEventListener("click", () => {
+$("edit").addEventListener("click", () => editFrom(turns.at(-1)));
+$("new").addEventListener("click", () => newChat());
+
+function newChat(kept = null) {
   stop();
-  running = null;
-  turns = [];
+  [running, turns, chat] = [null, [], kept?.id ?? Date.now()];
   $("log").replaceChildren();
+  for (const { text, pictures, answer } of kept?.turns ?? []) {
+    const turn = addTurn({ text, pictures: pictures.map((picture) => ({ ...picture, file: picture.url })), answer });
+    draw(turn.place.appendChild(make("div", "words")), answer);
+    offerCopy(turn);
+  }
   showRunning();
   $("text").focus();
+}
+
+// ---- What the browser keeps: settings and chats, until they are cleared
+
+const SETTINGS = "bursar.settings";
+const SETTING_IDS = ["system", "temperature", "top_p", "max_tokens"];
+
+/** The sampling fields that are set. */
+function sampling() {
+  const set = SETTING_IDS.slice(1).map((id) => [id, $(id).valueAsNumber]);
+  return Object.fromEntries(set.filter(([, value]) => !Number.isNaN(value)));
+}
+
+const kept = (name, usual) => {
+  try {
+    return JSON.parse(localStorage.getItem(name)) ?? usual;
+  } catch {
+    return usual;
+  }
+};
+
+for (const [id, value] of Object.entries(kept(SETTINGS, {}))) if (SETTING_IDS.includes(id)) $(id).value = value;
+$("settings").addEventListener("input", () => {
+  localStorage.setItem(SETTINGS, JSON.stringify(Object.fromEntries(SETTING_IDS.map((id) => [id, $(id).value]))));
 });
+
+const CHATS = "bursar.chats";
+const CHATS_MAX = 20;
+/** The id of the one that is shown. */
+let chat = Date.now();
+
+/** Keeps the chat that is shown. Where the browser has no more room, without pictures, or without the oldest chats. */
+function keepChat() {
+  const turnsKept = turns.map(({ text, pictures, answer }) => ({
+    text, answer, pictures: pictures.map(({ name, url, isFilm }) => ({ name, url, isFilm })),
+  }));
+  let chats = [{ id: chat, turns: turnsKept }, ...kept(CHATS, []).filter(({ id }) => id !== chat)].slice(0, CHATS_MAX);
+  for (let tries = 0; tries < 3 + CHATS_MAX; tries += 1) {
+    try {
+      localStorage.setItem(CHATS, JSON.stringify(chats));
+      break;
+    } catch {
+      const isBare = chats.every(({ turns }) => turns.every(({ pictures }) => !pictures.length));
+      if (isBare) chats = chats.slice(0, -1);
+      else chats = chats.map(({ id, turns }) => ({ id, turns: turns.map((turn) => ({ ...turn, pictures: [] })) }));
+    }
+  }
+  showChats();
+}
+
+function showChats() {
+  const chats = kept(CHATS, []);
+  const title = ({ turns: [first] }) => (first?.text || "A picture").slice(0, 40);
+  $("chats").replaceChildren(new Option("Earlier chats", ""), ...chats.map((chat) => new Option(title(chat), chat.id)));
+  $("chats").hidden = $("clear").hidden = !chats.length;
+}
+
+$("chats").addEventListener("change", ({ target }) => {
+  const chosen = kept(CHATS, []).find(({ id }) => String(id) === target.value);
+  if (chosen) newChat(chosen);
+  target.value = "";
+});
+$("clear").addEventListener("click", () => {
+  localStorage.removeItem(CHATS);
+  showChats();
+  newChat();
+});
+showChats();
 
 // ---- Memory
 

@@ -336,7 +336,12 @@ fn the_document_lists_what_there_is_and_its_references_hold() {
 fn the_page_is_there_and_takes_nothing_from_elsewhere() {
     story(async {
         let house = House::usual().await;
-        for (path, kind) in [("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")] {
+        for (path, kind) in [
+            ("/", "text/html"),
+            ("/page.css", "text/css"),
+            ("/page.js", "text/javascript"),
+            ("/markdown.js", "text/javascript"),
+        ] {
             let answer = house.get(path).await;
             assert_eq!(answer.status, 200, "{path}");
             assert!(answer.head.contains(&format!("content-type: {kind}")), "{}", answer.head);

@@ -1,0 +1,199 @@
+// Markdown as models write it, as elements of the page (CommonMark and GitHub's tables). Text only ever becomes text nodes,
+// pictures become links, and nothing that a link names is fetched before somebody follows it.
+
+const FENCE = /^ {0,3}(`{3,}|~{3,})(.*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
+const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:( +)(.*)|$)/;
+const QUOTE = /^ {0,3}> ?(.*)$/;
+const DELIMITERS = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
+
+/** Numbers, or the mark of the item: another one begins another list. */
+const sort = ([, , mark]) => (/\d/.test(mark) ? "1" : mark);
+
+const isBlank = (line) => !line.trim();
+
+/** Whether a line begins a block that ends a paragraph. */
+const begins = (line) => FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line);
+
+/** The blocks of a text, each with its kind and source, in order. A text that grows changes its last blocks alone. */
+export function blocks(text) {
+  const lines = text.split("\n");
+  const found = [];
+  let at = 0;
+  const take = (kind, holds) => {
+    const from = at;
+    for (at += 1; at < lines.length && holds(lines[at], at); at += 1);
+    found.push({ kind, source: lines.slice(from, at).join("\n") });
+  };
+  while (at < lines.length) {
+    const line = lines[at];
+    const fence = FENCE.exec(line);
+    if (isBlank(line)) at += 1;
+    else if (fence && !(fence[1][0] === "`" && fence[2].includes("`"))) {
+      let isOpen = true;
+      take("code", (next) => {
+        if (!isOpen) return false;
+        const end = FENCE.exec(next);
+        isOpen = !(end?.[1].startsWith(fence[1]) && !end[2].trim());
+        return true;
+      });
+    } else if (HEADING.test(line)) take("heading", () => false);
+    else if (RULE.test(line)) take("rule", () => false);
+    else if (QUOTE.test(line)) take("quote", (next) => QUOTE.test(next));
+    else if (ITEM.test(line)) {
+      const first = ITEM.exec(line);
+      const isOther = (next) => {
+        const item = ITEM.exec(next);
+        return item && item[1].length < first[1].length + 2 && sort(item) !== sort(first);
+      };
+      // A list goes on after a blank line with another item or with more of the last one.
+      take("list", (next, place) => {
+        const after = isBlank(next) ? lines[place + 1] : next;
+        return after != null && !isBlank(after) && !isOther(after) && (ITEM.test(after) || /^ {2,}/.test(after) || (!isBlank(next) && !begins(next)));
+      });
+    } else if (line.includes("|") && DELIMITERS.test(lines[at + 1] ?? "x")) take("table", (next) => next.includes("|"));
+    else take("text", (next) => !isBlank(next) && !begins(next));
+  }
+  return found;
+}
+
+function make(tag, text = "") {
+  const node = document.createElement(tag);
+  if (text) node.textContent = text;
+  return node;
+}
+
+/** The element of a block. */
+export function element({ kind, source }) {
+  switch (kind) {
+    case "code": return code(source);
+    case "heading": {
+      const [, marks, text] = HEADING.exec(source);
+      return inline(make(`h${Math.min(marks.length + 2, 6)}`), text);
+    }
+    case "rule": return make("hr");
+    case "quote": return filled(make("blockquote"), source.replace(/^ {0,3}> ?/gm, ""));
+    case "list": return list(source.split("\n"));
+    case "table": return table(source.split("\n"));
+    default: return inline(make("p"), source);
+  }
+}
+
+/** An element with all blocks of a text. */
+function filled(node, text) {
+  node.append(...blocks(text).map(element));
+  return node;
+}
+
+function code(source) {
+  const lines = source.split("\n");
+  const mark = FENCE.exec(lines.shift())[1];
+  if (FENCE.exec(lines.at(-1) ?? "")?.[1].startsWith(mark)) lines.pop();
+  return make("pre", lines.join("\n"));
+}
+
+function list(lines) {
+  const first = ITEM.exec(lines[0]);
+  const node = make(/\d/.test(first[2]) ? "ol" : "ul");
+  if (node.tagName === "OL") node.start = parseInt(first[2], 10);
+  const items = [];
+  for (const line of lines) {
+    const item = ITEM.exec(line);
+    if (item && item[1].length < first[1].length + 2) items.push([item[4] ?? ""]);
+    // More of the last item: another line, or a block within it.
+    else items.at(-1).push(line.replace(/^ {1,4}/, ""));
+  }
+  for (const item of items) {
+    const within = blocks(item.join("\n"));
+    const place = node.appendChild(make("li"));
+    // The text of a short item needs no paragraph of its own.
+    if (within[0]?.kind === "text") inline(place, within.shift().source);
+    place.append(...within.map(element));
+  }
+  return node;
+}
+
+/** The cells of a row of a table. */
+function cells(line) {
+  const inner = line.trim().replace(/^\|/, "").replace(/\|$/, "");
+  return inner.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
+}
+
+function table([head, delimiters, ...rows]) {
+  const sides = cells(delimiters).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : ""));
+  const row = (tag, line) => {
+    const node = make("tr");
+    cells(line).slice(0, sides.length).forEach((text, column) => {
+      const cell = node.appendChild(inline(make(tag), text));
+      if (sides[column]) cell.classList.add(sides[column]);
+    });
+    return node;
+  };
+  const [node, top, body] = [make("table"), make("thead"), make("tbody")];
+  top.append(row("th", head));
+  body.append(...rows.map((line) => row("td", line)));
+  node.append(top, body);
+  return node;
+}
+
+const INLINE = new RegExp([
+  /(?<ticks>`+)(?!`)(?<code>.*?[^`])\k<ticks>(?!`)/,
+  /\*\*(?=\S)(?<strong>.+?\S|\S)\*\*/,
+  /(?<![*\w])\*(?=[^\s*])(?<em>[^*]*[^\s*])\*(?!\*)/,
+  /(?<![_\w])_(?=[^\s_])(?<under>[^_]*[^\s_])_(?![_\w])/,
+  /~~(?=\S)(?<gone>.+?)~~/,
+  /!?\[(?<label>[^\]]*)\]\(\s*<?(?<target>[^\s<>)]+)>?(?:\s+"[^"]*")?\s*\)/,
+  /(?<bare>https?:\/\/[^\s<>()[\]`*]*[^\s<>()[\]`*.,;:!?'"])/,
+  /\\(?<escaped>[\\`*_{}[\]()#+\-.!~|>])/,
+].map(({ source }) => source).join("|"), "s");
+
+/** Longer paragraphs stay as they are: they are no prose, and reading them could take long. */
+const INLINE_MAX = 20000;
+
+/** The element with a text of a paragraph in it. */
+function inline(node, text) {
+  if (text.length > INLINE_MAX) {
+    node.append(text);
+    return node;
+  }
+  let rest = text;
+  for (let found; (found = INLINE.exec(rest)); rest = rest.slice(found.index + found[0].length)) {
+    node.append(rest.slice(0, found.index));
+    const { code, strong, em, under, gone, label, target, bare, escaped } = found.groups;
+    if (code != null) node.append(make("code", code));
+    else if (strong != null) node.append(inline(make("strong"), strong));
+    else if (em != null || under != null) node.append(inline(make("em"), em ?? under));
+    else if (gone != null) node.append(inline(make("s"), gone));
+    else if (bare != null) node.append(link(bare, make("span", bare)));
+    else if (target != null) node.append(link(target, inline(make("span"), label || target)));
+    else node.append(escaped);
+  }
+  node.append(rest);
+  return node;
+}
+
+/** A link, of the schemes that lead to a page or a letter. */
+function link(target, words) {
+  if (!/^(https?:\/\/|mailto:)/i.test(target)) return words;
+  const node = make("a");
+  [node.href, node.target, node.rel] = [target, "_blank", "noreferrer noopener nofollow"];
+  node.append(...words.childNodes);
+  return node;
+}
+
+/** Draws what has changed of a text, so that a selection in the part before lasts. */
+export function draw(node, text) {
+  const all = blocks(text);
+  const drawn = (node.drawn ??= []);
+  while (node.children.length > all.length) node.lastChild.remove();
+  drawn.length = Math.min(drawn.length, all.length);
+  all.forEach((block, place) => {
+    if (drawn[place] === block.source) return;
+    drawn[place] = block.source;
+    const next = element(block);
+    const old = node.children[place];
+    if (old) old.replaceWith(next);
+    else node.append(next);
+  });
+}
