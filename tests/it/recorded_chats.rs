@@ -10,6 +10,12 @@ use serde_json::Value;
 
 use crate::stage::{answer, ask, device_of, eventually, shared_out, small, story};
 
+/// The text without the beginning of a character at its end: transformers tells it as U+FFFD, and we leave it out where a
+/// limit of tokens has cut the character.
+fn whole(text: &str) -> &str {
+    text.trim_end_matches(char::REPLACEMENT_CHARACTER)
+}
+
 /// The chat of a recorded case, and its answer.
 fn recorded(folder: &str, case: &str) -> (Chat, String) {
     let json = fs::read(bursar_golden::path(format!("{folder}/cases/{case}.json"))).expect("the case is there");
@@ -71,9 +77,9 @@ fn recorded_chats_are_answered_by(ranks: usize, folder: &'static str, cases: &'s
         let chats: Vec<(Chat, String)> = cases.iter().map(|case| recorded(folder, case)).collect();
         for ((chat, expected), case) in chats.iter().zip(cases) {
             let first = ask(&model, chat.clone()).await.expect("it answers");
-            assert_eq!(first.text, *expected, "{folder}: {case}");
+            assert_eq!(whole(&first.text), whole(expected), "{folder}: {case}");
             let again = ask(&model, chat.clone()).await.expect("it answers");
-            assert_eq!(again.text, *expected, "{folder}: {case}, its beginning from the prefix cache");
+            assert_eq!(whole(&again.text), whole(expected), "{folder}: {case}, its beginning from the prefix cache");
             let blocks = again.usage.prompt_tokens / 16;
             assert!(blocks < 2 || again.cached_tokens > 0, "{folder}: {case} has whole blocks");
         }
@@ -87,7 +93,7 @@ fn recorded_chats_are_answered_by(ranks: usize, folder: &'static str, cases: &'s
             .collect();
         for reply in together {
             let (found, expected) = reply.await.expect("no panic");
-            assert_eq!(found, expected, "{folder}, among others");
+            assert_eq!(whole(&found), whole(&expected), "{folder}, among others");
         }
         eventually("no request holds anything", async || model.requests().0 == 0).await;
     });

@@ -349,7 +349,7 @@ fn films_that_mean_harm_are_refused_and_reach_nothing() {
             ("file:concat.mp4", "not a video that this server can read"),
             ("file:head.mp4", "cannot be decoded"),
             ("file:head.mkv", "cannot be decoded"),
-            ("file:pipe.mp4", "the file does not exist"),
+            ("file:pipe.mp4", "the file is not a plain file"),
             ("file:none.mp4", "not in the media root of the server"),
             ("https://example.org/a.mp4", "not on a host"),
         ] {

@@ -6,7 +6,12 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use bursar::{Bytes, LoadOptions, demo, knobs::Limits, serve::ServeOptions};
 use serde_json::{Value, json};
 
-use super::client::{House, hello, posted};
+use tokio::{io::AsyncWriteExt, net::TcpStream};
+
+use super::{
+    client::{House, hello, posted, rest},
+    lines::Program,
+};
 use crate::stage::{small, story};
 
 fn number() -> String {
@@ -264,6 +269,48 @@ fn compressed_bodies_are_read_within_the_limit() {
             assert_eq!(house.say(&sent).await.status, status, "{coding}");
         }
         house.end().await;
+    });
+}
+
+#[test]
+fn requests_are_counted_by_route_status_and_error_under_our_names_and_vllms() {
+    story(async {
+        // A process has one recorder of metrics, so this needs one of its own.
+        let program = Program::start(&["--metrics-names", "vllm"]);
+        let say = async |said: Vec<u8>| {
+            let mut stream = TcpStream::connect(program.address()).await.expect("it listens");
+            stream.write_all(&said).await.expect("it reads");
+            String::from_utf8(rest(stream).await).expect("text")
+        };
+        let get =
+            |path: &str| format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").into_bytes();
+        for (fields, status) in [(json!({"max_tokens": 1}), 200), (json!({"model": "no-such-model"}), 404)] {
+            let answer = say(posted("/v1/chat/completions", "", hello(fields).to_string().as_bytes())).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        }
+        for path in ["/v1/models/demo", "/no/such/path"] {
+            say(get(path)).await;
+        }
+        // A line is counted when its answer has gone out.
+        let mut scraped = String::new();
+        crate::stage::eventually("all are counted", async || {
+            scraped = say(get("/metrics")).await;
+            scraped.contains("bursar_http_requests_total{route=\"other\",status=\"404\"}")
+        })
+        .await;
+        for line in [
+            "bursar_http_requests_total{route=\"/v1/chat/completions\",status=\"200\"} ",
+            "bursar_http_requests_total{route=\"/v1/chat/completions\",status=\"404\"} ",
+            "bursar_http_requests_total{route=\"/v1/models/{*name}\",status=\"200\"} ",
+            "bursar_http_errors_total{code=\"model_not_found\"} ",
+            "bursar_http_connections ",
+            "vllm:num_requests_running{model_name=",
+            "vllm:kv_cache_usage_perc{model_name=",
+            "vllm:time_to_first_token_seconds_bucket{model_name=",
+            "vllm:request_success_total{model_name=",
+        ] {
+            assert!(scraped.lines().any(|told| told.starts_with(line)), "{line}\n{scraped}");
+        }
     });
 }
 
