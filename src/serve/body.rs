@@ -193,7 +193,7 @@ impl Coding {
             _ => {
                 let told = "the Content-Encoding of the request is not supported";
                 let error = ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", told);
-                Err(error.hint("send gzip, deflate, or the body as it is"))
+                Err(error.hint("use gzip or deflate, or send the body uncompressed"))
             }
         }
     }
@@ -207,7 +207,7 @@ impl Coding {
         };
         let mut inflated = Vec::new();
         let read = reader.take(limit.0.saturating_add(1)).read_to_end(&mut inflated);
-        read.map_err(|_| ApiError::invalid("body", "the compressed body is damaged"))?;
+        read.map_err(|_| ApiError::invalid("body", "the body cannot be decompressed"))?;
         match inflated.len() as u64 > limit.0 {
             true => Err(too_large(limit)),
             false => Ok(inflated),

@@ -130,7 +130,7 @@ pub(super) async fn chat(
     Ok((chat, places))
 }
 
-/// Brings results of tools into the order of their calls: the model has no ids to match them by.
+/// Brings results of tools into the order of their calls: most chat templates show the model no ids to match them by.
 fn order_results(drafts: &mut [Draft]) {
     let mut rest = drafts;
     while let Some(called) = rest.iter().position(|turn| !turn.calls.is_empty()) {

@@ -25,8 +25,8 @@ pub(super) fn form(
     }
 }
 
-/// The chat with this form. Where a call is forced, the reply is a call, so the form is left out: clients send both, and
-/// mean messages by it.
+/// The chat with this form. The form is dropped if a tool call is forced: clients send both, and mean
+/// the form for replies that are not calls.
 pub(super) fn with_format(chat: Chat, choice: Option<&ToolChoice>, format: Option<OutputFormat>) -> Chat {
     let is_forced = matches!(choice, Some(ToolChoice::Required | ToolChoice::Named(_)));
     format.filter(|_| !is_forced).into_iter().fold(chat, Chat::format)

@@ -169,9 +169,10 @@ impl Guard {
 
     /// The error for a client that is no administrator.
     pub(super) fn admin_only(&self) -> ApiError {
-        let error = ApiError::new(StatusCode::FORBIDDEN, "permission_error", "only an administrator may send this");
+        let error =
+            ApiError::new(StatusCode::FORBIDDEN, "permission_error", "this request needs the key of an administrator");
         error.code("admin_required").hint(match self.admin_hashes.is_empty() {
-            true => "start the server with --admin-key-file, or with --open-admin",
+            true => "start the server with --admin-key-file and send one of its keys, or start it with --open-admin",
             false => "send a key of the server's --admin-key-file",
         })
     }

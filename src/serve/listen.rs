@@ -202,7 +202,9 @@ impl Accepting {
             };
             match self.places.take(address.ip(), Kind::Usual) {
                 Some(place) => drop(running.spawn(self.connection(stream, place))),
-                None => errors.tell("a connection was closed: its address has too many"),
+                None => errors.tell(
+                    "a connection was closed: too many are open; raise --connections or --connections-per-address",
+                ),
             }
         }
         // Load balancers still ask whether this server takes requests.

@@ -386,7 +386,8 @@ impl Reading<'_> {
         };
         tokio::time::timeout(within, reading).await.unwrap_or_else(|_| {
             let told = format!("the file could not be read within {} s", within.as_secs());
-            Err(ApiError::invalid(param, told).hint("the disk of the server does not answer; send a data URI"))
+            Err(ApiError::invalid(param, told)
+                .hint("the server's disk is too slow or does not respond; try again, or send a data URI"))
         })
     }
 }

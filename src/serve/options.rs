@@ -11,9 +11,9 @@ use crate::Bytes;
 pub struct ServeOptions {
     /// Keys of clients. Without any, everybody who reaches the port is served.
     pub keys: Vec<String>,
-    /// Keys of administrators, who may also put models to sleep, wake them, run drills, and with several `keys` see what
-    /// all of them use. Without any, clients may do so only on a server that only this machine reaches and that has no
-    /// `keys`, or with [`open_admin`](Self::open_admin).
+    /// Keys of administrators, who may also put models to sleep, wake them, run drills, and read the budget of a
+    /// server with several `keys`. Without any, every client is an administrator if the server has no `keys` and
+    /// listens only on this machine, or if [`open_admin`](Self::open_admin) is set; otherwise no client is.
     pub admin_keys: Vec<String>,
     /// Whether every client is an administrator where there are no `admin_keys`.
     pub open_admin: bool,
@@ -27,7 +27,7 @@ pub struct ServeOptions {
     pub head_time: Duration,
     /// The largest head of a request; larger ones are refused with 431.
     pub head_bytes: Bytes,
-    /// Connections at once. On those that come after, only health and metrics are answered, and other requests with 503.
+    /// Maximum concurrent connections. Connections above the limit get 503 for everything except health and metrics.
     pub connections: usize,
     /// The same for connections from one address, or from one /64 network of IPv6.
     pub connections_per_address: usize,

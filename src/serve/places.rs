@@ -51,8 +51,8 @@ impl Places {
         Places { taken: Arc::default(), limit, per_address }
     }
 
-    /// A place for a connection from `address`, in the reserve if its limits or those of `kind` want it. None if all are
-    /// taken.
+    /// A place for a connection from `address`, in the reserve if `kind` is the reserve
+    /// or a usual limit is reached. `None` if the reserve is full too.
     pub(super) fn take(&self, address: IpAddr, kind: Kind) -> Option<Place> {
         let address = counted_by(address);
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);

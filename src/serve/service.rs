@@ -418,7 +418,7 @@ pub(super) async fn only_probes(request: Request, next: Next) -> Response {
     if access::is_probe(request.uri().path()) {
         return next.run(request).await;
     }
-    let error = ApiError::busy("the server has reached its limit of connections, of all clients or of your address");
+    let error = ApiError::busy("the server has too many open connections, in total or from your address");
     error.code("connections_exhausted").hint("close connections, or try again in a moment").response(shape_of(&request))
 }
 

@@ -53,9 +53,9 @@ pub struct Options {
     /// API key. Other users of this machine can see it in the process list, so prefer --api-key-file.
     #[arg(long, value_name = "KEY", env = "VLLM_API_KEY", hide_env_values = true, help_heading = "Clients")]
     api_key: Vec<String>,
-    /// File with keys of administrators, one per line. They may also put models to sleep, wake them, run memory drills
-    /// and, with several API keys, read the budget. Without it, clients may do so only if the server listens on this
-    /// machine and has no API keys.
+    /// File with administrator keys, one per line. Administrators may also put models to sleep, wake them, run memory
+    /// drills and read the budget of a server with several API keys. Without this file, every client is an
+    /// administrator if the server has no API keys and listens only on this machine; otherwise no client is.
     #[arg(long, value_name = "FILE", help_heading = "Clients")]
     admin_key_file: Option<PathBuf>,
     /// Makes every client an administrator.
@@ -64,10 +64,11 @@ pub struct Options {
     /// Maximum size of a request body, including pictures in base64.
     #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "Clients")]
     body_bytes: Option<Bytes>,
-    /// Maximum concurrent connections. On further ones, requests other than health and metrics get status 503.
+    /// Maximum concurrent connections. Connections above the limit get status 503 for everything except health and
+    /// metrics.
     #[arg(long, value_name = "N", help_heading = "Clients")]
     connections: Option<usize>,
-    /// The same for the connections of one address, or of one /64 network of IPv6. Default: half of --connections.
+    /// Maximum concurrent connections from one IPv4 address or one IPv6 /64 network. Default: half of --connections.
     #[arg(long, value_name = "N", help_heading = "Clients")]
     connections_per_address: Option<usize>,
     /// Maximum concurrent replies per key. Further requests are refused with status 429. By default, no limit.
@@ -80,7 +81,7 @@ pub struct Options {
     /// times.
     #[arg(long, alias = "allowed-origins", value_name = "ORIGIN", help_heading = "Clients")]
     allow_origin: Vec<String>,
-    /// Names of the series at /metrics: `bursar`, or `vllm`, which adds the series that vLLM's dashboards read.
+    /// Metric names at /metrics: `bursar`, or `vllm`, which also exports the metrics that vLLM's dashboards read.
     #[arg(long, value_name = "NAMES", value_enum, default_value_t, help_heading = "Clients")]
     metrics_names: MetricsNames,
     /// Certificates of the server, in PEM. Turns on TLS.
@@ -106,21 +107,21 @@ pub struct Options {
     /// Jinja file, or the text of a template, instead of the chat template of the checkpoint.
     #[arg(long, value_name = "FILE", help_heading = "Replies")]
     chat_template: Option<String>,
-    /// JSON object of variables for chat templates. A request's `chat_template_kwargs` come after them.
+    /// JSON object of variables for chat templates. A request's `chat_template_kwargs` override them.
     #[arg(long, value_name = "JSON", value_parser = object, help_heading = "Replies")]
     default_chat_template_kwargs: Option<Map<String, Value>>,
-    /// What sets the sampling of requests that set none: `auto`, the checkpoint's generation_config.json, or `vllm`,
-    /// temperature 1 and nothing else. Without that file, both are the same.
+    /// Default sampling parameters: `auto` reads the checkpoint's generation_config.json, and `vllm` ignores that file
+    /// and uses temperature 1. Without the file, both are the same.
     #[arg(long, value_enum, default_value_t, help_heading = "Replies")]
     generation_config: GenerationConfig,
 
-    /// Branch, tag or commit of models of the hub, unless one is named after `@`.
+    /// Branch, tag or commit of Hugging Face models that are named without `@revision`.
     #[arg(long, value_name = "NAME", help_heading = "Hub")]
     revision: Option<String>,
-    /// Folder of the cache of the hub. By default that of all Hugging Face tools.
+    /// Folder of the Hugging Face cache. By default, the cache that all Hugging Face tools share.
     #[arg(long, value_name = "FOLDER", help_heading = "Hub")]
     download_dir: Option<PathBuf>,
-    /// Token for private and gated models of the hub. Other users of this machine can see it in the process list, so
+    /// Hugging Face token for private and gated models. Other users of this machine can see it in the process list, so
     /// prefer the environment variable HF_TOKEN.
     #[arg(long, value_name = "TOKEN", help_heading = "Hub")]
     hf_token: Option<String>,
@@ -169,7 +170,7 @@ fn descriptors_for(connections: usize) -> usize {
     let fit = current.map_or(usize::MAX, |files| files.saturating_sub(OTHERS).max(1) as usize);
     if fit < connections {
         logging::note(format_args!(
-            "warning: this process may open few files, so it serves {fit} connections at once, not {connections}; raise \
+            "warning: the limit of open files allows {fit} concurrent connections instead of {connections}; raise it with \
              `ulimit -Hn`"
         ));
     }

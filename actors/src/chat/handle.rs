@@ -220,7 +220,7 @@ impl ModelHandle {
         stopwatches.iter_mut().for_each(|stopwatch| stopwatch.let_in(inside.clone()));
         let kv_tokens = serving.record.kv_tokens();
         let (context, for_preparation) = (serving.context.clone(), serving.context.clone());
-        // Long chats are copied while they are prepared, so only as many are as there are CPUs. Others pass them.
+        // Preparing a long chat copies it, so at most one long chat per CPU is prepared at once. Short chats do not wait.
         let turn = match chat.text_bytes() > LONG_CHAT_BYTES {
             true => Some(LONG_CHATS.acquire().await.expect("it is never closed")),
             false => None,

@@ -322,9 +322,9 @@ impl Chat {
         self
     }
 
-    /// Adds the result of the function call with this id ([`ToolCall::id`](super::ToolCall::id)). Few chat templates show
-    /// the model ids; with the others it matches results with the calls of its turn by their order, so add one for each
-    /// call, in the order of the calls.
+    /// Adds the result of the function call with this id ([`ToolCall::id`](super::ToolCall::id)). Few chat templates
+    /// show ids to the model. With other templates the model matches results to calls by order, so add one result for
+    /// each call, in the order of the calls.
     pub fn tool_result(self, id: impl Into<String>, text: impl Into<String>) -> Self {
         self.turn(Role::Tool, vec![Content::ResultOf(id.into()), Content::Text(text.into())])
     }

@@ -99,7 +99,8 @@ impl ModelHandle {
     /// longer than the context: compare it with [`context_tokens`](super::ModelFacts::context_tokens).
     ///
     /// # Errors
-    /// [`ChatError::TooLong`] if it has more than 8,192 tokens above twice the context. Those of [`chat`](Self::chat) about turns, tools, pictures, videos and the template.
+    /// [`ChatError::TooLong`] if the prompt exceeds twice the context by more than 8,192 tokens. The errors of
+    /// [`chat`](Self::chat) about turns, tools, pictures, videos and the template.
     pub async fn prompt_of(&self, chat: Chat) -> Result<Prompt, ChatError> {
         self.on_a_thread(move |context| prompt_of(&chat, context)).await
     }

@@ -21,8 +21,8 @@ pub enum ToolChoice {
     /// No: it is not shown the tools, and nothing in its reply is taken for a call.
     None,
     /// It calls at least one. After its reasoning, if it reasons, the reply is a call and nothing else, with arguments
-    /// that follow the tool's schema. Objects whose schema names their members have no others, unless it sets
-    /// `additionalProperties`. [`Chat::format`] is refused beside it.
+    /// that follow the tool's schema. Objects may have only the properties that their schema names, unless it
+    /// sets `additionalProperties`. Combining a forced call with [`Chat::format`] is refused.
     Required,
     /// It calls the tool of this name, once, in the same way.
     Named(String),

@@ -104,10 +104,10 @@ pub struct LoadOptions {
 /// What a checkpoint's `generation_config.json` says of sampling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SamplingDefaults {
-    /// As transformers reads it: greedy unless it sets `do_sample`, and `top_k` is 50 unless it sets another.
+    /// As transformers reads it: greedy unless the file sets `do_sample`, and `top_k` is 50 unless the file sets it.
     #[default]
     Transformers,
-    /// As vLLM reads it: what it sets applies, and the temperature is 1 unless it sets another. `do_sample` is ignored.
+    /// As vLLM reads it: the file's values apply, the temperature is 1 unless the file sets it, `do_sample` is ignored.
     Vllm,
     /// It is not read: the temperature is 1, and nothing else applies.
     Ignored,

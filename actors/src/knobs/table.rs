@@ -298,7 +298,7 @@ knobs! {
     swap_space: f64, Kind::Gibibytes, [];
     /// Device memory that is kept free, and given up first when another process takes memory.
     canary: Bytes, Kind::SizeOrNone, [];
-    /// Maximum requests that run or wait. Further requests are refused at once. Default 1024, or four times the sequences if that is more; lower where their prompts could take more than a quarter of the host memory.
+    /// Maximum requests that run or wait. Further requests are refused at once. Default: the larger of 1024 and four times max_num_seqs, but fewer if their prompts could take more than a quarter of the free host memory.
     requests: usize, Kind::Count("requests"), [];
     /// Target time from one token of a reply to the next, for 99 of 100 tokens. While replies run, prompts and pictures take only as much of a step as meets the target. With 0, replies may pause for a whole step of prompts. Default 33.
     token_interval: usize, Kind::CountOrNone("ms"), [];

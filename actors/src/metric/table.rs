@@ -163,7 +163,7 @@ table! {
     GRAPHS_NOT_RECAPTURED_TOTAL: Counter<Label> = "bursar_graphs_not_recaptured_total", "Restarted lanes that could not capture all sizes again. Decode steps of the other sizes run launch by launch.";
     STEP_SECONDS: Histogram<Label> = "bursar_step_seconds", "Duration of a step, from launch to result. A step launched while another ran counts from the end of that step.", STEP;
     STEP_TOKENS: Histogram<Label> = "bursar_step_tokens", "Tokens that a step computed, for prompts and replies.", STEP_SIZE;
-    HTTP_REQUESTS_TOTAL: Counter<(Route, HttpStatus)> = "bursar_http_requests_total", "HTTP requests that `bursar serve` answered, by route and status. The status is 0 if the client left before the answer.";
+    HTTP_REQUESTS_TOTAL: Counter<(Route, HttpStatus)> = "bursar_http_requests_total", "HTTP requests that `bursar serve` answered, by route and status. The status is 0 if the client disconnected before the response.";
     HTTP_ERRORS_TOTAL: Counter<HttpError> = "bursar_http_errors_total", "HTTP requests that were refused or failed, by the `code` of the error, or its `type`.";
     HTTP_CONNECTIONS: Gauge<()> = "bursar_http_connections", "Open connections of `bursar serve`.";
 }
@@ -187,8 +187,21 @@ mod tests {
             let has_unit = ["_seconds", "_tokens"].iter().any(|unit| name.ends_with(unit));
             assert!(has_unit || *kind != Kind::Histogram, "{name} says what it counts");
             assert!(help.ends_with('.') && !help.contains('\n'), "{name} is told in sentences");
-            let known =
-                ["device", "group", "model", "class", "phase", "reason", "actor", "permit", "tenant", "direction"];
+            let known = [
+                "device",
+                "group",
+                "model",
+                "class",
+                "phase",
+                "reason",
+                "actor",
+                "permit",
+                "tenant",
+                "direction",
+                "route",
+                "status",
+                "code",
+            ];
             let of_info = ["version", "build", "architecture", "dtype", "quantization", "kv_cache_dtype"];
             let is_known = |label: &&str| known.contains(label) || name.ends_with("_info") && of_info.contains(label);
             assert!(labels.iter().all(is_known), "{name}: {labels:?}");

@@ -18,7 +18,7 @@ pub fn system_memory_left() -> Option<Bytes> {
 /// with another allocator than glibc's.
 pub fn give_back_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: it only gives back pages that nothing has.
+    // SAFETY: `malloc_trim` only returns free heap pages to the system; no live allocation is touched.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -28,7 +28,7 @@ pub fn give_back_freed_memory() {
 /// blocks are bodies of requests. Without it, glibc keeps some of up to 32 MiB each. Does nothing with another allocator.
 pub fn give_large_blocks_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: it only sets a number of the allocator.
+    // SAFETY: `mallopt` takes plain integers and only changes a tuning parameter of the allocator.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 4 << 20);
     }
@@ -40,8 +40,8 @@ struct Group {
     files: [&'static str; 3],
 }
 
-/// The groups that bound memory of a line of /proc/self/cgroup, from its own to the root. In a container its own may be what
-/// is mounted as the root, where none of the path is there.
+/// Memory cgroups named by a line of /proc/self/cgroup, from the process's group up to the root. In a container the
+/// process's group may be mounted as the root, so that the folders of its path do not exist.
 fn groups_of(line: &str) -> Vec<Group> {
     let mut parts = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { return Vec::new() };

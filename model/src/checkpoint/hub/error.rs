@@ -34,7 +34,7 @@ pub enum HubError {
         reason: String,
     },
     /// The cache lacks a file, and the hub may not be asked.
-    #[error("the cache of the hub has no {file}, and the hub is not asked, because it is set to be offline")]
+    #[error("the Hugging Face cache has no {file}, and offline mode forbids downloading it")]
     Offline {
         /// The file.
         file: String,
@@ -130,7 +130,9 @@ impl Hint for HubError {
             HubError::Revision { .. } => "name a branch, a tag or a commit, as in org/name@main".into(),
             HubError::NoCache => "name a folder in `HubOptions::cache`".into(),
             HubError::Proxy => "write the address of the proxy as http://host:3128".into(),
-            HubError::Offline { .. } => "unset HF_HUB_OFFLINE, or fetch the model with another tool first".into(),
+            HubError::Offline { .. } => {
+                "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or download the model first".into()
+            }
             HubError::Unreachable { .. } => {
                 "check the network, the proxy and `HubOptions::endpoint`; a model in the cache needs no network".into()
             }

@@ -23,8 +23,8 @@ pub(in crate::serve) async fn read(
     Ok(Json(shared.responses.of(client.key(), &id)?.told()))
 }
 
-/// `GET /v1/responses/{id}/input_items`: what the response was asked with, the latest first. `order=asc` turns it around,
-/// `limit` is how many, and `after` the id of the item before the first.
+/// `GET /v1/responses/{id}/input_items`: the response's input items, latest first, or oldest first with `order=asc`.
+/// `limit` is the maximum number of items. The list starts after the item whose id is `after`.
 pub(in crate::serve) async fn input_items(
     State(shared): State<Arc<Shared>>,
     Extension(client): Extension<Client>,
@@ -49,7 +49,7 @@ pub(in crate::serve) async fn input_items(
         None => 0,
         Some(after) => match items.iter().position(|item| item["id"] == after) {
             Some(at) => at + 1,
-            None => return Err(ApiError::invalid("after", "there is no item of this id")),
+            None => return Err(ApiError::invalid("after", "the response has no input item with this id")),
         },
     };
     let has_more = items.len() > first + limit;
