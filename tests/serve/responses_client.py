@@ -155,12 +155,15 @@ def what_is_wrong_or_not_served_is_named():
     refused(openai.BadRequestError, "store", lambda: asked("a", background=True, store=False))
     refused(openai.BadRequestError, "conversation", lambda: asked("a", conversation="conv_1"))
     refused(openai.BadRequestError, "truncation", lambda: asked("a", truncation="auto"))
-    try:
-        client.responses.input_items.list(asked("a").id)
-    except openai.NotFoundError as error:
-        assert error.code == "not_served", error.body
-    else:
-        raise AssertionError("its items were listed")
+
+
+def its_input_is_listed_and_its_tokens_are_counted():
+    items = [{"role": "user", "content": "Hello"}, {"role": "user", "content": "Who are you?"}]
+    response = asked(items)
+    listed = [item.content[0].text for item in client.responses.input_items.list(response.id, order="asc")]
+    assert listed == ["Hello", "Who are you?"], listed
+    counted = client.responses.input_tokens.count(model=response.model, input=items)
+    assert counted.input_tokens == response.usage.input_tokens, counted
 
 
 tell(
@@ -173,4 +176,5 @@ tell(
     a_limit_makes_it_incomplete,
     a_schema_is_followed,
     what_is_wrong_or_not_served_is_named,
+    its_input_is_listed_and_its_tokens_are_counted,
 )
