@@ -16,6 +16,7 @@ import lzma
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -157,20 +158,22 @@ def main():
         return unpack(pathlib.Path(sys.argv[2]))
     cuda = compiler()
     COMPILED.mkdir(exist_ok=True)
+    # Files of an earlier run would pass for those of the archives.
+    shutil.rmtree(UNPACKED, ignore_errors=True)
     unpack(UNPACKED)
     sources = sorted(HERE.glob("*.cu"))
     unknown = set(sys.argv[1:]) - {source.stem for source in sources}
     if unknown:
         sys.exit(f"no source file for {', '.join(sorted(unknown))} in {HERE}")
     asked = [source for source in sources if not sys.argv[1:] or source.stem in sys.argv[1:]]
-    # A new source or target is compiled too: an archive has every file of its target.
-    jobs = [
-        (source, ending)
+    # A source with a new target is compiled for all: the manifest has one digest of it.
+    lacks = [
+        source
         for source in sources
-        for ending in endings_of(source)
-        if source in asked or not (UNPACKED / f"{source.stem}.{ending}").exists()
+        if any(not (UNPACKED / f"{source.stem}.{ending}").exists() for ending in endings_of(source))
     ]
-    wanted = sorted({source for source, _ in jobs})
+    wanted = sorted({*asked, *lacks})
+    jobs = [(source, ending) for source in wanted for ending in endings_of(source)]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         errors = [error for error in pool.map(lambda job: compile_one(cuda, *job), jobs) if error]
     if errors:

@@ -141,8 +141,9 @@ async fn read(request: Request, shared: &Shared) -> Result<(Vec<u8>, OwnedSemaph
     };
     let mut bytes = timeout(shared.options.body_time, collected).await.map_err(late)??;
     if coding != Coding::Plain {
-        bytes = aside(|| coding.inflated(&bytes, limit))?;
-        grow(&mut room, bytes.len() as u64, shared)?;
+        // A small body may become a large one: its room is taken as it grows, by few at once.
+        let _turn = shared.bodies.turns.acquire().await.expect("it is never closed");
+        bytes = aside(|| coding.inflated(&bytes, limit, |bytes| grow(&mut room, bytes, shared)))?;
     }
     // Many small values take more than their text.
     grow(&mut room, values(&bytes) * VALUE_BYTES, shared)?;
@@ -199,18 +200,27 @@ impl Coding {
     }
 
     /// The body, of at most `limit`.
-    fn inflated(self, bytes: &[u8], limit: Bytes) -> Result<Vec<u8>, ApiError> {
-        let reader: Box<dyn Read + '_> = match self {
+    fn inflated(
+        self,
+        bytes: &[u8],
+        limit: Bytes,
+        mut grown: impl FnMut(u64) -> Result<(), ApiError>,
+    ) -> Result<Vec<u8>, ApiError> {
+        let mut reader: Box<dyn Read + '_> = match self {
             Coding::Plain => Box::new(bytes),
             Coding::Gzip => Box::new(flate2::read::MultiGzDecoder::new(bytes)),
             Coding::Deflate => Box::new(flate2::read::ZlibDecoder::new(bytes)),
         };
         let mut inflated = Vec::new();
-        let read = reader.take(limit.0.saturating_add(1)).read_to_end(&mut inflated);
-        read.map_err(|_| ApiError::invalid("body", "the body cannot be decompressed"))?;
-        match inflated.len() as u64 > limit.0 {
-            true => Err(too_large(limit)),
-            false => Ok(inflated),
+        loop {
+            let piece = reader.by_ref().take(LARGE as u64).read_to_end(&mut inflated);
+            if piece.map_err(|_| ApiError::invalid("body", "the body cannot be decompressed"))? == 0 {
+                return Ok(inflated);
+            }
+            if inflated.len() as u64 > limit.0 {
+                return Err(too_large(limit));
+            }
+            grown(inflated.len() as u64)?;
         }
     }
 }

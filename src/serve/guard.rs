@@ -2,10 +2,7 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, OnceLock},
 };
 
 use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
@@ -38,8 +35,6 @@ pub(super) struct Guard {
     /// Of administrators.
     admin_hashes: Vec<[u8; 32]>,
     open_admin: bool,
-    /// Only this machine reaches the server.
-    is_local: AtomicBool,
     /// Replies at once of everybody where there are no keys, each key where there are.
     streams: Option<usize>,
     /// Of everybody.
@@ -145,20 +140,14 @@ impl Guard {
             keys: keys.iter().map(|key| Key { hash: hash(key), streams: limit() }).collect(),
             admin_hashes: admin_keys.iter().map(hash).collect(),
             open_admin: *open_admin,
-            is_local: AtomicBool::new(false),
             streams,
             all: OnceLock::new(),
         }
     }
 
-    /// Only this machine reaches the server.
-    pub(super) fn is_local(&self) {
-        self.is_local.store(true, Relaxed);
-    }
-
     /// Whether a client without a key of administrators is one.
-    fn is_anyone_admin(&self) -> bool {
-        let is_alone = self.is_local.load(Relaxed) && self.keys.is_empty();
+    fn is_anyone_admin(&self, is_local: bool) -> bool {
+        let is_alone = is_local && self.keys.is_empty();
         self.admin_hashes.is_empty() && (self.open_admin || is_alone)
     }
 
@@ -188,14 +177,15 @@ impl Guard {
     }
 
     /// Who sends these headers: `Authorization: Bearer KEY` as OpenAI's clients do, or `x-api-key: KEY` as Anthropic's.
-    pub(super) fn admit(&self, headers: &HeaderMap) -> Result<Client, ApiError> {
+    /// Where only this machine reaches the server, whoever asks is its administrator, if there are no keys.
+    pub(super) fn admit_at(&self, headers: &HeaderMap, is_local: bool) -> Result<Client, ApiError> {
         let hash = sent_key(headers).map(blake3::hash);
         // Each is compared, so that the time does not tell which it was.
         let is_admin = hash.is_some_and(|hash| {
             let keys = self.admin_hashes.iter();
             keys.fold(false, |found, key| found | bool::from(key[..].ct_eq(&hash.as_bytes()[..])))
         });
-        let anyone = Client { is_admin: is_admin || self.is_anyone_admin(), ..Client::default() };
+        let anyone = Client { is_admin: is_admin || self.is_anyone_admin(is_local), ..Client::default() };
         if self.keys.is_empty() {
             let limit = |streams: usize| Arc::new(Semaphore::new(streams.min(Semaphore::MAX_PERMITS)));
             let permits = self.streams.map(|streams| self.all.get_or_init(|| limit(streams)).clone());
@@ -214,6 +204,10 @@ impl Guard {
         found.ok_or_else(|| refused("the API key is not valid for this server"))
     }
 }
+
+/// Only this machine reaches the listener that a request came by.
+#[derive(Clone, Copy)]
+pub(super) struct Local;
 
 fn sent_key(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(AUTHORIZATION).and_then(|sent| {
@@ -264,19 +258,23 @@ mod tests {
     fn a_key_is_taken_from_either_header_and_no_other_passes() {
         let guard = guarding(&["one", "two"], None);
         for (name, value) in [("authorization", "Bearer one"), ("authorization", "bearer two"), ("x-api-key", "two")] {
-            assert!(guard.admit(&headers(name, value)).is_ok(), "{name}: {value}");
+            assert!(guard.admit_at(&headers(name, value), false).is_ok(), "{name}: {value}");
         }
         for (name, value) in [("authorization", "Bearer on"), ("authorization", "Basic one"), ("x-api-key", "")] {
-            assert_eq!(guard.admit(&headers(name, value)).map(drop).expect_err("no key").status, 401, "{value}");
+            assert_eq!(
+                guard.admit_at(&headers(name, value), false).map(drop).expect_err("no key").status,
+                401,
+                "{value}"
+            );
         }
-        assert_eq!(guard.admit(&HeaderMap::new()).map(drop).expect_err("no key").status, 401);
+        assert_eq!(guard.admit_at(&HeaderMap::new(), false).map(drop).expect_err("no key").status, 401);
         assert_eq!(format!("{guard:?}"), "Guard(2 keys)");
     }
 
     #[test]
     fn a_key_has_so_many_replies_at_once_and_others_theirs() {
         let guard = guarding(&["one", "two"], Some(1));
-        let [one, two] = ["one", "two"].map(|key| guard.admit(&headers("x-api-key", key)).expect("a key"));
+        let [one, two] = ["one", "two"].map(|key| guard.admit_at(&headers("x-api-key", key), false).expect("a key"));
         let permit = one.permits(1).expect("the first");
         assert_eq!(one.permits(1).map(drop).expect_err("full").status, 429);
         assert!(two.permits(1).is_ok());
@@ -286,18 +284,17 @@ mod tests {
 
     #[test]
     fn administrators_are_those_with_their_key_or_whoever_is_alone_with_the_server() {
-        let is_admin =
-            |guard: &Guard, key: &str| guard.admit(&headers("x-api-key", key)).map(|client| client.is_admin());
+        let of = |guard: &Guard, key: &str, is_local| {
+            guard.admit_at(&headers("x-api-key", key), is_local).map(|client| client.is_admin())
+        };
+        let is_admin = |guard: &Guard, key: &str| of(guard, key, true);
         let (open, keyed) = (guarding(&[], None), guarding(&["one"], None));
-        assert_eq!(is_admin(&open, "x").ok(), Some(false), "others may reach it");
-        open.is_local();
-        keyed.is_local();
+        assert_eq!(of(&open, "x", false).ok(), Some(false), "others may reach it");
         assert_eq!(is_admin(&open, "x").ok(), Some(true));
         assert_eq!(is_admin(&keyed, "one").ok(), Some(false), "clients have keys, so they are not the administrator");
         for keys in [vec![], vec!["one".to_owned()]] {
             let options = ServeOptions { keys, admin_keys: vec!["boss".to_owned()], ..ServeOptions::default() };
             let guard = Guard::new(&ServeOptions { open_admin: true, ..options });
-            guard.is_local();
             assert_eq!((is_admin(&guard, "boss").ok(), is_admin(&guard, "one").ok()), (Some(true), Some(false)));
         }
         let options = ServeOptions { keys: vec!["one".to_owned()], open_admin: true, ..ServeOptions::default() };
@@ -307,10 +304,10 @@ mod tests {
     #[test]
     fn everybody_shares_the_places_where_there_are_no_keys() {
         let guard = guarding(&[], Some(1));
-        let [one, two] = [(); 2].map(|()| guard.admit(&HeaderMap::new()).expect("everybody"));
+        let [one, two] = [(); 2].map(|()| guard.admit_at(&HeaderMap::new(), false).expect("everybody"));
         let _permit = one.permits(1).expect("the first");
         assert!(two.permits(1).is_err());
-        assert!(guarding(&[], None).admit(&HeaderMap::new()).expect("everybody").permits(1).is_ok());
+        assert!(guarding(&[], None).admit_at(&HeaderMap::new(), false).expect("everybody").permits(1).is_ok());
     }
 
     #[test]

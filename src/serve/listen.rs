@@ -114,7 +114,7 @@ impl Server {
         let address = listener.local_addr().map_err(refused)?;
         let (stop, stopped) = watch::channel(false);
         let router = service.whole(address.ip().is_loopback());
-        let probes = router.clone().layer(axum::middleware::from_fn(only_probes));
+        let probes = router.clone().layer(axum::middleware::from_fn_with_state(service.clone(), only_probes));
         let places = Places::new(service.options());
         let serving = Accepting { listener, acceptor, service: service.clone(), router, probes, places, stopped };
         let has_tls = serving.acceptor.is_some();

@@ -35,7 +35,7 @@ use super::{
     error::{ApiError, Shape},
     fetch::Fetcher,
     film::FilmReader,
-    guard::{Client, Guard},
+    guard::{Client, Guard, Local},
     health, id, memory,
     models::{ModelState, Models, shortened},
     neighbour,
@@ -105,7 +105,7 @@ impl Shared {
 
     /// Whether these headers are of a client that may ask.
     pub(super) fn is_client(&self, headers: &HeaderMap) -> bool {
-        self.guard.admit(headers).is_ok()
+        self.guard.admit_at(headers, false).is_ok()
     }
 
     /// The reply, which ends with an error when the server has waited long enough for it.
@@ -201,12 +201,9 @@ impl Service {
     /// The same for a server of its own, which answers every path. One that only this machine reaches, without keys,
     /// answers by no other name: a page could give its own name this machine's address.
     pub(super) fn whole(&self, is_local: bool) -> Router {
-        if is_local {
-            self.shared.guard.is_local();
-        }
         let routes = self.layered(self.routes().fallback(missing));
         match is_local && self.shared.guard.is_open() {
-            true => routes.layer(middleware::from_fn(by_local_name)),
+            true => routes.layer(middleware::from_fn(by_local_name)).layer(Extension(Local)),
             false => routes,
         }
     }
@@ -293,7 +290,8 @@ async fn admitted(State(shared): State<Arc<Shared>>, mut request: Request, next:
         );
         return error.hint("start the server with --allow-origin and the origin of the page").into_response();
     }
-    let admitted = shared.guard.admit(request.headers());
+    let is_local = request.extensions().get::<Local>().is_some();
+    let admitted = shared.guard.admit_at(request.headers(), is_local);
     match admitted.and_then(|client| {
         let standing = Standing::of(request.headers(), shared.guard.tenant_of(&client))?;
         Ok((client, standing))
@@ -414,8 +412,9 @@ fn cors(origins: &[String]) -> CorsLayer {
 }
 
 /// Lets requests pass that programs watch a server with. Others come on a connection beyond the limits.
-pub(super) async fn only_probes(request: Request, next: Next) -> Response {
-    if access::is_probe(request.uri().path()) {
+pub(super) async fn only_probes(State(service): State<Service>, request: Request, next: Next) -> Response {
+    // A server that ends says so itself.
+    if access::is_probe(request.uri().path()) || service.shared.is_ending() {
         return next.run(request).await;
     }
     let error = ApiError::busy("the server has too many open connections, in total or from your address");

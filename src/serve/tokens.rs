@@ -52,7 +52,9 @@ pub(super) async fn tokenize(
     let tokens = match (fields.prompt, chat) {
         (Some(text), _) => model.tokenize(text, fields.add_special_tokens.unwrap_or(true)).await?,
         (None, Some(chat)) => {
-            let (chat, places) = chat::chat(chat, &model, &shared, &mut Some(body.room)).await?;
+            // Held until the prompt is made.
+            let mut room = Some(body.room);
+            let (chat, places) = chat::chat(chat, &model, &shared, &mut room).await?;
             model.prompt_of(chat).await.map_err(|error| places.error(error))?.token_ids
         }
         (None, None) => {

@@ -162,12 +162,13 @@ fn descriptors_for(connections: usize) -> usize {
     const OTHERS: u64 = 256;
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, ..limit };
-    let current = match setrlimit(Resource::Nofile, raised) {
-        Ok(()) => limit.maximum,
-        Err(_) => limit.current,
-    };
-    let fit = current.map_or(usize::MAX, |files| files.saturating_sub(OTHERS).max(1) as usize);
+    // macOS refuses what it calls its own maximum, and takes this.
+    const USUAL: Option<u64> = Some(10_240);
+    let raised = [limit.maximum, USUAL]
+        .into_iter()
+        .find(|&current| setrlimit(Resource::Nofile, Rlimit { current, ..limit }).is_ok());
+    let current = raised.unwrap_or(limit.current);
+    let fit = current.map_or(usize::MAX, |files| files.saturating_sub(OTHERS.min(files / 2)).max(1) as usize);
     if fit < connections {
         logging::note(format_args!(
             "warning: the limit of open files allows {fit} concurrent connections instead of {connections}; raise it with \

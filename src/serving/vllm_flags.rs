@@ -19,6 +19,9 @@ enum Meaning {
     Refused(&'static str),
 }
 
+/// Flags with several values. After others, the next word is the model.
+const LISTS: [&str; 2] = ["cudagraph-capture-sizes", "custom-histogram-buckets"];
+
 #[derive(Debug)]
 struct Flag {
     name: &'static str,
@@ -83,7 +86,10 @@ impl Args for VllmFlags {
                 Meaning::Switch(_) => command
                     .arg(arg(flag.name).action(ArgAction::SetTrue))
                     .arg(arg(flag.negated.as_str()).action(ArgAction::SetTrue)),
-                Meaning::Value(_) => command.arg(arg(flag.name).num_args(1..).action(ArgAction::Append)),
+                Meaning::Value(_) => {
+                    let arg = arg(flag.name).action(ArgAction::Append);
+                    command.arg(if LISTS.contains(&flag.name) { arg.num_args(1..) } else { arg.num_args(1) })
+                }
                 Meaning::Refused(_) => command
                     .arg(arg(flag.name).num_args(0..).action(ArgAction::Append))
                     .arg(arg(flag.negated.as_str()).num_args(0..).action(ArgAction::Append)),
@@ -150,6 +156,9 @@ mod tests {
 
     #[test]
     fn flags_without_effect_are_taken_and_others_are_named() {
+        let first = command().try_get_matches_from(["--seed", "7", "--tool-call-parser", "hermes", "org/name"]);
+        let first = first.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(first.get_one::<String>("sole").map(String::as_str), Some("org/name"), "the model may come last");
         let taken = typed("a/b --enforce-eager --no-enable-prefix-caching --seed 7 --block-size 32 --max-model-len 99");
         let names: Vec<_> = taken.0.iter().map(|(name, _)| *name).collect();
         assert_eq!(names, ["block-size", "no-enable-prefix-caching", "enforce-eager", "seed"]);

@@ -11,6 +11,8 @@ use tokenizers::{PreTokenizerWrapper, Tokenizer};
 
 /// Bytes of a piece, about.
 pub(super) const PIECE_BYTES: usize = 16 << 10;
+/// Bytes of a text that is encoded as a whole where nothing is known of seams.
+const WHOLE_BYTES: usize = 1 << 20;
 /// A text without seams is cut after this many pieces' bytes.
 const SEAMLESS_PIECES: usize = 4;
 
@@ -33,8 +35,8 @@ const SEPARATORS: &str = " ,;:\"(<>/-=.|&，。、；：（";
 
 impl Seams {
     /// How the texts of a tokenizer can be cut: the first way in which pieces of samples have the tokens of the whole.
-    /// No seam may cut one of the tokens `added`.
-    pub(super) fn of(inner: &Tokenizer, vocabulary: &HashMap<String, u32>, added: &[&str]) -> Self {
+    /// No seam may cut one of the tokens `added`, nor take the blank after one that strips it, as the second of each says.
+    pub(super) fn of(inner: &Tokenizer, vocabulary: &HashMap<String, u32>, added: &[(&str, bool)]) -> Self {
         let separated: String =
             SEPARATORS.chars().flat_map(|separator| ['a', separator, 'B', separator, '7']).collect();
         let samples =
@@ -47,7 +49,7 @@ impl Seams {
         candidates
             .iter()
             .copied()
-            .filter(|seams| added.iter().all(|content| seams.is_whole(content)))
+            .filter(|seams| added.iter().all(|(content, strips)| seams.is_whole(content, *strips)))
             .find(|seams| samples.iter().all(|sample| seams.keeps(inner, sample)))
             .unwrap_or(Seams::None)
     }
@@ -55,15 +57,15 @@ impl Seams {
     /// Whether the pieces of `sample`, as short as they can be, have its tokens.
     fn keeps(self, inner: &Tokenizer, sample: &str) -> bool {
         let ids = |text: &str| Some(inner.encode_fast(text, false).ok()?.get_ids().to_vec());
-        let pieces = Pieces { rest: sample, seams: self, bytes: 1, bytes_max: usize::MAX };
+        let pieces = Pieces { rest: sample, seams: self, bytes: 1, bytes_max: usize::MAX, moved: |at, _: &str| at };
         let pieces: Option<Vec<_>> = pieces.map(ids).collect();
         pieces.is_some_and(|pieces| Some(pieces.concat()) == ids(sample))
     }
 
-    /// Whether no seam is in `content` or at its end.
-    fn is_whole(self, content: &str) -> bool {
+    /// Whether no seam is in `content`, or at its end if it strips what follows.
+    fn is_whole(self, content: &str, strips: bool) -> bool {
         let longer = format!("{content} a");
-        (1..=content.len()).all(|at| !self.is_at(&longer, at))
+        (1..content.len() + usize::from(strips)).all(|at| !self.is_at(&longer, at))
     }
 
     fn is_at(self, text: &str, at: usize) -> bool {
@@ -75,17 +77,27 @@ impl Seams {
         else {
             return false;
         };
-        let separates = match self {
-            Seams::Separators => SEPARATORS.contains(separator),
-            Seams::Blanks | Seams::BlanksReplaced => separator == ' ',
+        match self {
             Seams::None => false,
-        };
-        separates && is_plain(last) && is_plain(next)
+            // Whatever comes before it, a blank begins a match.
+            _ if separator == ' ' => !last.is_whitespace() && next.is_alphanumeric(),
+            Seams::Separators => SEPARATORS.contains(separator) && is_plain(last) && is_plain(next),
+            Seams::Blanks | Seams::BlanksReplaced => false,
+        }
     }
 
     /// The pieces of `text`, of about `bytes` each.
-    pub(super) fn pieces(self, text: &str, bytes: usize) -> Pieces<'_> {
-        Pieces { rest: text, seams: self, bytes, bytes_max: bytes.saturating_mul(SEAMLESS_PIECES) }
+    /// A cut without a seam is `moved`.
+    pub(super) fn pieces<F: Fn(usize, &str) -> usize>(self, text: &str, bytes: usize, moved: F) -> Pieces<'_, F> {
+        // A tokenizer without seams has its texts whole, up to a size whose memory can be had.
+        let least = if self == Seams::None { WHOLE_BYTES } else { bytes };
+        Pieces {
+            rest: text,
+            seams: self,
+            bytes: least,
+            bytes_max: least.max(bytes.saturating_mul(SEAMLESS_PIECES)),
+            moved,
+        }
     }
 }
 
@@ -103,21 +115,33 @@ fn has_inner_blank(token: &str) -> bool {
     token.trim_start_matches('▁').contains('▁')
 }
 
-/// A letter or digit that no neighbour changes, whatever the normalizer.
+/// A letter or digit of a script whose letters are single characters.
 fn is_plain(letter: char) -> bool {
-    letter.is_ascii_alphanumeric() || ('\u{4e00}'..='\u{9fff}').contains(&letter)
+    const LETTERS: [(char, char); 7] = [
+        ('\u{c0}', '\u{24f}'),
+        ('\u{386}', '\u{3ff}'),
+        ('\u{400}', '\u{481}'),
+        ('\u{3041}', '\u{3096}'),
+        ('\u{30a1}', '\u{30fa}'),
+        ('\u{4e00}', '\u{9fff}'),
+        ('\u{ac00}', '\u{d7a3}'),
+    ];
+    letter.is_ascii_alphanumeric()
+        || letter.is_alphabetic() && LETTERS.iter().any(|(first, last)| (*first..=*last).contains(&letter))
 }
 
 /// The pieces of a text.
-pub(super) struct Pieces<'a> {
+pub(super) struct Pieces<'a, F> {
     rest: &'a str,
     seams: Seams,
     bytes: usize,
     /// Where a text without seams is cut.
     bytes_max: usize,
+    /// Where a cut at this place goes, before a token that it would split.
+    moved: F,
 }
 
-impl<'a> Iterator for Pieces<'a> {
+impl<'a, F: Fn(usize, &str) -> usize> Iterator for Pieces<'a, F> {
     type Item = &'a str;
 
     fn next(&mut self) -> Option<&'a str> {
@@ -126,12 +150,14 @@ impl<'a> Iterator for Pieces<'a> {
         }
         let (bytes_max, end) = (self.bytes_max, self.rest.len());
         let seam = |at: &usize| self.seams.is_at(self.rest, *at);
-        let at = match self.seams {
-            _ if end <= self.bytes => end,
-            Seams::None => end,
-            _ => (self.bytes..end.min(bytes_max)).find(seam).unwrap_or_else(|| match end <= bytes_max {
+        let at = match end <= self.bytes {
+            true => end,
+            false => (self.bytes..end.min(bytes_max)).find(seam).unwrap_or_else(|| match end <= bytes_max {
                 true => end,
-                false => (0..=bytes_max).rev().find(|at| self.rest.is_char_boundary(*at)).unwrap_or(end),
+                false => (self.moved)(
+                    (0..=bytes_max).rev().find(|at| self.rest.is_char_boundary(*at)).unwrap_or(end),
+                    self.rest,
+                ),
             }),
         };
         let piece = &self.rest[..at];

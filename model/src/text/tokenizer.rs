@@ -66,7 +66,9 @@ impl Tokenizer {
         let guard = SpecialGuard::new(added.iter().filter(|token| token.special).map(|token| token.content.as_str()));
         let contents: Vec<&str> = added.iter().map(|token| token.content.as_str()).collect();
         let vocabulary = inner.get_vocab(true);
-        let seams = Seams::of(&inner, &vocabulary, &contents);
+        let decoder = inner.get_added_tokens_decoder();
+        let strips = decoder.values().map(|token| (token.content.as_str(), token.rstrip || token.single_word));
+        let seams = Seams::of(&inner, &vocabulary, &strips.collect::<Vec<_>>());
         let finder = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&contents).ok();
         let (vocabulary_size, around) = (size_of(&vocabulary), around(&inner));
         let shared = Shared { inner, added, finder, guard, vocabulary_size, seams, spelling: OnceLock::new(), around };
@@ -87,7 +89,7 @@ impl Tokenizer {
 
     /// As [`encode`](Self::encode), but stops soon after `tokens_max` tokens, in time and memory that do not depend on the
     /// rest of the text. Long texts are encoded in pieces that have the tokens of the whole. Only where 64 KiB of text
-    /// have no blank or punctuation between two letters or digits may a token be split at a border.
+    /// have no blank after a word may a word be split at a border; an added token never is.
     ///
     /// # Errors
     /// [`TextError::TooManyTokens`] and [`TextError::Encode`].
@@ -96,14 +98,21 @@ impl Tokenizer {
             let encoding = self.shared.inner.encode_fast(text, with_special);
             encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|_| TextError::Encode { bytes: text.len() })
         };
+        let one = |ids: Vec<u32>| match ids.len() > tokens_max {
+            true => Err(TextError::TooManyTokens { limit: tokens_max }),
+            false => Ok(ids),
+        };
+        if text.len() <= PIECE_BYTES {
+            return one(whole(text, add_special_tokens)?);
+        }
         match &self.shared.around {
-            Some((before, after)) if add_special_tokens && text.len() > PIECE_BYTES => {
+            Some((before, after)) if add_special_tokens => {
                 let tokens_max_between = tokens_max.saturating_sub(before.len() + after.len());
                 let between = self.in_pieces(text, tokens_max_between, |piece| whole(piece, false));
                 Ok([before, &between.map_err(|error| error.up_to(tokens_max))?[..], after].concat())
             }
-            None if add_special_tokens => self.in_pieces(text, tokens_max, |_| whole(text, true)),
-            _ => self.in_pieces(text, tokens_max, |piece| whole(piece, add_special_tokens)),
+            None if add_special_tokens => one(whole(text, true)?),
+            _ => self.in_pieces(text, tokens_max, |piece| whole(piece, false)),
         }
     }
 
@@ -115,7 +124,7 @@ impl Tokenizer {
         encode: impl Fn(&str) -> Result<Vec<u32>, TextError>,
     ) -> Result<Vec<u32>, TextError> {
         let mut ids = Vec::new();
-        for piece in self.shared.seams.pieces(text, PIECE_BYTES) {
+        for piece in self.shared.seams.pieces(text, PIECE_BYTES, |at, text| self.before_added(at, text)) {
             ids.extend(encode(piece)?);
             if ids.len() > tokens_max {
                 return Err(TextError::TooManyTokens { limit: tokens_max });
@@ -218,7 +227,7 @@ impl Tokenizer {
     pub(super) fn normalized<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let Some(normalizer) = self.shared.inner.get_normalizer() else { return Cow::Borrowed(text) };
         let mut whole = String::with_capacity(text.len());
-        for piece in self.shared.seams.pieces(text, PIECE_BYTES) {
+        for piece in self.shared.seams.pieces(text, PIECE_BYTES, |at, text| self.before_added(at, text)) {
             let mut normalized = NormalizedString::from(piece);
             match normalizer.normalize(&mut normalized) {
                 Ok(()) => whole.push_str(normalized.get()),
@@ -226,6 +235,24 @@ impl Tokenizer {
             }
         }
         Cow::Owned(whole)
+    }
+
+    /// `at`, or the place before it where an added token begins that a cut there would split.
+    fn before_added(&self, at: usize, text: &str) -> usize {
+        let longest = self.shared.added.iter().map(|token| token.content.len()).max().unwrap_or_default();
+        let boundary = |at: usize| (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
+        let (from, to) = (boundary(at.saturating_sub(longest)), boundary((at + longest).min(text.len())));
+        let mut from = from;
+        while let Some((place, _)) = self.first_added(&text[from..to]) {
+            if from + place.start >= at {
+                break;
+            }
+            if from + place.end > at {
+                return from + place.start;
+            }
+            from += place.end;
+        }
+        at
     }
 
     /// The first added token in `text`, the longest of those that begin there, and its place.

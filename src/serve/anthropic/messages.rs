@@ -65,7 +65,9 @@ pub(in crate::serve) async fn count_tokens(
     body: JsonBody<MessagesRequest>,
 ) -> Result<Json<Value>, ApiError> {
     let (_, model) = shared.models.ready(body.value.model.as_deref())?;
-    let (chat, places) = chat(body.value, &model, &shared, &mut Some(body.room)).await?;
+    // Held until the prompt is made.
+    let mut room = Some(body.room);
+    let (chat, places) = chat(body.value, &model, &shared, &mut room).await?;
     let prompt = model.prompt_of(chat).await.map_err(|error| places.error(error))?;
     Ok(Json(json!({"input_tokens": prompt.token_ids.len()})))
 }

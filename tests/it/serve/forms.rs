@@ -172,6 +172,7 @@ fn where_a_tool_is_forced_it_wins_over_a_format_in_every_api() {
             });
             let whole = house.chat(cut.clone()).await.json();
             let message = &whole["choices"][0]["message"];
+            assert_eq!(whole["choices"][0]["finish_reason"], "length", "{whole}");
             assert!(message["content"].as_str().unwrap_or_default().is_empty(), "{tokens}: {whole}");
             let mut streamed = cut;
             streamed["stream"] = true.into();

@@ -75,7 +75,9 @@ pub(in crate::serve) async fn input_tokens(
     let mut said = before(&fields, &shared, &client)?;
     let items = fields.input.take().map(|items| items.0).unwrap_or_default();
     said.push(shared.responses.said(items, bytes));
-    let (chat, places) = chat::chat(&fields, &mut tools, &said, &model, &shared, &mut Some(room)).await?;
+    // Held until the prompt is made.
+    let mut room = Some(room);
+    let (chat, places) = chat::chat(&fields, &mut tools, &said, &model, &shared, &mut room).await?;
     let prompt = model.prompt_of(chat).await.map_err(|error| places.error(error).renamed(&NAMES))?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": prompt.token_ids.len()})))
 }
