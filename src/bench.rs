@@ -254,7 +254,13 @@ struct Measured {
     /// How many of the thing counted took `time`: steps, tokens, requests.
     count: f64,
     time: Duration,
+    /// Seconds between the fastest run and the slowest.
+    spread: f64,
     runs: Vec<f64>,
+}
+
+fn longest(runs: &[f64]) -> f64 {
+    runs.iter().copied().fold(0.0, f64::max)
 }
 
 impl Bench {
@@ -296,6 +302,7 @@ impl Bench {
         self.bar.set_message(name.clone());
         let (short, mut runs) = self.fastest(prompts, 1).await?;
         let (long, more) = self.fastest(prompts, steps + 1).await?;
+        let of_long = longest(&more) - long.time.as_secs_f64();
         runs.extend(more);
         let Some(time) = long.time.checked_sub(short.time).filter(|time| !time.is_zero()) else {
             self.leave_out(id, name, "the time of its steps is below the noise of its prompts".to_owned());
@@ -305,7 +312,10 @@ impl Bench {
             let step = planner.decode(batch, context + steps / 2)?;
             Ok(step.repeat(steps))
         })?;
-        self.tell(Measured { id, name, unit: Unit::Milliseconds, count: steps as f64, time, runs }, &work);
+        self.tell(
+            Measured { id, name, unit: Unit::Milliseconds, count: steps as f64, time, spread: of_long, runs },
+            &work,
+        );
         Ok(())
     }
 
@@ -319,8 +329,9 @@ impl Bench {
         self.bar.set_message(name.clone());
         let (fastest, runs) = self.fastest(prompts, 1).await?;
         let work = self.plan(|planner| planner.prefill(count, length))?;
-        let tokens = (count * length) as f64;
-        self.tell(Measured { id, name, unit: Unit::TokensPerSecond, count: tokens, time: fastest.time, runs }, &work);
+        let (tokens, time) = ((count * length) as f64, fastest.time);
+        let spread = longest(&runs) - time.as_secs_f64();
+        self.tell(Measured { id, name, unit: Unit::TokensPerSecond, count: tokens, time, spread, runs }, &work);
         Ok(())
     }
 
@@ -351,8 +362,9 @@ impl Bench {
             work.extend(step.repeat(reply - 1));
             Ok(work)
         })?;
-        let time = times[PICTURE_RUNS / 2];
-        self.tell(Measured { id, name, unit: Unit::RequestsPerSecond, count: count as f64, time, runs }, &work);
+        let (time, spread) = (times[PICTURE_RUNS / 2], (times[PICTURE_RUNS - 1] - times[0]).as_secs_f64());
+        let count = count as f64;
+        self.tell(Measured { id, name, unit: Unit::RequestsPerSecond, count, time, spread, runs }, &work);
         Ok(())
     }
 
@@ -379,7 +391,7 @@ impl Bench {
 
     /// Records a figure with the bound of its passes.
     fn tell(&mut self, measured: Measured, passes: &[Work]) {
-        let Measured { id, name, unit, count, time, runs } = measured;
+        let Measured { id, name, unit, count, time, spread, runs } = measured;
         let lower_is_better = unit == Unit::Milliseconds;
         let figure = |seconds: f64| if lower_is_better { 1e3 * seconds / count } else { count / seconds };
         let seconds = time.as_secs_f64();
@@ -391,7 +403,8 @@ impl Bench {
             bytes: passes.iter().map(|work| work.bytes).sum(),
         };
         let value = figure(seconds);
-        self.add(Figure { id, name, value, unit, lower_is_better, runs, work: Some(work), roofline });
+        let spread = Some(spread / seconds);
+        self.add(Figure { id, name, value, unit, lower_is_better, runs, spread, work: Some(work), roofline });
     }
 
     fn add(&mut self, figure: Figure) {

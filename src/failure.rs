@@ -95,9 +95,7 @@ impl From<RuntimeError> for Failure {
 impl From<ChatError> for Failure {
     fn from(error: ChatError) -> Self {
         let mut failure = Failure::with_reasons(&error);
-        if let Some(reason) = error.reason() {
-            add(&mut failure.error, reason);
-        }
+        failure.error = failure.error.replacen(&error.to_string(), &error.for_author(), 1);
         failure
     }
 }

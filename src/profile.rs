@@ -11,6 +11,7 @@ use bursar::{
     AttemptReport, Bytes, LoadOptions, ModelSource, Phase, ProfileRecord, Progress, Runtime, RuntimeError, Snapshot,
     StepWork,
 };
+use bursar_budgets::grouped;
 use clap::Args;
 use serde::Serialize;
 
@@ -129,18 +130,17 @@ fn tell(Profile { attempts, seconds, record, overhead, ledger }: &Profile) {
         println!("{:>14}  {worst_case}", workspace.to_string());
     }
     println!();
-    println!("{:>14}  tokens in the KV cache", record.kv_tokens());
-    println!("{:>14}  sequences in a step", record.sequences);
-    println!("{:>14}  tokens in a step", record.step_tokens);
-    println!("{:>14}  patches in a vision batch", record.launch_patches);
-    println!("{:>14}  rows of the vision cache", record.cache_rows);
+    println!("{:>14}  tokens in the KV cache", grouped(record.kv_tokens() as u64));
+    println!("{:>14}  sequences in a step", grouped(record.sequences as u64));
+    println!("{:>14}  tokens in a step", grouped(record.step_tokens as u64));
+    println!("{:>14}  patches in a vision batch", grouped(record.launch_patches as u64));
+    println!("{:>14}  rows of the vision cache", grouped(record.cache_rows as u64));
     println!();
     for step in &record.costs.steps {
         let (work, milliseconds) = (step.work, step.micros as f64 / 1e3);
         let StepWork { prompt_tokens, decoding, context_tokens, .. } = work;
-        println!(
-            "{milliseconds:>11.2} ms  {prompt_tokens} prompt tokens, {decoding} decoding, {context_tokens} in context"
-        );
+        let context = grouped(context_tokens);
+        println!("{milliseconds:>11.2} ms  {prompt_tokens} prompt tokens, {decoding} decoding, {context} in context");
     }
     for launch in &record.costs.launches {
         println!("{:>11.2} ms  a vision batch of {} patches", launch.micros as f64 / 1e3, launch.patches);

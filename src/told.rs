@@ -1,6 +1,7 @@
 //! Output that several commands share.
 
 use bursar::{AttemptReport, Outcome};
+use bursar_budgets::grouped;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -19,6 +20,6 @@ pub fn attempts(attempts: &[AttemptReport]) {
             Outcome::Refused { evidence } => evidence.to_string(),
             Outcome::Died { said } | Outcome::Failed { said } => format!("ended in phase {phase}: {said}"),
         };
-        println!("attempt {attempt}, KV cache of {target_tokens} tokens: {came}");
+        println!("attempt {attempt}, KV cache of {} tokens: {came}", grouped(*target_tokens as u64));
     }
 }

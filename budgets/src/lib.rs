@@ -80,6 +80,6 @@ pub use plan::{Claim, DoesNotFit, Knob, MemoryPlan};
 pub use request::{Priority, Request, RequestId};
 pub use segment::{Backing, Revoker, Segment};
 pub use snapshot::{CardLine, ClassLine, GateLine, LeaseLine, LeaseState, Snapshot, WaitingLine};
-pub use units::{Bytes, GIB, KIB, MIB, Pages, ParseBytesError};
+pub use units::{Bytes, GIB, KIB, MIB, Pages, ParseBytesError, grouped};
 pub use watch::{FenceWatch, PendingReclaim};
 pub use workspace::{Frame, Stretch, Workspace, WorkspaceFull};

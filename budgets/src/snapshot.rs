@@ -247,9 +247,9 @@ impl fmt::Display for Snapshot {
         let mut rows = self.rows(Memory::Device, self.total);
         let sum = |name: &str, note: &str, bytes| row(name, "", note, bytes, self.total);
         rows.push(sum("granted", "", self.granted));
-        rows.push(sum("overhead", "", self.overhead));
-        rows.push(sum("foreign", "", self.foreign));
-        let given_up = if self.canary < self.canary_wanted { "(given up)" } else { "" };
+        rows.push(sum("overhead", "driver, kernels", self.overhead));
+        rows.push(sum("foreign", "other processes", self.foreign));
+        let given_up = if self.canary < self.canary_wanted { "(given up)" } else { "kept free" };
         rows.push(sum("canary", given_up, self.canary));
         rows.push(sum("free", "", self.free));
         rows.push(sum("total", "", self.total));

@@ -226,7 +226,8 @@ impl Div for Bytes {
     }
 }
 
-fn grouped(number: u64) -> String {
+/// A whole number with a comma between groups of three digits.
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (place, digit) in digits.chars().enumerate() {

@@ -349,17 +349,17 @@ fn the_ledger_prints_as_a_table_that_lines_up() {
     ledger.step(Input::Canary(Bytes::mib(32)));
     ask(&mut ledger, 6, Request { bytes: Bytes::mib(400), ..request("index", Class::tenant("index"), 1) }, true);
     let expected = "\
-weights           demo  weights#0     14,784,512 B   14.1 MiB  █░░░░░░░░░░░░░░░░░░░░░░░
-kv                demo  kv#0 x2      268,435,456 B  256.0 MiB  ████████████░░░░░░░░░░░░
-vision workspace  demo  vision#0      25,165,824 B   24.0 MiB  █░░░░░░░░░░░░░░░░░░░░░░░
-granted                              308,385,792 B  294.1 MiB  ██████████████░░░░░░░░░░
-overhead                               8,388,608 B    8.0 MiB  █░░░░░░░░░░░░░░░░░░░░░░░
-foreign                                        0 B        0 B  ░░░░░░░░░░░░░░░░░░░░░░░░
-canary                                33,554,432 B   32.0 MiB  ██░░░░░░░░░░░░░░░░░░░░░░
-free                                 186,542,080 B  177.9 MiB  ████████░░░░░░░░░░░░░░░░
-total                                536,870,912 B  512.0 MiB  ████████████████████████
-host              demo  vision#0       1,048,576 B    1.0 MiB  █░░░░░░░░░░░░░░░░░░░░░░░
-host total                         1,073,741,824 B    1.0 GiB  ████████████████████████
+weights           demo  weights#0           14,784,512 B   14.1 MiB  █░░░░░░░░░░░░░░░░░░░░░░░
+kv                demo  kv#0 x2            268,435,456 B  256.0 MiB  ████████████░░░░░░░░░░░░
+vision workspace  demo  vision#0            25,165,824 B   24.0 MiB  █░░░░░░░░░░░░░░░░░░░░░░░
+granted                                    308,385,792 B  294.1 MiB  ██████████████░░░░░░░░░░
+overhead                driver, kernels      8,388,608 B    8.0 MiB  █░░░░░░░░░░░░░░░░░░░░░░░
+foreign                 other processes              0 B        0 B  ░░░░░░░░░░░░░░░░░░░░░░░░
+canary                  kept free           33,554,432 B   32.0 MiB  ██░░░░░░░░░░░░░░░░░░░░░░
+free                                       186,542,080 B  177.9 MiB  ████████░░░░░░░░░░░░░░░░
+total                                      536,870,912 B  512.0 MiB  ████████████████████████
+host              demo  vision#0             1,048,576 B    1.0 MiB  █░░░░░░░░░░░░░░░░░░░░░░░
+host total                               1,073,741,824 B    1.0 GiB  ████████████████████████
 waiting: request 6 for 419,430,400 B (tenant)
 ";
     let text = ledger.snapshot().to_string();

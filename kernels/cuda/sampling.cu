@@ -23,8 +23,8 @@
 // Rules, in the order of `Sampler::sample`: log-probabilities are read off the logits as they came (log-softmax); then the
 // grammar forbids, then `forbidden` (end tokens of a reply that is too short, unless the grammar must end: the host leaves
 // the list empty then); biases; repetition, frequency and presence penalties; the first of the largest where the
-// temperature is 0 or top-k 1; else temperature, top-k (equals of the last stay), top-p (the token that crosses stays),
-// min-p, and a draw by Philox's number for (seed, position) from the candidates in order: likeliest first after a top-k or
+// temperature is 0 or top-k 1; else temperature, top-k (equals of the last stay), min-p, top-p (a share of what is left;
+// the token that crosses stays), and a draw by Philox's number for (seed, position) from the candidates in order: likeliest first after a top-k or
 // top-p that limits, else by id. -0 and 0 are equals where transformers' comparisons say so.
 //
 // The same row, request and lists give the same token in any batch, grid position and life: weights are whole numbers
@@ -492,8 +492,7 @@ sample_gather_f32(const float* logits, uint64_t pitch, const float* changed, uin
         }
         return;
     }
-    // Top-p is reached before min-p forbids.
-    const float least = way == WAY_IN_ID_ORDER ? plan.least_difference : -INFINITY;
+    const float least = plan.least_difference;
     uint64_t weights = 0;
     for_each_held(held, slice, [&](float logit, uint32_t) {
         const float difference = logit - largest;

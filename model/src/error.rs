@@ -9,7 +9,7 @@ pub use crate::checkpoint::error::CheckpointError;
 pub use crate::flow::ImageError;
 pub use crate::processor::error::{ProcessorError, VideoError, VisualError};
 pub use crate::sampling::error::SamplingError;
-pub use crate::sampling::grammar::{GrammarError, ReplyFormError};
+pub use crate::sampling::grammar::{GrammarError, ReplyFormError, SchemaPlace};
 pub use crate::text::error::{PrivateText, TextError};
 
 /// Any error of pictures, text, sampling or checkpoints.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use bursar::{Bytes, Envelope, Snapshot};
+use bursar_budgets::grouped;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -45,6 +46,8 @@ pub struct Figure {
     pub lower_is_better: bool,
     /// Seconds of each run; for a difference, of both sides.
     pub runs: Vec<f64>,
+    /// How much longer the slowest run took than the fastest, as a share of the time that the value is computed from.
+    pub spread: Option<f64>,
     /// What the plan says its passes take.
     pub work: Option<PlannedWork>,
     /// The best that the device could do.
@@ -105,6 +108,7 @@ impl Figure {
             unit,
             lower_is_better: unit == Unit::Milliseconds,
             runs: Vec::new(),
+            spread: None,
             work: None,
             roofline: None,
         }
@@ -143,23 +147,10 @@ impl Unit {
     fn show(self, value: f64) -> String {
         match self {
             Unit::Bytes => Bytes(value as u64).to_string(),
-            _ if value >= 100.0 => grouped(value),
+            _ if value >= 100.0 => grouped(value.round() as u64),
             _ => format!("{value:.2}"),
         }
     }
-}
-
-/// A whole number with a comma between groups of three digits.
-fn grouped(value: f64) -> String {
-    let digits = format!("{value:.0}");
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// What was measured, where and when.
@@ -197,7 +188,8 @@ impl fmt::Display for Figure {
             let percent = (100.0 * roofline.share).round();
             format!("  {percent:>3} % of {}", self.unit.show(roofline.bound))
         });
-        let line = format!("{:NAME_COLUMNS$}  {value:>12} {unit:<10}{}", self.name, share.unwrap_or_default());
+        let spread = self.spread.map(|spread| format!("  spread {:>3.0} %", 100.0 * spread)).unwrap_or_default();
+        let line = format!("{:NAME_COLUMNS$}  {value:>12} {unit:<10}{spread}{}", self.name, share.unwrap_or_default());
         f.write_str(line.trim_end())
     }
 }
@@ -216,9 +208,13 @@ mod tests {
     fn a_figure_is_a_line_in_columns() {
         let figure = Figure {
             roofline: Some(Roofline { bound: 1.75, share: 0.7 }),
+            spread: Some(0.042),
             ..Figure::plain("decode_1", "decode, a step of batch 1", 2.5, Unit::Milliseconds)
         };
-        assert_eq!(figure.to_string(), format!("{:58}  {:>12} {:<10}   70 % of 1.75", figure.name, "2.50", "ms"));
+        assert_eq!(
+            figure.to_string(),
+            format!("{:58}  {:>12} {:<10}  spread   4 %   70 % of 1.75", figure.name, "2.50", "ms")
+        );
         let plain = Figure::plain("bytes_free", "bytes, free", 2_147_483_648.0, Unit::Bytes);
         assert_eq!(plain.to_string(), format!("{:58}  {:>12}", plain.name, "2.0 GiB"));
     }

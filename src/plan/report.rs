@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use bursar::{Bytes, Class, Envelope, Forecast, Suggestion};
 use bursar_actors::{engine::Change, engine::Lowered};
-use bursar_budgets::MemoryPlan;
+use bursar_budgets::{MemoryPlan, grouped};
 use bursar_model::Model;
 use serde::Serialize;
 
@@ -200,8 +200,8 @@ impl fmt::Display for Report {
         let canary = self.claims[&Class::Canary.label()];
         writeln!(
             f,
-            "{available} of {total} can be leased. {overhead} are overhead, {foreign} belong to other processes, and \
-             {canary} are the canary."
+            "{available} of {total} can be leased. {overhead} are overhead (driver and kernels), {foreign} belong to other \
+             processes, and {canary} are the canary (kept free until memory runs short)."
         )?;
         match self.fits {
             true => self.tell_what_it_serves(f)?,
@@ -216,9 +216,10 @@ impl fmt::Display for Report {
 
 impl Report {
     fn tell_what_it_serves(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\nIt fits: the KV cache holds {} tokens, and {} stay free.", self.kv_tokens, self.free)?;
+        writeln!(f, "\nIt fits: the KV cache holds {} tokens, and {} stay free.", count(self.kv_tokens), self.free)?;
         for Concurrency { tokens, sequences, held } in &self.concurrency {
             let plural = if *sequences == 1 { "sequence" } else { "sequences" };
+            let (tokens, held) = (count(*tokens), count(*held));
             writeln!(f, "  {sequences} {plural} of {tokens} tokens at once (the KV cache has room for {held})")?;
         }
         Ok(())
@@ -247,10 +248,15 @@ impl Report {
     }
 }
 
+fn count(number: usize) -> String {
+    grouped(number as u64)
+}
+
 impl Picture {
     fn tell(&self, f: &mut fmt::Formatter<'_>, context_tokens: usize) -> fmt::Result {
         let Picture { pixels, tokens, side, tiles, model_pixels, .. } = self;
         let plural = if *tokens == 1 { "token" } else { "tokens" };
+        let (pixels, tokens, context_tokens) = (grouped(*pixels), count(*tokens), count(context_tokens));
         match tiles {
             None => writeln!(
                 f,
@@ -261,7 +267,7 @@ impl Picture {
                 writeln!(f, "A picture has at most {tiles} tiles, with the thumbnail, and takes {tokens} {plural}.")?
             }
         }
-        if let Some(model_pixels) = model_pixels {
+        if let Some(model_pixels) = model_pixels.map(grouped) {
             writeln!(
                 f,
                 "The model's own limit is {model_pixels} pixels. It is lowered so that a question and an answer fit in \

@@ -199,11 +199,7 @@ impl IntoResponse for ApiError {
 
 impl From<ChatError> for ApiError {
     fn from(error: ChatError) -> Self {
-        let mut message = error.to_string();
-        if let Some(reason) = error.reason().filter(|reason| !message.contains(reason)) {
-            message = format!("{message}: {reason}");
-        }
-        let message = words::for_clients(&message);
+        let message = words::for_clients(&error.for_author());
         let hint = match &error {
             ChatError::Stopped { .. } | ChatError::ShuttingDown | ChatError::NotStarted(_) => {
                 "use another model or server, or tell the operator of this one".to_owned()

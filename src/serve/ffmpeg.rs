@@ -29,6 +29,10 @@ const PIECE_BYTES: &str = "134217728";
 const SPARSE_SECONDS: f64 = 5.0;
 /// Frames that are looked for at once.
 const AT_ONCE: usize = 2;
+/// Seconds of a film that are decoded for a frame that is looked for alone.
+const SOUGHT_SECONDS: f64 = 10.0;
+/// Pixels that no machine decodes in a second with two threads: sixty frames of 8K are half of it.
+const PIXELS_PER_SECOND: f64 = 4e9;
 /// What is kept of its messages.
 const TOLD_BYTES: usize = 16 << 10;
 /// What an error shows of them.
@@ -40,8 +44,8 @@ pub(super) struct Input<'a> {
     pub(super) program: &'a Path,
     pub(super) film: &'a File,
     pub(super) demuxer: &'static str,
-    /// Of processor seconds, after which it ends itself.
-    pub(super) seconds_max: u64,
+    /// After which decoding is given up.
+    pub(super) seconds: f64,
 }
 
 /// Why there are no frames.
@@ -62,10 +66,16 @@ impl From<std::io::Error> for Fault {
 /// The video of a film, whose frames are at even distances.
 pub(super) async fn video(input: Input<'_>, sampling: &FrameSampling) -> Result<Video, Fault> {
     let refused = |error: crate::VideoError| Fault::Film(error.to_string());
-    let Some(seconds) = seconds(input).await? else {
+    let Stream { seconds, pixels_per_second } = stream(input).await?;
+    let Some(seconds) = seconds else {
         return unmeasured(input, sampling).await;
     };
     let (count, rate) = sampling.frames(seconds).map_err(refused)?;
+    let decoded = seconds.min(count as f64 * SOUGHT_SECONDS) * pixels_per_second.unwrap_or(0.0);
+    if decoded > PIXELS_PER_SECOND * input.seconds {
+        let told = format!("{decoded:.1e} pixels would be decoded, and there are {} s for it", input.seconds);
+        return Err(Fault::Film(told));
+    }
     let pixels = sampling.pixels(count);
     let frames = match rate < 1.0 / SPARSE_SECONDS && count > 1 {
         true => sought(input, count, rate, pixels).await?,
@@ -78,15 +88,21 @@ pub(super) async fn video(input: Input<'_>, sampling: &FrameSampling) -> Result<
     Ok(Video::from_frames(frames, rate))
 }
 
-/// How long the film lasts, if its container says.
-async fn seconds(input: Input<'_>) -> Result<Option<f64>, Fault> {
+/// What a container says of its film.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Stream {
+    seconds: Option<f64>,
+    pixels_per_second: Option<f64>,
+}
+
+async fn stream(input: Input<'_>) -> Result<Stream, Fault> {
     let mut command = command(input, "info", None);
     let mut child = command.stdout(Stdio::null()).spawn()?;
     let told = told(&mut child).await?;
     child.wait().await?;
     // Without an output it fails by intent, after it has said what it found.
     match told.contains("\n  Duration: ") {
-        true => Ok(duration(&told)),
+        true => Ok(Stream { seconds: duration(&told), pixels_per_second: pixels_per_second(&told) }),
         false => Err(Fault::Film(reason(&told))),
     }
 }
@@ -97,6 +113,19 @@ fn duration(told: &str) -> Option<f64> {
     let mut parts = line.split(',').next()?.trim().split(':');
     let mut part = || parts.next()?.parse::<f64>().ok().filter(|part| part.is_finite() && *part >= 0.0);
     Some(part()? * 3600.0 + part()? * 60.0 + part()?)
+}
+
+/// The line `  Stream #0:0: Video: h264 (High), yuv420p(tv, bt709), 1920x1080 [SAR 1:1], 4999 kb/s, 29.97 fps, …`.
+fn pixels_per_second(told: &str) -> Option<f64> {
+    let line = told.lines().find(|line| line.starts_with("  Stream #") && line.contains(": Video: "))?;
+    let size = |word: &str| {
+        let (width, height) = word.split_once('x')?;
+        Some(f64::from(width.parse::<u32>().ok()?) * f64::from(height.parse::<u32>().ok()?))
+    };
+    let pixels = line.split([' ', ',']).find_map(size)?;
+    // A film that says no rate has the one that its times suggest.
+    let rate = |unit: &str| line.split(", ").find_map(|part| part.strip_suffix(unit)?.trim().parse::<f64>().ok());
+    rate(" fps").or_else(|| rate(" tbr")).map(|rate| rate * pixels)
 }
 
 /// Looks for each frame alone, and decodes only from the nearest frame before that can be begun from.
@@ -159,10 +188,12 @@ fn filter(rate: Option<f64>, pixels: u64) -> String {
 }
 
 fn command(input: Input<'_>, level: &str, from_seconds: Option<f64>) -> Command {
-    let Input { program, demuxer, seconds_max, .. } = input;
+    let Input { program, demuxer, seconds, .. } = input;
+    // Of its processors' time, after which it ends itself: it has two threads.
+    let processor_seconds = (2.0 * seconds).ceil().max(2.0);
     let mut command = Command::new(program);
     command.args(["-hide_banner", "-nostdin", "-loglevel", level, "-max_alloc", PIECE_BYTES]);
-    command.args(["-timelimit", &seconds_max.to_string(), "-filter_threads", "1"]);
+    command.args(["-timelimit", &processor_seconds.to_string(), "-filter_threads", "1"]);
     command.args(["-protocol_whitelist", "file", "-format_whitelist", demuxer, "-codec_whitelist", DECODERS]);
     command.args(["-max_pixels", PIXELS_MAX, "-threads", "2", "-an", "-sn", "-dn"]);
     if demuxer == "mov" {
@@ -199,7 +230,7 @@ async fn run(
     // The first stream of pictures that is no cover of an album.
     command.args(["-map", "0:V:0", "-vf", filter]);
     count.map(|count| command.args(["-frames:v", &count.to_string()]));
-    command.args(["-c:v", "ppm", "-f", "image2pipe", "pipe:1"]);
+    command.args(["-c:v", "ppm", "-pix_fmt", "rgb24", "-f", "image2pipe", "pipe:1"]);
     let mut child = command.stdout(Stdio::piped()).spawn()?;
     let mut frames = BufReader::new(child.stdout.take().ok_or_else(no_pipe)?);
     let mut handed = 0;
@@ -287,6 +318,27 @@ mod tests {
         assert_eq!(duration(&told("  Duration: 01:02:03.50, start: 0.0, bitrate: 32 kb/s")), Some(3723.5));
         for none in ["  Duration: N/A, start: 0.0", "  Duration: ", "  Duration: -1:00:00", "  Duration: 1", ""] {
             assert_eq!(duration(&told(none)), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn what_a_film_costs_is_read_from_its_own_line() {
+        let told =
+            |line: &str| format!("  Metadata:\n    title: : Video: 9x9, 9 fps\n{line}\n  Stream #0:1: Audio: aac\n");
+        for (line, pixels) in [
+            (
+                "  Stream #0:0[0x1](und): Video: h264 (High) (avc1 / 0x31637661), yuv420p(tv, bt709), 1920x1080 [SAR 1:1 DAR 16:9], 1 kb/s, 29.97 fps, 30 tbr",
+                Some(1920.0 * 1080.0 * 29.97),
+            ),
+            (
+                "  Stream #0:0: Video: vp9, yuv420p10le(tv), 640x480, SAR 1:1, 25 tbr, 1k tbn",
+                Some(640.0 * 480.0 * 25.0),
+            ),
+            ("  Stream #0:0: Video: vp9, yuv420p, 640x480, 1k fps", None),
+            ("  Stream #0:0: Video: none, 30 fps", None),
+            ("", None),
+        ] {
+            assert_eq!(pixels_per_second(&told(line)), pixels, "{line}");
         }
     }
 

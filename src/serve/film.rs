@@ -121,7 +121,7 @@ impl FilmReader {
         let opened = blocking(move || film.file()).await?;
         let film =
             opened.map_err(|error| refused(format!("the video cannot be read: {error}"), "name another file"))?;
-        let input = Input { program, film: &film, demuxer, seconds_max: 2 * self.time.as_secs().max(1) };
+        let input = Input { program, film: &film, demuxer, seconds: self.time.as_secs_f64() };
         let decoded = timeout(self.time, ffmpeg::video(input, sampling)).await.map_err(|_| {
             let told = format!("decoding the video takes longer than {} s", self.time.as_secs());
             refused(told, &format!("lower `fps`, send a smaller video, or send {FRAMES}"))

@@ -21,16 +21,18 @@ use rustls_pki_types::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::watch,
+    sync::{Notify, watch},
     task::JoinSet,
     time::{Instant, sleep_until, timeout},
 };
 use tokio_rustls::{TlsAcceptor, rustls};
 
 use super::{
+    half_closed::HalfClosed,
     options::ServeOptions,
     patience::Patient,
     places::{Kind, Place, Places},
+    root_path::below,
     service::{Service, only_probes},
 };
 use crate::Hint;
@@ -113,7 +115,7 @@ impl Server {
         let listener = TcpListener::bind(address).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let (stop, stopped) = watch::channel(false);
-        let router = service.whole(address.ip().is_loopback());
+        let router = below(&service.options().root_path, service.whole(address.ip().is_loopback()));
         let probes = router.clone().layer(axum::middleware::from_fn_with_state(service.clone(), only_probes));
         let places = Places::new(service.options());
         let serving = Accepting { listener, acceptor, service: service.clone(), router, probes, places, stopped };
@@ -309,7 +311,8 @@ async fn serve(
     router: Router,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let io = TokioIo::new(Patient::new(stream, limits.body_time));
+    let half_closed = Arc::new(Notify::new());
+    let io = TokioIo::new(HalfClosed::new(Patient::new(stream, limits.body_time), half_closed.clone()));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_time)
@@ -321,8 +324,10 @@ async fn serve(
     if limits.keeps_alive {
         tokio::select! {
             ended = connection.as_mut() => return note(ended),
-            _ = stopped.wait_for(|stopped| *stopped) => connection.as_mut().graceful_shutdown(),
+            _ = stopped.wait_for(|stopped| *stopped) => {}
+            () = half_closed.notified() => {}
         }
+        connection.as_mut().graceful_shutdown();
     }
     note(connection.await);
 }

@@ -22,6 +22,8 @@ use super::{
     service::{Served, Shared},
     sse,
 };
+use bursar_actors::event::latest_of;
+
 use crate::{AskError, Events, Missed, Snapshot};
 
 /// How often the snapshot is told to those who watch.
@@ -76,6 +78,13 @@ fn told(shared: &Shared, served: &Served, snapshot: Result<Snapshot, AskError>) 
         "budget": snapshot,
         "models": models,
     }))
+}
+
+/// `GET /events`: the latest events of all devices, as `bursar top` reads them of a metrics server too.
+pub(super) async fn latest(State(shared): State<Arc<Shared>>) -> Json<Vec<Value>> {
+    let of = |served: &Served| (served.runtime.device().label(), served.runtime.recent_events());
+    let devices: Vec<_> = shared.served.iter().map(of).collect();
+    Json(latest_of(devices.iter().map(|(device, events)| (&**device, events.clone()))))
 }
 
 /// `GET /v1/budget/events?device=NUMBER`: `budget` twice a second as [`snapshot`] tells it, `event` for each that happens, first

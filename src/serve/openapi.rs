@@ -77,6 +77,7 @@ fn made() -> Value {
         ("/v1/budget", "Device memory by class and model"),
         ("/v1/budget/neighbour", "Bytes that the simulated process holds"),
         ("/v1/budget/events", "Device memory twice a second, and events, as server-sent events"),
+        ("/events", "The latest events of device memory, as `bursar top` reads them"),
         ("/is_sleeping", "Whether the models sleep, and the sleep level of each"),
         ("/health", "Health check: 200 while all loaded models accept requests"),
         ("/health/ready", "Readiness check: the same as /health"),

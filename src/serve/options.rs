@@ -59,6 +59,9 @@ pub struct ServeOptions {
     pub vllm_metrics: bool,
     /// Variables that chat templates read, such as `enable_thinking`, unless a request sets them.
     pub template_variables: serde_json::Map<String, serde_json::Value>,
+    /// What the paths of all requests may begin with, behind a proxy that does not remove it, such as `llm` for
+    /// `/llm/v1/models`. None if it is empty.
+    pub root_path: String,
     /// Origins of web pages that may ask, such as `https://example.org`, or `*` for all.
     pub origins: Vec<String>,
 }
@@ -109,6 +112,7 @@ impl Default for ServeOptions {
             film_time: Duration::from_secs(30),
             vllm_metrics: false,
             template_variables: serde_json::Map::new(),
+            root_path: String::new(),
             origins: Vec::new(),
         }
     }

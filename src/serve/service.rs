@@ -217,6 +217,7 @@ impl Service {
         let of_all_tenants = Router::new()
             .route("/v1/budget", get(memory::snapshot))
             .route("/v1/budget/events", get(memory::events))
+            .route("/events", get(memory::latest))
             .route("/v1/budget/neighbour", get(neighbour::shown))
             .route_layer(middleware::from_fn_with_state(self.shared.clone(), by_administrator_or_only_key));
         let guarded = Router::new()

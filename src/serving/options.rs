@@ -77,6 +77,10 @@ pub struct Options {
     /// Seconds that running replies may take to finish after the server is asked to stop.
     #[arg(long, alias = "shutdown-timeout", value_name = "SECONDS", help_heading = "Clients")]
     drain: Option<u64>,
+    /// Beginning of every path, such as `/llm`, behind a proxy that does not remove it. Paths without it are served
+    /// too.
+    #[arg(long, value_name = "PATH", default_value = "", hide_default_value = true, help_heading = "Clients")]
+    root_path: String,
     /// Origin whose web pages may send requests, such as https://example.org, or `*` for all. May be given several
     /// times.
     #[arg(long, alias = "allowed-origins", value_name = "ORIGIN", help_heading = "Clients")]
@@ -104,7 +108,10 @@ pub struct Options {
     #[arg(long, value_name = "FILE|none", help_heading = "Pictures")]
     ffmpeg: Option<PathBuf>,
 
-    /// Jinja file, or the text of a template, instead of the chat template of the checkpoint.
+    /// Folder with a tokenizer and its chat templates, instead of those of the checkpoint.
+    #[arg(long, value_name = "FOLDER", help_heading = "Replies")]
+    tokenizer: Option<PathBuf>,
+    /// Jinja file, or the text of a template, instead of the chat template of the tokenizer.
     #[arg(long, value_name = "FILE", help_heading = "Replies")]
     chat_template: Option<String>,
     /// JSON object of variables for chat templates. A request's `chat_template_kwargs` override them.
@@ -218,7 +225,13 @@ impl Options {
             Some(file) => Some(text_of(Path::new(file))?),
             None => None,
         };
-        Ok(LoadOptions { sampling_defaults, chat_template, ..base })
+        if let Some(folder) = self.tokenizer.as_ref().filter(|folder| !folder.is_dir()) {
+            return Err(Failure {
+                error: format!("--tokenizer {}: no such folder", folder.display()),
+                hint: "download the tokenizer's files, such as tokenizer.json, and give their folder".to_owned(),
+            });
+        }
+        Ok(LoadOptions { sampling_defaults, tokenizer: self.tokenizer.clone(), chat_template, ..base })
     }
 
     /// The model that was typed.
@@ -288,6 +301,7 @@ impl Options {
             media_root: self.media_root.clone(),
             ffmpeg: self.ffmpeg()?,
             origins: self.origins(),
+            root_path: self.root_path.trim_matches('/').to_owned(),
             vllm_metrics: self.metrics_names == MetricsNames::Vllm,
             template_variables: self.default_chat_template_kwargs.clone().unwrap_or_default(),
             ..usual

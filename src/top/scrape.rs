@@ -135,7 +135,8 @@ impl Scraper {
         }
         let events = match self.events() {
             Ok(events) => Events::Told(events),
-            Err(ScrapeError::Status { status: 404, .. }) => Events::NotTold,
+            // A server with keys shows its events to administrators alone.
+            Err(ScrapeError::Status { status: 401 | 403 | 404, .. }) => Events::NotTold,
             Err(error) => Events::Unreadable(error.to_string()),
         };
         Ok(Scrape { samples, events })
@@ -213,6 +214,8 @@ mod tests {
         assert!(matches!(&found.events, Events::Told(told) if told[0].number == 3), "{:?}", found.events);
         let without = scrape(&[metrics.clone(), answer("404 Not Found", "nothing")]).expect("it is there");
         assert_eq!(without.events, Events::NotTold);
+        let guarded = scrape(&[metrics.clone(), answer("401 Unauthorized", "a key")]).expect("it is there");
+        assert_eq!(guarded.events, Events::NotTold);
         let broken = scrape(&[metrics, answer("200 OK", "[")]).expect("it is there");
         assert!(matches!(&broken.events, Events::Unreadable(why) if why.contains("/events")), "{:?}", broken.events);
     }

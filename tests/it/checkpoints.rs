@@ -4,7 +4,7 @@
 use bursar_budgets::testing::HostControl;
 use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
-use bursar::{ChatError, Hint, ModelSource, Runtime, RuntimeError, StartError};
+use bursar::{ChatError, Hint, LoadOptions, ModelSource, Runtime, RuntimeError, StartError};
 use bursar_model::{LoadError, error::CheckpointError, error::TextError, weights::WeightError};
 use serde_json::{Value, json};
 
@@ -562,6 +562,35 @@ fn a_missing_endless_or_greedy_template_fails_only_its_chat() {
                 runtime.unload(name).await.expect("it unloads");
             }
         }
+        runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn a_tokenizer_and_its_template_may_come_from_another_folder() {
+    story(async {
+        let (model, tokenizer) = (Copy::of("qwen3"), Copy::of("qwen3"));
+        let runtime = runtime_on(&device()).await;
+        let prompt_of = async |tokenizer: Option<&Copy>| {
+            let tokenizer = tokenizer.map(|copy| copy.0.path().to_owned());
+            let options = LoadOptions { tokenizer, ..small() };
+            let loaded = runtime.load_with(ModelSource::folder(model.0.path()), options, |_| {}).await;
+            let loaded = loaded.map_err(|error| error.to_string())?;
+            let prompt = loaded.prompt_of(text("Hello")).await.expect("a prompt").token_ids;
+            runtime.unload(loaded.name()).await.expect("it was loaded");
+            Ok::<_, String>(prompt)
+        };
+        let own = prompt_of(None).await.expect("it loads");
+        tokenizer.set("tokenizer_config.json", &["chat_template"], json!("{{ messages[0].content }}"));
+        let other = prompt_of(Some(&tokenizer)).await.expect("it loads");
+        assert!(other.len() < own.len(), "{other:?} is shorter than {own:?}");
+        // Then the model needs none of its own.
+        model.remove("tokenizer.json");
+        assert_eq!(prompt_of(Some(&tokenizer)).await, Ok(other));
+        tokenizer.remove("tokenizer.json");
+        let error = prompt_of(Some(&tokenizer)).await.expect_err("there is none");
+        let folder = tokenizer.0.path().display().to_string();
+        assert!(error.contains("tokenizer.json") && error.contains(&folder), "{error}");
         runtime.shutdown().await;
     });
 }

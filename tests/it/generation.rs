@@ -266,9 +266,18 @@ fn a_picture_of_an_earlier_turn_is_neither_decoded_nor_encoded_again() {
             assert_eq!(sample.text().await.expect("it answers"), whole.text);
         }
         assert_eq!(counts(), [6.0, 2.0, 0.0]);
-        // Without the blocks their rows are found.
+        // Whoever has a salt finds none of them.
         assert_eq!(answer(&stage.model, first.clone().cache_salt("mine")).await, said);
-        assert_eq!(counts(), [6.0, 4.0, 2.0]);
+        assert_eq!(counts(), [6.0, 4.0, 0.0]);
+        // Below other words there are no blocks, but rows, for those of the same salt.
+        let below = |salt: Option<&str>| {
+            let chat = Chat::new().system("Be brief.").user("What?").image(picture(1)).image(picture(2)).max_tokens(1);
+            salt.into_iter().fold(chat, Chat::cache_salt)
+        };
+        for (salt, hits) in [(Some("mine"), 2.0), (Some("yours"), 2.0)] {
+            answer(&stage.model, below(salt)).await;
+            assert_eq!(counts()[2], hits, "{salt:?}");
+        }
         // Others evict it: then it is decoded again, and the answer is the same.
         for number in 10..30 {
             answer(&stage.model, about(number)).await;

@@ -179,7 +179,7 @@ fn a_fitting_plan_says_where_bytes_go_and_what_is_served() {
     let table = plan(&["--gpu", "h200", "--shape", "qwen2.5-vl-7b"]);
     let table = String::from_utf8(table.stdout).expect("UTF-8");
     assert!(table.contains("h200 by its specifications") && table.contains("It fits"), "{table}");
-    assert!(table.contains("own limit is 12845056 pixels") && !table.contains("no room"), "{table}");
+    assert!(table.contains("own limit is 12,845,056 pixels") && !table.contains("no room"), "{table}");
 }
 
 #[test]

@@ -186,6 +186,26 @@ impl ChatError {
             _ => None,
         }
     }
+
+    /// The error's text for the author of the schema or template, with [`reason`](Self::reason) and the schema's own
+    /// names. Never log it.
+    pub fn for_author(&self) -> String {
+        const PLACE_CHARS: usize = 200;
+        let mut text = self.to_string();
+        let place = match self {
+            ChatError::Format(error) => error.place(),
+            ChatError::Tools(error) => error.place(),
+            _ => None,
+        };
+        if let Some(place) = place {
+            let path: String = place.path().chars().take(PLACE_CHARS).collect();
+            text = text.replacen(&place.to_string(), &path, 1);
+        }
+        match self.reason().filter(|reason| !text.contains(reason)) {
+            Some(reason) => format!("{text}: {reason}"),
+            None => text,
+        }
+    }
 }
 
 impl Hint for ChatError {

@@ -165,8 +165,9 @@ impl Chat {
         self
     }
 
-    /// Shares computed prompt beginnings only with chats of the same salt. Without a salt, equal prompts of different
-    /// callers share them, and the time to the first token reveals whether a prompt was asked before.
+    /// Shares computed prompt beginnings and encoded pictures only with chats of the same salt. Without a salt, equal
+    /// prompts and pictures of different callers share them, and the time to the first token reveals whether they were
+    /// sent before.
     pub fn cache_salt(mut self, salt: impl Into<String>) -> Self {
         self.generation.cache_salt = Some(salt.into());
         self

@@ -112,7 +112,7 @@ impl Shown {
     /// Counts tokens up to [`counted_max`] of `limit`.
     fn of(chat: &Chat, context: &ModelContext, limit: usize) -> Result<Self, ChatError> {
         let (mut messages, visuals) = chat.split();
-        let pictures = plan_pictures(context, &visuals)?;
+        let pictures = plan_pictures(context, &visuals, chat.generation.cache_salt.as_deref())?;
         let grids: Vec<VisualGrid> = pictures.iter().map(VisualPlan::grid).collect();
         let mut inputs = template_inputs(chat);
         let has_tools = |message: &Message| message.role == Role::Tool || message.tool_calls().next().is_some();
@@ -264,13 +264,14 @@ fn now_unix_seconds() -> i64 {
 }
 
 /// The sizes of pictures, from their headers alone. Anything outside the envelope is resized or refused.
-fn plan_pictures(context: &ModelContext, visuals: &[Visual]) -> Result<Vec<VisualPlan>, ChatError> {
+fn plan_pictures(context: &ModelContext, visuals: &[Visual], salt: Option<&str>) -> Result<Vec<VisualPlan>, ChatError> {
     if visuals.is_empty() {
         return Ok(Vec::new());
     }
     // Templates of text models fail on pictures with unhelpful messages.
     let processors = context.processors.as_ref().ok_or(LayoutError::TextOnly { pictures: visuals.len() })?;
-    Ok(processors.plan(visuals, VisualLimits { envelope: &context.envelope, image: &context.image_limits })?)
+    let plans = processors.plan(visuals, VisualLimits { envelope: &context.envelope, image: &context.image_limits })?;
+    Ok(plans.into_iter().map(|plan| salt.iter().fold(plan, |plan, salt| plan.salted(salt))).collect())
 }
 
 /// A random number, for a seed or a name, from the standard library's source for hash maps.

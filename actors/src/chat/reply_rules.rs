@@ -1,8 +1,13 @@
 //! How a chat's reply is read, and what form it must have.
 
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, PoisonError},
+};
+
 use bursar_model::{
     error::ReplyFormError,
-    sampling::{ForcedCalls, Grammar, ReplyForm},
+    sampling::{ForcedCalls, Grammar, NotFollowed, ReplyForm},
     text::{Message, ReplyFormat, ReplyParser, TemplateInputs, Thinking, ToolFormat},
 };
 
@@ -87,6 +92,7 @@ impl ReplyRules {
             (_, Some(format)) => (Vec::new(), ReplyForm::Format(format)),
             (_, None) => return Ok(None),
         };
+        tell_once(&form.not_followed());
         let compiler = context.grammars().map_err(ChatError::Format)?;
         let compiled = compiler.compile_reply(&form, self.thinking);
         compiled.map(Some).map_err(|ReplyFormError { tool, source }| match tool {
@@ -101,5 +107,14 @@ impl ReplyRules {
             return Err(ToolError::NoFormat.into());
         }
         Ok((indices, ForcedCalls { format: self.tools, tools, is_parallel: chat.is_parallel() }))
+    }
+}
+/// Logs keywords that are left to the model, each the first time: callers send the same schemas again and again.
+fn tell_once(left: &[NotFollowed]) {
+    static TOLD: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+    for one in left {
+        if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(one.keyword) {
+            tracing::warn!("a JSON schema has {one}, which is left to the model; later ones are not logged");
+        }
     }
 }

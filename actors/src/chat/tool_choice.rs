@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bursar_budgets::Hint;
 use bursar_model::{
-    error::GrammarError,
+    error::{GrammarError, SchemaPlace},
     sampling::{CallableTool, ForcedCalls, close_objects},
 };
 use serde_json::{Value, json};
@@ -68,6 +68,16 @@ impl ToolError {
     pub fn reason(&self) -> Option<&str> {
         match self {
             ToolError::Schema { source, .. } => source.reason(),
+            _ => None,
+        }
+    }
+}
+
+impl ToolError {
+    /// As [`GrammarError::place`].
+    pub(super) fn place(&self) -> Option<&SchemaPlace> {
+        match self {
+            ToolError::Schema { source, .. } => source.place(),
             _ => None,
         }
     }

@@ -201,8 +201,9 @@ impl EngineArguments {
         // Before the gate opens: while it is open, memory that other processes take is not counted.
         let files = fetch(self.source.clone(), self.progress.clone()).await?;
         self.open_gate().await?;
-        let (opened, quantization) = (files.clone(), self.options.quantization);
-        let open = off_actor(move || Ok(Checkpoint::open(opened)?.with_quantization(quantization)));
+        let (opened, LoadOptions { quantization, tokenizer, .. }) = (files.clone(), self.options.clone());
+        let open =
+            off_actor(move || Ok(Checkpoint::open_with_tokenizer(opened, tokenizer)?.with_quantization(quantization)));
         let (processor, checkpoint) = tokio::try_join!(self.processor(&files), open)?;
         let cache = self.options.kv_cache_dtype;
         let cached = move |target: &Target| Ok(Arc::new(checkpoint.with_cache(cache.on(target)?)));

@@ -8,6 +8,7 @@ use std::{
 
 use bursar_budgets::Hint;
 use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 use tokio::sync::broadcast::{self, error::RecvError};
 
 use super::{Event, trace::Spans};
@@ -137,6 +138,24 @@ impl Events {
             Err(RecvError::Closed) => None,
         }
     }
+}
+
+/// The latest events of several devices as JSON, the oldest first. Of more than one, each has its `device`.
+pub fn latest_of<'a>(devices: impl ExactSizeIterator<Item = (&'a str, Vec<Recorded>)>) -> Vec<Value> {
+    let are_several = devices.len() > 1;
+    let of_device = |(device, events): (&'a str, Vec<Recorded>)| {
+        events.into_iter().map(move |event| {
+            let mut event = json!(event);
+            if are_several {
+                event["device"] = json!(device);
+            }
+            event
+        })
+    };
+    let mut events: Vec<_> = devices.flat_map(of_device).collect();
+    let at = |event: &Value| event["at"].as_f64().unwrap_or(0.0);
+    events.sort_by(|one, other| at(one).total_cmp(&at(other)));
+    events
 }
 
 #[cfg(test)]

@@ -4,5 +4,5 @@ mod log;
 mod trace;
 mod what;
 
-pub use log::{EventLog, Events, Missed, Recorded};
+pub use log::{EventLog, Events, Missed, Recorded, latest_of};
 pub use what::{Event, Leased};

@@ -30,7 +30,9 @@ pub struct LoadOptions {
     /// The names by which limits were set, for errors and suggestions
     /// ([`Knobs::named_from`](crate::knobs::Knobs::named_from)).
     pub names: Names,
-    /// A Jinja template, instead of the checkpoint's.
+    /// A folder with a tokenizer and its chat templates, instead of the checkpoint's.
+    pub tokenizer: Option<PathBuf>,
+    /// A Jinja template, instead of the tokenizer's.
     pub chat_template: Option<String>,
     /// How `generation_config.json` sets the sampling of requests that set none.
     pub sampling_defaults: SamplingDefaults,
@@ -120,6 +122,7 @@ impl Default for LoadOptions {
             envelope: None,
             limits: Limits::default(),
             names: Names::default(),
+            tokenizer: None,
             chat_template: None,
             sampling_defaults: SamplingDefaults::default(),
             image_limits: ImageLimits::default(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bursar_budgets::{Bytes, Class, MemoryPlan};
+use bursar_budgets::{Bytes, Class, MemoryPlan, grouped};
 use bursar_kernels::{BLOCK_TOKENS, CudaLink, DType, KernelError, KvShape, Target};
 use bursar_model::{
     Envelope, MergeSize, Model, RequestCost,
@@ -214,6 +214,7 @@ impl Needs {
 
     fn blocks_in_words(&self, blocks: usize) -> String {
         let format = if self.kv_shape.dtype == DType::F8E4M3 { ", FP8" } else { "" };
+        let blocks = grouped(blocks as u64);
         format!("{blocks} blocks of {BLOCK_TOKENS} tokens in {} layers{format}", self.kv_shape.layers)
     }
 
@@ -244,15 +245,15 @@ impl Needs {
         if self.cache_rows > 0 {
             let how = "peak of the dry run of both worst cases of a launch";
             plan.push(Class::VisionWorkspace, "largest launch", self.vision_workspace, how);
-            let how = format!("{} rows: pictures of launches and steps in progress", self.cache_rows);
+            let how = format!("{} rows: pictures of launches and steps in progress", grouped(self.cache_rows as u64));
             plan.push(Class::VisionCache, "picture embeddings", self.vision_cache, how);
         }
         if self.host_slots > 0 {
-            let how = format!("{} blocks of {BLOCK_TOKENS} tokens, in host memory", self.host_slots);
+            let how = format!("{} blocks of {BLOCK_TOKENS} tokens, in host memory", grouped(self.host_slots as u64));
             plan.push(Class::HostKv, "keys and values on the host", self.host_kv_bytes(), how);
         }
         if self.host_rows > 0 {
-            let how = format!("{} rows, in host memory", self.host_rows);
+            let how = format!("{} rows, in host memory", grouped(self.host_rows as u64));
             plan.push(Class::HostKv, "picture embeddings on the host", self.host_rows_bytes(), how);
         }
         plan

@@ -27,7 +27,10 @@ use thiserror::Error;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 
 use super::{Health, Runtime, door::Door, recorder};
-use crate::metric::{MetricsAddress, NoAddress, process};
+use crate::{
+    event::{Recorded, latest_of},
+    metric::{MetricsAddress, NoAddress, process},
+};
 
 /// Why metrics are not served.
 #[derive(Debug, Error)]
@@ -191,7 +194,7 @@ struct Shown {
 struct ShownRuntime {
     actor: ActorId,
     device: Arc<str>,
-    events: Arc<dyn Fn() -> Vec<Value> + Send + Sync>,
+    events: Arc<dyn Fn() -> Vec<Recorded> + Send + Sync>,
     health: Arc<dyn Fn() -> Asked<Health> + Send + Sync>,
 }
 
@@ -209,7 +212,7 @@ impl ShownRuntime {
         ShownRuntime {
             actor: actor.get_id(),
             device: runtime.device().label().into(),
-            events: Arc::new(move || budget.events().recent().into_iter().map(|event| json!(event)).collect()),
+            events: Arc::new(move || budget.events().recent()),
             health: Arc::new(move || {
                 let actor = actor.clone();
                 Box::pin(async move { Runtime::health_of(&actor).await })
@@ -225,18 +228,7 @@ impl Shown {
 
     /// The latest events, the oldest first.
     fn events(&self) -> Vec<Value> {
-        let runtimes = self.runtimes();
-        let of = |runtime: &ShownRuntime| {
-            let mut events = (runtime.events)();
-            if runtimes.len() > 1 {
-                events.iter_mut().for_each(|event| event["device"] = json!(*runtime.device));
-            }
-            events
-        };
-        let mut events: Vec<_> = runtimes.iter().flat_map(of).collect();
-        let at = |event: &Value| event["at"].as_f64().unwrap_or(0.0);
-        events.sort_by(|one, other| at(one).total_cmp(&at(other)));
-        events
+        latest_of(self.runtimes().iter().map(|runtime| (&*runtime.device, (runtime.events)())))
     }
 
     /// Of all runtimes together.
@@ -284,8 +276,12 @@ fn answer(content: &'static str, body: String) -> impl IntoResponse {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, time::Duration};
+    use std::{
+        collections::BTreeMap,
+        time::{Duration, SystemTime},
+    };
 
+    use bursar_budgets::Bytes;
     use metrics_exporter_prometheus::PrometheusBuilder;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
@@ -294,7 +290,7 @@ mod tests {
     };
 
     use super::{super::door::CONNECTIONS_MAX, *};
-    use crate::runtime::ModelHealth;
+    use crate::{event::Event, runtime::ModelHealth};
 
     /// More than any system buffers for a client that does not read.
     const LARGE: usize = 12 << 20;
@@ -304,7 +300,10 @@ mod tests {
         metrics::with_local_recorder(&recorder, || metrics::gauge!("bursar_here").set(7.0));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
-        let events = Arc::new(|| vec![Value::String("e".repeat(LARGE))]);
+        let event = Event::CanaryGiven { bytes: Bytes::mib(1), card: None };
+        let recorded = Recorded { number: 1, at: SystemTime::UNIX_EPOCH, event };
+        // Each has more than 32 bytes.
+        let events = Arc::new(move || vec![recorded.clone(); LARGE / 32]);
         let models = BTreeMap::from([("a".to_owned(), ModelHealth::Ready), ("b".to_owned(), ModelHealth::Starting)]);
         let health = Health { is_live: true, models };
         let health = Arc::new(move || -> Asked<Health> { Box::pin(std::future::ready(health.clone())) });

@@ -1,4 +1,4 @@
-//! Candidates: the tokens of a row that top-k, top-p and min-p keep, and the draw among them.
+//! Candidates: the tokens of a row that top-k, min-p and top-p keep, and the draw among them.
 
 use super::{philox, row::SampleRow};
 
@@ -19,8 +19,9 @@ pub struct Candidate {
 
 /// Draws one of the tokens that `row` keeps of `logits`, at least one of which is finite.
 ///
-/// Order and rules are those of transformers 5.17 (`generation/logits_process.py`): temperature, top-k (ties with the
-/// last one kept stay), top-p (the token that crosses the threshold stays), min-p.
+/// Rules are those of transformers 5.17 (`generation/logits_process.py`): temperature, top-k (ties with the last one kept
+/// stay), top-p (the token that crosses the threshold stays), min-p. The order is vLLM 0.33's, where top-p is a share of
+/// what min-p has kept (`v1/sample/sampler.py`).
 pub(super) fn draw(logits: &[f32], row: &SampleRow, candidates: &mut [Candidate], weights: &mut [f64]) -> u32 {
     let mut count = 0;
     for (&logit, id) in logits.iter().zip(0u32..).filter(|(logit, _)| logit.is_finite()) {
@@ -34,14 +35,14 @@ pub(super) fn draw(logits: &[f32], row: &SampleRow, candidates: &mut [Candidate]
     let kept = &candidates[..count];
     let largest = kept.iter().fold(f32::NEG_INFINITY, |largest, candidate| largest.max(candidate.logit));
     let weight = |logit: f32| (f64::from(logit - largest) / row.temperature).exp();
-    if row.top_p < 1.0 {
-        count = keep_top_p(&mut candidates[..count], row.top_p, weight);
-    }
     if row.min_p_logarithm > f64::NEG_INFINITY {
         // The likeliest token has weight 1, so the bound needs neither normalisation nor an exponential per token.
         count = keep(&mut candidates[..count], |candidate| {
             f64::from(candidate.logit - largest) / row.temperature >= row.min_p_logarithm
         });
+    }
+    if row.top_p < 1.0 {
+        count = keep_top_p(&mut candidates[..count], row.top_p, weight);
     }
     for (out, candidate) in weights.iter_mut().zip(&candidates[..count]) {
         *out = weight(candidate.logit);

@@ -8,8 +8,7 @@
 //! 3. single tokens are forbidden;
 //! 4. biases are added;
 //! 5. repetition, frequency and presence penalties;
-//! 6. greedy choice; or temperature, top-k, top-p, min-p (in transformers' order; vLLM has min-p before top-k), and a
-//!    draw.
+//! 6. greedy choice; or temperature, top-k, min-p, top-p (as in vLLM; transformers has min-p last), and a draw.
 
 mod batch;
 mod candidates;

@@ -236,6 +236,7 @@ impl Asked {
             let least = logits[kept[row.top_k as usize - 1] as usize];
             kept.retain(|id| logits[*id as usize] >= least);
         }
+        kept.retain(|id| weight(id) >= self.min_p);
         if row.top_p < 1.0 {
             let whole: f64 = kept.iter().map(weight).sum();
             let mut reached = 0.0;
@@ -247,7 +248,6 @@ impl Asked {
         } else if !limits {
             kept.sort_unstable();
         }
-        kept.retain(|id| weight(id) >= self.min_p);
         let whole: f64 = kept.iter().map(weight).sum();
         let mut left = philox::uniform(row.seed, row.position) * whole;
         let passed = |id: &&u32| {

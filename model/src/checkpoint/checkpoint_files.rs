@@ -124,6 +124,8 @@ pub(super) const OPTIONAL: [&str; 8] = [
     "chat_template.json",
     "hf_quant_config.json",
 ];
+/// Those of them that belong to the tokenizer.
+const OF_TOKENIZER: [&str; 3] = ["tokenizer_config.json", "chat_template.jinja", "chat_template.json"];
 
 /// The small files of a checkpoint beside `config.json`.
 #[derive(Debug)]
@@ -133,20 +135,28 @@ pub(super) struct TextFiles {
 }
 
 impl TextFiles {
-    /// Reads the files that exist. It reads the parts of a tokenizer only if there is no whole one.
+    /// Reads the files that exist, those of the tokenizer from `tokenizer` if it is given. It reads the parts of a
+    /// tokenizer only if there is no whole one.
     ///
     /// # Errors
     /// As [`CheckpointSource::read`].
-    pub(super) fn read(source: &CheckpointSource) -> Result<Self, CheckpointError> {
+    pub(super) fn read(
+        source: &CheckpointSource,
+        tokenizer: Option<&CheckpointSource>,
+    ) -> Result<Self, CheckpointError> {
         let mut names = vec![TOKENIZER];
         names.extend(OPTIONAL);
-        let read = |name: &'static str| Ok((name, source.read(name)?));
+        let of_tokenizer = tokenizer.unwrap_or(source);
+        let read = |name: &'static str| {
+            let is_of_checkpoint = OPTIONAL.contains(&name) && !OF_TOKENIZER.contains(&name);
+            Ok((name, if is_of_checkpoint { source.read(name)? } else { of_tokenizer.read(name)? }))
+        };
         let mut files = names.into_iter().map(read).collect::<Result<Vec<_>, CheckpointError>>()?;
         if files[0].1.is_none() {
             let parts = VOCABULARY.into_iter().chain([ADDED_TOKENS]).map(read);
             files.extend(parts.collect::<Result<Vec<_>, CheckpointError>>()?);
         }
-        Ok(TextFiles { place: source.place(), files })
+        Ok(TextFiles { place: of_tokenizer.place(), files })
     }
 
     /// Every name that was looked for, with its content if the file exists.

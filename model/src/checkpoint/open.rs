@@ -1,6 +1,7 @@
 //! Opening a checkpoint: its files are parsed and checked, its weights mapped but not read.
 
 use std::borrow::Cow;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::de::IgnoredAny;
@@ -54,10 +55,18 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError`] if a file is missing, damaged or hostile.
     pub fn open(source: CheckpointSource) -> Result<Self, CheckpointError> {
+        Self::open_with_tokenizer(source, None)
+    }
+
+    /// As [`open`](Self::open), with the tokenizer and the chat templates in this folder instead of the checkpoint's.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with_tokenizer(source: CheckpointSource, tokenizer: Option<PathBuf>) -> Result<Self, CheckpointError> {
         let config_json = source.require("config.json")?;
         let mut config: Map<String, Value> = object("config.json", &config_json)?;
         let quantization_place = gather_quantization(&mut config);
-        let files = TextFiles::read(&source)?;
+        let files = TextFiles::read(&source, tokenizer.map(CheckpointSource::Folder).as_ref())?;
         let tensors = TensorIndex::open(&source)?;
         let named = [("config.json", Some(&*config_json))].into_iter().chain(files.named());
         let fingerprint = CheckpointFingerprint::new(named, tensors.shards());

@@ -8,7 +8,7 @@ use super::image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
 use super::smart_resize::Size;
 use super::video_processor::{VideoPlan, VideoProcessor};
 use crate::Envelope;
-use crate::flow::{ImageBytes, ImageLimits, Video, Visual, VisualGrid};
+use crate::flow::{ImageBytes, ImageLimits, PictureHash, Video, Visual, VisualGrid};
 
 /// A model's processors of pictures and videos.
 #[derive(Clone, Debug)]
@@ -58,9 +58,13 @@ pub enum VisualPlan {
 
 /// BLAKE3 over the user's files or pixels, their grid after resizing, and whether they are a video. With the same
 /// processors, equal keys mean equal pictures for the encoder, before anything is decoded. (A
-/// [`PictureHash`](crate::flow::PictureHash) finds equal pictures in different files too.)
+/// [`PictureHash`] finds equal pictures in different files too.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct VisualKey([u8; 32]);
+pub struct VisualKey {
+    file: [u8; 32],
+    /// The hash of the salt of those who share it.
+    salt: Option<[u8; 32]>,
+}
 
 impl VisualKey {
     fn of(frames: &[ImageBytes], grid: VisualGrid) -> Self {
@@ -85,7 +89,15 @@ impl VisualKey {
             hasher.update(&(frame.bytes().len() as u64).to_le_bytes());
             hasher.update(frame.bytes());
         }
-        VisualKey(*hasher.finalize().as_bytes())
+        VisualKey { file: *hasher.finalize().as_bytes(), salt: None }
+    }
+
+    /// The name of one of its pictures for those who share its salt.
+    fn name(&self, picture: PictureHash) -> PictureHash {
+        match &self.salt {
+            None => picture,
+            Some(salt) => PictureHash(*blake3::keyed_hash(salt, &picture.0).as_bytes()),
+        }
     }
 }
 
@@ -103,6 +115,13 @@ impl VisualPlan {
         match self {
             VisualPlan::Image { key, .. } | VisualPlan::Video { key, .. } => *key,
         }
+    }
+
+    /// The same for those alone who share a salt, so that nobody else's request tells whether it was seen before.
+    pub fn salted(mut self, salt: &str) -> Self {
+        let (VisualPlan::Image { key, .. } | VisualPlan::Video { key, .. }) = &mut self;
+        key.salt = Some(*blake3::hash(salt.as_bytes()).as_bytes());
+        self
     }
 
     /// Host bytes of its resized frames, which stay until they are encoded.
@@ -220,8 +239,9 @@ impl VisualProcessors {
         is_wanted: impl Fn(usize) -> bool,
     ) -> Result<Vec<ProcessedPicture>, VisualError> {
         let (mut pictures, mut videos) = (0, 0);
-        let mut processed = Vec::new();
+        let mut processed: Vec<ProcessedPicture> = Vec::new();
         for (number, plan) in plans.iter().enumerate() {
+            let first = processed.len();
             match plan {
                 VisualPlan::Image { picture, plan, .. } => {
                     if is_wanted(number) {
@@ -238,6 +258,9 @@ impl VisualProcessors {
                     }
                     videos += 1;
                 }
+            }
+            for picture in &mut processed[first..] {
+                picture.hash = plan.key().name(picture.hash);
             }
         }
         Ok(processed)

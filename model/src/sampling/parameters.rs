@@ -16,7 +16,8 @@ pub struct SamplingParams {
     pub temperature: f64,
     /// Choose among this many of the likeliest tokens; 0 is no limit.
     pub top_k: usize,
-    /// Choose among the likeliest tokens that together reach this probability; above 0, and 1 is no limit.
+    /// Choose among the likeliest tokens that together reach this share of what `top_k` and `min_p` keep; above 0, and 1
+    /// is no limit.
     pub top_p: f64,
     /// Choose among tokens at least this times as likely as the likeliest; from 0, which is no limit, to 1.
     pub min_p: f64,

@@ -132,7 +132,7 @@ fn a_tool_whose_schema_cannot_be_followed_is_named_by_its_index() {
         QWEN.compiler.compile_reply(&form, Thinking::Off).expect_err("it is refused")
     };
     let mut faulty = tools();
-    faulty[1].parameters = json!({"type": "object", "not": {}});
+    faulty[1].parameters = json!({"type": "object", "not": {"required": ["a"]}});
     assert!(matches!(
         refused(faulty.clone(), ToolFormat::Hermes),
         ReplyFormError { tool: Some(1), source: GrammarError::Keyword { keyword: "not", .. } }

@@ -47,6 +47,9 @@ fn reference(logits: &[f32], case: &Case) -> Vec<f64> {
         scores.iter_mut().filter(|score| **score < least).for_each(|score| *score = f64::NEG_INFINITY);
     }
     let probabilities = softmax(&scores);
+    let bound = params.min_p * probabilities.iter().copied().fold(0.0, f64::max);
+    probabilities.iter().zip(&mut scores).filter(|(p, _)| **p < bound).for_each(|(_, s)| *s = f64::NEG_INFINITY);
+    let probabilities = softmax(&scores);
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]).then(a.cmp(&b)));
     let mut before = 0.0;
@@ -56,9 +59,6 @@ fn reference(logits: &[f32], case: &Case) -> Vec<f64> {
         }
         before += probabilities[id];
     }
-    let probabilities = softmax(&scores);
-    let bound = params.min_p * probabilities.iter().copied().fold(0.0, f64::max);
-    probabilities.iter().zip(&mut scores).filter(|(p, _)| **p < bound).for_each(|(_, s)| *s = f64::NEG_INFINITY);
     softmax(&scores)
 }
 
@@ -125,6 +125,7 @@ fn cases() -> Vec<Case> {
         case("top-p", SamplingParams { top_p: 0.8, ..warm.clone() }),
         case("top-p, all but nothing", SamplingParams { top_p: 0.05, ..warm.clone() }),
         case("min-p", SamplingParams { min_p: 0.2, ..warm.clone() }),
+        case("top-p of what min-p keeps", SamplingParams { top_p: 0.7, min_p: 0.4, ..warm.clone() }),
         said(case("repetition", SamplingParams { repetition_penalty: 1.5, ..warm.clone() })),
         said(case("repetition, wished for", SamplingParams { repetition_penalty: 0.7, ..warm.clone() })),
         said(case("presence", SamplingParams { presence_penalty: 1.2, ..warm.clone() })),

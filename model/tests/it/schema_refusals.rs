@@ -49,8 +49,8 @@ fn integers_beyond_what_a_float_keeps_are_refused_with_keyword_and_place() {
 fn keywords_that_the_compiler_lacks_are_refused_with_their_place() {
     let schemas = [
         (
-            json!({"properties": {"secret": {"items": {"uniqueItems": true}}}}),
-            "uniqueItems",
+            json!({"properties": {"secret": {"items": {"contains": {}}}}}),
+            "contains",
             "#/properties/secret/items",
             "#/properties/*/items",
         ),
@@ -60,8 +60,12 @@ fn keywords_that_the_compiler_lacks_are_refused_with_their_place() {
             "#",
             "#",
         ),
-        (json!({"allOf": [{"type": "string", "format": "colour"}]}), "format", "#/allOf/0", "#/allOf/0"),
-        (json!({"patternProperties": {"^s": {"not": {}}}}), "not", "#/patternProperties/^s", "#/patternProperties/*"),
+        (
+            json!({"patternProperties": {"^s": {"not": {"const": 1}}}}),
+            "not",
+            "#/patternProperties/^s",
+            "#/patternProperties/*",
+        ),
     ];
     for (schema, expected, path, shown) in schemas {
         let error = compiler().compile(&OutputFormat::json(schema)).expect_err(expected);
@@ -79,5 +83,60 @@ fn keywords_that_the_compiler_lacks_are_refused_with_their_place() {
     {
         let schema = json!({"type": "string", "format": format});
         compiler().compile(&OutputFormat::json(schema)).expect(format);
+    }
+}
+
+/// What Pydantic 2 and Zod 4 write for everyday types, with values that a reply may have and values that it may not.
+#[test]
+fn schemas_of_pydantic_and_zod_are_followed() {
+    let text = json!({"type": "string"});
+    let decimal =
+        json!({"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]});
+    let email = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$";
+    let members = json!({"properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false});
+    let cases = [
+        (decimal, vec!["1.5", r#""-1.5""#, r#""+.5""#], vec![r#""""#, r#""-.""#, r#""1,5""#]),
+        (
+            json!({"type": "string", "format": "email", "pattern": email}),
+            vec![r#""a.b@c.de""#],
+            vec![r#"".a@c.de""#, r#""a..b@c.de""#],
+        ),
+        (
+            json!({"type": "array", "items": {"type": "integer"}, "uniqueItems": true}),
+            vec!["[1,2]", "[1,1]"],
+            vec!["1"],
+        ),
+        (
+            json!({"type": "object", "propertyNames": text, "additionalProperties": {"type": "boolean"}}),
+            vec![r#"{"x":true}"#, "{}"],
+            vec![r#"{"x":1}"#],
+        ),
+        (
+            json!({"type": "object", "propertyNames": {"type": "string", "enum": ["on", "off"]},
+                "additionalProperties": {"type": "integer"}, "required": ["on", "off"]}),
+            vec![r#"{"on":1,"off":2}"#],
+            vec![r#"{"on":1}"#, r#"{"on":1,"off":2,"x":3}"#],
+        ),
+        (json!({"type": "string", "format": "path"}), vec![r#""/tmp""#], vec!["1"]),
+        (json!({"type": "string", "format": "json-pointer"}), vec![r#""/a""#], vec!["1"]),
+        (json!({"type": "string", "format": "uuid7"}), vec![], vec![r#""7""#]),
+        (json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}), vec!["1", "1.5"], vec!["true"]),
+        (members, vec![r#"{"a":true}"#], vec!["true", r#""a""#, "[]"]),
+        (
+            json!({"type": "object", "properties": {"a": text, "never": {"not": {}}}, "required": ["a"],
+                "additionalProperties": false}),
+            vec![r#"{"a":"x"}"#],
+            vec![r#"{"a":"x","never":1}"#],
+        ),
+    ];
+    for (schema, good, bad) in cases {
+        let grammar = compiler().compile(&OutputFormat::json(schema.clone()));
+        let grammar = grammar.unwrap_or_else(|error| panic!("{schema}: {error} {:?}", error.reason()));
+        let follows = |reply: &str| {
+            let ids = small_tokenizer().encode_plain(reply).expect("it encodes");
+            grammar.allowed(&ids).is_ok_and(|allowed| allowed.contains(end(&small_tokenizer())))
+        };
+        good.iter().for_each(|reply| assert!(follows(reply), "{schema} refuses {reply}"));
+        bad.iter().for_each(|reply| assert!(!follows(reply), "{schema} allows {reply}"));
     }
 }

@@ -47,13 +47,6 @@ pub fn fold(text: &str, columns: usize) -> Vec<String> {
     lines
 }
 
-/// All digits, in groups of three.
-pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
-    groups.join(",")
-}
-
 /// A rate a second.
 pub fn rate(per_second: Option<f64>) -> String {
     match per_second {
@@ -132,7 +125,6 @@ mod tests {
         let ages = [-3.0, 12.4, 119.0, 600.0, 7300.0, 3e5, f64::NAN, f64::INFINITY];
         assert_eq!(ages.map(age), ["0 s", "12 s", "119 s", "10 min", "2 h", "3 d", "0 s", "?"]);
         assert_eq!([0.0, 0.004, 0.5, 1.0].map(percent), ["0 %", "0.4 %", "50 %", "100 %"]);
-        assert_eq!([7, 1234, 1_234_567].map(grouped), ["7", "1,234", "1,234,567"]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use image::{Delay, Frame, ImageFormat, Rgb, RgbImage, Rgba, RgbaImage, codecs::g
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
-use super::client::{House, hello, posted};
+use super::client::{House, hello, pause, posted};
 use crate::stage::{eventually, small, story};
 
 /// A folder for one story, gone after it.
@@ -394,6 +394,8 @@ fn an_ffmpeg_that_hangs_is_ended_by_time_and_when_its_client_leaves() {
         client.write_all(&asked).await.expect("it reads");
         let process = running().await;
         assert!(process.exists());
+        // An end that comes with the request is that of a client which still reads.
+        pause(Duration::from_millis(150)).await;
         drop(client);
         gone(process).await;
         patient.end().await;

@@ -50,6 +50,25 @@ fn a_picture_is_seen_in_each_form_that_clients_send() {
 }
 
 #[test]
+fn paths_may_begin_with_the_root_path_and_need_not() {
+    story(async {
+        let serve = ServeOptions { root_path: "llm/7b".to_owned(), ..ServeOptions::default() };
+        let house = House::with(small(), serve).await;
+        for path in ["/llm/7b/v1/models", "/v1/models", "/llm/7b/health?verbose=1", "/llm/7b/"] {
+            assert_eq!(house.get(path).await.status, 200, "{path}");
+        }
+        let chat = house.post("/llm/7b/v1/chat/completions", &hello(json!({"max_tokens": 1}))).await;
+        assert_eq!(chat.status, 200, "{}", chat.body);
+        let page = house.get("/llm/7b").await;
+        assert!(page.status == 307 && page.head.contains("location: /llm/7b/"), "{page:?}");
+        for path in ["/llm/v1/models", "/llm/7bb/v1/models", "/llm/7b/none", "/v1/models/llm/7b/"] {
+            assert_eq!(house.get(path).await.status, 404, "{path}");
+        }
+        house.end().await;
+    });
+}
+
+#[test]
 fn fields_that_change_a_reply_elsewhere_are_served_or_refused_by_name() {
     story(async {
         let house = House::usual().await;

@@ -27,7 +27,7 @@ fn without_a_key_of_the_server_nothing_is_told_but_its_health() {
             assert_eq!(answer.status, status, "{header}");
             assert!(!answer.body.contains("first-key") && !answer.body.contains("second-key"));
         }
-        for path in ["/v1/models", "/v1/budget", "/v1/budget/events", "/v1/embeddings"] {
+        for path in ["/v1/models", "/v1/budget", "/v1/budget/events", "/events", "/v1/embeddings"] {
             assert_eq!(house.get(path).await.status, 401, "{path}");
         }
         assert_eq!(house.get("/health").await.status, 200);
@@ -61,6 +61,26 @@ fn a_full_model_answers_429_and_a_place_is_free_when_a_client_has_left() {
         until_requests(&house.stage.model, 1).await;
         drop(stream);
         until_requests(&house.stage.model, 0).await;
+        house.end().await;
+    });
+}
+
+#[test]
+fn a_client_that_ends_its_side_with_its_request_gets_its_answer() {
+    story(async {
+        let house = House::usual().await;
+        for is_streamed in [false, true] {
+            let mut stream = house.connect().await;
+            let asked = hello(json!({"ignore_eos": true, "max_tokens": 150, "stream": is_streamed})).to_string();
+            // Without `connection: close`, as the end says it.
+            let request = String::from_utf8(posted("/v1/chat/completions", "", asked.as_bytes())).expect("text");
+            let request = request.replace("connection: close\r\n", "");
+            stream.write_all(request.as_bytes()).await.expect("it reads");
+            stream.shutdown().await.expect("it ends");
+            let heard = String::from_utf8(rest(stream).await).expect("text");
+            let ends = if is_streamed { "[DONE]" } else { "\"completion_tokens\":150" };
+            assert!(heard.starts_with("HTTP/1.1 200") && heard.contains(ends), "{heard}");
+        }
         house.end().await;
     });
 }

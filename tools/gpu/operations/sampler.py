@@ -89,14 +89,14 @@ def candidates(x, request):
         is_kept = values >= values.topk(request.top_k).values[-1]  # equals of the last stay
         ids, values = likeliest(ids[is_kept], values[is_kept])
     differences = lambda values: (values - x.max()).double() / request.temperature  # noqa: E731
+    if request.min_p > 0:
+        is_kept = differences(values) >= math.log(request.min_p)
+        ids, values = ids[is_kept], values[is_kept]
     if request.top_p < 1.0:
         ids, values = likeliest(ids, values)
         weights = differences(values).exp()
         count = int((weights.cumsum(0) < request.top_p * weights.sum()).sum()) + 1  # the one that crosses stays
         ids, values = ids[:count], values[:count]
-    if request.min_p > 0:
-        is_kept = differences(values) >= math.log(request.min_p)
-        ids, values = ids[is_kept], values[is_kept]
     return ids, differences(values).exp()
 
 

@@ -140,7 +140,8 @@ def check(table):
         every = everything(vocabulary)
         asked = [{}, {"top": 5}, {"temperature": 1.0}, {"temperature": 0.7, "min_p": 0.05}, {"temperature": 1.7, "top_k": 50},
                  {"temperature": 1.0, "top_p": 0.9}, {"temperature": 0.3, "top_k": 3000, "top_p": 0.95, "top": 0}, every,
-                 every | {"top_k": 50, "top_p": 0.9}, every | {"top_p": 0.5}, {"temperature": 1e-6}, {"ignored": True},
+                 every | {"top_k": 50, "top_p": 0.9}, every | {"top_p": 0.5}, {"temperature": 1.5, "top_p": 0.7, "min_p": 0.2},
+                 {"temperature": 0.9, "top_k": 3000, "top_p": 0.6, "min_p": 0.1}, {"temperature": 1e-6}, {"ignored": True},
                  {"forbidden": [3], "top_k": 1, "temperature": 1.0, "top": 1}, {"given": 4, "top": 0},
                  {"given": vocabulary - 1, "top": 20}, every | {"given": 2}]  # fmt: skip
         requests = [seeded(1, **one)[0] for one in asked]

@@ -237,12 +237,12 @@ __device__ __forceinline__ uint32_t find_by_descent(ChoiceRoom& room, const RowP
             continue;
         }
         const DescentRow row = {report ? descents.raw : descents.drawn_from, descents.vocabulary, &plan, report};
-        if (step == STEP_TOP_P || (step == STEP_DRAW && (!nucleus || plan.least_difference > -INFINITY))) {
-            const float least = step == STEP_DRAW ? plan.least_difference : -INFINITY;
+        // What min-p keeps are the first in this order, so its sum bounds every target.
+        if (step == STEP_TOP_P || (step == STEP_DRAW && !nucleus)) {
             // The histogram knows the sum of all.
-            weights = descents.binned && last == ~0ull && least == -INFINITY
+            weights = descents.binned && last == ~0ull && plan.least_difference == -INFINITY
                           ? block_sum(scratch.bin_weights[threadIdx.x], room.sums)
-                          : weights_up_to(room, row, last, least);
+                          : weights_up_to(room, row, last, plan.least_difference);
         }
         const uint64_t target =
             step == STEP_TOP_K   ? plan.top_k - 1

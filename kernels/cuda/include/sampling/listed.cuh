@@ -7,8 +7,8 @@
 #include "philox.cuh"
 #include "request.cuh"
 
-// The id, or NONE when the nucleus reaches beyond the list. `finite_weights` is the sum over the row when there is no
-// top-k. The whole block takes part.
+// The id, or NONE when the nucleus reaches beyond the list. `finite_weights` is the sum over what min-p keeps of
+// the row when there is no top-k. The whole block takes part.
 __device__ uint32_t draw_from_list(ChoiceRoom& room, const RowPlan& plan, const SampleRow& wanted,
                                    const uint64_t* list, uint64_t finite_weights) {
     const uint32_t count = plan.listed;
@@ -24,6 +24,7 @@ __device__ uint32_t draw_from_list(ChoiceRoom& room, const RowPlan& plan, const 
         kept = first_place(room, count, [&](uint32_t place) { return key_of(room.list[place]) < least; });
     }
     const auto difference = [&](uint32_t place) { return value_of(key_of(room.list[place])) - plan.largest; };
+    kept = first_place(room, kept, [&](uint32_t place) { return difference(place) < plan.least_difference; });
     run_sums(room, kept, [&](uint32_t place) { return weight_of(difference(place), plan.softening); });
     if (wanted.top_p < 1.0) {
         const uint64_t threshold =
@@ -35,7 +36,6 @@ __device__ uint32_t draw_from_list(ChoiceRoom& room, const RowPlan& plan, const 
         }
         kept = crossing + 1;
     }
-    kept = first_place(room, kept, [&](uint32_t place) { return difference(place) < plan.least_difference; });
     const uint64_t target = target_of(philox_uniform(wanted.seed, wanted.position), room.running[kept - 1]);
     const uint32_t drawn = first_place(room, kept, [&](uint32_t place) { return room.running[place] > target; });
     return id_of(room.list[drawn]);

@@ -112,6 +112,16 @@ impl GrammarError {
     }
 }
 
+impl GrammarError {
+    /// The part of the schema at fault, if the error's text names it without the caller's names.
+    pub fn place(&self) -> Option<&SchemaPlace> {
+        match self {
+            GrammarError::Keyword { place, .. } | GrammarError::Number { place, .. } => Some(place),
+            _ => None,
+        }
+    }
+}
+
 impl Hint for GrammarError {
     type Text = String;
 
@@ -120,8 +130,7 @@ impl Hint for GrammarError {
             GrammarError::TooLarge { part, limit, unit, .. } => format!("shorten the {part} to {limit} {unit}"),
             GrammarError::NoChoice => "give at least one choice".into(),
             GrammarError::Schema { .. } => {
-                "see the reason; among others, remote `$ref` and overlapping `oneOf` are not supported (use `anyOf`)"
-                    .into()
+                "see the reason; among others, remote `$ref` and most look-around in patterns are not supported".into()
             }
             GrammarError::Keyword { .. } => "leave the keyword out, or express it with `anyOf`".into(),
             GrammarError::Number { .. } => "ask for such a number as a string, with a `pattern`".into(),

@@ -3,7 +3,11 @@
 use llguidance::{JsonCompileOptions, api::TopLevelGrammar};
 use serde_json::Value;
 
-use super::{error::GrammarError, schema_rules};
+use super::{
+    error::GrammarError,
+    rewritten_schema::{NotFollowed, rewrite},
+    schema_rules,
+};
 use crate::text::error::PrivateText;
 
 /// Maximum bytes of a schema, written compactly.
@@ -54,15 +58,14 @@ pub enum JsonWhitespace {
 
 impl JsonWhitespace {
     fn settings(self) -> JsonCompileOptions {
-        let compact = JsonCompileOptions { whitespace_flexible: false, ..JsonCompileOptions::default() };
+        let usual = JsonCompileOptions { coerce_one_of: true, ..JsonCompileOptions::default() };
+        let compact = JsonCompileOptions { whitespace_flexible: false, ..usual.clone() };
         match self {
             JsonWhitespace::Compact => compact,
             JsonWhitespace::Spaced => {
                 JsonCompileOptions { item_separator: ", ".into(), key_separator: ": ".into(), ..compact }
             }
-            JsonWhitespace::Free => {
-                JsonCompileOptions { whitespace_pattern: Some(JSON_SPACE.into()), ..JsonCompileOptions::default() }
-            }
+            JsonWhitespace::Free => JsonCompileOptions { whitespace_pattern: Some(JSON_SPACE.into()), ..usual },
         }
     }
 }
@@ -114,6 +117,16 @@ impl OutputFormat {
         OutputFormat::JsonSchema { schema, whitespace: JsonWhitespace::default() }
     }
 
+    /// Keywords of a schema that a reply may not follow, because no grammar can.
+    pub fn not_followed(&self) -> Vec<NotFollowed> {
+        match self {
+            OutputFormat::JsonSchema { schema, .. } if depth(schema) <= SCHEMA_DEPTH_MAX => {
+                rewrite(&mut schema.clone())
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Checks the limits and returns llguidance's form of the grammar.
     ///
     /// # Errors
@@ -136,19 +149,21 @@ impl OutputFormat {
 /// The schema, with our compile settings instead of any of its own.
 fn json_schema(schema: &Value, whitespace: JsonWhitespace) -> Result<Value, GrammarError> {
     schema_bytes(schema)?;
-    schema_rules::check(schema)?;
-    if has_large_multiple(schema) {
+    let mut schema = schema.clone();
+    rewrite(&mut schema);
+    schema_rules::check(&schema)?;
+    if has_large_multiple(&schema) {
         return Err(GrammarError::Schema { reason: PrivateText(format!("`multipleOf` is above {MULTIPLE_OF_MAX}")) });
     }
-    let Patterns { count, meetings } = Patterns::of(schema);
+    let Patterns { count, meetings } = Patterns::of(&schema);
     if count.min(meetings + 1) > PATTERNS_AT_ONCE_MAX {
         return Err(GrammarError::TooComplex);
     }
     let mut schema = match schema {
         Value::Bool(true) => Value::Object(serde_json::Map::new()),
-        Value::Object(_) => schema.clone(),
+        Value::Object(_) => schema,
         // The compiler refuses `false`, which allows nothing, and values that are not schemas.
-        other => return Ok(other.clone()),
+        other => return Ok(other),
     };
     whitespace.settings().apply_to(&mut schema);
     Ok(schema)

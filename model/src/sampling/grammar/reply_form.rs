@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::{
     error::{GrammarError, ReplyFormError},
     output_format::{JsonWhitespace, OutputFormat, SCHEMA_BYTES_MAX, require, schema_bytes},
+    rewritten_schema::NotFollowed,
 };
 use crate::text::{Thinking, ToolFormat};
 
@@ -88,6 +89,12 @@ impl ReplyForm {
             Some(index) => self.tools().get(index).map(CallableTool::arguments),
             None => self.format().cloned(),
         }
+    }
+
+    /// Keywords of its schemas that a reply may not follow.
+    pub fn not_followed(&self) -> Vec<NotFollowed> {
+        let tools = self.tools().iter().map(CallableTool::arguments);
+        self.format().cloned().into_iter().chain(tools).flat_map(|part| part.not_followed()).collect()
     }
 
     pub(super) fn tools(&self) -> &[CallableTool] {

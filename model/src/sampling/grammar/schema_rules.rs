@@ -9,7 +9,7 @@ use crate::text::error::PrivateText;
 
 /// Keywords that narrow the valid values and that the compiler does not support. It would refuse them without a place
 /// or, in a schema of an older draft, ignore them.
-const UNSUPPORTED: [&str; 18] = [
+const UNSUPPORTED: [&str; 17] = [
     "$dynamicAnchor",
     "$dynamicRef",
     "$recursiveAnchor",
@@ -27,7 +27,6 @@ const UNSUPPORTED: [&str; 18] = [
     "then",
     "unevaluatedItems",
     "unevaluatedProperties",
-    "uniqueItems",
 ];
 /// Keywords whose numbers limit a value or are values.
 const NUMBERS: [&str; 7] =
@@ -36,10 +35,6 @@ const NUMBERS: [&str; 7] =
 const SCHEMAS: [&str; 7] =
     ["additionalItems", "additionalProperties", "allOf", "anyOf", "items", "oneOf", "prefixItems"];
 const NAMED_SCHEMAS: [&str; 2] = ["patternProperties", "properties"];
-
-/// The `format`s of strings that the compiler supports.
-const FORMATS: [&str; 11] =
-    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"];
 
 /// The compiler uses f64, in which adjacent integers beyond this are equal.
 const EXACT_MAX: u64 = 1 << 53;
@@ -59,13 +54,13 @@ impl SchemaPlace {
     }
 
     /// The place of a JSON pointer. Every step is treated as a name of the caller's.
-    fn of(pointer: &str) -> Self {
+    pub(super) fn of(pointer: &str) -> Self {
         let root = SchemaPlace { outline: "#".to_owned(), path: PrivateText("#".to_owned()) };
         pointer.split('/').skip(1).fold(root, |place, step| place.named(step))
     }
 
     /// One step further, by a keyword or an index.
-    fn at(&self, step: impl fmt::Display) -> Self {
+    pub(super) fn at(&self, step: impl fmt::Display) -> Self {
         SchemaPlace {
             outline: format!("{}/{step}", self.outline),
             path: PrivateText(format!("{}/{step}", self.path())),
@@ -73,7 +68,7 @@ impl SchemaPlace {
     }
 
     /// One step further, by a name that the caller chose.
-    fn named(&self, name: &str) -> Self {
+    pub(super) fn named(&self, name: &str) -> Self {
         SchemaPlace { outline: format!("{}/*", self.outline), path: PrivateText(format!("{}/{name}", self.path())) }
     }
 }
@@ -108,10 +103,6 @@ struct Walk<'s> {
 impl<'s> Walk<'s> {
     fn schema(&mut self, schema: &'s Value, place: &SchemaPlace) -> Result<(), GrammarError> {
         let Value::Object(keywords) = schema else { return Ok(()) };
-        let is_known = |format: &str| FORMATS.contains(&format);
-        if takes_text(keywords) && keywords.get("format").and_then(Value::as_str).is_some_and(|name| !is_known(name)) {
-            return Err(GrammarError::Keyword { keyword: "format", place: place.clone() });
-        }
         keywords.iter().try_for_each(|(keyword, value)| self.keyword(keyword, value, place))
     }
 
@@ -146,15 +137,6 @@ impl<'s> Walk<'s> {
 
     fn named(&mut self, schemas: &'s Map<String, Value>, place: &SchemaPlace) -> Result<(), GrammarError> {
         schemas.iter().try_for_each(|(name, schema)| self.schema(schema, &place.named(name)))
-    }
-}
-
-/// Whether the schema allows strings. On numbers, `format` is only an annotation.
-fn takes_text(keywords: &Map<String, Value>) -> bool {
-    match keywords.get("type") {
-        None => true,
-        Some(Value::Array(types)) => types.iter().any(|kind| kind == "string"),
-        Some(kind) => kind == "string",
     }
 }
 

@@ -1,0 +1,253 @@
+//! Patterns with look-ahead, as Pydantic and Zod write them, as several patterns without. The compiler has none, but a
+//! text can have to match several patterns at once.
+
+use std::fmt::Write;
+
+use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look};
+
+/// Patterns that together match what `pattern` does, whose look-aheads all stand at its beginning. `None` if it has
+/// none, or one that cannot be written without.
+pub(super) fn without_look_ahead(pattern: &str) -> Option<Vec<String>> {
+    let mut rest = pattern.strip_prefix('^')?;
+    let mut patterns = Vec::new();
+    while let Some(inner) = rest.strip_prefix("(?=").or_else(|| rest.strip_prefix("(?!")) {
+        let end = end_of_group(inner)?;
+        let ahead = &inner[..end];
+        patterns.push(match rest.as_bytes()[2] {
+            b'=' => format!("^(?:{ahead})"),
+            _ => complement(ahead)?,
+        });
+        rest = &inner[end + 1..];
+    }
+    // A look-ahead holds for its own alternative alone.
+    if patterns.is_empty() || has_alternatives(rest) {
+        return None;
+    }
+    patterns.push(format!("^{rest}"));
+    Some(patterns)
+}
+
+/// The place of the bracket that closes a group whose content begins here.
+fn end_of_group(text: &str) -> Option<usize> {
+    let mut depth = 0;
+    let closes = |(_, byte): &(usize, u8)| {
+        depth += i32::from(*byte == b'(') - i32::from(*byte == b')');
+        depth < 0
+    };
+    plain(text).find(closes).map(|(at, _)| at)
+}
+
+fn has_alternatives(text: &str) -> bool {
+    let mut depth = 0;
+    plain(text).any(|(_, byte)| {
+        depth += i32::from(byte == b'(') - i32::from(byte == b')');
+        depth == 0 && byte == b'|'
+    })
+}
+
+/// The bytes that are neither escaped nor in a class, with their places.
+fn plain(text: &str) -> impl Iterator<Item = (usize, u8)> {
+    let (mut is_escaped, mut is_class) = (false, false);
+    text.bytes().enumerate().filter(move |(_, byte)| {
+        let was_special = is_escaped || is_class;
+        let is_real = !is_escaped;
+        is_escaped = is_real && *byte == b'\\';
+        match byte {
+            b'[' if is_real => is_class = true,
+            b']' if is_real => is_class = false,
+            _ => {}
+        }
+        !was_special && !is_escaped && !is_class
+    })
+}
+
+/// A pattern of the texts whose beginning `ahead` does not match.
+fn complement(ahead: &str) -> Option<String> {
+    let parsed = regex_syntax::parse(ahead).ok()?;
+    let mut parts = parts_of(parsed.kind());
+    if let Some(Part::Start) = parts.first() {
+        parts.remove(0);
+    }
+    let ends = matches!(parts.last(), Some(Part::End));
+    parts.truncate(parts.len() - usize::from(ends));
+    match parts.as_slice() {
+        // Only such characters: the text has another.
+        [Part::Many { of, least }] if ends => {
+            let other = class(&negated(of));
+            Some(if *least == 0 { other } else { format!("^$|{other}") })
+        }
+        // Anywhere, in a text of one line. The text does not contain it.
+        [Part::Many { of, least: 0 }, found @ ..] if !ends && negated(of).ranges().len() <= 1 => lacks(found),
+        begun => begins_otherwise(begun, ends),
+    }
+}
+
+enum Part {
+    Start,
+    End,
+    One(ClassUnicode),
+    /// Any number of these, but at least so many.
+    Many {
+        of: ClassUnicode,
+        least: u32,
+    },
+    Other,
+}
+
+fn parts_of(kind: &HirKind) -> Vec<Part> {
+    match kind {
+        HirKind::Concat(all) => all.iter().flat_map(|one| parts_of(one.kind())).collect(),
+        HirKind::Capture(group) => parts_of(group.sub.kind()),
+        HirKind::Look(Look::Start) => vec![Part::Start],
+        HirKind::Look(Look::End) => vec![Part::End],
+        HirKind::Literal(text) => match str::from_utf8(&text.0) {
+            Ok(text) => text.chars().map(|one| Part::One(class_of(one))).collect(),
+            Err(_) => vec![Part::Other],
+        },
+        HirKind::Class(Class::Unicode(of)) => vec![Part::One(of.clone())],
+        HirKind::Repetition(repeated) if repeated.max.is_none() && repeated.min <= 1 => match single(&repeated.sub) {
+            Some(of) => vec![Part::Many { of, least: repeated.min }],
+            None => vec![Part::Other],
+        },
+        _ => vec![Part::Other],
+    }
+}
+
+fn single(hir: &Hir) -> Option<ClassUnicode> {
+    match parts_of(hir.kind()).as_slice() {
+        [Part::One(of)] => Some(of.clone()),
+        _ => None,
+    }
+}
+
+fn class_of(one: char) -> ClassUnicode {
+    ClassUnicode::new([ClassUnicodeRange::new(one, one)])
+}
+
+fn negated(of: &ClassUnicode) -> ClassUnicode {
+    let mut negated = of.clone();
+    negated.negate();
+    negated
+}
+
+fn union(one: &ClassUnicode, other: &ClassUnicode) -> ClassUnicode {
+    let mut all = one.clone();
+    all.union(other);
+    all
+}
+
+/// The texts without one character, or two in a row.
+fn lacks(parts: &[Part]) -> Option<String> {
+    match parts {
+        [Part::One(of)] => Some(format!("^{}*$", class(&negated(of)))),
+        [Part::One(first), Part::One(then)] => {
+            let mut both = first.clone();
+            both.intersect(then);
+            let one = class(first);
+            if first == then {
+                return Some(format!("^(?:{one}?{other})*{one}?$", other = class(&negated(first))));
+            }
+            let neither = class(&negated(&union(first, then)));
+            let after_other = class(&negated(first));
+            both.ranges().is_empty().then(|| format!("^(?:{after_other}|{one}+{neither})*{one}*$"))
+        }
+        _ => None,
+    }
+}
+
+/// The texts that differ from these characters in one of the first places, or are shorter.
+fn begins_otherwise(parts: &[Part], ends: bool) -> Option<String> {
+    // What may follow all of them.
+    let mut otherwise = ends.then(|| "(?s:.)".to_owned());
+    for part in parts.iter().rev() {
+        let Part::One(of) = part else { return None };
+        let (this, other) = (class(of), class(&negated(of)));
+        let here = format!("$|{other}");
+        otherwise = Some(otherwise.map_or(here.clone(), |rest| format!("{here}|{this}(?:{rest})")));
+    }
+    otherwise.map(|otherwise| format!("^(?:{otherwise})"))
+}
+
+/// A class in the syntax of patterns.
+fn class(of: &ClassUnicode) -> String {
+    let mut text = "[".to_owned();
+    for range in of.ranges() {
+        let (start, end) = (u32::from(range.start()), u32::from(range.end()));
+        write!(text, r"\x{{{start:x}}}-\x{{{end:x}}}").expect("a string takes all");
+    }
+    if of.ranges().is_empty() { r"[^\x{0}-\x{10ffff}]".to_owned() } else { text + "]" }
+}
+
+#[cfg(test)]
+mod tests {
+    use regex::Regex;
+
+    use super::*;
+
+    /// Texts up to a length in these letters.
+    fn texts(letters: &str, length: usize) -> Vec<String> {
+        let mut all = vec![String::new()];
+        let mut last = all.clone();
+        for _ in 0..length {
+            last = last.iter().flat_map(|text| letters.chars().map(move |one| format!("{text}{one}"))).collect();
+            all.extend(last.iter().cloned());
+        }
+        all
+    }
+
+    #[test]
+    fn patterns_of_pydantic_and_zod_match_the_same_texts_without_look_ahead() {
+        // With what each look-ahead and the rest say by themselves.
+        type Says = fn(&str) -> bool;
+        let rest = |pattern: &str, text: &str| Regex::new(pattern).expect("a pattern").is_match(text);
+        let cases: [(&str, &str, Says, &str); 9] = [
+            (
+                r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$",
+                r"^[+-]?0*\d*\.?\d*$",
+                |text| !text.chars().all(|one| "-+.".contains(one)),
+                "-+.07a",
+            ),
+            (
+                r"^(?!\.)(?!.*\.\.)([a'.]*)[a]@([b]+\.)+[a-b]{1,}$",
+                r"^([a'.]*)[a]@([b]+\.)+[a-b]{1,}$",
+                |text| !text.starts_with('.') && !text.contains(".."),
+                "a.@b",
+            ),
+            (r"^(?=.*[A-Z])(?=.*\d)\w{2,}$", r"^\w{2,}$", |text| text.contains('Q') && text.contains('7'), "Q7a-"),
+            (r"^(?!ab)\w*$", r"^\w*$", |text| !text.starts_with("ab"), "abc"),
+            (r"^(?!ab$)\w*$", r"^\w*$", |text| text != "ab", "abc"),
+            (r"^(?!.*[|)])a", "^a", |text| !text.contains(['|', ')']), "a|)"),
+            (r"^(?!.*ab)[abc]*$", r"^[abc]*$", |text| !text.contains("ab"), "abc"),
+            (r"^(?![\(\]]+$)x?[(\]]*$", r"^x?[(\]]*$", |text| text.is_empty() || text.contains('x'), "(]x"),
+            (r"^(?!$)a*$", r"^a*$", |text| !text.is_empty(), "a"),
+        ];
+        for (pattern, base, says, letters) in cases {
+            let patterns = without_look_ahead(pattern).unwrap_or_else(|| panic!("{pattern}"));
+            let compiled: Vec<_> = patterns.iter().map(|one| Regex::new(one).expect("a pattern")).collect();
+            for text in texts(letters, 5) {
+                let expected = rest(base, &text) && says(&text);
+                let found = compiled.iter().all(|one| one.is_match(&text));
+                assert_eq!(found, expected, "{pattern} as {patterns:?} on {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_look_aheads_are_left_as_they_are() {
+        for pattern in [
+            "^a(?!b)c$",
+            "(?!a)b",
+            "^(?!a)b|c",
+            "^(?!a|bc)d",
+            "^(?!(ab)+)c",
+            "^(?!a",
+            r"^\(?!a",
+            "^a$",
+            "",
+            "^(?<!a)b",
+            "^(?!.*a.*b)c",
+        ] {
+            assert_eq!(without_look_ahead(pattern), None, "{pattern}");
+        }
+    }
+}

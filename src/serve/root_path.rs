@@ -1,0 +1,56 @@
+//! Paths of a server behind a proxy that does not remove their beginning.
+
+use axum::{
+    Router,
+    extract::Request,
+    http::{Uri, uri::PathAndQuery},
+    response::Redirect,
+    routing::get,
+};
+use tower::ServiceExt;
+
+/// The same routes, also below `/root`.
+pub(super) fn below(root: &str, routes: Router) -> Router {
+    if root.is_empty() {
+        return routes;
+    }
+    let prefix = format!("/{root}");
+    // The links of the page are relative to a folder.
+    let folder = Redirect::temporary(&format!("{prefix}/"));
+    let page = Router::new().route(&prefix, get(async move || folder));
+    let stripped = routes.map_request(move |mut request: Request| {
+        if let Some(uri) = without(&prefix, request.uri()) {
+            *request.uri_mut() = uri;
+        }
+        request
+    });
+    page.fallback_service(stripped)
+}
+
+/// The address without the beginning of its path; None if that is not its beginning.
+fn without(prefix: &str, uri: &Uri) -> Option<Uri> {
+    let rest = uri.path_and_query()?.as_str().strip_prefix(prefix).filter(|rest| rest.starts_with('/'))?;
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(PathAndQuery::try_from(rest).ok()?);
+    Uri::from_parts(parts).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_whole_part_of_a_path_is_removed() {
+        for (uri, rest) in [
+            ("/llm/v1/models?limit=1", Some("/v1/models?limit=1")),
+            ("/llm/", Some("/")),
+            ("http://host/llm/v1", Some("http://host/v1")),
+            ("/llm", None),
+            ("/llms/v1", None),
+            ("/v1/llm/", None),
+        ] {
+            let found = without("/llm", &uri.parse().expect("an address"));
+            assert_eq!(found.map(|uri| uri.to_string()).as_deref(), rest, "{uri}");
+        }
+    }
+}
