@@ -7,6 +7,7 @@ use std::{
 };
 
 use axum::http::{Uri, header::LOCATION};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tokio::{sync::Semaphore, time::timeout};
 use ureq::{
     Agent, Error,
@@ -27,6 +28,8 @@ const TIME_MAX: Duration = Duration::from_secs(15);
 /// Pictures that are fetched at once from one of the allowed hosts, for all clients; more wait. A slow host holds up no
 /// other.
 const AT_ONCE: usize = 16;
+/// Characters that people leave in URLs and that no request may have, besides those beyond ASCII.
+const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'`');
 
 /// Fetches for all requests of a server.
 pub(super) struct Fetcher {
@@ -129,7 +132,7 @@ fn failed(error: Error) -> Fault {
 /// The URL, if its host is allowed, and which of `hosts` it is.
 fn check(url: &str, hosts: &[String]) -> Result<(Uri, usize), Fault> {
     let no_url = || fault("is not a URL", "expected a URL such as https://example.org/picture.jpg");
-    let uri: Uri = url.parse().map_err(|_| no_url())?;
+    let uri: Uri = utf8_percent_encode(url, ENCODED).to_string().parse().map_err(|_| no_url())?;
     let authority = uri.authority().ok_or_else(no_url)?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) {
         return Err(fault("is neither http nor https", "send the picture as a data URI"));

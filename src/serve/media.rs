@@ -9,14 +9,15 @@ use std::{
     },
 };
 
-use base64::{Engine, engine::general_purpose::STANDARD};
 use futures_util::{StreamExt, TryStreamExt, stream};
+use percent_encoding::percent_decode_str;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 
 use super::{
     body::{self, LARGE, Room},
+    data_uri::{self, DataUri},
     error::ApiError,
     film::Film,
     models::shortened,
@@ -145,7 +146,9 @@ impl Link {
     /// A video: vLLM's `data:video/jpeg;base64,FRAME,FRAME…`, a film, or a folder of frames.
     pub(super) fn video(param: String, url: &str, fps: Option<f64>) -> Result<Self, ApiError> {
         let fps = fps.unwrap_or(USUAL_FPS);
-        if let Some(frames) = url.strip_prefix("data:video/jpeg;base64,") {
+        let (scheme, rest) = scheme(url);
+        let frames = DataUri::read(rest).filter(|uri| uri.is_base64 && uri.media_type == "video/jpeg");
+        if let Some(DataUri { body: frames, .. }) = frames.filter(|_| scheme == "data") {
             if frames.split(',').take(PICTURES_MAX + 1).count() > PICTURES_MAX {
                 return Err(ApiError::invalid(
                     param,
@@ -167,18 +170,26 @@ impl Link {
     }
 }
 
-fn source(param: &str, url: &str) -> Result<Source, ApiError> {
+/// The scheme of a URL, in small letters, and what follows its colon. White space around a URL says nothing.
+fn scheme(url: &str) -> (String, &str) {
+    let url = url.trim_ascii();
     let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
-    match scheme.to_ascii_lowercase().as_str() {
-        "data" => {
-            let (head, data) = rest.split_once(',').ok_or_else(|| broken(param, "the data URI has no comma"))?;
-            if !head.to_ascii_lowercase().ends_with(";base64") {
-                return Err(broken(param, "the data URI is not base64-encoded"));
+    (scheme.to_ascii_lowercase(), rest)
+}
+
+fn source(param: &str, url: &str) -> Result<Source, ApiError> {
+    let (scheme, rest) = scheme(url);
+    match scheme.as_str() {
+        "data" => match DataUri::read(rest) {
+            None => Err(broken(param, "the data URI has no comma")),
+            Some(DataUri { is_base64: true, body, .. }) => decoded(param, body),
+            Some(DataUri { media_type, .. }) if media_type == "base64" => {
+                Err(broken(param, "the data URI has no `;` before `base64`"))
             }
-            decoded(param, data)
-        }
+            Some(DataUri { body, .. }) => bytes(param, percent_decode_str(body).collect()),
+        },
         "file" => Ok(Source::File(rest.strip_prefix("//").unwrap_or(rest).to_owned())),
-        "http" | "https" => Ok(Source::Url(url.to_owned())),
+        "http" | "https" => Ok(Source::Url(url.trim_ascii().to_owned())),
         _ => {
             let told = format!("`{}` is not a URL that this server can read", shortened(url));
             Err(ApiError::invalid(param, told).hint("send a data URI: `data:image/png;base64,…`"))
@@ -191,13 +202,16 @@ fn broken(param: &str, told: &str) -> ApiError {
 }
 
 fn decoded(param: &str, text: &str) -> Result<Source, ApiError> {
-    let decode = || STANDARD.decode(text.trim_ascii());
-    let bytes = if text.len() > LARGE { body::aside(decode) } else { decode() };
-    let bytes = bytes.map_err(|error| broken(param, &format!("the data is not valid base64: {error}")))?;
-    if bytes.is_empty() {
-        return Err(broken(param, "the data is empty"));
+    let decode = || data_uri::base64(text);
+    let decoded = if text.len() > LARGE { body::aside(decode) } else { decode() };
+    bytes(param, decoded.map_err(|error| broken(param, &format!("the data is not valid base64: {error}")))?)
+}
+
+fn bytes(param: &str, bytes: Vec<u8>) -> Result<Source, ApiError> {
+    match bytes.is_empty() {
+        true => Err(broken(param, "the data is empty")),
+        false => Ok(Source::Bytes(bytes.into())),
     }
-    Ok(Source::Bytes(bytes.into()))
 }
 
 /// Reads all links, a few at a time. Facts are wanted for films, and for pictures in low detail.

@@ -20,6 +20,7 @@
 mod access;
 mod anthropic;
 mod body;
+mod data_uri;
 mod draft;
 mod effort;
 mod error;

@@ -357,6 +357,7 @@ fn pictures_are_fetched_of_allowed_hosts_and_redirects_lead_nowhere_else() {
     story(async {
         let pictures = axum::Router::new()
             .route("/number.png", get(|| async { demo::pictures()[1].bytes }))
+            .route("/a%20number%20%C3%BC.png", get(|| async { demo::pictures()[1].bytes }))
             .route("/moved", get(|| async { Redirect::temporary("/number.png") }))
             .route("/away", get(|| async { Redirect::temporary("http://127.0.0.1:1/secret") }))
             .route("/round", get(|| async { Redirect::temporary("/round") }))
@@ -377,7 +378,7 @@ fn pictures_are_fetched_of_allowed_hosts_and_redirects_lead_nowhere_else() {
             {"type": "text", "text": "What number is written?"}]}]})
         };
         let house = House::with(LoadOptions::small(), serve(true)).await;
-        for path in ["/number.png", "/moved"] {
+        for path in ["/number.png", "/moved", "/a number ü.png", "/a%20number%20%C3%BC.png", "/number.png "] {
             assert_eq!(house.chat(shown(path)).await.json()["choices"][0]["message"]["content"], "427", "{path}");
         }
         for path in ["/away", "/round", "/large", "/gone"] {
@@ -386,12 +387,23 @@ fn pictures_are_fetched_of_allowed_hosts_and_redirects_lead_nowhere_else() {
         // An embedder's own front reads by the same rules.
         let own = Service::new(&house.stage.runtime, serve(true));
         let inline = format!("data:image/png;base64,{}", base64_of(demo::pictures()[1].bytes));
-        let read = own.read_pictures(&[&inline, &format!("http://{host}/moved")]).await.expect("both are allowed");
+        let lines = format!(" DATA:IMAGE/PNG; base64,{}", inline[22..].replace('4', "4\n").trim_end_matches('='));
+        let percent: String = demo::pictures()[1].bytes.iter().map(|byte| format!("%{byte:02x}")).collect();
+        let written = [lines, format!("data:image/png,{percent}")];
+        let read = own
+            .read_pictures(&[&inline, &written[0], &written[1], &format!("http://{host}/moved")])
+            .await
+            .expect("both are allowed");
         for picture in read.pictures {
             let chat = bursar::Chat::new().user("What number is written?").image(picture);
             assert_eq!(answer(&house.stage.model, chat).await, "427");
         }
-        for url in [&format!("http://{host}/large"), "http://127.0.0.1:1/secret", "file:///etc/passwd", "data:,no"] {
+        for url in [
+            &format!("http://{host}/large"),
+            "http://127.0.0.1:1/secret",
+            "file:///etc/passwd",
+            "data:image/png;base64,*",
+        ] {
             let error = own.read_pictures(&[url]).await.err().expect("it is refused");
             assert!(!error.is_busy() && !error.hint().is_empty(), "{error}");
         }

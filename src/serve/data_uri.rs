@@ -1,0 +1,110 @@
+//! `data:` URIs and base64 as encoders write them (RFC 2397, RFC 2045, RFC 4648): in lines, without padding, with either
+//! alphabet, percent-encoded.
+
+use base64::{
+    DecodeError, Engine,
+    alphabet::STANDARD as ALPHABET,
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig, general_purpose::STANDARD},
+};
+use percent_encoding::percent_decode_str;
+
+/// Padding may lack, and the last character may have bits that are not used, as Python's decoder allows.
+const LENIENT: GeneralPurpose = GeneralPurpose::new(
+    &ALPHABET,
+    GeneralPurposeConfig::new()
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+        .with_decode_allow_trailing_bits(true),
+);
+
+/// What stands before and after the comma of a URI.
+pub(super) struct DataUri<'u> {
+    /// In small letters.
+    pub(super) media_type: String,
+    pub(super) is_base64: bool,
+    pub(super) body: &'u str,
+}
+
+impl<'u> DataUri<'u> {
+    /// Reads what follows `data:`. `None` without a comma.
+    pub(super) fn read(rest: &'u str) -> Option<Self> {
+        let (head, body) = rest.split_once(',')?;
+        let mut parts = head.split(';').map(|part| part.trim_ascii().to_ascii_lowercase());
+        let media_type = parts.next().unwrap_or_default();
+        let is_base64 = parts.next_back().is_some_and(|last| last == "base64");
+        Some(DataUri { media_type, is_base64, body })
+    }
+}
+
+/// The bytes of base64.
+///
+/// # Errors
+/// A character that is in neither alphabet and no white space, or a length that no bytes have.
+pub(super) fn base64(text: &str) -> Result<Vec<u8>, DecodeError> {
+    // Most are written strictly, and those are not copied.
+    STANDARD.decode(text.trim_ascii()).or_else(|_| {
+        let plain = percent_decode_str(text).filter(|byte| !byte.is_ascii_whitespace());
+        let plain: Vec<u8> = plain
+            .map(|byte| match byte {
+                b'-' => b'+',
+                b'_' => b'/',
+                byte => byte,
+            })
+            .collect();
+        LENIENT.decode(plain)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::engine::general_purpose::{URL_SAFE, URL_SAFE_NO_PAD};
+
+    use super::*;
+
+    #[test]
+    fn base64_of_any_encoder_has_the_same_bytes() {
+        let bytes: Vec<u8> = (0..=255).chain([0xfb, 0xff, 0xbf]).collect();
+        for length in [bytes.len(), bytes.len() - 1, bytes.len() - 2, 1] {
+            let bytes = &bytes[bytes.len() - length..];
+            let strict = STANDARD.encode(bytes);
+            let in_lines: Vec<_> =
+                strict.as_bytes().chunks(76).map(|line| str::from_utf8(line).expect("ASCII")).collect();
+            let percent: String = strict.bytes().map(|byte| format!("%{byte:02X}")).collect();
+            for text in [
+                strict.clone(),
+                in_lines.join("\n"),
+                in_lines.join("\r\n") + "\r\n",
+                in_lines.join("%0A"),
+                strict.trim_end_matches('=').to_owned(),
+                URL_SAFE.encode(bytes),
+                URL_SAFE_NO_PAD.encode(bytes),
+                percent,
+                strict.replace('+', "%2B").replace('/', "%2f").replace('=', "%3D"),
+                format!("  {strict} "),
+                format!("\t{}", strict.chars().map(|digit| format!("{digit} ")).collect::<String>()),
+            ] {
+                assert_eq!(base64(&text).as_deref(), Ok(bytes), "{text}");
+            }
+        }
+        for text in ["A", "AAAA=AAA", "AA*A", "AA%2", "äAAA", "A===", "AAAAA"] {
+            assert!(base64(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn heads_are_read_in_any_case_and_with_parameters_and_spaces() {
+        for (rest, expected) in [
+            ("image/png;base64,AA", Some(("image/png", true, "AA"))),
+            ("IMAGE/PNG;BASE64,AA", Some(("image/png", true, "AA"))),
+            ("image/png; base64,AA", Some(("image/png", true, "AA"))),
+            (" image/png ; name=a.png;base64 ,AA,B", Some(("image/png", true, "AA,B"))),
+            (";base64,AA", Some(("", true, "AA"))),
+            ("base64,AA", Some(("base64", false, "AA"))),
+            (",%41", Some(("", false, "%41"))),
+            ("image/png;base64", None),
+        ] {
+            let read = DataUri::read(rest);
+            let read = read.as_ref().map(|uri| (uri.media_type.as_str(), uri.is_base64, uri.body));
+            assert_eq!(read, expected, "{rest}");
+        }
+    }
+}
