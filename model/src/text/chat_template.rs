@@ -9,13 +9,13 @@ use std::error::Error as _;
 use std::io;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
+use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value};
 
 use super::error::{PrivateText, TextError};
 use super::final_turn::{ContinueError, FinalTurn};
 use super::message::{Message, Part, Role};
-use super::python_value::{display, tojson};
+use super::python_value::display;
 use super::reply_format::ReplyFormat;
 use super::special_guard::SpecialGuard;
 use super::strftime::strftime;
@@ -151,7 +151,6 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(move |state, value, method, arguments| {
             meter.method(state, value, method, arguments)
         });
-        environment.add_filter("tojson", |value: Value, options: Kwargs| tojson(&value, options));
         environment.add_function("raise_exception", |reason: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(reason)))
         });
@@ -303,17 +302,17 @@ impl ChatTemplate {
 
     fn context(&self, messages: Value, inputs: &TemplateInputs) -> Value {
         let now = inputs.now_unix_seconds;
+        // Without tools the variable is left out: see `template_metering::OPTIONAL`.
+        let tools = inputs.tools.as_ref().map(|tools| ("tools", Value::from(Serde(tools))));
         let own = [
             ("messages", messages),
-            ("tools", Value::from(Serde(&inputs.tools))),
-            ("documents", Value::from(())),
             ("add_generation_prompt", Value::from(inputs.add_generation_prompt)),
             ("strftime_now", Value::from_function(move |format: String| strftime(&format, now))),
         ];
         let special =
             self.sources.special_tokens.iter().map(|(name, token)| (name.clone(), Value::from(token.as_str())));
         let variables = inputs.variables.iter().map(|(name, value)| (name.clone(), Value::from(Serde(value))));
-        Value::from_pairs(special.chain(variables).chain(own.map(|(name, value)| (name.to_owned(), value))))
+        Value::from_pairs(special.chain(variables).chain(own.into_iter().chain(tools).map(|(name, value)| (name.to_owned(), value))))
     }
 
     fn failure(&self, error: &Error) -> TextError {
