@@ -163,7 +163,7 @@ fn weighed_templates_say_what_plain_ones_say() {
         ),
         (
             "{{ dict(a=1, b=2)|items|list }} {{ 'a b'.split() }} {{ ' x '.strip() ~ '|' }}",
-            "[['a', 1], ['b', 2]] ['a', 'b'] x|",
+            "[('a', 1), ('b', 2)] ['a', 'b'] x|",
         ),
     ] {
         assert_eq!(said, render(source).unwrap_or_else(|error| panic!("{source}: {error}")), "{source}");

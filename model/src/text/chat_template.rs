@@ -155,7 +155,7 @@ impl ChatTemplate {
             Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(reason)))
         });
         for (name, source) in &sources.templates {
-            let plain = without_generation_tags(source);
+            let plain = with_plain_tags(source);
             // Errors of `metered` refer to the original source.
             let metered = metered(&plain, &syntax).map_err(refused)?;
             environment.add_template_owned(name.clone(), metered).map_err(refused)?;
@@ -312,7 +312,9 @@ impl ChatTemplate {
         let special =
             self.sources.special_tokens.iter().map(|(name, token)| (name.clone(), Value::from(token.as_str())));
         let variables = inputs.variables.iter().map(|(name, value)| (name.clone(), Value::from(Serde(value))));
-        Value::from_pairs(special.chain(variables).chain(own.into_iter().chain(tools).map(|(name, value)| (name.to_owned(), value))))
+        Value::from_pairs(
+            special.chain(variables).chain(own.into_iter().chain(tools).map(|(name, value)| (name.to_owned(), value))),
+        )
     }
 
     fn failure(&self, error: &Error) -> TextError {
@@ -388,8 +390,8 @@ impl io::Write for LimitedText {
 }
 
 /// Turns `{% generation %}` .. `{% endgeneration %}`, which transformers uses for training, into a block that always
-/// runs.
-fn without_generation_tags(source: &str) -> String {
+/// runs, and keeps line breaks after `{% raw %}`.
+fn with_plain_tags(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
     while let Some((before, tag_on)) = rest.split_once("{%") {
@@ -402,6 +404,8 @@ fn without_generation_tags(source: &str) -> String {
         let replaced = match tag.trim_matches(|char: char| char.is_whitespace() || char == '-' || char == '+') {
             "generation" => tag.replace("generation", "if true"),
             "endgeneration" => tag.replace("endgeneration", "endif"),
+            // Jinja2 keeps a line break after it, though it trims blocks.
+            "raw" if !tag.ends_with(['-', '+']) => tag.to_owned() + "+",
             _ => tag.to_owned(),
         };
         plain.push_str(&replaced);

@@ -11,6 +11,7 @@ use super::python_call::{bind, flag, given, refused, soft_text, text, whole};
 use super::python_chars::is_of_word;
 use super::python_format::percent;
 use super::python_strings::{lines, replaced, trimmed};
+use super::python_value::repr;
 
 /// A filter: from its arguments to its result.
 pub(super) type Filter = fn(&[Value]) -> Result<Value, Error>;
@@ -42,7 +43,7 @@ pub(super) const MAKERS: [(&str, Filter); 24] = [
     ("join", join),
     ("list", list),
     ("lower", lower),
-    ("pprint", string),
+    ("pprint", pprint),
     ("replace", replace),
     ("string", string),
     ("striptags", strip_tags),
@@ -88,6 +89,11 @@ fn one_text(arguments: &[Value]) -> Result<String, Error> {
 
 fn string(arguments: &[Value]) -> Result<Value, Error> {
     one_text(arguments).map(Value::from)
+}
+
+fn pprint(arguments: &[Value]) -> Result<Value, Error> {
+    let [value] = bind(arguments, ["value"])?;
+    value.as_ref().map(repr).map(Value::from).ok_or_else(missing)
 }
 
 fn lower(arguments: &[Value]) -> Result<Value, Error> {
@@ -319,7 +325,8 @@ fn parsed_int(text: &str, base: i64) -> Option<i128> {
         None => (false, text),
     };
     let prefixed = [(16, "0x"), (8, "0o"), (2, "0b")].into_iter().find_map(|(radix, prefix)| {
-        let is_meant = (base == radix || base == 0) && digits.get(..2).is_some_and(|two| two.eq_ignore_ascii_case(prefix));
+        let is_meant =
+            (base == radix || base == 0) && digits.get(..2).is_some_and(|two| two.eq_ignore_ascii_case(prefix));
         is_meant.then(|| (radix, digits[2..].strip_prefix('_').unwrap_or(&digits[2..])))
     });
     let (radix, digits) = prefixed.unwrap_or((if base == 0 { 10 } else { base }, digits));

@@ -5,12 +5,13 @@ use minijinja::{Environment, Error, Value};
 
 use super::python_numbers::remainder;
 use super::python_objects::View;
+use super::python_value::is_macro;
 
 /// Adds the tests to `environment`, in place of minijinja's.
 pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_test("iterable", is_iterable);
     environment.add_test("sequence", is_sequence);
-    environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
+    environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain || is_macro(value));
     environment.add_test("divisibleby", |value: Value, by: Value| Ok::<_, Error>(remainder(&value, &by)? == 0.into()));
     environment.add_test("odd", |value: Value| Ok::<_, Error>(remainder(&value, &2.into())? == 1.into()));
     environment.add_test("even", |value: Value| Ok::<_, Error>(remainder(&value, &2.into())? == 0.into()));

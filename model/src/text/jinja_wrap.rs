@@ -62,7 +62,13 @@ fn chunks(line: &str, break_hyphens: bool) -> Vec<String> {
             && at >= 2
             && letter(at - 2)
             && is_of_word(char)
-            && (letter(at + 1) || (is_of_word(char) && chars[at..].iter().take_while(|char| is_of_word(**char)).skip(1).any(|char| !char.is_ascii_digit())));
+            && (letter(at + 1)
+                || (is_of_word(char)
+                    && chars[at..]
+                        .iter()
+                        .take_while(|char| is_of_word(**char))
+                        .skip(1)
+                        .any(|char| !char.is_ascii_digit())));
         match before {
             Some(before) if is_blank(before) == is_blank(char) && !follows_hyphen => {
                 if let Some(last) = chunks.last_mut() {
@@ -112,6 +118,8 @@ fn wrap(chunks: &[String], width: usize, break_long: bool, break_hyphens: bool) 
 /// The part of a long word that fits, up to its last hyphen if it has one, and the rest.
 fn cut(chunk: &str, space: usize, break_hyphens: bool) -> (&str, &str) {
     let fits = first_chars(chunk, space);
-    let hyphen = fits.rfind('-').filter(|&at| break_hyphens && length(chunk) > space && !fits[..at].chars().all(|char| char == '-'));
+    let hyphen = fits
+        .rfind('-')
+        .filter(|&at| break_hyphens && length(chunk) > space && !fits[..at].chars().all(|char| char == '-'));
     chunk.split_at(hyphen.map_or(fits.len(), |at| at + 1))
 }

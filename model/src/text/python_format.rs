@@ -10,6 +10,11 @@ use minijinja::{Error, ErrorKind, Value};
 use super::python_call::{refused, soft_text};
 use super::python_value::{ascii_repr, repr};
 
+/// Maximum digits of a width or a precision.
+pub(super) const WIDTH_DIGITS_MAX: usize = 4;
+/// Maximum levels of places inside a place's width.
+const NESTED_MAX: usize = 2;
+
 /// `template % value`: a tuple has one value for each place, a map has them by name.
 ///
 /// # Errors
@@ -24,7 +29,7 @@ pub(super) fn percent(template: &str, value: &Value) -> Result<String, Error> {
     let (mut rest, mut has_names) = (template, false);
     while let Some((before, spec)) = rest.split_once('%') {
         result.push_str(before);
-        let place = Place::of_percent(spec)?;
+        let place = Place::of_percent(spec, &mut values)?;
         rest = &spec[place.bytes..];
         if place.kind == '%' {
             result.push('%');
@@ -59,17 +64,18 @@ struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    fn of_percent(spec: &'a str) -> Result<Self, Error> {
+    /// Reads a place after its percent sign. `values` has what a `*` takes as a width.
+    fn of_percent(spec: &'a str, values: &mut impl Iterator<Item = Value>) -> Result<Self, Error> {
         let wrong = || refused("incomplete format");
         let (name, rest) = match spec.strip_prefix('(') {
             Some(named) => named.split_once(')').map(|(name, rest)| (Some(name), rest)).ok_or_else(wrong)?,
             None => (None, spec),
         };
         let (flags, rest) = rest.split_at(rest.find(|char| !"#0- +".contains(char)).unwrap_or(rest.len()));
-        let (width, rest) = number(rest);
+        let (width, rest) = number_or_star(rest, values)?;
         let (precision, rest) = match rest.strip_prefix('.') {
             Some(rest) => {
-                let (precision, rest) = number(rest);
+                let (precision, rest) = number_or_star(rest, values)?;
                 (Some(precision.unwrap_or(0)), rest)
             }
             None => (None, rest),
@@ -114,6 +120,16 @@ impl<'a> Place<'a> {
     }
 }
 
+fn number_or_star<'a>(
+    text: &'a str,
+    values: &mut impl Iterator<Item = Value>,
+) -> Result<(Option<usize>, &'a str), Error> {
+    let Some(rest) = text.strip_prefix('*') else { return Ok(number(text)) };
+    let width =
+        values.next().and_then(|value| value.as_usize()).filter(|width| width.to_string().len() <= WIDTH_DIGITS_MAX);
+    width.map(|width| (Some(width), rest)).ok_or_else(|| refused("* wants a whole number of at most four digits"))
+}
+
 fn number(text: &str) -> (Option<usize>, &str) {
     let (digits, rest) = text.split_at(text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len()));
     (digits.parse().ok(), rest)
@@ -146,10 +162,11 @@ fn filled(text: String, fill: char, align: char, width: usize) -> String {
 /// Python's.
 pub(super) fn format(template: &str, arguments: &[Value]) -> Result<String, Error> {
     let (positional, named): (&[Value], Kwargs) = from_args(arguments)?;
-    fields(template, |name| match name.parse::<usize>() {
+    let value_of = |name: &str| match name.parse::<usize>() {
         Ok(at) => positional.get(at).cloned(),
         Err(_) => named.get::<Option<Value>>(name).ok().flatten(),
-    })
+    };
+    fields(template, &value_of, &mut 0, NESTED_MAX)
 }
 
 /// `template.format_map(map)`.
@@ -157,12 +174,20 @@ pub(super) fn format(template: &str, arguments: &[Value]) -> Result<String, Erro
 /// # Errors
 /// Python's.
 pub(super) fn format_map(template: &str, map: &Value) -> Result<String, Error> {
-    fields(template, |name| map.get_item(&Value::from(name)).ok().filter(|value| !value.is_undefined()))
+    let value_of = |name: &str| map.get_item(&Value::from(name)).ok().filter(|value| !value.is_undefined());
+    fields(template, &value_of, &mut 0, NESTED_MAX)
 }
 
-fn fields(template: &str, value_of: impl Fn(&str) -> Option<Value>) -> Result<String, Error> {
+/// A template with the values of its places. `next` is the number of the next place without a name, and `depth` the
+/// number of levels left.
+fn fields(
+    template: &str,
+    value_of: &dyn Fn(&str) -> Option<Value>,
+    next: &mut usize,
+    depth: usize,
+) -> Result<String, Error> {
     let mut result = String::with_capacity(template.len());
-    let (mut rest, mut next) = (template, 0);
+    let mut rest = template;
     while let Some(at) = rest.find(['{', '}']) {
         result.push_str(&rest[..at]);
         let brace = &rest[at..=at];
@@ -172,22 +197,40 @@ fn fields(template: &str, value_of: impl Fn(&str) -> Option<Value>) -> Result<St
             rest = after;
             continue;
         }
-        let (field, after) = match brace {
-            "{" => rest.split_once('}').ok_or_else(|| refused("expected '}' before the end of the string"))?,
-            _ => return Err(refused("single '}' encountered in the format string")),
-        };
-        rest = after;
+        if brace == "}" || depth == 0 {
+            return Err(refused("single '}' encountered in the format string, or places too deep"));
+        }
+        let end = closing_brace(rest).ok_or_else(|| refused("expected '}' before the end of the string"))?;
+        let field = &rest[..end];
+        rest = &rest[end + 1..];
         let (path, spec) = field.split_once(':').unwrap_or((field, ""));
         let (path, conversion) = path.split_once('!').unwrap_or((path, ""));
         let name = &path[..path.find(['.', '[']).unwrap_or(path.len())];
         let numbered = next.to_string();
         let value = value_of(if name.is_empty() { &numbered } else { name });
-        next += usize::from(name.is_empty());
+        *next += usize::from(name.is_empty());
         let value = value.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
-        result.push_str(&with_spec(&looked_up(value, &path[name.len()..])?, conversion, spec)?);
+        let spec = if spec.contains('{') { fields(spec, value_of, next, depth - 1)? } else { spec.to_owned() };
+        if spec.split(|char: char| !char.is_ascii_digit()).any(|digits| digits.len() > WIDTH_DIGITS_MAX) {
+            return Err(refused("a width has at most four digits"));
+        }
+        result.push_str(&with_spec(&looked_up(value, &path[name.len()..])?, conversion, &spec)?);
     }
     result.push_str(rest);
     Ok(result)
+}
+
+/// Where the place that `text` begins with ends.
+fn closing_brace(text: &str) -> Option<usize> {
+    let mut open = 0;
+    text.char_indices().find_map(|(at, char)| match char {
+        '}' if open == 0 => Some(at),
+        '{' | '}' => {
+            open = if char == '{' { open + 1 } else { open - 1 };
+            None
+        }
+        _ => None,
+    })
 }
 
 /// The value at a path like `[0][name]`. Paths of attributes (`.name`) read maps, as Jinja2's sandbox does.
@@ -220,6 +263,11 @@ fn with_spec(value: &Value, conversion: &str, spec: &str) -> Result<String, Erro
     };
     match converted.kind() {
         _ if spec.is_empty() => Ok(soft_text(&converted)),
+        ValueKind::Number if spec.ends_with('%') => {
+            let per_cent = Value::from(f64::try_from(converted)? * 100.0);
+            let spec = format!("{}f", &spec[..spec.len() - 1]);
+            formatted(FormatStyle::StrFormat, &format!("{{:{spec}}}"), &[per_cent]).map(|text| text + "%")
+        }
         ValueKind::Number => formatted(FormatStyle::StrFormat, &format!("{{:{spec}}}"), &[converted]),
         ValueKind::Bool => {
             let number = Value::from(i64::from(converted.is_true()));

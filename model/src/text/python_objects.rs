@@ -41,7 +41,8 @@ impl Range {
         if step == 0 {
             return Err(refused("the step of a range must not be zero"));
         }
-        let distance = if step > 0 { i128::from(stop) - i128::from(start) } else { i128::from(start) - i128::from(stop) };
+        let distance =
+            if step > 0 { i128::from(stop) - i128::from(start) } else { i128::from(start) - i128::from(stop) };
         let stride = i128::from(step).abs();
         let length = ((distance + stride - 1) / stride).max(0);
         match length > RANGE_MAX {

@@ -2,6 +2,8 @@
 //!
 //! Pure: texts in, values out. The meter checks widths and repetitions before a method runs.
 
+use std::collections::BTreeMap;
+
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
@@ -346,7 +348,7 @@ fn table(arguments: &[Value]) -> Result<Value, Error> {
             }
         }
     }
-    Ok(Value::from_iter(entries))
+    Ok(Value::from(entries.into_iter().collect::<BTreeMap<_, _>>()))
 }
 
 fn encoded(subject: &str, arguments: &[Value]) -> Result<Value, Error> {

@@ -14,10 +14,10 @@ use super::python_objects::{Range, View};
 
 /// The text that `{{ value }}` prints.
 pub(crate) fn display(value: &Value) -> String {
-    match value.as_str() {
-        Some(text) => text.to_owned(),
-        None if value.is_undefined() => String::new(),
-        None => repr(value),
+    match value.kind() {
+        ValueKind::String => value.as_str().unwrap_or_default().to_owned(),
+        ValueKind::Undefined => String::new(),
+        _ => repr(value),
     }
 }
 
@@ -44,6 +44,9 @@ fn printed(value: &Value, depth: usize) -> String {
         ValueKind::Bytes => format!("b{}", ascii_quote(value.as_bytes().unwrap_or_default())),
         ValueKind::Seq | ValueKind::Iterable | ValueKind::Map if depth == 0 => "...".into(),
         ValueKind::Seq | ValueKind::Iterable => sequence(value, depth - 1),
+        ValueKind::Map if is_macro(value) => {
+            format!("<Macro {}>", printed(&value.get_attr("name").unwrap_or_default(), depth))
+        }
         ValueKind::Map => {
             let pairs = value.try_iter().into_iter().flatten().map(|key| {
                 let entry = value.get_item(&key).unwrap_or_default();
@@ -53,6 +56,11 @@ fn printed(value: &Value, depth: usize) -> String {
         }
         _ => value.to_string(),
     }
+}
+
+/// Whether a value is a macro. minijinja exposes the type only by name.
+pub(super) fn is_macro(value: &Value) -> bool {
+    value.as_object().is_some_and(|object| object.type_name().ends_with("::Macro"))
 }
 
 fn sequence(value: &Value, depth: usize) -> String {

@@ -5,14 +5,14 @@
 
 use std::fmt;
 
-use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
+use minijinja::value::{Kwargs, Rest, Serde, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions};
 
 use super::jinja_filters::{MAKERS, READERS, minijinja_parameters};
 use super::jinja_tests;
-use super::python_chars::{is_line_break, is_space};
 use super::python_call::bind;
-use super::python_format::percent;
+use super::python_chars::{is_line_break, is_space};
+use super::python_format::{WIDTH_DIGITS_MAX, percent};
 use super::python_methods;
 use super::python_numbers::{multiplied, remainder};
 use super::python_objects::{Cycler, Range};
@@ -163,15 +163,16 @@ impl MeterLimits {
         Ok(())
     }
 
-    /// Checks the result of `format` in advance. Widths are read from the text. Widths from arguments (`%*d`, `{:{}}`)
-    /// are refused.
+    /// Checks the result of `format` or `%` in advance. Widths are read from the text. Widths from arguments (`%*d`,
+    /// `{:{}}`) have at most four digits too: see `python_format`.
     fn check_format(self, arguments: &[Value]) -> Result<(), Error> {
         let Some(text) = arguments.first().and_then(Value::as_str) else { return Ok(()) };
         let widest = text.split(|char: char| !char.is_ascii_digit()).map(str::len).max().unwrap_or(0);
-        if widest > 4 || text.contains('*') || has_place_in_place(text) {
+        if widest > WIDTH_DIGITS_MAX {
             return Err(too_heavy(self.value_bytes_max));
         }
-        let mut largest = 10_000;
+        // Four bytes for each character of the fill.
+        let mut largest = 40_000;
         for argument in &arguments[1..] {
             largest = largest.max(self.weigh(argument, 0, &mut |_| false)?);
         }
@@ -185,7 +186,8 @@ impl MeterLimits {
         let named = named.flat_map(|named| named.try_iter().into_iter().flatten().map(|key| named.get_item(&key)));
         let named: Vec<Value> = named.collect::<Result<_, _>>()?;
         let plain = || arguments.iter().chain(&named).filter(|argument| !argument.is_kwargs());
-        let pieces = |text: &str| 1 + text.matches(|char: char| char.is_control() || char.is_whitespace()).count() as u64;
+        let pieces =
+            |text: &str| 1 + text.matches(|char: char| char.is_control() || char.is_whitespace()).count() as u64;
         let texts: u64 = plain().filter_map(Value::as_str).map(pieces).sum();
         // A text may be the margin of each line.
         let bytes = plain().filter_map(Value::as_str).skip(1).map(|text| text.len() as u64).max().unwrap_or(0);
@@ -245,12 +247,16 @@ impl MeterLimits {
         });
         environment
             .add_filter(TIMES, move |state: &mut State, left: Value, right: Value| self.times(state, &left, &right));
-        environment
-            .add_filter(PERCENT, move |state: &mut State, left: Value, right: Value| self.percent(state, &left, &right));
-        environment.add_filter(SLICE, move |state: &mut State, value: Value, start: Value, stop: Value, step: Value| {
-            let made = sliced(&value, start, stop, step)?;
-            self.meter(state, made)
+        environment.add_filter(PERCENT, move |state: &mut State, left: Value, right: Value| {
+            self.percent(state, &left, &right)
         });
+        environment.add_filter(
+            SLICE,
+            move |state: &mut State, value: Value, start: Value, stop: Value, step: Value| {
+                let made = sliced(&value, start, stop, step)?;
+                self.meter(state, made)
+            },
+        );
         environment.add_filter(SHOWN, move |value: Value| {
             if value.kind() == ValueKind::String {
                 return Ok(value);
@@ -350,17 +356,6 @@ fn in_minijinjas_order(filter: &str, arguments: &[Value]) -> Result<Vec<Value>, 
     Ok(ordered)
 }
 
-/// Whether a width or the like comes from an argument, as in `{:{}}`. A double brace is a literal brace.
-fn has_place_in_place(format: &str) -> bool {
-    let mut is_in_place = false;
-    let plain = format.replace("{{", "");
-    plain.chars().any(|char| {
-        let is_nested = is_in_place && char == '{';
-        is_in_place = char == '{' || (is_in_place && char != '}');
-        is_nested
-    })
-}
-
 /// Upper bound on the entries that a filter or a method makes of a text.
 fn pieces(name: &str, text: &str, separator: Option<&Value>) -> usize {
     match (name, separator.and_then(Value::as_str)) {
@@ -372,13 +367,22 @@ fn pieces(name: &str, text: &str, separator: Option<&Value>) -> usize {
     }
 }
 
+/// Entries of a map, in this order.
+struct Entries(Vec<(Value, Value)>);
+
+impl serde::Serialize for Entries {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+    }
+}
+
 /// Arguments of `dict` or `namespace` where a list of pairs is a map.
 fn of_pairs(arguments: &[Value]) -> Result<Vec<Value>, Error> {
     let map = |argument: &Value| match argument.kind() {
         ValueKind::Seq | ValueKind::Iterable => {
             let pairs = argument.try_iter()?;
             let pair = |pair: Value| Ok((pair.get_item_by_index(0)?, pair.get_item_by_index(1)?));
-            Ok(Value::from_iter(pairs.map(pair).collect::<Result<Vec<_>, Error>>()?))
+            pairs.map(pair).collect::<Result<Vec<_>, Error>>().map(|entries| Value::from(Serde(Entries(entries))))
         }
         _ => Ok(argument.clone()),
     };

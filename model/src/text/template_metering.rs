@@ -4,7 +4,7 @@
 //! hooked, so the source is changed: `a + b` becomes `(a + b)|meter`, and so on. minijinja's own parser gives the
 //! places. Text is inserted on the same lines, so that errors keep their line numbers.
 
-use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, Slice, Stmt};
+use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, Slice, Stmt, UnaryOpKind};
 use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Error, ErrorKind};
@@ -29,6 +29,9 @@ pub(super) const TEXT: &str = "__bursar_text";
 /// Variables that a request may lack. They are undefined then, so that lengths and loops work, and they are also `none`
 /// in comparisons, as transformers passes them.
 pub(super) const OPTIONAL: [&str; 2] = ["tools", "documents"];
+
+/// Filters whose texts Jinja2 does not escape again.
+const SAFE: [&str; 4] = ["safe", "e", "escape", "forceescape"];
 
 /// Maximum levels of nested statements and expressions. Released templates have about ten; without a limit a long one
 /// would exhaust the stack.
@@ -86,6 +89,29 @@ impl Metering<'_> {
         rewritten
     }
 
+    /// Offset of an expression's first byte. The parser's spans of postfix expressions (`.a`, `[0]`, `|f`) begin after
+    /// their operand, and those of comparisons and choices before it, at the last token.
+    fn start(&self, expression: &Expr<'_>) -> usize {
+        let own = expression.span().start_offset as usize;
+        let first = match expression {
+            Expr::Compare(compare) => return self.start(&compare.expr),
+            Expr::IfExpr(choice) => return self.start(&choice.true_expr),
+            Expr::BinOp(operation) if is_comparison(&operation.op) => return self.start(&operation.left),
+            Expr::UnaryOp(operation) if matches!(operation.op, UnaryOpKind::Not) => {
+                // `a not in b` and `a is not b` have the operator inside.
+                return if self.source[own..].starts_with("not") { own } else { self.start(&operation.expr) };
+            }
+            Expr::Slice(slice) => Some(&slice.expr),
+            Expr::Filter(filter) => filter.expr.as_ref(),
+            Expr::Test(test) => Some(&test.expr),
+            Expr::GetAttr(attribute) => Some(&attribute.expr),
+            Expr::GetItem(item) => Some(&item.expr),
+            Expr::Call(call) => Some(&call.expr),
+            _ => None,
+        };
+        first.map_or(own, |first| own.min(self.start(first)))
+    }
+
     fn insert(&mut self, at: usize, text: impl Into<String>) {
         self.edits.push(Edit { at, bytes: 0, text: text.into() });
     }
@@ -93,7 +119,8 @@ impl Metering<'_> {
     /// Puts parentheses around an expression, a filter after them, and parentheses around both, as `[0]` may follow. If
     /// the expression begins with parentheses of its own, the new ones may end up inside them, which means the same.
     fn filter(&mut self, expression: &Expr<'_>, filter: &str) {
-        self.insert(start(expression), "((");
+        let start = self.start(expression);
+        self.insert(start, "((");
         self.insert(end(expression), format!(")|{filter})"));
     }
 
@@ -210,12 +237,30 @@ impl Metering<'_> {
     fn operand(&mut self, expression: &Expr<'_>, is_of_sum: bool) {
         self.depth += 1;
         self.parts(expression);
+        if is_sum_of(expression) && !is_of_sum {
+            self.escape_beside_safe(expression);
+        }
         // Weighing each sum of a long chain would nest it in one more pair of parentheses, and the parser allows few
         // levels.
         if self.refused.is_none() && (!is_of_sum || sums(expression).is_multiple_of(SUMS_UNWEIGHED)) {
             self.whole(expression);
         }
         self.depth -= 1;
+    }
+
+    /// Texts that are joined to a `|safe` one are escaped, as Python's `Markup` does.
+    fn escape_beside_safe(&mut self, sum: &Expr<'_>) {
+        let (mut terms, mut rest) = (Vec::new(), vec![sum]);
+        while let Some(term) = rest.pop() {
+            match term {
+                Expr::BinOp(operation) if is_sum(operation.op) => rest.extend([&operation.left, &operation.right]),
+                term => terms.push(term),
+            }
+        }
+        let is_safe = |term: &Expr<'_>| matches!(term, Expr::Filter(filter) if SAFE.contains(&filter.name));
+        if terms.iter().any(|term| is_safe(term)) {
+            terms.iter().filter(|term| !is_safe(term)).for_each(|term| self.filter(term, "escape"));
+        }
     }
 
     /// Visits the parts of an expression.
@@ -231,16 +276,18 @@ impl Metering<'_> {
             Expr::BinOp(operation) => {
                 self.operand(&operation.left, is_sum(operation.op));
                 self.expression(&operation.right);
+                if is_comparison(&operation.op) {
+                    self.none_compared(&[&operation.left, &operation.right]);
+                }
                 if matches!(operation.op, BinOpKind::Concat) {
                     [&operation.left, &operation.right].into_iter().for_each(|operand| self.shown(operand));
                 }
             }
             Expr::Compare(compare) => {
-                let operands = || std::iter::once(&compare.expr).chain(compare.ops.iter().map(|operation| &operation.expr));
-                operands().for_each(|operand| self.expression(operand));
-                if operands().any(is_none) {
-                    operands().for_each(|operand| self.absent(operand));
-                }
+                let others = compare.ops.iter().map(|operation| &operation.expr);
+                let operands: Vec<_> = std::iter::once(&compare.expr).chain(others).collect();
+                operands.iter().for_each(|operand| self.expression(operand));
+                self.none_compared(&operands);
             }
             Expr::IfExpr(choice) => {
                 self.expression(&choice.test_expr);
@@ -291,8 +338,10 @@ impl Metering<'_> {
             Expr::BinOp(operation) => match operation.op {
                 kind if is_sum(kind) => self.filter(expression, METER),
                 BinOpKind::Mul | BinOpKind::Rem => {
-                    let (sign, filter) = if matches!(operation.op, BinOpKind::Mul) { ("*", TIMES) } else { ("%", PERCENT) };
-                    self.insert(start(expression), "(");
+                    let (sign, filter) =
+                        if matches!(operation.op, BinOpKind::Mul) { ("*", TIMES) } else { ("%", PERCENT) };
+                    let start = self.start(expression);
+                    self.insert(start, "(");
                     self.replace(sign, end(&operation.left), format!(")|{filter}("));
                     self.insert(end(expression), ")");
                 }
@@ -311,7 +360,8 @@ impl Metering<'_> {
 
     /// `a[b:c:d]` becomes `((a)|slice(b, c, d))`.
     fn slice(&mut self, slice: &Slice<'_>, slice_end: usize) {
-        self.insert(start(&slice.expr), "((");
+        let start = self.start(&slice.expr);
+        self.insert(start, "((");
         let mut at = self.replace("[", end(&slice.expr), format!(")|{SLICE}("));
         let bounds = [&slice.start, &slice.stop, &slice.step];
         for (number, bound) in bounds.into_iter().enumerate() {
@@ -319,10 +369,12 @@ impl Metering<'_> {
                 Some(bound) => at = end(bound),
                 None => self.insert(at, "none"),
             }
-            let is_written = self.source[at..].trim_start_matches([')', ' ', '\t', '\n', '\r']).starts_with(':');
+            // The bound may be in parentheses.
+            let rest = self.source[at..].trim_start_matches(|char: char| char == ')' || char.is_whitespace());
+            at = self.source.len() - rest.len();
             match number {
                 2 => {}
-                1 if !is_written => self.insert(at, ","),
+                1 if !rest.starts_with(':') => self.insert(at, ","),
                 _ => at = self.replace(":", at, ",".to_owned()),
             }
         }
@@ -340,12 +392,30 @@ impl Metering<'_> {
         }
     }
 
+    /// Where an operand is `none`, a variable that may be missing is too.
+    fn none_compared(&mut self, operands: &[&Expr<'_>]) {
+        if operands.iter().any(|operand| is_none(operand)) {
+            operands.iter().for_each(|operand| self.absent(operand));
+        }
+    }
+
     /// A variable that may be missing is `None` in this place.
     fn absent(&mut self, expression: &Expr<'_>) {
         if matches!(expression, Expr::Var(variable) if OPTIONAL.contains(&variable.id)) {
             self.filter(expression, ABSENT);
         }
     }
+}
+
+fn is_comparison(operation: &BinOpKind) -> bool {
+    matches!(
+        operation,
+        BinOpKind::Eq | BinOpKind::Ne | BinOpKind::Lt | BinOpKind::Lte | BinOpKind::Gt | BinOpKind::Gte | BinOpKind::In
+    )
+}
+
+fn is_sum_of(expression: &Expr<'_>) -> bool {
+    matches!(expression, Expr::BinOp(operation) if is_sum(operation.op))
 }
 
 fn is_none(expression: &Expr<'_>) -> bool {
@@ -390,30 +460,6 @@ fn sums(expression: &Expr<'_>) -> usize {
 fn is_raw_tag(before: &str) -> bool {
     let tag = before.trim_end().strip_suffix("%}").and_then(|before| Some(&before[before.rfind("{%")? + 2..]));
     tag.is_some_and(|tag| tag.trim_matches(|char: char| char.is_whitespace() || "-+".contains(char)) == "raw")
-}
-
-/// Offset of an expression's first byte. The parser's spans of postfix expressions (`.a`, `[0]`, `|f`) begin after
-/// their operand.
-fn start(expression: &Expr<'_>) -> usize {
-    let first = match expression {
-        Expr::Slice(slice) => Some(&slice.expr),
-        Expr::Compare(compare) => Some(&compare.expr),
-        Expr::IfExpr(choice) => Some(&choice.true_expr),
-        Expr::Filter(filter) => filter.expr.as_ref(),
-        Expr::Test(test) => Some(&test.expr),
-        Expr::GetAttr(attribute) => Some(&attribute.expr),
-        Expr::GetItem(item) => Some(&item.expr),
-        Expr::Call(call) => Some(&call.expr),
-        Expr::BinOp(_)
-        | Expr::Var(_)
-        | Expr::Const(_)
-        | Expr::UnaryOp(_)
-        | Expr::List(_)
-        | Expr::Tuple(_)
-        | Expr::Map(_) => None,
-    };
-    let own = expression.span().start_offset as usize;
-    first.map_or(own, |first| own.min(start(first)))
 }
 
 fn end(expression: &Expr<'_>) -> usize {
