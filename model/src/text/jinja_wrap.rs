@@ -5,7 +5,7 @@
 use minijinja::{Error, ErrorKind, Value};
 
 use super::python_call::{bind, flag, given, refused, soft_text, whole};
-use super::python_chars::is_of_word;
+use super::python_chars::{is_line_break, is_of_word};
 use super::python_strings::lines;
 
 /// `truncate`: the beginning of a text, cut at a blank, with an ending.
@@ -30,18 +30,80 @@ fn first_chars(text: &str, count: usize) -> &str {
     text.char_indices().nth(count).map_or(text, |(at, _)| &text[..at])
 }
 
+/// Arguments of `wordwrap`.
+pub(super) struct Wrapping {
+    text: String,
+    width: usize,
+    /// Written between lines.
+    pub between: String,
+    break_long: bool,
+    break_hyphens: bool,
+}
+
+impl Wrapping {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// For a width below 1, and arguments that Jinja2 does not know.
+    pub fn of(arguments: &[Value]) -> Result<Self, Error> {
+        let names = ["s", "width", "break_long_words", "wrapstring", "break_on_hyphens"];
+        let [value, width, break_long, between, break_hyphens] = bind(arguments, names)?;
+        let text = soft_text(&value.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?);
+        let width = usize::try_from(whole(width, 79)?).ok().filter(|width| *width > 0);
+        let width = width.ok_or_else(|| refused("the width must be greater than 0"))?;
+        let between = given(between).as_ref().map_or_else(|| "\n".to_owned(), soft_text);
+        let (break_long, break_hyphens) = (flag(break_long, true), flag(break_hyphens, true));
+        Ok(Wrapping { text, width, between, break_long, break_hyphens })
+    }
+
+    /// Upper bound on the pieces between which a line may end, and so on the lines.
+    pub fn pieces(&self) -> usize {
+        let ends = self.text.chars().filter(|char| is_blank(*char) || is_line_break(*char) || *char == '-').count();
+        1 + 2 * ends + self.text.chars().count() / self.width
+    }
+
+    fn wrap<'a>(&self, line: &'a str, lines: &mut Vec<String>) {
+        let before = lines.len();
+        // Each with the bytes up to its last visible character.
+        let chunks = chunks(line, self.break_hyphens).into_iter().rev();
+        let mut rest: Vec<(&'a str, usize)> = chunks.map(|chunk| (chunk, chunk.trim_end().len())).collect();
+        while !rest.is_empty() {
+            if lines.len() > before {
+                rest.pop_if(|(_, visible)| *visible == 0);
+            }
+            let (mut line, mut used) = (Vec::new(), 0);
+            while let Some(chunk) = rest.pop_if(|(chunk, _)| !is_longer(chunk, self.width - used)) {
+                used += chunk.0.chars().count();
+                line.push(chunk);
+            }
+            if let Some((chunk, visible)) = rest.pop_if(|(chunk, _)| is_longer(chunk, self.width)) {
+                if self.break_long {
+                    let at = cut(chunk, (self.width - used).max(usize::from(line.is_empty())), self.break_hyphens);
+                    rest.extend(Some((&chunk[at..], visible.saturating_sub(at))).filter(|(left, _)| !left.is_empty()));
+                    line.push((&chunk[..at], chunk[..at].trim_end().len()));
+                } else if line.is_empty() {
+                    line.push((chunk, visible));
+                } else {
+                    rest.push((chunk, visible));
+                }
+            }
+            line.pop_if(|(_, visible)| *visible == 0);
+            lines.extend(Some(line.iter().map(|(chunk, _)| *chunk).collect()).filter(|_| !line.is_empty()));
+        }
+        // A line without words stays one.
+        if lines.len() == before {
+            lines.push(String::new());
+        }
+    }
+}
+
 /// `wordwrap`: each line of a text in lines of a width, as Python's `textwrap.wrap` breaks them without replacing white
 /// space.
 pub(super) fn wrapped(arguments: &[Value]) -> Result<Value, Error> {
-    let names = ["s", "width", "break_long_words", "wrapstring", "break_on_hyphens"];
-    let [value, width, break_long, between, break_hyphens] = bind(arguments, names)?;
-    let value = soft_text(&value.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?);
-    let width = usize::try_from(whole(width, 79)?).ok().filter(|width| *width > 0);
-    let width = width.ok_or_else(|| refused("the width must be greater than 0"))?;
-    let between = given(between).as_ref().map_or_else(|| "\n".to_owned(), soft_text);
-    let (break_long, break_hyphens) = (flag(break_long, true), flag(break_hyphens, true));
-    let wrap = |line: &str| wrap(&chunks(line, break_hyphens), width, break_long, break_hyphens).join(&between);
-    Ok(Value::from(lines(&value, false).into_iter().map(wrap).collect::<Vec<_>>().join(&between)))
+    let wrapping = Wrapping::of(arguments)?;
+    let mut wrapped = Vec::new();
+    lines(&wrapping.text, false).into_iter().for_each(|line| wrapping.wrap(line, &mut wrapped));
+    Ok(Value::from(wrapped.join(&wrapping.between)))
 }
 
 /// What `textwrap` takes for a blank.
@@ -50,76 +112,37 @@ fn is_blank(char: char) -> bool {
 }
 
 /// Pieces between which a line may end: runs of blanks, and words, cut after hyphens between letters.
-fn chunks(line: &str, break_hyphens: bool) -> Vec<String> {
-    let mut chunks: Vec<String> = Vec::new();
-    let chars: Vec<char> = line.chars().collect();
-    let letter = |at: usize| chars.get(at).is_some_and(|char| is_of_word(*char) && !char.is_ascii_digit());
-    for (at, &char) in chars.iter().enumerate() {
-        let before = at.checked_sub(1).map(|before| chars[before]);
-        // As `textwrap.TextWrapper.wordsep_re` has it: at least one letter before the hyphen, two after it.
+fn chunks(line: &str, break_hyphens: bool) -> Vec<&str> {
+    let (mut chunks, mut from) = (Vec::new(), 0);
+    let chars: Vec<(usize, char)> = line.char_indices().collect();
+    let is_letter = |char: char| is_of_word(char) && !char.is_ascii_digit();
+    for (number, &(at, char)) in chars.iter().enumerate().skip(1) {
+        let before = chars[number - 1].1;
+        // As `textwrap.TextWrapper.wordsep_re` has it: at least one letter before the hyphen, two characters after it.
+        let mut word = chars[number..].iter().map(|(_, char)| *char).take_while(|char| is_of_word(*char));
         let follows_hyphen = break_hyphens
-            && before == Some('-')
-            && at >= 2
-            && letter(at - 2)
-            && is_of_word(char)
-            && (letter(at + 1)
-                || (is_of_word(char)
-                    && chars[at..]
-                        .iter()
-                        .take_while(|char| is_of_word(**char))
-                        .skip(1)
-                        .any(|char| !char.is_ascii_digit())));
-        match before {
-            Some(before) if is_blank(before) == is_blank(char) && !follows_hyphen => {
-                if let Some(last) = chunks.last_mut() {
-                    last.push(char);
-                }
-            }
-            _ => chunks.push(char.to_string()),
+            && before == '-'
+            && number >= 2
+            && is_letter(chars[number - 2].1)
+            && word.next().is_some()
+            && word.any(is_letter);
+        if is_blank(before) != is_blank(char) || follows_hyphen {
+            chunks.push(&line[from..at]);
+            from = at;
         }
     }
+    chunks.extend(Some(&line[from..]).filter(|last| !last.is_empty()));
     chunks
 }
 
-fn length(text: &str) -> usize {
-    text.chars().count()
+fn is_longer(text: &str, chars: usize) -> bool {
+    text.chars().nth(chars).is_some()
 }
 
-fn wrap(chunks: &[String], width: usize, break_long: bool, break_hyphens: bool) -> Vec<String> {
-    let mut rest: Vec<String> = chunks.iter().rev().cloned().collect();
-    let mut lines: Vec<String> = Vec::new();
-    while !rest.is_empty() {
-        if rest.last().is_some_and(|chunk| chunk.trim().is_empty()) && !lines.is_empty() {
-            rest.pop();
-        }
-        let (mut line, mut used): (Vec<String>, usize) = (Vec::new(), 0);
-        while let Some(chunk) = rest.pop_if(|chunk| used + length(chunk) <= width) {
-            used += length(&chunk);
-            line.push(chunk);
-        }
-        if rest.last().is_some_and(|chunk| length(chunk) > width) {
-            let chunk = rest.pop().unwrap_or_default();
-            if break_long {
-                let (fits, left) = cut(&chunk, (width - used).max(usize::from(line.is_empty())), break_hyphens);
-                rest.extend(Some(left.to_owned()).filter(|left| !left.is_empty()));
-                line.push(fits.to_owned());
-            } else if line.is_empty() {
-                line.push(chunk);
-            } else {
-                rest.push(chunk);
-            }
-        }
-        line.pop_if(|chunk| chunk.trim().is_empty());
-        lines.extend(Some(line.concat()).filter(|_| !line.is_empty()));
-    }
-    lines
-}
-
-/// The part of a long word that fits, up to its last hyphen if it has one, and the rest.
-fn cut(chunk: &str, space: usize, break_hyphens: bool) -> (&str, &str) {
+/// Bytes of a long word that fit: up to the last hyphen in `space` characters if there is one.
+fn cut(chunk: &str, space: usize, break_hyphens: bool) -> usize {
     let fits = first_chars(chunk, space);
-    let hyphen = fits
-        .rfind('-')
-        .filter(|&at| break_hyphens && length(chunk) > space && !fits[..at].chars().all(|char| char == '-'));
-    chunk.split_at(hyphen.map_or(fits.len(), |at| at + 1))
+    let has_word = |at: &usize| !fits[..*at].chars().all(|char| char == '-');
+    let hyphen = fits.rfind('-').filter(|_| break_hyphens && is_longer(chunk, space)).filter(has_word);
+    hyphen.map_or(fits.len(), |at| at + 1)
 }

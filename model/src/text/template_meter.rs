@@ -10,6 +10,7 @@ use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions}
 
 use super::jinja_filters::{MAKERS, READERS, minijinja_parameters};
 use super::jinja_tests;
+use super::jinja_wrap::Wrapping;
 use super::python_call::bind;
 use super::python_chars::{is_line_break, is_space};
 use super::python_format::{WIDTH_DIGITS_MAX, percent};
@@ -206,8 +207,12 @@ impl MeterLimits {
                 self.check_replaced(&texts(0), None, longest)
             }
             "join" => self.check_joined(arguments.first(), arguments.get(1)),
+            "wordwrap" => {
+                let wrapping = Wrapping::of(arguments)?;
+                self.check((wrapping.pieces() as u64).saturating_mul(ENTRY_BYTES.max(wrapping.between.len() as u64)))
+            }
             "format" | "format_map" => self.check_format(arguments),
-            "indent" | "batch" | "slice" | "center" | "ljust" | "rjust" | "zfill" | "expandtabs" | "wordwrap" => {
+            "indent" | "batch" | "slice" | "center" | "ljust" | "rjust" | "zfill" | "expandtabs" => {
                 self.check_counts(arguments)
             }
             // Filters and methods that make a list of a text's pieces.

@@ -237,30 +237,12 @@ impl Metering<'_> {
     fn operand(&mut self, expression: &Expr<'_>, is_of_sum: bool) {
         self.depth += 1;
         self.parts(expression);
-        if is_sum_of(expression) && !is_of_sum {
-            self.escape_beside_safe(expression);
-        }
         // Weighing each sum of a long chain would nest it in one more pair of parentheses, and the parser allows few
         // levels.
         if self.refused.is_none() && (!is_of_sum || sums(expression).is_multiple_of(SUMS_UNWEIGHED)) {
             self.whole(expression);
         }
         self.depth -= 1;
-    }
-
-    /// Texts that are joined to a `|safe` one are escaped, as Python's `Markup` does.
-    fn escape_beside_safe(&mut self, sum: &Expr<'_>) {
-        let (mut terms, mut rest) = (Vec::new(), vec![sum]);
-        while let Some(term) = rest.pop() {
-            match term {
-                Expr::BinOp(operation) if is_sum(operation.op) => rest.extend([&operation.left, &operation.right]),
-                term => terms.push(term),
-            }
-        }
-        let is_safe = |term: &Expr<'_>| matches!(term, Expr::Filter(filter) if SAFE.contains(&filter.name));
-        if terms.iter().any(|term| is_safe(term)) {
-            terms.iter().filter(|term| !is_safe(term)).for_each(|term| self.filter(term, "escape"));
-        }
     }
 
     /// Visits the parts of an expression.
@@ -278,6 +260,12 @@ impl Metering<'_> {
                 self.expression(&operation.right);
                 if is_comparison(&operation.op) {
                     self.none_compared(&[&operation.left, &operation.right]);
+                }
+                // `+` with a `|safe` text escapes the other text, as Python's `Markup` does.
+                match (matches!(operation.op, BinOpKind::Add), is_safe(&operation.left), is_safe(&operation.right)) {
+                    (true, true, false) => self.filter(&operation.right, "escape"),
+                    (true, false, true) => self.filter(&operation.left, "escape"),
+                    _ => {}
                 }
                 if matches!(operation.op, BinOpKind::Concat) {
                     [&operation.left, &operation.right].into_iter().for_each(|operand| self.shown(operand));
@@ -414,8 +402,13 @@ fn is_comparison(operation: &BinOpKind) -> bool {
     )
 }
 
-fn is_sum_of(expression: &Expr<'_>) -> bool {
-    matches!(expression, Expr::BinOp(operation) if is_sum(operation.op))
+/// Whether a text is Python's `Markup`: the result of a filter that makes it, or a sum with one.
+fn is_safe(expression: &Expr<'_>) -> bool {
+    match expression {
+        Expr::Filter(filter) => SAFE.contains(&filter.name),
+        Expr::BinOp(sum) if matches!(sum.op, BinOpKind::Add) => is_safe(&sum.left) || is_safe(&sum.right),
+        _ => false,
+    }
 }
 
 fn is_none(expression: &Expr<'_>) -> bool {
