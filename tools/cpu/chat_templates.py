@@ -32,8 +32,6 @@ ARCHIVE = Path(__file__).parents[2] / "tests/golden/jinja.tar.xz"
 SAMPLE = [
     "transformers/processing_smolvlm:45",
     "llama_cpp_python/Qwen3-Coder",
-    "llama_cpp_python/HuggingFaceTB-SmolLM3-3B",
-    "vllm/tool_chat_template_functiongemma",
 ]
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -209,26 +207,26 @@ def recorded(jinja, name, source, chat):
 
 
 def write(sources, expressions, into):
-    """Writes the cases of templates, each on all chats, and of expressions, which are their own names."""
+    """Writes the cases of templates, each on all chats, and the text of each expression, or `null` for an error."""
     jinja = environment()
     cases = [recorded(jinja, name, source, chat) for name, source in sources.items() for chat in CHATS]
-    cases += [recorded(jinja, source, source, "plain") for source in expressions]
+    texts = {source: recorded(jinja, source, source, "plain").get("text") for source in expressions}
     inputs = {"now_unix_seconds": NOW, "special_tokens": SPECIAL, "chats": CHATS, "templates": sources}
-    into.write_text(json.dumps({**inputs, "cases": cases}, ensure_ascii=False))
+    into.write_text(json.dumps({**inputs, "cases": cases, "expressions": texts}, ensure_ascii=False, indent=0))
     print(f"{len(sources)} templates, {len(cases)} cases, {sum('error' in case for case in cases)} refused by Jinja2")
 
 
 def sample(folder):
     """Writes the archive of the tests: some templates, and the expressions that it has so far."""
     with tarfile.open(ARCHIVE) as archive:
-        old = json.load(archive.extractfile("jinja/cases.json"))
-    expressions = [case["template"] for case in old["cases"] if case["template"] not in old["templates"]]
-    found = templates(folder)
-    into = folder / "jinja" / "cases.json"
-    into.parent.mkdir(exist_ok=True)
+        expressions = json.load(archive.extractfile("jinja/cases.json"))["expressions"]
+    found, into = templates(folder), folder / "cases.json"
     write({name: found[name] for name in SAMPLE}, expressions, into)
     with tarfile.open(ARCHIVE, "w:xz", preset=9) as archive:
-        archive.add(into, "jinja/cases.json", filter=lambda file: file.replace(mtime=0, uid=0, gid=0, uname="", gname=""))
+        entry = tarfile.TarInfo("jinja/cases.json")
+        entry.size = into.stat().st_size
+        with into.open("rb") as file:
+            archive.addfile(entry, file)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ pub(super) const READERS: [(&str, Filter); 9] = [
 ];
 
 /// Filters that make texts and lists.
-pub(super) const MAKERS: [(&str, Filter); 24] = [
+pub(super) const MAKERS: [(&str, Filter); 23] = [
     ("capitalize", capitalize),
     ("center", center),
     ("e", escape),
@@ -54,7 +54,6 @@ pub(super) const MAKERS: [(&str, Filter); 24] = [
     ("urlencode", url_encode),
     ("wordcount", word_count),
     ("wordwrap", wrapped),
-    ("xmlattr", xml_attributes),
 ];
 
 /// Parameters of filters of minijinja, which takes some of them only by position and others only by name.
@@ -205,23 +204,6 @@ fn strip_tags(arguments: &[Value]) -> Result<Value, Error> {
     Ok(Value::from(stripped.split_whitespace().collect::<Vec<_>>().join(" ")))
 }
 
-fn xml_attributes(arguments: &[Value]) -> Result<Value, Error> {
-    let [map, space] = bind(arguments, ["d", "autospace"])?;
-    let map = map.ok_or_else(missing)?;
-    let mut attributes = Vec::new();
-    for key in map.try_iter()? {
-        let name = soft_text(&key);
-        if name.contains(|char: char| char.is_whitespace() || "/>=".contains(char)) {
-            return Err(refused("invalid character in an attribute's name"));
-        }
-        if let Some(value) = given(Some(map.get_item(&key)?)) {
-            attributes.push(format!("{}=\"{}\"", escaped(&name), escaped(&soft_text(&value))));
-        }
-    }
-    let space = if flag(space, true) && !attributes.is_empty() { " " } else { "" };
-    Ok(Value::from(space.to_owned() + &attributes.join(" ")))
-}
-
 fn url_encode(arguments: &[Value]) -> Result<Value, Error> {
     let [value] = bind(arguments, ["value"])?;
     let value = value.ok_or_else(missing)?;
@@ -344,20 +326,9 @@ fn file_size(arguments: &[Value]) -> Result<Value, Error> {
         _ => f64::try_from(value).ok(),
     };
     let bytes = bytes.ok_or_else(|| refused("a file's size is a number"))?;
-    let (base, infix) = if flag(binary, false) { (1024.0, "i") } else { (1000.0, "") };
-    if bytes == 1.0 {
-        return Ok(Value::from("1 Byte"));
-    }
-    if bytes < base {
-        return Ok(Value::from(format!("{} Bytes", bytes.trunc())));
-    }
-    let prefixes = [if infix.is_empty() { 'k' } else { 'K' }, 'M', 'G', 'T', 'P', 'E', 'Z', 'Y'];
-    let mut unit = base;
-    let prefix = prefixes.into_iter().find(|_| {
-        unit *= base;
-        bytes < unit
-    });
-    Ok(Value::from(format!("{:.1} {}{infix}B", base * bytes / unit, prefix.unwrap_or('Y'))))
+    let is_binary = flag(binary, false);
+    let bytes = if bytes < if is_binary { 1024.0 } else { 1000.0 } { bytes.trunc() } else { bytes };
+    Ok(Value::from(minijinja_contrib::filters::filesizeformat(bytes, Some(is_binary))))
 }
 
 fn length(arguments: &[Value]) -> Result<Value, Error> {
@@ -414,7 +385,7 @@ fn join(arguments: &[Value]) -> Result<Value, Error> {
         if number > 0 {
             joined.push_str(&joiner);
         }
-        let item = attribute.iter().try_fold(item, |item, path| at_path(item, path))?;
+        let item = attribute.iter().try_fold(item, at_path)?;
         joined.push_str(&soft_text(&item));
     }
     Ok(Value::from(joined))

@@ -60,18 +60,3 @@ pub(super) fn whole(argument: Option<Value>, default: i64) -> Result<i64, Error>
 pub(super) fn flag(argument: Option<Value>, default: bool) -> bool {
     argument.map_or(default, |value| value.is_true())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_are_bound_by_position_and_by_name() {
-        let named = |name: &'static str, value: i64| Value::from(Kwargs::from_iter([(name, Value::from(value))]));
-        let bound = bind(&[Value::from(1), named("b", 2)], ["a", "b", "c"]).expect("it binds");
-        assert_eq!(bound, [Some(Value::from(1)), Some(Value::from(2)), None]);
-        for wrong in [vec![Value::from(1), named("a", 2)], vec![named("z", 1)], vec![Value::from(1); 4]] {
-            assert!(bind(&wrong, ["a", "b", "c"]).is_err(), "{wrong:?}");
-        }
-    }
-}

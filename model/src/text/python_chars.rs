@@ -6,30 +6,6 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-/// Characters that Python's `str.isdigit` accepts besides decimal digits: superscripts, subscripts and circled digits.
-const DIGITS: [(u32, u32); 20] = [
-    (0xb2, 0xb3),
-    (0xb9, 0xb9),
-    (0x1369, 0x1371),
-    (0x19da, 0x19da),
-    (0x2070, 0x2070),
-    (0x2074, 0x2079),
-    (0x2080, 0x2089),
-    (0x2460, 0x2468),
-    (0x2474, 0x247c),
-    (0x2488, 0x2490),
-    (0x24ea, 0x24ea),
-    (0x24f5, 0x24fd),
-    (0x24ff, 0x24ff),
-    (0x2776, 0x277e),
-    (0x2780, 0x2788),
-    (0x278a, 0x2792),
-    (0x10a40, 0x10a43),
-    (0x10e60, 0x10e68),
-    (0x11052, 0x1105a),
-    (0x1f100, 0x1f10a),
-];
-
 static DECIMAL: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\A\d\z").expect("a valid pattern"));
 
 /// White space as `str.isspace` and `str.strip` know it: U+001C to U+001F are in it, unlike in Unicode's property.
@@ -82,9 +58,9 @@ pub(super) fn is(text: &str, method: &str) -> Option<bool> {
         "isalnum" => all(char::is_alphanumeric),
         "isnumeric" => all(char::is_numeric),
         "isdecimal" => all(is_decimal),
-        "isdigit" => all(|char| {
-            is_decimal(char) || DIGITS.iter().any(|(first, last)| (*first..=*last).contains(&u32::from(char)))
-        }),
+        "isdigit" => {
+            all(|char| is_decimal(char) || matches!(char, '²' | '³' | '¹' | '⁰' | '⁴'..='⁹' | '₀'..='₉' | '①'..='⑨'))
+        }
         "isprintable" => text.chars().all(is_printable),
         "isidentifier" => all(is_of_word) && !text.starts_with(char::is_numeric),
         "islower" => text.chars().any(char::is_lowercase) && !text.chars().any(char::is_uppercase),

@@ -16,13 +16,8 @@ use super::python_strings;
 pub(super) fn call(value: &Value, method: &str, arguments: &[Value]) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::String => python_strings::call(value.as_str().unwrap_or_default(), method, arguments),
-        ValueKind::Bytes if method == "decode" => {
-            bind(arguments, ["encoding", "errors"])?;
-            value.as_str().map(Value::from).ok_or_else(|| refused("the bytes are not UTF-8"))
-        }
         ValueKind::Map => of_map(value, method, arguments),
         ValueKind::Seq | ValueKind::Iterable => of_list(value, method, arguments),
-        ValueKind::Number | ValueKind::Bool => of_number(value, method, arguments),
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
     }
 }
@@ -67,21 +62,6 @@ fn of_list(list: &Value, method: &str, arguments: &[Value]) -> Result<Value, Err
             let mut places = list.try_iter()?.zip(0..).filter(|(_, at)| (start..stop).contains(at));
             let found = places.find(|(other, _)| *other == item).map(|(_, at)| Value::from(at));
             found.ok_or_else(|| refused("the value is not in the list"))
-        }
-        _ => Err(Error::from(ErrorKind::UnknownMethod)),
-    }
-}
-
-fn of_number(number: &Value, method: &str, arguments: &[Value]) -> Result<Value, Error> {
-    bind(arguments, [])?;
-    let is_whole = number.kind() == ValueKind::Bool || number.is_integer();
-    match method {
-        "bit_length" if is_whole => {
-            let magnitude = i128::try_from(number.clone())?.unsigned_abs();
-            Ok(Value::from(u128::BITS - magnitude.leading_zeros()))
-        }
-        "is_integer" => {
-            Ok(Value::from(is_whole || f64::try_from(number.clone()).is_ok_and(|float| float.trunc() == float)))
         }
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
     }

@@ -49,19 +49,3 @@ pub(super) fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
         false => Ok(Value::from(if rest == 0.0 { 0f64.copysign(right) } else { rest })),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn remainders_have_the_sign_of_the_divisor() {
-        let of = |left: f64, right: f64| f64::try_from(remainder(&left.into(), &right.into()).expect("a number"));
-        // `print(5 % -3, -5 % 3, 5.5 % -2.0, -5.5 % 2.0)` of CPython.
-        for (left, right, expected) in [(5, -3, -1), (-5, 3, 1), (i64::MIN, -1, 0), (6, 3, 0)] {
-            assert_eq!(remainder(&left.into(), &right.into()).expect("a number"), Value::from(expected));
-        }
-        assert_eq!((of(5.5, -2.0).ok(), of(-5.5, 2.0).ok()), (Some(-0.5), Some(0.5)));
-        assert!(remainder(&1.into(), &0.into()).is_err() && remainder(&1.0.into(), &0.0.into()).is_err());
-    }
-}

@@ -91,16 +91,18 @@ pub(super) struct View {
 impl View {
     /// The view that the method `name` of a map returns, or `None` if there is no such method.
     pub fn of(map: &Value, name: &str) -> Result<Option<Value>, Error> {
-        let (name, entry): (_, fn(&Value, Value) -> Result<Value, Error>) = match name {
-            "keys" => ("dict_keys", |_, key| Ok(key)),
-            "values" => ("dict_values", |map, key| map.get_item(&key)),
-            "items" => ("dict_items", |map, key| {
-                let value = map.get_item(&key)?;
-                Ok(Value::from(Tuple::from([key, value])))
-            }),
+        let name = match name {
+            "keys" => "dict_keys",
+            "values" => "dict_values",
+            "items" => "dict_items",
             _ => return Ok(None),
         };
-        let entries = map.try_iter()?.map(|key| entry(map, key)).collect::<Result<Vec<_>, _>>()?;
+        let entry = |key: Value| match name {
+            "dict_keys" => Ok(key),
+            "dict_values" => map.get_item(&key),
+            _ => map.get_item(&key).map(|value| Value::from(Tuple::from([key, value]))),
+        };
+        let entries = map.try_iter()?.map(entry).collect::<Result<Vec<_>, _>>()?;
         Ok(Some(Value::from_object(View { name, entries })))
     }
 }

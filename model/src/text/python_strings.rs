@@ -2,8 +2,6 @@
 //!
 //! Pure: texts in, values out. The meter checks widths and repetitions before a method runs.
 
-use std::collections::BTreeMap;
-
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
@@ -54,9 +52,6 @@ pub(super) fn call(subject: &str, method: &str, arguments: &[Value]) -> Result<V
             let [map] = required(arguments, ["mapping"])?;
             python_format::format_map(subject, &map).map(Value::from)
         }
-        "translate" => translated(subject, arguments),
-        "maketrans" => table(arguments),
-        "encode" => encoded(subject, arguments),
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
     }
 }
@@ -300,63 +295,4 @@ fn with_tabs(subject: &str, size: i64) -> String {
         }
     }
     expanded
-}
-
-fn translated(subject: &str, arguments: &[Value]) -> Result<Value, Error> {
-    let [table] = required(arguments, ["table"])?;
-    let mut result = String::with_capacity(subject.len());
-    for char in subject.chars() {
-        let to = table.get_item(&Value::from(u32::from(char)))?;
-        match to.kind() {
-            ValueKind::Undefined => result.push(char),
-            ValueKind::None => {}
-            ValueKind::String => result.push_str(text(&to)?),
-            _ => {
-                let code = u32::try_from(whole(Some(to), 0)?).ok().and_then(char::from_u32);
-                result.push(code.ok_or_else(|| refused("a number is no character"))?);
-            }
-        }
-    }
-    Ok(Value::from(result))
-}
-
-/// The table of `str.maketrans`: from numbers of characters to what takes their place.
-fn table(arguments: &[Value]) -> Result<Value, Error> {
-    let [from, to, gone] = bind(arguments, ["x", "y", "z"])?;
-    let from = from.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
-    let code = |char: char| Value::from(u32::from(char));
-    let mut entries: Vec<(Value, Value)> = Vec::new();
-    match &to {
-        Some(to) => {
-            let (from, to): (Vec<char>, Vec<char>) = (text(&from)?.chars().collect(), text(to)?.chars().collect());
-            if from.len() != to.len() {
-                return Err(refused("the first two arguments must have equal length"));
-            }
-            entries.extend(from.into_iter().zip(to).map(|(from, to)| (code(from), code(to))));
-            let gone = gone.as_ref().map(text).transpose()?.unwrap_or_default();
-            entries.extend(gone.chars().map(|char| (code(char), Value::from(()))));
-        }
-        None => {
-            for key in from.try_iter()? {
-                let value = from.get_item(&key)?;
-                let mut chars = key.as_str().unwrap_or_default().chars();
-                match (chars.next(), chars.next()) {
-                    (Some(char), None) => entries.push((code(char), value)),
-                    (None, _) if key.is_integer() => entries.push((key, value)),
-                    _ => return Err(refused("keys must be single characters")),
-                }
-            }
-        }
-    }
-    Ok(Value::from(entries.into_iter().collect::<BTreeMap<_, _>>()))
-}
-
-fn encoded(subject: &str, arguments: &[Value]) -> Result<Value, Error> {
-    let [encoding, _errors] = bind(arguments, ["encoding", "errors"])?;
-    let encoding = encoding.as_ref().map(text).transpose()?.unwrap_or("utf-8");
-    match encoding.to_ascii_lowercase().replace('_', "-").as_str() {
-        "utf-8" | "utf8" => Ok(Value::from_bytes(subject.as_bytes().to_vec())),
-        "ascii" if subject.is_ascii() => Ok(Value::from_bytes(subject.as_bytes().to_vec())),
-        _ => Err(refused("only UTF-8 can be encoded")),
-    }
 }

@@ -143,13 +143,10 @@ impl MeterLimits {
         self.meter(state, made)
     }
 
-    /// Checks the result of `replace` or `translate` in advance: each character or each `from` may become a longest text.
-    fn check_replaced(self, text: &str, from: Option<&str>, longest: u64) -> Result<(), Error> {
-        let count = match from {
-            Some(from) if !from.is_empty() => text.matches(from).count(),
-            _ => text.chars().count() + 1,
-        };
-        self.check((count as u64).saturating_mul(longest).saturating_add(text.len() as u64))
+    /// Checks the result of `replace` in advance.
+    fn check_replaced(self, text: &str, old: &str, new: &str) -> Result<(), Error> {
+        let count = if old.is_empty() { text.chars().count() + 1 } else { text.matches(old).count() };
+        self.check((count as u64).saturating_mul(new.len() as u64).saturating_add(text.len() as u64))
     }
 
     /// Checks the result of `join` in advance.
@@ -201,11 +198,7 @@ impl MeterLimits {
     fn check_before(self, name: &str, arguments: &[Value]) -> Result<(), Error> {
         let texts = |place: usize| arguments.get(place).map(display).unwrap_or_default();
         match name {
-            "replace" => self.check_replaced(&texts(0), Some(&texts(1)), texts(2).len() as u64),
-            "translate" => {
-                let longest = arguments.get(1).map_or(Ok(0), |table| self.weigh(table, 0, &mut |_| false))?;
-                self.check_replaced(&texts(0), None, longest)
-            }
+            "replace" => self.check_replaced(&texts(0), &texts(1), &texts(2)),
             "join" => self.check_joined(arguments.first(), arguments.get(1)),
             "wordwrap" => {
                 let wrapping = Wrapping::of(arguments)?;

@@ -286,9 +286,9 @@ fn pictures_between_texts_stay_there_where_a_template_takes_strings() {
 const OF_PARTS: [&str; 2] = [
     "{% for m in messages %}{{ m['role'] | capitalize }}{% if m['content'][0]['type'] == 'image' %}:{% else %}: \
      {% endif %}{% for line in m['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}{% elif \
-     line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}\n{% endfor %}",
+     line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %};{% endfor %}",
     "{% for m in messages %}{{ m.role.capitalize() }}: {% for c in m.content %}{{ c.text if c.type == 'text' else \
-     '<image>' }}{% endfor %}\n{% endfor %}",
+     '<image>' }}{% endfor %};{% endfor %}",
 ];
 
 #[test]
@@ -301,12 +301,12 @@ fn texts_reach_templates_that_only_read_parts() {
         let result = vec![Part::Text("4".into()), Part::Text("2".into()), Part::ResultOf("1".into())];
         messages.push(Message { role: Role::Tool, content: result });
         let rendered = template.render(&messages, &TemplateInputs::default()).expect("it renders");
-        assert_eq!(rendered, "System: Be brief.\nUser: Hello\nAssistant: \nTool: 42\n", "{source}");
+        assert_eq!(rendered, "System: Be brief.;User: Hello;Assistant: ;Tool: 42;", "{source}");
         let continued =
             TemplateInputs { add_generation_prompt: false, continue_final_message: true, ..Default::default() };
         let messages = [Message::text(Role::User, "Count."), Message::text(Role::Assistant, "One, two,")];
         let rendered = template.render(&messages, &continued).expect("it renders");
-        assert_eq!(rendered, "User: Count.\nAssistant: One, two,", "{source}");
+        assert_eq!(rendered, "User: Count.;Assistant: One, two,", "{source}");
     }
 }
 
@@ -345,10 +345,10 @@ fn missing_tools_are_undefined_and_none_where_a_template_compares() {
 fn pictures_have_placeholders_in_each_family_where_a_template_joins_strings() {
     let golden = golden_json("chat_templates/qwen2_5.json");
     let text_only = golden["template"].as_str().expect("a template");
-    for folder in ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl_chat"] {
-        let checkpoint = crate::bench::open(folder);
+    for folder in ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl_chat"].map(|name| format!("tests/golden/{name}")) {
+        let checkpoint = crate::bench::open(&folder);
         let family = FamilyConfig::of(&checkpoint).expect("the family serves it");
-        let tokenizer = checkpoint.tokenizer.clone().expect("it has a tokenizer");
+        let tokenizer = checkpoint.prompts().expect("it has a tokenizer").tokenizer().clone();
         let prompts = PromptEncoder::new(tokenizer, template(text_only)).with_placeholders(family.placeholder_texts());
         let content = vec![Part::Text("Look: ".into()), Part::Image, Part::Text("what is it?".into())];
         let ids = prompts.encode(&user(content), &TemplateInputs::default()).expect("it is encoded");
