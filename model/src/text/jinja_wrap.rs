@@ -14,7 +14,7 @@ pub(super) fn truncated(arguments: &[Value]) -> Result<Value, Error> {
     let value = soft_text(&value.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?);
     let end = end.as_ref().map_or_else(|| "...".to_owned(), soft_text);
     let (length, leeway) = (whole(length, 255)?, whole(leeway, 5)?);
-    let kept = length - end.chars().count() as i64;
+    let kept = length.saturating_sub(end.chars().count() as i64);
     if kept < 0 || leeway < 0 {
         return Err(refused("the length must be at least that of the end, and the leeway at least 0"));
     }
@@ -111,28 +111,40 @@ fn is_blank(char: char) -> bool {
     matches!(char, '\t'..='\r' | ' ')
 }
 
-/// Pieces between which a line may end: runs of blanks, and words, cut after hyphens between letters.
+/// Pieces between which a line may end: runs of blanks, words, parts of words with hyphens, and dashes.
 fn chunks(line: &str, break_hyphens: bool) -> Vec<&str> {
     let (mut chunks, mut from) = (Vec::new(), 0);
-    let chars: Vec<(usize, char)> = line.char_indices().collect();
-    let is_letter = |char: char| is_of_word(char) && !char.is_ascii_digit();
-    for (number, &(at, char)) in chars.iter().enumerate().skip(1) {
-        let before = chars[number - 1].1;
-        // As `textwrap.TextWrapper.wordsep_re` has it: at least one letter before the hyphen, two characters after it.
-        let mut word = chars[number..].iter().map(|(_, char)| *char).take_while(|char| is_of_word(*char));
-        let follows_hyphen = break_hyphens
-            && before == '-'
-            && number >= 2
-            && is_letter(chars[number - 2].1)
-            && word.next().is_some()
-            && word.any(is_letter);
-        if is_blank(before) != is_blank(char) || follows_hyphen {
-            chunks.push(&line[from..at]);
-            from = at;
+    let (offsets, chars): (Vec<usize>, Vec<char>) = line.char_indices().unzip();
+    for at in 1..chars.len() {
+        if is_blank(chars[at - 1]) != is_blank(chars[at]) || (break_hyphens && is_at_hyphen(&chars, at)) {
+            chunks.push(&line[from..offsets[at]]);
+            from = offsets[at];
         }
     }
     chunks.extend(Some(&line[from..]).filter(|last| !last.is_empty()));
     chunks
+}
+
+/// Whether `textwrap.TextWrapper.wordsep_re` breaks before the character `at`: after a hyphen between two letters each,
+/// or before or after a dash of several hyphens between words.
+fn is_at_hyphen(chars: &[char], at: usize) -> bool {
+    let is = |at: usize, char: char| chars.get(at) == Some(&char);
+    let letter = |at: usize| chars.get(at).is_some_and(|char| is_of_word(*char) && !char.is_numeric());
+    let ends_word = |at: usize| is_of_word(chars[at]) || "!\"'&.,?".contains(chars[at]);
+    let hyphens = |chars: &mut dyn Iterator<Item = &char>| chars.take_while(|char| **char == '-').count();
+    if is(at, '-') {
+        let dash = hyphens(&mut chars[at..].iter());
+        return dash > 1 && ends_word(at - 1) && chars.get(at + dash).is_some_and(|char| is_of_word(*char));
+    }
+    if !is(at - 1, '-') || !is_of_word(chars[at]) {
+        return false;
+    }
+    let dash = hyphens(&mut chars[..at].iter().rev());
+    if dash > 1 {
+        return dash < at && ends_word(at - dash - 1);
+    }
+    let follows = at > 2 && letter(at - 2) && (letter(at - 3) || (at > 3 && is(at - 3, '-') && letter(at - 4)));
+    follows && letter(at) && (letter(at + 1) || (is(at + 1, '-') && letter(at + 2)))
 }
 
 fn is_longer(text: &str, chars: usize) -> bool {

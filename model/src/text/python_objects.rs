@@ -52,7 +52,8 @@ impl Range {
     }
 
     fn at(&self, index: usize) -> i64 {
-        self.start + self.step * index as i64
+        // The product may wrap around, and the sum does so again.
+        self.start.wrapping_add(self.step.wrapping_mul(index as i64))
     }
 }
 
