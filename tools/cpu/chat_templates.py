@@ -12,6 +12,7 @@ some under the Apache licence, and expressions, for the tests that always run.
 
 import ast
 import json
+import lzma
 import re
 import subprocess
 import sys
@@ -222,7 +223,7 @@ def sample(folder):
         expressions = json.load(archive.extractfile("jinja/cases.json"))["expressions"]
     found, into = templates(folder), folder / "cases.json"
     write({name: found[name] for name in SAMPLE}, expressions, into)
-    with tarfile.open(ARCHIVE, "w:xz", preset=9) as archive:
+    with tarfile.open(ARCHIVE, "w:xz", preset=9 | lzma.PRESET_EXTREME) as archive:
         entry = tarfile.TarInfo("jinja/cases.json")
         entry.size = into.stat().st_size
         with into.open("rb") as file:

@@ -7,11 +7,11 @@ use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 use super::jinja_wrap::{truncated, wrapped};
-use super::python_call::{bind, flag, given, refused, soft_text, text, whole};
+use super::python_call::{bind, flag, given, refused, text, whole};
 use super::python_chars::is_of_word;
 use super::python_format::percent;
 use super::python_strings::{lines, replaced, trimmed};
-use super::python_value::repr;
+use super::python_value::{display, repr};
 
 /// A filter: from its arguments to its result.
 pub(super) type Filter = fn(&[Value]) -> Result<Value, Error>;
@@ -78,7 +78,7 @@ fn missing() -> Error {
 
 /// The text that a filter is applied to. Other values become text, as in Jinja2.
 fn subject(value: Option<Value>) -> Result<String, Error> {
-    value.as_ref().map(soft_text).ok_or_else(missing)
+    value.as_ref().map(display).ok_or_else(missing)
 }
 
 fn one_text(arguments: &[Value]) -> Result<String, Error> {
@@ -135,7 +135,7 @@ fn trim(arguments: &[Value]) -> Result<Value, Error> {
 fn replace(arguments: &[Value]) -> Result<Value, Error> {
     let [value, old, new, count] = bind(arguments, ["s", "old", "new", "count"])?;
     let (Some(old), Some(new)) = (old, new) else { return Err(missing()) };
-    let texts = [Value::from(soft_text(&old)), Value::from(soft_text(&new)), Value::from(whole(count, -1)?)];
+    let texts = [Value::from(display(&old)), Value::from(display(&new)), Value::from(whole(count, -1)?)];
     replaced(&subject(value)?, &texts)
 }
 
@@ -148,13 +148,13 @@ fn format(arguments: &[Value]) -> Result<Value, Error> {
         }
         values => Value::from(Tuple::from(values)),
     };
-    percent(&soft_text(template), &values).map(Value::from)
+    percent(&display(template), &values).map(Value::from)
 }
 
 fn indent(arguments: &[Value]) -> Result<Value, Error> {
     let [value, width, first, blank] = bind(arguments, ["s", "width", "first", "blank"])?;
     let margin = match given(width) {
-        Some(width) if width.kind() == ValueKind::String => soft_text(&width),
+        Some(width) if width.kind() == ValueKind::String => display(&width),
         width => " ".repeat(usize::try_from(whole(width, 4)?).unwrap_or(0)),
     };
     let blank = flag(blank, false);
@@ -226,7 +226,7 @@ fn url_encode(arguments: &[Value]) -> Result<Value, Error> {
 /// Percent encoding, as a path or as a part of a query.
 fn quoted(value: &Value, is_of_query: bool) -> String {
     let mut quoted = String::new();
-    for byte in soft_text(value).bytes() {
+    for byte in display(value).bytes() {
         match byte {
             b' ' if is_of_query => quoted.push('+'),
             b'/' if !is_of_query => quoted.push('/'),
@@ -378,7 +378,7 @@ fn items(arguments: &[Value]) -> Result<Value, Error> {
 
 fn join(arguments: &[Value]) -> Result<Value, Error> {
     let [value, joiner, attribute] = bind(arguments, ["value", "d", "attribute"])?;
-    let joiner = joiner.as_ref().map(soft_text).unwrap_or_default();
+    let joiner = joiner.as_ref().map(display).unwrap_or_default();
     let attribute = given(attribute);
     let mut joined = String::new();
     for (number, item) in entries(value)?.enumerate() {
@@ -386,7 +386,7 @@ fn join(arguments: &[Value]) -> Result<Value, Error> {
             joined.push_str(&joiner);
         }
         let item = attribute.iter().try_fold(item, at_path)?;
-        joined.push_str(&soft_text(&item));
+        joined.push_str(&display(&item));
     }
     Ok(Value::from(joined))
 }

@@ -4,15 +4,16 @@
 
 use minijinja::{Error, ErrorKind, Value};
 
-use super::python_call::{bind, flag, given, refused, soft_text, whole};
+use super::python_call::{bind, flag, given, refused, whole};
 use super::python_chars::{is_line_break, is_of_word};
 use super::python_strings::lines;
+use super::python_value::display;
 
 /// `truncate`: the beginning of a text, cut at a blank, with an ending.
 pub(super) fn truncated(arguments: &[Value]) -> Result<Value, Error> {
     let [value, length, kill_words, end, leeway] = bind(arguments, ["s", "length", "killwords", "end", "leeway"])?;
-    let value = soft_text(&value.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?);
-    let end = end.as_ref().map_or_else(|| "...".to_owned(), soft_text);
+    let value = display(&value.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?);
+    let end = end.as_ref().map_or_else(|| "...".to_owned(), display);
     let (length, leeway) = (whole(length, 255)?, whole(leeway, 5)?);
     let kept = length.saturating_sub(end.chars().count() as i64);
     if kept < 0 || leeway < 0 {
@@ -48,10 +49,10 @@ impl Wrapping {
     pub fn of(arguments: &[Value]) -> Result<Self, Error> {
         let names = ["s", "width", "break_long_words", "wrapstring", "break_on_hyphens"];
         let [value, width, break_long, between, break_hyphens] = bind(arguments, names)?;
-        let text = soft_text(&value.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?);
+        let text = display(&value.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?);
         let width = usize::try_from(whole(width, 79)?).ok().filter(|width| *width > 0);
         let width = width.ok_or_else(|| refused("the width must be greater than 0"))?;
-        let between = given(between).as_ref().map_or_else(|| "\n".to_owned(), soft_text);
+        let between = given(between).as_ref().map_or_else(|| "\n".to_owned(), display);
         let (break_long, break_hyphens) = (flag(break_long, true), flag(break_hyphens, true));
         Ok(Wrapping { text, width, between, break_long, break_hyphens })
     }

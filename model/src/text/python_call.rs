@@ -3,8 +3,6 @@
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Value};
 
-use super::python_value::display;
-
 /// An error of a call, which ends the rendering.
 pub(super) fn refused(what: &'static str) -> Error {
     Error::new(ErrorKind::InvalidOperation, what)
@@ -38,11 +36,6 @@ pub(super) fn text(value: &Value) -> Result<&str, Error> {
         _ => None,
     }
     .ok_or_else(|| refused("an argument must be a string"))
-}
-
-/// The text of a value, as `str()` gives it.
-pub(super) fn soft_text(value: &Value) -> String {
-    display(value)
 }
 
 /// A whole number, or `default` if the argument is left out.

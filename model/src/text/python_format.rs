@@ -7,8 +7,8 @@ use minijinja::formatting::{FormatStyle, format as formatted};
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Value};
 
-use super::python_call::{refused, soft_text};
-use super::python_value::{ascii_repr, repr};
+use super::python_call::refused;
+use super::python_value::{ascii_repr, display, repr};
 
 /// Maximum digits of a width or a precision.
 pub(super) const WIDTH_DIGITS_MAX: usize = 4;
@@ -88,7 +88,7 @@ impl<'a> Place<'a> {
 
     fn percent(&self, value: &Value) -> Result<String, Error> {
         let text = match self.kind {
-            's' => soft_text(value),
+            's' => display(value),
             'r' => repr(value),
             'a' => ascii_repr(value),
             'c' => character(value)?,
@@ -166,15 +166,6 @@ pub(super) fn format(template: &str, arguments: &[Value]) -> Result<String, Erro
         Ok(at) => positional.get(at).cloned(),
         Err(_) => named.get::<Option<Value>>(name).ok().flatten(),
     };
-    fields(template, &value_of, &mut 0, NESTED_MAX)
-}
-
-/// `template.format_map(map)`.
-///
-/// # Errors
-/// Python's.
-pub(super) fn format_map(template: &str, map: &Value) -> Result<String, Error> {
-    let value_of = |name: &str| map.get_item(&Value::from(name)).ok().filter(|value| !value.is_undefined());
     fields(template, &value_of, &mut 0, NESTED_MAX)
 }
 
@@ -256,13 +247,13 @@ fn looked_up(mut value: Value, path: &str) -> Result<Value, Error> {
 fn with_spec(value: &Value, conversion: &str, spec: &str) -> Result<String, Error> {
     let converted = match conversion {
         "" => value.clone(),
-        "s" => Value::from(soft_text(value)),
+        "s" => Value::from(display(value)),
         "r" => Value::from(repr(value)),
         "a" => Value::from(ascii_repr(value)),
         _ => return Err(refused("unknown conversion specifier")),
     };
     match converted.kind() {
-        _ if spec.is_empty() => Ok(soft_text(&converted)),
+        _ if spec.is_empty() => Ok(display(&converted)),
         ValueKind::Number if spec.ends_with('%') => {
             let per_cent = Value::from(f64::try_from(converted)? * 100.0);
             let spec = format!("{}f", &spec[..spec.len() - 1]);
@@ -273,7 +264,7 @@ fn with_spec(value: &Value, conversion: &str, spec: &str) -> Result<String, Erro
             let number = Value::from(i64::from(converted.is_true()));
             formatted(FormatStyle::StrFormat, &format!("{{:{spec}}}"), &[number])
         }
-        ValueKind::String => text_with_spec(&soft_text(&converted), spec),
+        ValueKind::String => text_with_spec(&display(&converted), spec),
         _ => Err(refused("unsupported format string for this value")),
     }
 }

@@ -48,10 +48,6 @@ pub(super) fn call(subject: &str, method: &str, arguments: &[Value]) -> Result<V
             Ok(Value::from(with_tabs(subject, whole(size, 8)?)))
         }
         "format" => python_format::format(subject, arguments).map(Value::from),
-        "format_map" => {
-            let [map] = required(arguments, ["mapping"])?;
-            python_format::format_map(subject, &map).map(Value::from)
-        }
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
     }
 }

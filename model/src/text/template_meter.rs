@@ -204,7 +204,7 @@ impl MeterLimits {
                 let wrapping = Wrapping::of(arguments)?;
                 self.check((wrapping.pieces() as u64).saturating_mul(ENTRY_BYTES.max(wrapping.between.len() as u64)))
             }
-            "format" | "format_map" => self.check_format(arguments),
+            "format" => self.check_format(arguments),
             "indent" | "batch" | "slice" | "center" | "ljust" | "rjust" | "zfill" | "expandtabs" => {
                 self.check_counts(arguments)
             }
