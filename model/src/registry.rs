@@ -235,8 +235,7 @@ macro_rules! families {
                 }
             }
 
-            /// The texts by which [`write_visuals`](Self::write_visuals) finds pictures and videos; `None` if it finds
-            /// none by text that a user could write.
+            /// The texts that mark pictures and videos in a rendered prompt; `None` for a family without pictures.
             pub fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
                 match self {
                     $(FamilyConfig::$name(config) => config.placeholder_texts(),)*

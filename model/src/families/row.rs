@@ -106,8 +106,8 @@ pub trait Settings: Sized {
         rendered
     }
 
-    /// The texts by which [`write_visuals`](Self::write_visuals) finds pictures and videos. Users cannot write them,
-    /// and templates that join strings get them.
+    /// The texts that mark pictures and videos in a rendered prompt; `None` for a family without pictures. Users cannot
+    /// write them, and templates that join strings get them.
     fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
         None
     }

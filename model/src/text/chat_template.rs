@@ -4,18 +4,19 @@
 //! are loop controls, `raise_exception`, `strftime_now` and a plain `tojson`. The tags of `{% generation %}` have no
 //! effect.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::io;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
+use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value};
+use serde_json::json;
 
 use super::error::{PrivateText, TextError};
 use super::final_turn::{ContinueError, FinalTurn};
-use super::message::{Message, Part, Role};
-use super::python_value::{display, tojson};
+use super::message::{ContentForm, Formed, Message, Part, Role};
+use super::python_value::display;
 use super::reply_format::ReplyFormat;
 use super::special_guard::SpecialGuard;
 use super::strftime::strftime;
@@ -93,14 +94,17 @@ impl Default for TemplateInputs {
     }
 }
 
+/// All roles. The user's is first, as other messages are tried next to one of the user.
+const ROLES: [Role; 4] = [Role::User, Role::System, Role::Assistant, Role::Tool];
+
 /// A checkpoint's compiled chat templates.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
     sources: TemplateSources,
     limits: TemplateLimits,
-    /// The names of templates that take contents as strings alone.
-    of_strings: BTreeSet<String>,
+    /// How each template, by name, reads the contents of [`ROLES`].
+    forms: BTreeMap<String, [ContentForm; ROLES.len()]>,
     /// It refuses ids of calls that have not nine characters, as Mistral's does.
     has_short_ids: bool,
 }
@@ -151,20 +155,19 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(move |state, value, method, arguments| {
             meter.method(state, value, method, arguments)
         });
-        environment.add_filter("tojson", |value: Value, options: Kwargs| tojson(&value, options));
         environment.add_function("raise_exception", |reason: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(reason)))
         });
         for (name, source) in &sources.templates {
-            let plain = without_generation_tags(source);
+            let plain = with_plain_tags(source);
             // Errors of `metered` refer to the original source.
             let metered = metered(&plain, &syntax).map_err(refused)?;
             environment.add_template_owned(name.clone(), metered).map_err(refused)?;
         }
         let has_short_ids = sources.templates.values().any(|source| source.contains("length != 9"));
-        let mut template = ChatTemplate { environment, sources, limits, of_strings: BTreeSet::new(), has_short_ids };
+        let mut template = ChatTemplate { environment, sources, limits, forms: BTreeMap::new(), has_short_ids };
         let names = template.sources.templates.keys();
-        template.of_strings = names.filter(|name| !template.reads_lists(name)).cloned().collect();
+        template.forms = names.map(|name| (name.clone(), template.content_forms(name))).collect();
         Ok(template)
     }
 
@@ -194,20 +197,56 @@ impl ChatTemplate {
         self.sources.templates.get(name).map(String::as_str).ok_or_else(|| self.unknown(name))
     }
 
-    /// Whether the template of this name writes the texts of a content that is a list of parts. Others fail on it, leave
-    /// it out or print it, and take strings.
-    fn reads_lists(&self, name: &str) -> bool {
-        const TEXTS: [&str; 2] = ["told-first", "told-then"];
-        let parts = TEXTS.map(|text| serde_json::json!({"type": "text", "text": text}));
-        let messages = serde_json::json!([{"role": "user", "content": parts}]);
-        let inputs = TemplateInputs { template: Some(name.to_owned()), ..TemplateInputs::default() };
-        let Ok(rendered) = self.render_json(&messages, &inputs) else { return false };
-        let is_printed = |text: &str| ['\'', '"'].iter().any(|mark| rendered.contains(&format!("{mark}{text}{mark}")));
-        TEXTS.iter().all(|text| rendered.contains(text) && !is_printed(text))
+    /// Tries strings and lists of parts as contents of each role in the template of this name.
+    fn content_forms(&self, name: &str) -> [ContentForm; ROLES.len()] {
+        let Some(user) = self.content_form(name, Role::User, ContentForm::String) else {
+            return [ContentForm::String; ROLES.len()];
+        };
+        // A role that the template refuses is as good as the user's.
+        ROLES.map(|role| match role {
+            Role::User => user,
+            role => self.content_form(name, role, user).unwrap_or(user),
+        })
     }
 
-    /// Renders a conversation. Several texts of a message are on separate lines if the template takes strings. It
-    /// does *not* guard against names of special tokens in messages: encode with
+    /// How the template reads a content of `role`, next to messages of the user in the form `user`. `None` if it shows
+    /// neither strings nor lists.
+    fn content_form(&self, name: &str, role: Role, user: ContentForm) -> Option<ContentForm> {
+        const TEXTS: [&str; 2] = ["told-first", "told-then"];
+        let parts = |texts: &[&str]| {
+            texts.iter().map(|text| json!({"type": "text", "text": text})).collect::<serde_json::Value>()
+        };
+        let asked = if user == ContentForm::Parts { parts(&["ask"]) } else { json!("ask") };
+        let asked = json!({"role": "user", "content": asked});
+        let call = json!({"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": "y"}}});
+        let render = |content: serde_json::Value| {
+            let tried = json!({"role": role, "content": content});
+            let messages = match role {
+                Role::User => json!([tried]),
+                Role::System => json!([tried, asked]),
+                Role::Assistant => json!([asked, tried, asked]),
+                Role::Tool => {
+                    let mut tried = tried;
+                    (tried["name"], tried["tool_call_id"]) = (json!("f"), json!("call00001"));
+                    json!([asked, {"role": "assistant", "content": "", "tool_calls": [call]}, tried])
+                }
+            };
+            let inputs = TemplateInputs { template: Some(name.to_owned()), ..TemplateInputs::default() };
+            self.render_json(&messages, &inputs).unwrap_or_default()
+        };
+        let in_parts = render(parts(&TEXTS));
+        let is_printed = |text: &str| ['\'', '"'].iter().any(|mark| in_parts.contains(&format!("{mark}{text}{mark}")));
+        let reads_parts = TEXTS.iter().all(|text| in_parts.contains(text) && !is_printed(text));
+        match (reads_parts, render(json!(TEXTS[0])).contains(TEXTS[0])) {
+            (true, true) => Some(ContentForm::Either),
+            (true, false) => Some(ContentForm::Parts),
+            (false, true) => Some(ContentForm::String),
+            (false, false) => None,
+        }
+    }
+
+    /// Renders a conversation. Messages get the form of content that the template reads: several texts are on separate
+    /// lines of a string, or each is a part. It does *not* guard against names of special tokens in messages: encode with
     /// [`PromptEncoder`](super::PromptEncoder).
     ///
     /// # Errors
@@ -219,19 +258,15 @@ impl ChatTemplate {
             let messages: Vec<_> = messages.iter().map(Message::with_short_ids).collect();
             return self.render(&messages, inputs);
         }
-        let takes_strings = self.of_strings.contains(self.select(inputs)?);
-        if takes_strings && messages.iter().any(|message| message.texts().nth(1).is_some()) {
-            let messages: Vec<_> = messages.iter().map(Message::with_lines).collect();
-            return self.render_serialised(&messages, inputs);
-        }
-        self.render_serialised(messages, inputs)
-    }
-
-    fn render_serialised(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<String, TextError> {
+        let forms = self.forms.get(self.select(inputs)?);
+        let form = |role| {
+            forms.map_or(ContentForm::Either, |forms| forms[ROLES.iter().position(|of| *of == role).unwrap_or(0)])
+        };
+        let formed: Vec<_> = messages.iter().map(|message| Formed::new(message, form(message.role))).collect();
         if inputs.continue_final_message {
-            return self.render_continued(serde_json::json!(messages), inputs);
+            return self.render_continued(json!(formed), inputs);
         }
-        self.render_values(Value::from(Serde(messages)), inputs)
+        self.render_values(Value::from(Serde(&formed[..])), inputs)
     }
 
     /// Whether it reads contents in parts and writes `placeholder` for a picture. Others join strings, and either fail
@@ -303,17 +338,19 @@ impl ChatTemplate {
 
     fn context(&self, messages: Value, inputs: &TemplateInputs) -> Value {
         let now = inputs.now_unix_seconds;
+        // Without tools the variable is left out: see `template_metering::OPTIONAL`.
+        let tools = inputs.tools.as_ref().map(|tools| ("tools", Value::from(Serde(tools))));
         let own = [
             ("messages", messages),
-            ("tools", Value::from(Serde(&inputs.tools))),
-            ("documents", Value::from(())),
             ("add_generation_prompt", Value::from(inputs.add_generation_prompt)),
             ("strftime_now", Value::from_function(move |format: String| strftime(&format, now))),
         ];
         let special =
             self.sources.special_tokens.iter().map(|(name, token)| (name.clone(), Value::from(token.as_str())));
         let variables = inputs.variables.iter().map(|(name, value)| (name.clone(), Value::from(Serde(value))));
-        Value::from_pairs(special.chain(variables).chain(own.map(|(name, value)| (name.to_owned(), value))))
+        Value::from_pairs(
+            special.chain(variables).chain(own.into_iter().chain(tools).map(|(name, value)| (name.to_owned(), value))),
+        )
     }
 
     fn failure(&self, error: &Error) -> TextError {
@@ -389,8 +426,8 @@ impl io::Write for LimitedText {
 }
 
 /// Turns `{% generation %}` .. `{% endgeneration %}`, which transformers uses for training, into a block that always
-/// runs.
-fn without_generation_tags(source: &str) -> String {
+/// runs, and keeps line breaks after `{% raw %}`.
+fn with_plain_tags(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
     while let Some((before, tag_on)) = rest.split_once("{%") {
@@ -403,6 +440,8 @@ fn without_generation_tags(source: &str) -> String {
         let replaced = match tag.trim_matches(|char: char| char.is_whitespace() || char == '-' || char == '+') {
             "generation" => tag.replace("generation", "if true"),
             "endgeneration" => tag.replace("endgeneration", "endif"),
+            // Jinja2 keeps a line break after it, though it trims blocks.
+            "raw" if !tag.ends_with(['-', '+']) => tag.to_owned() + "+",
             _ => tag.to_owned(),
         };
         plain.push_str(&replaced);

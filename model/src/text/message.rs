@@ -1,5 +1,7 @@
 //! Messages of a conversation: role, text, pictures, videos, reasoning and calls.
 
+use std::borrow::Cow;
+
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
@@ -43,7 +45,7 @@ const SHORT_ID: usize = 9;
 ///
 /// Serialises to the form of Hugging Face's templates: `{"role": .., "content": ..}`. The content is a string if there
 /// is only text, because templates of text-only models concatenate it: its texts end to end, as templates that read
-/// lists write them. Otherwise it is a list of
+/// lists write them. Templates that only read lists get lists from [`ChatTemplate`](super::ChatTemplate). Otherwise it is a list of
 /// `{"type": "text", "text": ..}`, `{"type": "image"}` and `{"type": "video"}`. Reasoning is in
 /// `reasoning_content`, calls of functions are in a list, `tool_calls`, and a result has the id of its call in
 /// `tool_call_id`.
@@ -187,16 +189,21 @@ impl Serialize for Part {
     }
 }
 
-impl Serialize for Message {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+impl Message {
+    fn write<S: Serializer>(&self, serializer: S, in_parts: bool) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("role", &self.role)?;
-        if self.images() + self.videos() == 0 {
-            map.serialize_entry("content", &self.texts().collect::<String>())?;
-        } else {
+        if in_parts || self.images() + self.videos() > 0 {
             let is_said = |part: &&Part| !matches!(part, Part::ToolCall(_) | Part::Reasoning(_) | Part::ResultOf(_));
-            let said: Vec<_> = self.content.iter().filter(is_said).collect();
+            let mut said: Vec<_> = self.content.iter().filter(is_said).collect();
+            // Templates read the first part's type.
+            let empty = Part::Text(String::new());
+            if said.is_empty() {
+                said.push(&empty);
+            }
             map.serialize_entry("content", &said)?;
+        } else {
+            map.serialize_entry("content", &self.texts().collect::<String>())?;
         }
         if self.reasoning().next().is_some() {
             map.serialize_entry("reasoning_content", &self.reasoning().collect::<String>())?;
@@ -209,5 +216,42 @@ impl Serialize for Message {
             map.serialize_entry("tool_call_id", id)?;
         }
         map.end()
+    }
+}
+
+impl Serialize for Message {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.write(serializer, false)
+    }
+}
+
+/// How a template reads the contents of a role's messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ContentForm {
+    /// Only strings: a list makes it fail, is left out or is printed.
+    String,
+    /// Strings and lists of parts.
+    Either,
+    /// Only lists of parts: the text of a string is lost.
+    Parts,
+}
+
+/// A message as a template takes it.
+pub(super) struct Formed<'a> {
+    message: Cow<'a, Message>,
+    in_parts: bool,
+}
+
+impl<'a> Formed<'a> {
+    pub fn new(message: &'a Message, form: ContentForm) -> Self {
+        let takes_lines = form == ContentForm::String && message.texts().nth(1).is_some();
+        let message = if takes_lines { Cow::Owned(message.with_lines()) } else { Cow::Borrowed(message) };
+        Formed { message, in_parts: form == ContentForm::Parts }
+    }
+}
+
+impl Serialize for Formed<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.message.write(serializer, self.in_parts)
     }
 }

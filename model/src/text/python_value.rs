@@ -5,41 +5,82 @@
 
 use std::fmt::Write;
 
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
+
+use super::python_call::{bind, flag, given};
+use super::python_chars::is_printable;
+use super::python_objects::{Range, View};
 
 /// The text that `{{ value }}` prints.
 pub(crate) fn display(value: &Value) -> String {
-    match value.as_str() {
-        Some(text) => text.to_owned(),
-        None if value.is_undefined() => String::new(),
-        None => repr(value, DEPTH_MAX),
+    match value.kind() {
+        ValueKind::String => value.as_str().unwrap_or_default().to_owned(),
+        ValueKind::Undefined => String::new(),
+        _ => repr(value),
     }
+}
+
+/// The text that Python's `repr` gives.
+pub(super) fn repr(value: &Value) -> String {
+    printed(value, DEPTH_MAX)
+}
+
+/// As [`repr`], with escapes for all characters beyond ASCII.
+pub(super) fn ascii_repr(value: &Value) -> String {
+    ascii_repr_of(&repr(value))
 }
 
 /// Maximum levels of nested containers, as deeper ones would exhaust the stack. Printing writes `...` for them.
 const DEPTH_MAX: usize = 64;
 
-fn repr(value: &Value, depth: usize) -> String {
+fn printed(value: &Value, depth: usize) -> String {
     match value.kind() {
-        ValueKind::None | ValueKind::Undefined => "None".into(),
+        ValueKind::None => "None".into(),
+        ValueKind::Undefined => "Undefined".into(),
         ValueKind::Bool => if value.is_true() { "True" } else { "False" }.into(),
         ValueKind::Number => number(value),
         ValueKind::String => quote(value.as_str().unwrap_or_default()),
+        ValueKind::Bytes => format!("b{}", ascii_quote(value.as_bytes().unwrap_or_default())),
         ValueKind::Seq | ValueKind::Iterable | ValueKind::Map if depth == 0 => "...".into(),
-        ValueKind::Seq | ValueKind::Iterable => {
-            let items = value.try_iter().into_iter().flatten().map(|item| repr(&item, depth - 1));
-            format!("[{}]", items.collect::<Vec<_>>().join(", "))
+        ValueKind::Seq | ValueKind::Iterable => sequence(value, depth - 1),
+        ValueKind::Map if is_macro(value) => {
+            format!("<Macro {}>", printed(&value.get_attr("name").unwrap_or_default(), depth))
         }
         ValueKind::Map => {
             let pairs = value.try_iter().into_iter().flatten().map(|key| {
                 let entry = value.get_item(&key).unwrap_or_default();
-                format!("{}: {}", repr(&key, depth - 1), repr(&entry, depth - 1))
+                format!("{}: {}", printed(&key, depth - 1), printed(&entry, depth - 1))
             });
             format!("{{{}}}", pairs.collect::<Vec<_>>().join(", "))
         }
         _ => value.to_string(),
     }
+}
+
+/// Whether a value is a macro. minijinja exposes the type only by name.
+pub(super) fn is_macro(value: &Value) -> bool {
+    value.as_object().is_some_and(|object| object.type_name().ends_with("::Macro"))
+}
+
+fn sequence(value: &Value, depth: usize) -> String {
+    if let Some(range) = value.downcast_object_ref::<Range>() {
+        return range.to_string();
+    }
+    let items = value.try_iter().into_iter().flatten().map(|item| printed(&item, depth));
+    let items = items.collect::<Vec<_>>();
+    let joined = items.join(", ");
+    match value.downcast_object_ref::<View>() {
+        Some(view) => format!("{}([{joined}])", view.name),
+        None if !is_tuple(value) => format!("[{joined}]"),
+        None if items.len() == 1 => format!("({joined},)"),
+        None => format!("({joined})"),
+    }
+}
+
+/// Whether Python has a tuple here. minijinja exposes the type of a group of `groupby` only by name.
+fn is_tuple(value: &Value) -> bool {
+    value.is_tuple() || value.as_object().is_some_and(|object| object.type_name().ends_with("::GroupTuple"))
 }
 
 fn quote(text: &str) -> String {
@@ -52,11 +93,36 @@ fn quote(text: &str) -> String {
             '\t' => quoted.push_str("\\t"),
             '\\' => quoted.push_str("\\\\"),
             char if char == mark => quoted.extend(['\\', char]),
-            char => quoted.push(char),
+            char if is_printable(char) => quoted.push(char),
+            char => push_escape(&mut quoted, char),
         }
     }
     quoted.push(mark);
     quoted
+}
+
+fn ascii_quote(bytes: &[u8]) -> String {
+    // Each byte is the character of its number, and those beyond ASCII get the short escape.
+    let text = quote(&bytes.iter().map(|&byte| char::from(byte)).collect::<String>());
+    ascii_repr_of(&text)
+}
+
+fn ascii_repr_of(text: &str) -> String {
+    let mut ascii = String::new();
+    text.chars().for_each(|char| match char.is_ascii() {
+        true => ascii.push(char),
+        false => push_escape(&mut ascii, char),
+    });
+    ascii
+}
+
+fn push_escape(text: &mut String, char: char) {
+    let code = u32::from(char);
+    let _ = match code {
+        0..=0xff => write!(text, "\\x{code:02x}"),
+        0x100..=0xffff => write!(text, "\\u{code:04x}"),
+        _ => write!(text, "\\U{code:08x}"),
+    };
 }
 
 fn number(value: &Value) -> String {
@@ -90,33 +156,39 @@ fn python_float(float: f64) -> String {
     }
 }
 
-/// The `tojson` filter with transformers' parameters: `ensure_ascii`, `indent`, `separators`, `sort_keys`.
-pub(crate) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = options.get::<Option<usize>>("indent")?;
-    let separators: Option<Vec<String>> = options.get::<Option<Vec<String>>>("separators")?;
-    let (item, key) = match separators.as_deref() {
-        Some([item, key]) => (item.clone(), key.clone()),
-        Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "separators are two texts")),
+/// The `tojson` filter with transformers' parameters.
+pub(crate) fn tojson(arguments: &[Value]) -> Result<String, Error> {
+    let names = ["x", "ensure_ascii", "indent", "separators", "sort_keys"];
+    let [value, ascii, indent, separators, sort] = bind(arguments, names)?;
+    let wrong = |what| Error::new(ErrorKind::InvalidOperation, what);
+    let indent = match given(indent) {
+        Some(indent) if indent.kind() == ValueKind::String => indent.as_str().map(str::to_owned),
+        Some(indent) => {
+            let blanks = i64::try_from(indent).map_err(|_| wrong("an indent is a number or a string"))?;
+            Some(" ".repeat(blanks.clamp(0, 16) as usize))
+        }
+        None => None,
+    };
+    let separators = given(separators).map(|separators| separators.try_iter()).transpose()?;
+    let (item, key) = match separators.map(|separators| separators.collect::<Vec<_>>()).as_deref() {
+        Some([item, key]) => (display(item), display(key)),
+        Some(_) => return Err(wrong("separators are two texts")),
         None if indent.is_some() => (",".into(), ": ".into()),
         None => (", ".into(), ": ".into()),
     };
-    let style = JsonStyle {
-        ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
-        sort: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-        indent,
-        item,
-        key,
-    };
-    options.assert_all_used()?;
+    if indent.iter().chain([&item, &key]).any(|text| text.len() > 16) {
+        return Err(wrong("indents and separators have at most 16 bytes"));
+    }
+    let style = JsonStyle { ascii: flag(ascii, false), sort: flag(sort, false), indent, item, key };
     let mut json = String::new();
-    style.write(&mut json, value, 0)?;
+    style.write(&mut json, &value.unwrap_or_default(), 0)?;
     Ok(json)
 }
 
 struct JsonStyle {
     ascii: bool,
     sort: bool,
-    indent: Option<usize>,
+    indent: Option<String>,
     item: String,
     key: String,
 }
@@ -146,7 +218,7 @@ impl JsonStyle {
                     keys.sort();
                 }
                 self.bracket(json, ['{', '}'], keys.len(), depth, |json, at| {
-                    self.text(json, &keys[at].to_string());
+                    self.text(json, &self.key_text(&keys[at])?);
                     json.push_str(&self.key);
                     self.write(json, &value.get_item(&keys[at])?, depth + 1)
                 })?;
@@ -154,6 +226,18 @@ impl JsonStyle {
             _ => return Err(Error::new(ErrorKind::InvalidOperation, "the value is not JSON serializable")),
         }
         Ok(())
+    }
+
+    fn key_text(&self, key: &Value) -> Result<String, Error> {
+        Ok(match key.kind() {
+            ValueKind::String => display(key),
+            ValueKind::None | ValueKind::Bool | ValueKind::Number => {
+                let mut text = String::new();
+                self.write(&mut text, key, 0)?;
+                text
+            }
+            _ => return Err(Error::new(ErrorKind::InvalidOperation, "a key is not a string or a number")),
+        })
     }
 
     fn bracket(
@@ -180,9 +264,9 @@ impl JsonStyle {
     }
 
     fn new_line(&self, json: &mut String, depth: usize) {
-        if let Some(indent) = self.indent {
+        if let Some(indent) = &self.indent {
             json.push('\n');
-            json.extend(std::iter::repeat_n(' ', indent.min(16) * depth));
+            json.extend(std::iter::repeat_n(indent.as_str(), depth));
         }
     }
 

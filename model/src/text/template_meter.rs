@@ -5,11 +5,21 @@
 
 use std::fmt;
 
-use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
+use minijinja::value::{Kwargs, Rest, Serde, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions};
 
-use super::python_value::display;
-use super::template_metering::{KEEP, METER, TEXT, TIMES};
+use super::jinja_filters::{MAKERS, READERS, minijinja_parameters};
+use super::jinja_tests;
+use super::jinja_wrap::Wrapping;
+use super::python_call::bind;
+use super::python_chars::{is_line_break, is_space};
+use super::python_format::{WIDTH_DIGITS_MAX, percent};
+use super::python_methods;
+use super::python_numbers::{multiplied, remainder};
+use super::python_objects::{Cycler, Range};
+use super::python_slice::sliced;
+use super::python_value::{display, tojson};
+use super::template_metering::{ABSENT, KEEP, METER, PERCENT, SHOWN, SLICE, TEXT, TIMES};
 
 /// Bytes of a value besides its text: more than any entry of a list or a map takes.
 const ENTRY_BYTES: u64 = 64;
@@ -121,17 +131,22 @@ impl MeterLimits {
             return Ok(Value::from(text.repeat(count as usize)));
         }
         let items: Vec<Value> = many.0.try_iter()?.collect();
-        Ok(Value::from_iter(std::iter::repeat_n(items, count as usize).flatten()))
+        let repeated: Vec<Value> = std::iter::repeat_n(items, count as usize).flatten().collect();
+        Ok(if many.0.is_tuple() { Value::from(Tuple::from(repeated)) } else { Value::from(repeated) })
+    }
+
+    /// `a % b`: the remainder of numbers, or a text with values in its places.
+    fn percent(self, state: &mut State, left: &Value, right: &Value) -> Result<Value, Error> {
+        let Some(template) = left.as_str() else { return remainder(left, right) };
+        self.check_format(&[left.clone(), right.clone()])?;
+        let made = Value::from(percent(template, right)?);
+        self.meter(state, made)
     }
 
     /// Checks the result of `replace` in advance.
-    fn check_replaced(self, arguments: &[Value]) -> Result<(), Error> {
-        let [Some(text), Some(from), Some(to)] = [0, 1, 2].map(|place| arguments.get(place).and_then(Value::as_str))
-        else {
-            return Ok(()); // the call itself refuses them
-        };
-        let count = if from.is_empty() { text.chars().count() + 1 } else { text.matches(from).count() };
-        self.check((count as u64).saturating_mul(to.len() as u64).saturating_add(text.len() as u64))
+    fn check_replaced(self, text: &str, old: &str, new: &str) -> Result<(), Error> {
+        let count = if old.is_empty() { text.chars().count() + 1 } else { text.matches(old).count() };
+        self.check((count as u64).saturating_mul(new.len() as u64).saturating_add(text.len() as u64))
     }
 
     /// Checks the result of `join` in advance.
@@ -146,15 +161,16 @@ impl MeterLimits {
         Ok(())
     }
 
-    /// Checks the result of `format` in advance. Widths are read from the text. Widths from arguments (`%*d`, `{:{}}`)
-    /// are refused.
+    /// Checks the result of `format` or `%` in advance. Widths are read from the text. Widths from arguments (`%*d`,
+    /// `{:{}}`) have at most four digits too: see `python_format`.
     fn check_format(self, arguments: &[Value]) -> Result<(), Error> {
         let Some(text) = arguments.first().and_then(Value::as_str) else { return Ok(()) };
         let widest = text.split(|char: char| !char.is_ascii_digit()).map(str::len).max().unwrap_or(0);
-        if widest > 4 || text.contains('*') || has_place_in_place(text) {
+        if widest > WIDTH_DIGITS_MAX {
             return Err(too_heavy(self.value_bytes_max));
         }
-        let mut largest = 10_000;
+        // Four bytes for each character of the fill.
+        let mut largest = 40_000;
         for argument in &arguments[1..] {
             largest = largest.max(self.weigh(argument, 0, &mut |_| false)?);
         }
@@ -162,21 +178,36 @@ impl MeterLimits {
         self.check((text.len() as u64).saturating_add(places.saturating_mul(largest)))
     }
 
-    /// Checks numbers among the arguments, which become widths and counts.
+    /// Checks numbers among the arguments, which become widths and counts of characters, lines or entries.
     fn check_counts(self, arguments: &[Value]) -> Result<(), Error> {
-        let texts: u64 =
-            arguments.iter().filter_map(Value::as_str).map(|text| 1 + text.matches('\n').count() as u64).sum();
-        let counts = arguments.iter().filter_map(|argument| u64::try_from(argument.clone()).ok());
+        let named = arguments.iter().filter(|argument| argument.is_kwargs());
+        let named = named.flat_map(|named| named.try_iter().into_iter().flatten().map(|key| named.get_item(&key)));
+        let named: Vec<Value> = named.collect::<Result<_, _>>()?;
+        let plain = || arguments.iter().chain(&named).filter(|argument| !argument.is_kwargs());
+        let pieces =
+            |text: &str| 1 + text.matches(|char: char| char.is_control() || char.is_whitespace()).count() as u64;
+        let texts: u64 = plain().filter_map(Value::as_str).map(pieces).sum();
+        // A text may be the margin of each line.
+        let bytes = plain().filter_map(Value::as_str).skip(1).map(|text| text.len() as u64).max().unwrap_or(0);
+        self.check(bytes.saturating_mul(texts))?;
+        let counts = plain().filter_map(|argument| u64::try_from(argument.clone()).ok());
         counts.max().map_or(Ok(()), |count| self.check(count.saturating_mul(ENTRY_BYTES.max(texts))))
     }
 
     /// Checks a filter or a method before it runs. The value itself is the first argument.
     fn check_before(self, name: &str, arguments: &[Value]) -> Result<(), Error> {
+        let texts = |place: usize| arguments.get(place).map(display).unwrap_or_default();
         match name {
-            "replace" => self.check_replaced(arguments),
+            "replace" => self.check_replaced(&texts(0), &texts(1), &texts(2)),
             "join" => self.check_joined(arguments.first(), arguments.get(1)),
+            "wordwrap" => {
+                let wrapping = Wrapping::of(arguments)?;
+                self.check((wrapping.pieces() as u64).saturating_mul(ENTRY_BYTES.max(wrapping.between.len() as u64)))
+            }
             "format" => self.check_format(arguments),
-            "indent" | "batch" | "slice" => self.check_counts(arguments),
+            "indent" | "batch" | "slice" | "center" | "ljust" | "rjust" | "zfill" | "expandtabs" => {
+                self.check_counts(arguments)
+            }
             // Filters and methods that make a list of a text's pieces.
             _ => match arguments.first().and_then(Value::as_str) {
                 Some(text) => self.check((pieces(name, text, arguments.get(1)) as u64).saturating_mul(ENTRY_BYTES)),
@@ -193,12 +224,20 @@ impl MeterLimits {
             "join" => self.check_joined(all.get(1), all.first())?,
             _ => self.check_before(name, &all)?,
         }
-        let made = minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)?;
+        let made = python_methods::call(value, name, arguments)?;
         self.meter(state, made)
     }
 
-    /// Replaces minijinja's filters and functions with weighed ones.
+    /// Replaces minijinja's filters, tests and functions with weighed ones that do as Jinja2's.
     pub fn install(self, environment: &mut Environment<'_>) {
+        self.install_operators(environment);
+        self.install_filters(environment);
+        self.install_functions(environment);
+        jinja_tests::install(environment);
+    }
+
+    /// The filters and functions that stand for operators in a rewritten template.
+    fn install_operators(self, environment: &mut Environment<'_>) {
         environment.add_filter(METER, move |state: &mut State, value: Value| self.meter(state, value));
         environment.add_filter(KEEP, move |value: Value| {
             self.weigh(&value, 0, &mut is_namespace)?;
@@ -206,19 +245,39 @@ impl MeterLimits {
         });
         environment
             .add_filter(TIMES, move |state: &mut State, left: Value, right: Value| self.times(state, &left, &right));
+        environment.add_filter(PERCENT, move |state: &mut State, left: Value, right: Value| {
+            self.percent(state, &left, &right)
+        });
+        environment.add_filter(
+            SLICE,
+            move |state: &mut State, value: Value, start: Value, stop: Value, step: Value| {
+                let made = sliced(&value, start, stop, step)?;
+                self.meter(state, made)
+            },
+        );
+        environment.add_filter(SHOWN, move |value: Value| {
+            if value.kind() == ValueKind::String {
+                return Ok(value);
+            }
+            self.weigh(&value, 0, &mut |_| false)?;
+            Ok::<_, Error>(Value::from(display(&value)))
+        });
+        environment.add_filter(ABSENT, |value: Value| if value.is_undefined() { Value::from(()) } else { value });
         environment.add_function(TEXT, move |state: &mut State, bytes: u64| {
             self.add(state, bytes)?;
             Ok::<_, Error>(Value::from(""))
         });
-        let printed = move |value: Value| -> Result<String, Error> {
-            self.weigh(&value, 0, &mut |_| false)?;
-            Ok(display(&value))
-        };
-        environment.add_filter("string", printed);
-        environment.add_filter("pprint", printed);
-        self.install_filters(environment);
+    }
+
+    fn install_functions(self, environment: &mut Environment<'_>) {
         // `debug` would print the whole state, with all messages.
         environment.remove_global("debug");
+        environment.add_function("range", |arguments: Rest<ValueOrKwargs>| Range::of(&arguments.into_values()));
+        environment.add_function("joiner", |arguments: Rest<ValueOrKwargs>| {
+            let [separator] = bind(&arguments.into_values(), ["sep"])?;
+            Ok::<_, Error>(minijinja_contrib::globals::joiner(separator))
+        });
+        environment.add_function("cycler", |items: Rest<Value>| Cycler::of(items.0));
         for (name, function) in
             [("dict", Value::from_function(functions::dict)), ("namespace", Value::from_function(functions::namespace))]
         {
@@ -230,7 +289,7 @@ impl MeterLimits {
                         self.weigh(argument, 0, &mut is_namespace)?;
                     }
                 }
-                let made = function.call(state, &arguments)?;
+                let made = function.call(state, &of_pairs(&arguments)?)?;
                 self.meter(state, made)
             });
         }
@@ -242,7 +301,7 @@ impl MeterLimits {
                 $({
                     let filter = Value::from_function(filters::$name);
                     environment.add_filter(stringify!($name), move |state: &mut State, arguments: Rest<ValueOrKwargs>| {
-let arguments = arguments.into_values();
+                        let arguments = in_minijinjas_order(stringify!($name), &arguments.into_values())?;
                         self.check_before(stringify!($name), &arguments)?;
                         let made = filter.call(state, &arguments)?;
                         self.meter(state, made)
@@ -251,49 +310,81 @@ let arguments = arguments.into_values();
             };
         }
         weighed!(
-            escape, lower, upper, title, capitalize, replace, dictsort, items, reverse, trim, join, split, lines, sort,
-            list, batch, slice, sum, indent, select, reject, selectattr, rejectattr, map, groupby, unique, chain, zip,
-            format
+            abs, batch, chain, dictsort, groupby, lines, map, max, min, reject, rejectattr, reverse, round, select,
+            selectattr, slice, sort, split, sum, unique, zip
         );
-        let escape = Value::from_function(filters::escape);
-        environment.add_filter("e", move |state: &mut State, arguments: Rest<ValueOrKwargs>| {
-            let arguments = arguments.into_values();
-            let made = escape.call(state, &arguments)?;
-            self.meter(state, made)
-        });
+        for (name, filter) in READERS {
+            environment.add_filter(name, move |arguments: Rest<ValueOrKwargs>| filter(&arguments.into_values()));
+        }
+        for (name, filter) in MAKERS {
+            environment.add_filter(name, move |state: &mut State, arguments: Rest<ValueOrKwargs>| {
+                let arguments = arguments.into_values();
+                if let Some(printed) = arguments.first().filter(|value| value.kind() != ValueKind::String) {
+                    self.weigh(printed, 0, &mut |_| false)?;
+                }
+                self.check_before(name, &arguments)?;
+                let made = filter(&arguments)?;
+                self.meter(state, made)
+            });
+        }
+        environment.add_filter("tojson", |arguments: Rest<ValueOrKwargs>| tojson(&arguments.into_values()));
     }
 }
 
-/// Whether a width or the like comes from an argument, as in `{:{}}`. A double brace is a literal brace.
-fn has_place_in_place(format: &str) -> bool {
-    let mut is_in_place = false;
-    let plain = format.replace("{{", "");
-    plain.chars().any(|char| {
-        let is_nested = is_in_place && char == '{';
-        is_in_place = char == '{' || (is_in_place && char != '}');
-        is_nested
-    })
+/// Arguments of a filter of minijinja as it takes them, by position or by name.
+fn in_minijinjas_order(filter: &str, arguments: &[Value]) -> Result<Vec<Value>, Error> {
+    let Some((names, positional)) = minijinja_parameters(filter) else { return Ok(arguments.to_vec()) };
+    let mut bound: [Option<Value>; 4] = [None, None, None, None];
+    match names {
+        [a, b, c, d] => bound = bind(arguments, [*a, *b, *c, *d])?,
+        [a, b, c] => bound[..3].clone_from_slice(&bind(arguments, [*a, *b, *c])?),
+        _ => return Ok(arguments.to_vec()),
+    }
+    let mut bound: Vec<Option<Value>> = bound.into_iter().take(names.len()).collect();
+    let named = bound.split_off(positional.min(bound.len()));
+    let named = names[positional..].iter().zip(named).filter_map(|(name, value)| Some((*name, value?)));
+    let named: Vec<(&str, Value)> = named.collect();
+    while bound.last().is_some_and(Option::is_none) {
+        bound.pop();
+    }
+    let mut ordered: Vec<Value> = bound.into_iter().map(Option::unwrap_or_default).collect();
+    if !named.is_empty() {
+        ordered.push(Value::from(Kwargs::from_iter(named)));
+    }
+    Ok(ordered)
 }
 
 /// Upper bound on the entries that a filter or a method makes of a text.
 fn pieces(name: &str, text: &str, separator: Option<&Value>) -> usize {
     match (name, separator.and_then(Value::as_str)) {
-        ("split", Some(separator)) if !separator.is_empty() => text.matches(separator).count(),
-        ("split", _) => text.split_whitespace().count(),
-        ("lines" | "splitlines", _) => text.matches(['\n', '\r']).count(),
+        ("split" | "rsplit", Some(separator)) if !separator.is_empty() => text.matches(separator).count(),
+        ("split" | "rsplit", _) => text.split(is_space).count(),
+        ("lines" | "splitlines", _) => text.matches(is_line_break).count(),
         ("list" | "sort" | "unique" | "map" | "select" | "reject" | "chain" | "zip", _) => text.chars().count(),
         _ => 0,
     }
 }
 
-fn multiplied(left: &Value, right: &Value) -> Option<Value> {
-    let whole = |value: &Value| {
-        i128::try_from(value.clone()).ok().filter(|_| value.kind() == ValueKind::Bool || value.is_integer())
-    };
-    match (whole(left), whole(right)) {
-        (Some(left), Some(right)) => left.checked_mul(right).map(Value::from),
-        _ => Some(Value::from(f64::try_from(left.clone()).ok()? * f64::try_from(right.clone()).ok()?)),
+/// Entries of a map, in this order.
+struct Entries(Vec<(Value, Value)>);
+
+impl serde::Serialize for Entries {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
     }
+}
+
+/// Arguments of `dict` or `namespace` where a list of pairs is a map.
+fn of_pairs(arguments: &[Value]) -> Result<Vec<Value>, Error> {
+    let map = |argument: &Value| match argument.kind() {
+        ValueKind::Seq | ValueKind::Iterable => {
+            let pairs = argument.try_iter()?;
+            let pair = |pair: Value| Ok((pair.get_item_by_index(0)?, pair.get_item_by_index(1)?));
+            pairs.map(pair).collect::<Result<Vec<_>, Error>>().map(|entries| Value::from(Serde(Entries(entries))))
+        }
+        _ => Ok(argument.clone()),
+    };
+    arguments.iter().map(map).collect()
 }
 
 /// minijinja exposes the type of its namespaces only by name.

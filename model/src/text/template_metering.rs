@@ -1,10 +1,11 @@
-//! Rewrites a template so that every value it makes is weighed.
+//! Rewrites a template so that every value it makes is weighed, and its operators do as Jinja2's.
 //!
 //! minijinja counts steps, but a step may double a text, and forty of those fill any machine. Its operators cannot be
 //! hooked, so the source is changed: `a + b` becomes `(a + b)|meter`, and so on. minijinja's own parser gives the
 //! places. Text is inserted on the same lines, so that errors keep their line numbers.
 
-use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, Stmt};
+use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, Slice, Stmt, UnaryOpKind};
+use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Error, ErrorKind};
 
@@ -14,8 +15,23 @@ pub(super) const METER: &str = "__bursar_meter";
 pub(super) const KEEP: &str = "__bursar_keep";
 /// The filter that multiplies.
 pub(super) const TIMES: &str = "__bursar_times";
+/// The filter for the operator `%`, which also formats texts.
+pub(super) const PERCENT: &str = "__bursar_percent";
+/// The filter for slices.
+pub(super) const SLICE: &str = "__bursar_slice";
+/// The filter that makes text of an operand of `~`.
+pub(super) const SHOWN: &str = "__bursar_shown";
+/// The filter that makes `None` of an undefined value.
+pub(super) const ABSENT: &str = "__bursar_absent";
 /// The function that weighs a number of bytes of the template's own text.
 pub(super) const TEXT: &str = "__bursar_text";
+
+/// Variables that a request may lack. They are undefined then, so that lengths and loops work, and they are also `none`
+/// in comparisons, as transformers passes them.
+pub(super) const OPTIONAL: [&str; 2] = ["tools", "documents"];
+
+/// Filters whose texts Jinja2 does not escape again.
+const SAFE: [&str; 4] = ["safe", "e", "escape", "forceescape"];
 
 /// Maximum levels of nested statements and expressions. Released templates have about ten; without a limit a long one
 /// would exhaust the stack.
@@ -31,6 +47,7 @@ const SUMS_UNWEIGHED: usize = 8;
 /// The parser's errors, and an error for text that cannot be weighed: another template inside this one (which
 /// transformers does not support either), and `{% raw %}` inside text that becomes a value.
 pub(super) fn metered(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
+    let source = &without_unary_plus(source, syntax)?;
     let template = minijinja::machinery::parse(source, "", syntax.clone())?;
     let mut metering = Metering { source, edits: Vec::new(), captures: 0, depth: 0, refused: None };
     metering.statement(&template);
@@ -72,6 +89,29 @@ impl Metering<'_> {
         rewritten
     }
 
+    /// Offset of an expression's first byte. The parser's spans of postfix expressions (`.a`, `[0]`, `|f`) begin after
+    /// their operand, and those of comparisons and choices before it, at the last token.
+    fn start(&self, expression: &Expr<'_>) -> usize {
+        let own = expression.span().start_offset as usize;
+        let first = match expression {
+            Expr::Compare(compare) => return self.start(&compare.expr),
+            Expr::IfExpr(choice) => return self.start(&choice.true_expr),
+            Expr::BinOp(operation) if is_comparison(&operation.op) => return self.start(&operation.left),
+            Expr::UnaryOp(operation) if matches!(operation.op, UnaryOpKind::Not) => {
+                // `a not in b` and `a is not b` have the operator inside.
+                return if self.source[own..].starts_with("not") { own } else { self.start(&operation.expr) };
+            }
+            Expr::Slice(slice) => Some(&slice.expr),
+            Expr::Filter(filter) => filter.expr.as_ref(),
+            Expr::Test(test) => Some(&test.expr),
+            Expr::GetAttr(attribute) => Some(&attribute.expr),
+            Expr::GetItem(item) => Some(&item.expr),
+            Expr::Call(call) => Some(&call.expr),
+            _ => None,
+        };
+        first.map_or(own, |first| own.min(self.start(first)))
+    }
+
     fn insert(&mut self, at: usize, text: impl Into<String>) {
         self.edits.push(Edit { at, bytes: 0, text: text.into() });
     }
@@ -79,7 +119,8 @@ impl Metering<'_> {
     /// Puts parentheses around an expression, a filter after them, and parentheses around both, as `[0]` may follow. If
     /// the expression begins with parentheses of its own, the new ones may end up inside them, which means the same.
     fn filter(&mut self, expression: &Expr<'_>, filter: &str) {
-        self.insert(start(expression), "((");
+        let start = self.start(expression);
+        self.insert(start, "((");
         self.insert(end(expression), format!(")|{filter})"));
     }
 
@@ -217,10 +258,24 @@ impl Metering<'_> {
             Expr::BinOp(operation) => {
                 self.operand(&operation.left, is_sum(operation.op));
                 self.expression(&operation.right);
+                if is_comparison(&operation.op) {
+                    self.none_compared(&[&operation.left, &operation.right]);
+                }
+                // `+` with a `|safe` text escapes the other text, as Python's `Markup` does.
+                match (matches!(operation.op, BinOpKind::Add), is_safe(&operation.left), is_safe(&operation.right)) {
+                    (true, true, false) => self.filter(&operation.right, "escape"),
+                    (true, false, true) => self.filter(&operation.left, "escape"),
+                    _ => {}
+                }
+                if matches!(operation.op, BinOpKind::Concat) {
+                    [&operation.left, &operation.right].into_iter().for_each(|operand| self.shown(operand));
+                }
             }
             Expr::Compare(compare) => {
-                self.expression(&compare.expr);
-                compare.ops.iter().for_each(|operation| self.expression(&operation.expr));
+                let others = compare.ops.iter().map(|operation| &operation.expr);
+                let operands: Vec<_> = std::iter::once(&compare.expr).chain(others).collect();
+                operands.iter().for_each(|operand| self.expression(operand));
+                self.none_compared(&operands);
             }
             Expr::IfExpr(choice) => {
                 self.expression(&choice.test_expr);
@@ -234,6 +289,11 @@ impl Metering<'_> {
             Expr::Test(test) => {
                 self.expression(&test.expr);
                 self.arguments(&test.args);
+                let is_of_none = matches!(test.name, "eq" | "equalto" | "ne" | "sameas" | "==" | "!=")
+                    && test.args.iter().any(|argument| matches!(argument, CallArg::Pos(value) if is_none(value)));
+                if test.name == "none" || is_of_none {
+                    self.absent(&test.expr);
+                }
             }
             Expr::GetAttr(attribute) => self.expression(&attribute.expr),
             Expr::GetItem(item) => {
@@ -243,6 +303,11 @@ impl Metering<'_> {
             Expr::Call(call) => {
                 self.expression(&call.expr);
                 self.arguments(&call.args);
+                // minijinja divides by the number of arguments of `loop.cycle`.
+                let has_items = matches!(call.args.first(), Some(CallArg::Pos(_)));
+                if matches!(&call.expr, Expr::GetAttr(attribute) if attribute.name == "cycle") && !has_items {
+                    self.refused = Some("a cycle without items");
+                }
             }
             Expr::List(list) => list.items.iter().for_each(|item| self.expression(item)),
             Expr::Tuple(tuple) => tuple.items.iter().for_each(|item| self.expression(item)),
@@ -253,19 +318,19 @@ impl Metering<'_> {
     /// Weighs the value that an expression makes, if it makes one.
     fn whole(&mut self, expression: &Expr<'_>) {
         match expression {
-            Expr::Slice(_) => self.filter(expression, METER),
+            Expr::Slice(slice) => self.slice(slice, end(expression)),
             // The limit on the source covers constants.
             Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) if expression.as_const().is_none() => {
                 self.filter(expression, METER);
             }
             Expr::BinOp(operation) => match operation.op {
-                operation if is_sum(operation) => self.filter(expression, METER),
-                BinOpKind::Mul => {
-                    // Between the operands are only parentheses, blanks and the operator.
-                    let gap = end(&operation.left)..start(&operation.right);
-                    let star = self.source[gap.clone()].find('*').expect("the operator is between its operands");
-                    self.insert(start(expression), "(");
-                    self.edits.push(Edit { at: gap.start + star, bytes: 1, text: format!(")|{TIMES}(") });
+                kind if is_sum(kind) => self.filter(expression, METER),
+                BinOpKind::Mul | BinOpKind::Rem => {
+                    let (sign, filter) =
+                        if matches!(operation.op, BinOpKind::Mul) { ("*", TIMES) } else { ("%", PERCENT) };
+                    let start = self.start(expression);
+                    self.insert(start, "(");
+                    self.replace(sign, end(&operation.left), format!(")|{filter}("));
                     self.insert(end(expression), ")");
                 }
                 _ => {}
@@ -273,6 +338,103 @@ impl Metering<'_> {
             _ => {}
         }
     }
+
+    /// Replaces the first `sign` after a place, where nothing but parentheses and blanks is before it.
+    fn replace(&mut self, sign: &str, after: usize, text: String) -> usize {
+        let at = after + self.source[after..].find(sign).expect("the sign follows");
+        self.edits.push(Edit { at, bytes: sign.len(), text });
+        at + sign.len()
+    }
+
+    /// `a[b:c:d]` becomes `((a)|slice(b, c, d))`.
+    fn slice(&mut self, slice: &Slice<'_>, slice_end: usize) {
+        let start = self.start(&slice.expr);
+        self.insert(start, "((");
+        let mut at = self.replace("[", end(&slice.expr), format!(")|{SLICE}("));
+        let bounds = [&slice.start, &slice.stop, &slice.step];
+        for (number, bound) in bounds.into_iter().enumerate() {
+            match bound {
+                Some(bound) => at = end(bound),
+                None => self.insert(at, "none"),
+            }
+            // The bound may be in parentheses.
+            let rest = self.source[at..].trim_start_matches(|char: char| char == ')' || char.is_whitespace());
+            at = self.source.len() - rest.len();
+            match number {
+                2 => {}
+                1 if !rest.starts_with(':') => self.insert(at, ","),
+                _ => at = self.replace(":", at, ",".to_owned()),
+            }
+        }
+        self.edits.push(Edit { at: slice_end - 1, bytes: 1, text: "))".to_owned() });
+    }
+
+    /// An operand of `~` becomes text as Python writes it, if it may be something else.
+    fn shown(&mut self, operand: &Expr<'_>) {
+        let is_text = match operand {
+            Expr::BinOp(operation) => matches!(operation.op, BinOpKind::Concat),
+            _ => operand.as_const().is_some_and(|value| value.as_str().is_some()),
+        };
+        if !is_text {
+            self.filter(operand, SHOWN);
+        }
+    }
+
+    /// Where an operand is `none`, a variable that may be missing is too.
+    fn none_compared(&mut self, operands: &[&Expr<'_>]) {
+        if operands.iter().any(|operand| is_none(operand)) {
+            operands.iter().for_each(|operand| self.absent(operand));
+        }
+    }
+
+    /// A variable that may be missing is `None` in this place.
+    fn absent(&mut self, expression: &Expr<'_>) {
+        if matches!(expression, Expr::Var(variable) if OPTIONAL.contains(&variable.id)) {
+            self.filter(expression, ABSENT);
+        }
+    }
+}
+
+fn is_comparison(operation: &BinOpKind) -> bool {
+    matches!(
+        operation,
+        BinOpKind::Eq | BinOpKind::Ne | BinOpKind::Lt | BinOpKind::Lte | BinOpKind::Gt | BinOpKind::Gte | BinOpKind::In
+    )
+}
+
+/// Whether a text is Python's `Markup`: the result of a filter that makes it, or a sum with one.
+fn is_safe(expression: &Expr<'_>) -> bool {
+    match expression {
+        Expr::Filter(filter) => SAFE.contains(&filter.name),
+        Expr::BinOp(sum) if matches!(sum.op, BinOpKind::Add) => is_safe(&sum.left) || is_safe(&sum.right),
+        _ => false,
+    }
+}
+
+fn is_none(expression: &Expr<'_>) -> bool {
+    expression.as_const().is_some_and(|value| value.is_none())
+}
+
+/// The template without plus signs that have no operand on their left, which minijinja's parser does not know. Blanks
+/// take their place.
+fn without_unary_plus(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
+    const WORDS: [&str; 8] = ["and", "elif", "else", "if", "in", "is", "not", "or"];
+    let mut plain = source.to_owned();
+    let mut follows_operand = false;
+    for token in tokenize(source, false, syntax.clone()) {
+        let (token, span) = token?;
+        if matches!(token, Token::Plus) && !follows_operand {
+            let at = span.start_offset as usize;
+            plain.replace_range(at..=at, " ");
+        }
+        follows_operand = match token {
+            Token::Ident(word) => !WORDS.contains(&word),
+            Token::Str(_) | Token::String(_) | Token::Int(_) | Token::Int128(_) | Token::Float(_) => true,
+            Token::ParenClose | Token::BracketClose | Token::BraceClose => true,
+            _ => false,
+        };
+    }
+    Ok(plain)
 }
 
 fn is_sum(operation: BinOpKind) -> bool {
@@ -291,30 +453,6 @@ fn sums(expression: &Expr<'_>) -> usize {
 fn is_raw_tag(before: &str) -> bool {
     let tag = before.trim_end().strip_suffix("%}").and_then(|before| Some(&before[before.rfind("{%")? + 2..]));
     tag.is_some_and(|tag| tag.trim_matches(|char: char| char.is_whitespace() || "-+".contains(char)) == "raw")
-}
-
-/// Offset of an expression's first byte. The parser's spans of postfix expressions (`.a`, `[0]`, `|f`) begin after
-/// their operand.
-fn start(expression: &Expr<'_>) -> usize {
-    let first = match expression {
-        Expr::Slice(slice) => Some(&slice.expr),
-        Expr::Compare(compare) => Some(&compare.expr),
-        Expr::IfExpr(choice) => Some(&choice.true_expr),
-        Expr::Filter(filter) => filter.expr.as_ref(),
-        Expr::Test(test) => Some(&test.expr),
-        Expr::GetAttr(attribute) => Some(&attribute.expr),
-        Expr::GetItem(item) => Some(&item.expr),
-        Expr::Call(call) => Some(&call.expr),
-        Expr::BinOp(_)
-        | Expr::Var(_)
-        | Expr::Const(_)
-        | Expr::UnaryOp(_)
-        | Expr::List(_)
-        | Expr::Tuple(_)
-        | Expr::Map(_) => None,
-    };
-    let own = expression.span().start_offset as usize;
-    first.map_or(own, |first| own.min(start(first)))
 }
 
 fn end(expression: &Expr<'_>) -> usize {

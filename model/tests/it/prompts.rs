@@ -282,6 +282,84 @@ fn pictures_between_texts_stay_there_where_a_template_takes_strings() {
     assert!(rendered.contains(&format!("First\nlook: {place}\nthen\nsay<")), "{rendered}");
 }
 
+/// SmolVLM's template, and Idefics 3's in short: both walk contents as parts.
+const OF_PARTS: [&str; 2] = [
+    "{% for m in messages %}{{ m['role'] | capitalize }}{% if m['content'][0]['type'] == 'image' %}:{% else %}: \
+     {% endif %}{% for line in m['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}{% elif \
+     line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %};{% endfor %}",
+    "{% for m in messages %}{{ m.role.capitalize() }}: {% for c in m.content %}{{ c.text if c.type == 'text' else \
+     '<image>' }}{% endfor %};{% endfor %}",
+];
+
+#[test]
+fn texts_reach_templates_that_only_read_parts() {
+    for source in OF_PARTS {
+        let template = template(source);
+        let mut messages = vec![Message::text(Role::System, "Be brief."), Message::text(Role::User, "Hello")];
+        let call = Part::ToolCall(serde_json::json!({"function": {"name": "f", "arguments": {}}}));
+        messages.push(Message { role: Role::Assistant, content: vec![call] });
+        let result = vec![Part::Text("4".into()), Part::Text("2".into()), Part::ResultOf("1".into())];
+        messages.push(Message { role: Role::Tool, content: result });
+        let rendered = template.render(&messages, &TemplateInputs::default()).expect("it renders");
+        assert_eq!(rendered, "System: Be brief.;User: Hello;Assistant: ;Tool: 42;", "{source}");
+        let continued =
+            TemplateInputs { add_generation_prompt: false, continue_final_message: true, ..Default::default() };
+        let messages = [Message::text(Role::User, "Count."), Message::text(Role::Assistant, "One, two,")];
+        let rendered = template.render(&messages, &continued).expect("it renders");
+        assert_eq!(rendered, "User: Count.;Assistant: One, two,", "{source}");
+    }
+}
+
+#[test]
+fn each_role_gets_the_content_that_its_branch_reads() {
+    let source = "{% for m in messages %}{% if m.role == 'user' %}{% for c in m.content %}{{ c.text }}{% endfor %}\
+                  {% else %}{{ m.content + '/' }}{% endif %}{% endfor %}";
+    let text = |text: &str| Part::Text(text.to_owned());
+    let two = |role| Message { role, content: vec![text("a"), text("b")] };
+    let messages = [two(Role::System), two(Role::User), two(Role::Assistant)];
+    let rendered = template(source).render(&messages, &TemplateInputs::default()).expect("it renders");
+    assert_eq!(rendered, "a\nb/aba\nb/");
+}
+
+#[test]
+fn missing_tools_are_undefined_and_none_where_a_template_compares() {
+    for (source, expected) in [
+        ("{% if tools is iterable and tools | length > 0 %}tools{% endif %}none", "none"),
+        ("{% if not tools is defined %}{% set tools = [] %}{% endif %}{{ tools }}", "[]"),
+        (
+            "{{ tools is none }} {{ tools == none }} {{ none != tools }} {{ tools is not none }}",
+            "True True False False",
+        ),
+        ("{% for tool in tools %}{{ tool }}{% endfor %}{{ tools | default([], true) | length }}{{ 1 if tools }}", "0"),
+        (
+            "{{ none is iterable }} {{ none is sequence }} {{ 'x' is sequence }} {{ [] is iterable }}",
+            "False False True True",
+        ),
+        ("{{ documents is none }}{{ documents | length }}", "True0"),
+    ] {
+        assert_eq!(render(source), expected, "{source}");
+    }
+}
+
+#[test]
+fn pictures_have_placeholders_in_each_family_where_a_template_joins_strings() {
+    let golden = golden_json("chat_templates/qwen2_5.json");
+    let text_only = golden["template"].as_str().expect("a template");
+    for folder in ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl_chat"].map(|name| format!("tests/golden/{name}")) {
+        let checkpoint = crate::bench::open(&folder);
+        let family = FamilyConfig::of(&checkpoint).expect("the family serves it");
+        let tokenizer = checkpoint.prompts().expect("it has a tokenizer").tokenizer().clone();
+        let prompts = PromptEncoder::new(tokenizer, template(text_only)).with_placeholders(family.placeholder_texts());
+        let content = vec![Part::Text("Look: ".into()), Part::Image, Part::Text("what is it?".into())];
+        let ids = prompts.encode(&user(content), &TemplateInputs::default()).expect("it is encoded");
+        let place = family.image_token().expect("it takes pictures");
+        assert_eq!(ids.iter().filter(|id| **id == place).count(), 1, "{folder}");
+        let text = prompts.tokenizer().decode(&ids, false).expect("it is decoded");
+        let texts = family.placeholder_texts().expect("it has texts");
+        assert!(text.contains(&format!("Look: {}{}{}what is it?", texts.before, texts.image, texts.after)), "{text}");
+    }
+}
+
 #[test]
 fn templates_have_what_real_ones_use() {
     let cases = [

@@ -21,7 +21,7 @@ pub use patch_embedding::PatchEmbedding;
 pub use picture_row::PictureRow;
 pub use picture_shares::{exchange_rows, most_of_a_rank, share_out};
 pub use picture_tokens::PictureTokens;
-pub use placeholder::{Placeholders, VideoPlace, lay_out};
+pub use placeholder::{Placeholders, QWEN_PLACEHOLDERS, VideoPlace, lay_out};
 pub use prefixes::Prefixes;
 pub use released_processor::released_processor;
 pub use text_line::lay_out_in_line;

@@ -5,6 +5,15 @@ use std::cmp::Ordering;
 use super::PictureTokens;
 use crate::MergeSize;
 use crate::flow::{Grid, LayoutError, PictureSpan, PromptLayout, VisualGrid};
+use crate::text::PlaceholderTexts;
+
+/// The texts of pictures and videos in the prompts of Qwen's families.
+pub const QWEN_PLACEHOLDERS: PlaceholderTexts = PlaceholderTexts {
+    image: "<|image_pad|>",
+    video: "<|video_pad|>",
+    before: "<|vision_start|>",
+    after: "<|vision_end|>",
+};
 
 /// The placeholder tokens, and what their count and positions follow from.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ const START: &str = "<img>";
 const END: &str = "</img>";
 
 /// What templates write for pictures and videos.
-pub const PLACEHOLDERS: PlaceholderTexts = PlaceholderTexts { image: IMAGE, video: VIDEO };
+pub const PLACEHOLDERS: PlaceholderTexts = PlaceholderTexts { image: IMAGE, video: VIDEO, before: "", after: "\n" };
 
 /// Tokens of a frame's text up to `Frame999: `: one for each digit, the word, the colon, a space, a new line, and the
 /// two around the placeholder.

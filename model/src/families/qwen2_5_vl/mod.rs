@@ -19,10 +19,11 @@ use crate::{
     blocks::{
         ConfigError,
         decoder::DecoderConfig,
-        vision::{PictureRow, Placeholders, VideoPlace, lay_out, released_processor},
+        vision::{PictureRow, Placeholders, QWEN_PLACEHOLDERS, VideoPlace, lay_out, released_processor},
     },
     checkpoint::Checkpoint,
     flow::{LayoutError, PromptLayout, VisualGrid},
+    text::PlaceholderTexts,
     workload::Workload,
 };
 
@@ -49,6 +50,10 @@ impl Settings for Config {
         let (merge, patch, token) = (self.vision.tower.merge(), self.vision.tower.patch(), self.tokens.image);
         let row = PictureRow::plain(self.decoder.hidden);
         Some(PictureSettings { merge, patch, token, row, step_text_tokens: 0, tile: None })
+    }
+
+    fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
+        Some(QWEN_PLACEHOLDERS)
     }
 
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {

@@ -20,11 +20,12 @@ use crate::{
     blocks::{
         ConfigError,
         decoder::DecoderConfig,
-        vision::{Placeholders, VideoPlace, lay_out},
+        vision::{Placeholders, QWEN_PLACEHOLDERS, VideoPlace, lay_out},
     },
     checkpoint::Checkpoint,
     flow::{LayoutError, PromptLayout, VisualGrid},
     processor::VideoProcessor,
+    text::PlaceholderTexts,
     workload::Workload,
 };
 
@@ -60,6 +61,10 @@ impl Settings for Config {
 
     fn write_visuals(&self, rendered: String, visuals: &[VisualGrid]) -> String {
         video_text::write(&rendered, visuals, self.vision.tower.temporal_patch_size)
+    }
+
+    fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
+        Some(QWEN_PLACEHOLDERS)
     }
 
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
