@@ -19,12 +19,12 @@ fn half(bytes: &[u8]) -> Vec<u8> {
     bytes[..bytes.len() / 2].to_vec()
 }
 
-/// A PNG that announces this many RGB pixels and has none.
+/// A PNG that announces this many RGBA pixels and has none.
 fn announced(width: u32, height: u32, bits: u8) -> Vec<u8> {
     let mut header = b"IHDR".to_vec();
     header.extend(width.to_be_bytes());
     header.extend(height.to_be_bytes());
-    header.extend([bits, 2, 0, 0, 0]);
+    header.extend([bits, 6, 0, 0, 0]);
     let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\x0d".to_vec();
     png.extend(&header);
     png.extend(crc32(&header).to_be_bytes());

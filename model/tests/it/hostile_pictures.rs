@@ -124,8 +124,7 @@ fn gif_bmp_and_tiff_bombs_are_refused_by_their_headers() {
     let mut gif = golden_bytes("pictures/scene_on_a_screen.gif");
     let frame = gif.windows(5).position(|bytes| bytes == [b',', 7, 0, 5, 0]).expect("the frame");
     gif[frame + 5..frame + 9].fill(0xff);
-    let stage = "finding its first frame";
-    assert_eq!(Err(ImageError::Damaged { format: "GIF", stage }), probe(gif), "a frame larger than its screen");
+    assert!(too_many(probe(gif)), "a frame of 65,535 x 65,535, to which the screen grows");
     let mut bmp = golden_bytes("pictures/scene_24.bmp");
     bmp[18..26].copy_from_slice(&[0x30, 0x75, 0, 0, 0x30, 0x75, 0, 0]);
     assert!(too_many(probe(bmp)), "30,000 x 30,000");
