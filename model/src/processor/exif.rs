@@ -73,8 +73,8 @@ mod tests {
     use super::*;
 
     fn exif(is_little: bool, kind: u16, value: u32) -> Vec<u8> {
-        let (short, long): (fn(u16) -> [u8; 2], fn(u32) -> [u8; 4]) =
-            if is_little { (u16::to_le_bytes, u32::to_le_bytes) } else { (u16::to_be_bytes, u32::to_be_bytes) };
+        let short = |value: u16| if is_little { value.to_le_bytes() } else { value.to_be_bytes() };
+        let long = |value: u32| if is_little { value.to_le_bytes() } else { value.to_be_bytes() };
         let value = if kind == 3 { [short(value as u16), [0; 2]].concat() } else { long(value).to_vec() };
         let mut exif = if is_little { b"II".to_vec() } else { b"MM".to_vec() };
         exif.extend([&short(42)[..], &long(8), &short(1), &short(274), &short(kind), &long(1), &value].concat());

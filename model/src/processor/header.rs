@@ -9,7 +9,7 @@ use super::gif_file::GifFile;
 use super::jpeg_file::JpegFile;
 use super::picture_file::{PictureFile, Refusal};
 use super::png_file::PngFile;
-use super::tiff_file::TiffFile;
+use super::tiff_file::{OldJpegTiff, TiffFile};
 use super::webp_file::WebPFile;
 use crate::flow::ImageError;
 use crate::flow::image_bytes::{ImageBytes, ImageLimits, PixelSize};
@@ -27,7 +27,8 @@ pub enum ImageFormat {
     Gif,
     /// Palettes, run lengths, 16 to 32 bits per pixel; no embedded JPEG or PNG.
     Bmp,
-    /// The first picture: grey and RGB of 8 and 16 bits, one bit, with alpha; no palettes, CMYK or floating point.
+    /// The first picture, also of a BigTIFF: grey, RGB, palettes, CMYK and YCbCr of 1 to 32 bits per sample, with alpha, as
+    /// fax, LZW, JPEG, deflate, PackBits, LZMA or Zstandard; no floating point.
     Tiff,
     /// Not a file: RGB bytes.
     Pixels,
@@ -45,7 +46,7 @@ impl ImageFormat {
             [b'B', b'M', _, _, _, _, _, _, _, _, _, _, _, _, 12 | 40 | 52 | 56 | 64 | 108 | 124, 0, 0, 0, ..] => {
                 Some(ImageFormat::Bmp)
             }
-            [b'I', b'I', 42, 0, ..] | [b'M', b'M', 0, 42, ..] => Some(ImageFormat::Tiff),
+            [b'I', b'I', 42 | 43, 0, ..] | [b'M', b'M', 0, 42 | 43, ..] => Some(ImageFormat::Tiff),
             _ => None,
         }
     }
@@ -184,7 +185,10 @@ fn open_file<'a>(format: ImageFormat, encoded: &'a [u8]) -> Result<Box<dyn Pictu
         ImageFormat::WebP => Box::new(WebPFile::open(encoded)?),
         ImageFormat::Gif => Box::new(GifFile::open(encoded)?),
         ImageFormat::Bmp => Box::new(BmpFile::open(encoded)?),
-        ImageFormat::Tiff => Box::new(TiffFile::open(encoded)?),
+        ImageFormat::Tiff => match OldJpegTiff::find(encoded) {
+            Some(file) => Box::new(file),
+            None => Box::new(TiffFile::open(encoded)?),
+        },
         // `guess` never returns this.
         ImageFormat::Pixels => return Err(Refusal::Unsupported("no encoding")),
     })

@@ -56,6 +56,10 @@ impl<'a> JpegFile<'a> {
         }
         Ok(JpegFile { encoded, frame, scans, exif, xmp })
     }
+
+    pub fn components(&self) -> u64 {
+        self.frame.components
+    }
 }
 
 impl Frame {

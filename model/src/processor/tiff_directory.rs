@@ -77,11 +77,12 @@ impl<'a> Directory<'a> {
         self.number(&self.entry(tag)?, 0)
     }
 
-    /// A RATIONAL of a tag.
+    /// A RATIONAL of a tag. `None` if it is divided by zero.
     pub fn rational(&self, tag: u16, index: u64) -> Option<f32> {
         let entry = self.entry(tag).filter(|entry| entry.kind == 5 && index < entry.count)?;
         let at = entry.at + index * 8;
-        Some(self.unsigned(at, 4)? as f32 / self.unsigned(at + 4, 4)?.max(1) as f32)
+        let divisor = self.unsigned(at + 4, 4)?;
+        (divisor != 0).then_some(self.unsigned(at, 4)? as f32 / divisor as f32)
     }
 
     /// The bytes of an entry, whatever its type.

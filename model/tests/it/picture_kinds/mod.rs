@@ -2,6 +2,7 @@
 //! 0.33 read it. `tests/pictures/compare.py` compares whole folders of files with Pillow.
 
 mod orientation;
+mod tiff;
 mod transparent;
 
 use std::io::Cursor;
