@@ -1,6 +1,8 @@
 //! Kinds of picture files that cameras, scanners, browsers and careless programs write. Each is read as Pillow 13 and vLLM
 //! 0.33 read it. `tests/pictures/compare.py` compares whole folders of files with Pillow.
 
+mod bmp;
+mod careless;
 mod orientation;
 mod tiff;
 mod transparent;
