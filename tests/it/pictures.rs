@@ -104,6 +104,12 @@ fn refused() -> Vec<(&'static str, Vec<u8>, Says, &'static [&'static str])> {
         ("half a GIF", half(&golden("scene_interlaced.gif")), damaged, &["GIF"]),
         ("half a BMP", half(&golden("scene_24.bmp")), damaged, &["BMP"]),
         ("half a TIFF", half(&golden("photo_lzw.tif")), damaged, &["TIFF"]),
+        (
+            "an AVIF",
+            b"\0\0\0\x18ftypavif\0\0\0\0mif1avif".to_vec(),
+            |e| matches!(e, ImageError::Unsupported { .. }),
+            &["AVIF picture uses AV1 compression"],
+        ),
         ("a script", b"#!/bin/sh\necho no\n".to_vec(), unknown, &["not PNG, JPEG, WebP, GIF, BMP or TIFF"]),
         ("nothing", Vec::new(), unknown, &["not PNG"]),
     ]

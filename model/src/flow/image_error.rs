@@ -78,7 +78,7 @@ pub enum ImageError {
     /// The picture is whole, but its format has a feature that is not read.
     #[error("the {format} picture uses {feature}, which is not supported")]
     Unsupported {
-        /// PNG, JPEG, WebP, GIF, BMP or TIFF.
+        /// PNG, JPEG, WebP, GIF, BMP, TIFF, HEIC or AVIF.
         format: &'static str,
         /// The feature, with an article if it needs one.
         feature: &'static str,

@@ -30,8 +30,31 @@ pub enum ImageFormat {
     /// The first picture, also of a BigTIFF: grey, RGB, palettes, CMYK and YCbCr of 1 to 32 bits per sample, with alpha, as
     /// fax, LZW, JPEG, deflate, PackBits, LZMA or Zstandard; no floating point.
     Tiff,
+    /// Recognized only to be refused by name.
+    Heic,
+    /// Recognized only to be refused by name.
+    Avif,
     /// Not a file: RGB bytes.
     Pixels,
+}
+
+/// Brands of files with HEVC and AV1 pictures (ISO/IEC 23008-12, annex B; AVIF 1.1, section 6).
+const HEIC_BRANDS: [&[u8]; 8] = [b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"];
+const AVIF_BRANDS: [&[u8]; 2] = [b"avif", b"avis"];
+/// Compatible brands that are looked at.
+const BRANDS_MAX: usize = 32;
+
+/// The kind of picture that a file of ISO's base media format has, by its brands: the major one first. `None` for a
+/// video.
+fn kind_by_brands(encoded: &[u8]) -> Option<ImageFormat> {
+    let (head, rest) = encoded.split_at_checked(8).filter(|(head, _)| head.ends_with(b"ftyp"))?;
+    let length = u32::from_be_bytes(head[..4].try_into().ok()?) as usize;
+    let brands = &rest[..length.saturating_sub(8).min(rest.len())];
+    brands.chunks_exact(4).take(BRANDS_MAX).find_map(|brand| match brand {
+        brand if HEIC_BRANDS.contains(&brand) => Some(ImageFormat::Heic),
+        brand if AVIF_BRANDS.contains(&brand) => Some(ImageFormat::Avif),
+        _ => None,
+    })
 }
 
 impl ImageFormat {
@@ -47,7 +70,7 @@ impl ImageFormat {
                 Some(ImageFormat::Bmp)
             }
             [b'I', b'I', 42 | 43, 0, ..] | [b'M', b'M', 0, 42 | 43, ..] => Some(ImageFormat::Tiff),
-            _ => None,
+            _ => kind_by_brands(encoded),
         }
     }
 
@@ -60,6 +83,8 @@ impl ImageFormat {
             ImageFormat::Gif => "GIF",
             ImageFormat::Bmp => "BMP",
             ImageFormat::Tiff => "TIFF",
+            ImageFormat::Heic => "HEIC",
+            ImageFormat::Avif => "AVIF",
             ImageFormat::Pixels => "pixels",
         }
     }
@@ -189,6 +214,8 @@ fn open_file<'a>(format: ImageFormat, encoded: &'a [u8]) -> Result<Box<dyn Pictu
             Some(file) => Box::new(file),
             None => Box::new(TiffFile::open(encoded)?),
         },
+        ImageFormat::Heic => return Err(Refusal::Unsupported("HEVC compression")),
+        ImageFormat::Avif => return Err(Refusal::Unsupported("AV1 compression")),
         // `guess` never returns this.
         ImageFormat::Pixels => return Err(Refusal::Unsupported("no encoding")),
     })

@@ -217,6 +217,41 @@ fn damaged_pictures_end_in_an_error_or_a_picture_of_the_announced_size() {
     assert!(refused > 100, "{refused} of 1,920: the damage did not reach the decoders");
 }
 
+/// Every kind of TIFF that is read, cut off or with bytes changed, as above.
+#[test]
+fn damaged_tiffs_end_in_an_error_or_a_picture_of_the_announced_size() {
+    let limits = ImageLimits { pixels_max: 1 << 18, decode_bytes_max: Bytes::mib(96), ..ImageLimits::default() };
+    let mut random = 1_u64;
+    let mut next = || {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize
+    };
+    let (mut refused, mut tried) = (0, 0);
+    for (name, good) in crate::picture_kinds::files().iter().filter(|(name, _)| name.ends_with(".tif")) {
+        for round in 0..150 {
+            let mut bad = good.clone();
+            for _ in 0..1 + round % 3 {
+                // Half of the changes hit the directory, which libtiff writes last.
+                let at = if next() % 2 == 0 { next() % bad.len() } else { bad.len() - 1 - next() % bad.len().min(250) };
+                bad[at] = next() as u8;
+            }
+            if round % 8 == 0 {
+                bad.truncate(next() % good.len());
+            }
+            let bytes = ImageBytes::new(bad);
+            tried += 1;
+            match (bytes.probe(&limits), bytes.decode(&limits)) {
+                (Ok(header), Ok(picture)) => {
+                    assert_eq!((header.width, header.height), (picture.width(), picture.height()), "{name}");
+                }
+                (_, Err(_)) => refused += 1,
+                (Err(error), Ok(_)) => panic!("{name}: decoded although the probe said {error}"),
+            }
+        }
+    }
+    assert!(refused > tried / 10, "{refused} of {tried}: the damage did not reach the decoders");
+}
+
 #[test]
 fn debug_output_shows_no_pixels() {
     let bytes = ImageBytes::named(vec![77; 30], "a.png");

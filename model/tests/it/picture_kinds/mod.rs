@@ -9,6 +9,9 @@ mod transparent;
 
 use std::io::Cursor;
 
+pub use tiff::files;
+
+use bursar_budgets::Hint;
 use bursar_model::error::ImageError;
 use bursar_model::flow::image_bytes::{ImageBytes, ImageLimits};
 use bursar_model::flow::rgb_image::RgbImage;
@@ -81,4 +84,28 @@ fn extended_webp(flags: u8, simple: &[u8], more: &[Vec<u8>]) -> Vec<u8> {
     let side = |side: u32| (side - 1).to_le_bytes()[..3].to_vec();
     let header = riff(b"VP8X", &[vec![flags, 0, 0, 0], side(WIDTH), side(HEIGHT)].concat());
     riff(b"RIFF", &[b"WEBP", &header[..], &simple[12..], &more.concat()].concat())
+}
+
+/// As cameras of phones and browsers write them: the major brand, or one of the others, says what the picture is.
+#[test]
+fn heic_and_avif_are_refused_with_a_command_that_converts_them() {
+    let file = |brands: &[&[u8; 4]]| {
+        let brands = brands.iter().flat_map(|brand| brand.iter().copied()).collect::<Vec<u8>>();
+        [&(brands.len() as u32 + 8).to_be_bytes()[..], b"ftyp", &brands, b"\0\0\0\x08meta"].concat()
+    };
+    let no: &[u8; 4] = b"\0\0\0\0";
+    for (brands, name, command) in [
+        ([b"heic", no, b"mif1", b"heic"], "HEIC", "`magick picture.heic picture.png`"),
+        ([b"mif1", no, b"mif1", b"heix"], "HEIC", "`magick picture.heic picture.png`"),
+        ([b"avif", no, b"mif1", b"miaf"], "AVIF", "`magick picture.avif picture.png`"),
+        ([b"mif1", no, b"miaf", b"avif"], "AVIF", "`magick picture.avif picture.png`"),
+        ([b"avis", no, b"msf1", b"avif"], "AVIF", "`magick picture.avif picture.png`"),
+    ] {
+        let error = try_decode(file(&brands)).expect_err(name);
+        assert!(matches!(error, ImageError::Unsupported { format, .. } if format == name), "{error}");
+        assert!(error.hint().contains(command), "{}", error.hint());
+    }
+    for video in [[b"isom", no, b"mp41", b"avc1"], [b"qt  ", no, no, no]] {
+        assert_eq!(Err(ImageError::UnknownFormat), try_decode(file(&video)).map(|_| ()));
+    }
 }

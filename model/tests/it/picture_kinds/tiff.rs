@@ -98,8 +98,8 @@ fn samples(of: impl Fn(u32, u32) -> Vec<u8>) -> Vec<u8> {
     (0..HEIGHT).flat_map(|y| (0..WIDTH).map(move |x| (x, y))).flat_map(|(x, y)| of(x, y)).collect()
 }
 
-#[test]
-fn files_of_libtiff_show_their_pictures() {
+/// The files of the archive by name.
+pub fn files() -> BTreeMap<String, Vec<u8>> {
     let packed = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/picture_kinds.tar.xz")).expect("a file");
     let mut archive = tar::Archive::new(lzma_rust2::XzReader::new(&packed[..], false));
     let mut files = BTreeMap::new();
@@ -110,6 +110,12 @@ fn files_of_libtiff_show_their_pictures() {
         entry.read_to_end(&mut bytes).expect("its bytes");
         files.insert(name, bytes);
     }
+    files
+}
+
+#[test]
+fn files_of_libtiff_show_their_pictures() {
+    let files = files();
     let mut count = 0;
     for (name, bytes) in files.iter().filter(|(name, _)| name.ends_with(".tif")) {
         let picture = name.split('-').next().expect("a first word");
