@@ -32,6 +32,8 @@ const OLD_JPEG: u16 = 513;
 const SUBSAMPLING: u16 = 530;
 const XMP: u16 = 700;
 
+/// Longest side, so that products of sides stay countable.
+const SIDE_MAX: u64 = 1 << 24;
 /// Most strips or tiles. Real files have at most one strip per row.
 const PIECES_MAX: u64 = 1 << 16;
 /// Limits on the pixels of all tiles with their margins, which are unpacked too: this factor of the picture's pixels,
@@ -156,7 +158,7 @@ impl<'a> TiffFile<'a> {
         }
         let is_possible = |count: u64| (1..=PIECES_MAX).contains(&count);
         let (across, down) = (self.piece.0 as u64, self.piece.1 as u64);
-        if across == 0 || down == 0 || !is_possible(self.offsets.count) {
+        if width.max(height) > SIDE_MAX || across == 0 || down == 0 || !is_possible(self.offsets.count) {
             return Err(BROKEN_HEADER);
         }
         let padded = width.next_multiple_of(across).saturating_mul(if across == width {

@@ -340,6 +340,13 @@ fn hostile_directories_are_refused() {
     assert!(matches!(try_decode(file), Err(ImageError::Damaged { .. })));
     let deep: [(u16, &[u16]); 3] = [(258, &[32]), (262, &[2]), (277, &[65])];
     assert!(matches!(try_decode(tiff(PLAIN, &deep, &[vec![0; 9]])), Err(ImageError::Damaged { .. })));
+    // Sides of 2 to the power of 32, whose product nobody can count.
+    let mut huge = tiff(PLAIN, &grey, &[vec![9; 851]]);
+    for entry in [10, 22] {
+        huge[entry + 2] = 4; // LONG
+        huge[entry + 8..entry + 12].fill(0xff);
+    }
+    assert!(matches!(try_decode(huge), Err(ImageError::Damaged { .. })));
     let missing = tiff(PLAIN, &[&grey[..], &[(278, &[10])]].concat(), &[vec![9; 370]]);
     assert!(matches!(try_decode(missing), Err(ImageError::Damaged { .. })), "two of three strips are missing");
 }
