@@ -35,8 +35,10 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
         picture.write_to(&mut encoded, ImageFormat::Png).expect("it encodes");
         pictures.push((format!("png {name}"), encoded.into_inner()));
     }
-    let small: [(&str, DynamicImage, ImageFormat); 6] = [
+    let small: [(&str, DynamicImage, ImageFormat); 8] = [
         ("gif", plain.to_rgb8().into(), ImageFormat::Gif),
+        ("gif rgba8", plain.to_rgba8().into(), ImageFormat::Gif),
+        ("tiff grey16", plain.to_luma16().into(), ImageFormat::Tiff),
         ("bmp", plain.to_rgb8().into(), ImageFormat::Bmp),
         ("bmp grey", plain.to_luma8().into(), ImageFormat::Bmp),
         ("tiff rgb8", plain.to_rgb8().into(), ImageFormat::Tiff),
@@ -55,6 +57,7 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
 #[test]
 fn decoding_and_processing_take_no_more_than_was_said_before() {
     decode_all();
+    decode_kinds();
     side_chunks();
     process_one();
     process_tiles();
@@ -131,6 +134,22 @@ fn side_chunks() {
         println!("{}: said {said}, took {taken}, {outcome:?}", String::from_utf8_lossy(kind));
         assert!(outcome.is_ok(), "the pixels are fine: {outcome:?}");
         assert!(taken <= said, "took {taken} bytes, said {said}");
+    }
+}
+
+/// The small TIFFs of every compression. Dictionaries of LZMA are leased at their largest.
+fn decode_kinds() {
+    let packed = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/picture_kinds.tar.xz")).expect("a file");
+    let mut archive = tar::Archive::new(lzma_rust2::XzReader::new(&packed[..], false));
+    for entry in archive.entries().expect("an archive") {
+        let mut entry = entry.expect("an entry");
+        let name = entry.path().expect("a name").display().to_string();
+        let mut encoded = Vec::new();
+        std::io::Read::read_to_end(&mut entry, &mut encoded).expect("its bytes");
+        let (bytes, limits) = (ImageBytes::new(encoded), ImageLimits::default());
+        let said = bytes.probe(&limits).expect("a good header").cost.peak_bytes().0;
+        let (taken, _) = peak_of(|| bytes.decode(&limits).expect("it decodes"));
+        assert!(taken <= said, "{name}: took {taken} bytes, said {said}");
     }
 }
 

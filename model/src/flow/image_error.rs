@@ -67,13 +67,21 @@ pub enum ImageError {
         found: u64,
     },
     /// The bytes do not follow their format.
-    #[error("the {format} picture is damaged or uses an unsupported feature: {stage} failed")]
+    #[error("the {format} picture is damaged or incomplete: {stage} failed")]
     Damaged {
         /// PNG, JPEG, WebP, GIF, BMP or TIFF.
         format: &'static str,
         /// The stage that found it: reading its header, counting a JPEG's scans, looking for a GIF's first frame, or
         /// decoding the pixels.
         stage: &'static str,
+    },
+    /// The picture is whole, but its format has a feature that is not read.
+    #[error("the {format} picture uses {feature}, which is not supported")]
+    Unsupported {
+        /// PNG, JPEG, WebP, GIF, BMP, TIFF, HEIC or AVIF.
+        format: &'static str,
+        /// The feature, with an article if it needs one.
+        feature: &'static str,
     },
     /// Too long and thin for the model's processor.
     #[error("the picture's sides {width} x {height} have the ratio {ratio:.1}; the limit is {ratio_max}")]
@@ -152,6 +160,9 @@ impl Hint for ImageError {
                 "give red, green and blue of each pixel, row by row without gaps, without alpha".into()
             }
             ImageError::Empty { .. } | ImageError::Damaged { .. } => "save the picture again from its source".into(),
+            ImageError::Unsupported { format, .. } => {
+                format!("convert the picture, for example with `magick picture.{} picture.png`", format.to_lowercase())
+            }
             ImageError::AspectRatio { ratio_max, .. } => {
                 format!("crop the picture or cut it into pieces: no side may be over {ratio_max} times the other")
             }
@@ -189,6 +200,7 @@ mod tests {
             (ImageError::Empty { width, height: 0 }, "save the picture again"),
             (ImageError::PixelBytes { width, height, expected: 900, found: 1200 }, "without alpha"),
             (ImageError::Damaged { format: "PNG", stage: "reading its header" }, "save the picture again"),
+            (ImageError::Unsupported { format: "TIFF", feature: "SGI LogLuv" }, "`magick picture.tiff picture.png`"),
             (ImageError::AspectRatio { width, height, ratio: 3.0, ratio_max: 2.0 }, "over 2 times the other"),
             (ImageError::NotAMultiple { width, height, multiple: 28 }, "multiples of 28"),
             (ImageError::NoSize { width, height }, "raise `min_pixels`"),

@@ -6,21 +6,31 @@
 
 mod animation;
 mod animation_blocks;
+mod bmp_file;
 pub mod config;
 pub mod decode;
-mod decode_jpeg;
 pub(crate) mod error;
+mod exif;
+mod fax_rows;
 mod frame_sampling;
-mod gif_frame;
+mod gif_file;
 pub mod header;
 pub mod image_processor;
+mod jpeg_file;
+mod levels;
 mod own_limits;
+mod picture_file;
+mod png_file;
 pub mod resample;
 pub mod smart_resize;
-mod tiff_header;
+mod tiff_colours;
+mod tiff_directory;
+mod tiff_file;
+mod tiff_pieces;
 pub mod tiling;
 pub mod video_processor;
 pub mod visual_plan;
+mod webp_file;
 
 pub use config::{CountedPixels, ImageProcessorConfig, Resample};
 pub use frame_sampling::FrameSampling;

@@ -37,8 +37,10 @@ fn differences(one: &RgbImage, other: &RgbImage) -> (u8, f64) {
 
 /// Cases whose input we deliberately read in a different way than the recorded call.
 fn reads_otherwise(case: &Value) -> bool {
-    // Pillow clips 16-bit grey at 255, and we scale it. The recorded call ignores EXIF; `load_image` and we obey it.
-    matches!(case["name"].as_str(), Some("grey_16_bit" | "scene_jpeg_turned"))
+    // Pillow clips 16-bit grey at 255, and we scale it. The recorded call ignores EXIF; `load_image` and we obey it. It
+    // drops alpha, as transformers 5.17 did; `picture_kinds` tests what 5.24 does.
+    let otherwise = ["grey_16_bit", "scene_jpeg_turned", "scene_rgba", "scene_grey_alpha", "scene_palette_transparent"];
+    case["name"].as_str().is_some_and(|name| otherwise.contains(&name))
 }
 
 fn is_lossy(file: &str) -> bool {
@@ -286,6 +288,9 @@ fn gif_bmp_and_tiff_are_decoded_to_the_recorded_pixels() {
         let files: Vec<&String> = names.iter().filter(|name| name.ends_with(ending)).collect();
         assert!(files.len() >= least, "{files:?}");
         for name in files {
+            if ["scene_transparent.gif", "scene_alpha.tif"].contains(&name.as_str()) {
+                continue; // recorded without alpha; see `reads_otherwise`
+            }
             let expected = golden_png(&format!("image_processor/{name}.decoded.png"));
             assert_eq!((0, 1.0), differences(&decode(&format!("pictures/{name}")), &expected), "{name}");
         }

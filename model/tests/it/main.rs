@@ -28,6 +28,7 @@ mod golden_videos;
 mod golden_vision_families;
 mod hostile_pictures;
 mod long_texts;
+mod picture_kinds;
 mod prompts;
 mod pytorch;
 mod random_checkpoints;

@@ -368,6 +368,8 @@ fn host_memory_grows_with_the_patches_and_not_with_the_decoded_frames() {
         (plan.decoding_bytes, plan.patches_bytes())
     };
     let ((two, step), (twelve, steps)) = (bytes(2), bytes(12));
-    assert_eq!((two, step * 6), (twelve, steps));
+    assert_eq!(step * 6, steps);
+    // The encoded bytes of the largest frame count, and frames differ by a few.
+    assert!(twelve.0.abs_diff(two.0) < 100, "{two} {twelve}");
     assert!(two >= Bytes(1200 * 900 * 3), "a decoded frame is counted");
 }
