@@ -124,7 +124,7 @@ async fn a_model_that_fills_the_card_serves_and_captures_again() {
     let checkpoint = random_checkpoint("qwen2.5-vl-7b", 7).expect("a known shape");
     let sequences = 32;
     let envelope =
-        Envelope { sequences, pictures: 1, picture_patches: 5_476, launch_patches: 10_952, ..Envelope::gpu() };
+        Envelope { sequences, largest_pictures: 1, picture_patches: 5_476, launch_patches: 10_952, ..Envelope::gpu() };
     let options = LoadOptions { name: Some("seven".into()), envelope: Some(envelope), ..LoadOptions::default() };
     let model = runtime.load_with(ModelSource::random(checkpoint), options, |_| {}).await.expect("it starts");
     let full = budget.measure().await.expect("it answers");

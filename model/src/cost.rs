@@ -51,7 +51,7 @@ impl RequestCost {
     /// The cost of the largest request that an envelope admits. `merge` is `None` for a model that takes no pictures.
     pub fn largest(envelope: &Envelope, merge: Option<MergeSize>) -> Self {
         let picture = merge.map(|merge| PictureCost::of(envelope.picture_patches, merge));
-        let pictures = picture.into_iter().flat_map(|picture| std::iter::repeat_n(picture, envelope.pictures));
+        let pictures = picture.into_iter().flat_map(|picture| std::iter::repeat_n(picture, envelope.largest_pictures));
         RequestCost::of(envelope.context_tokens, pictures)
     }
 
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_largest_request_of_an_envelope_takes_at_least_as_much_as_any_that_it_lets_in() {
-        let envelope = Envelope { context_tokens: 100, picture_patches: 67, pictures: 2, ..Envelope::small() };
+        let envelope = Envelope { context_tokens: 100, picture_patches: 67, largest_pictures: 2, ..Envelope::small() };
         let largest = RequestCost::largest(&envelope, Some(MergeSize::new(2)));
         assert_eq!(largest, RequestCost { tokens: 100, blocks: 7, picture_patches: 64, cache_rows: 32 });
         assert!(largest.is_within(&largest));

@@ -17,6 +17,9 @@ pub struct Envelope {
     pub picture_patches: usize,
     /// Pictures of a request, over all turns.
     pub pictures: usize,
+    /// How many of those may be the largest. More pictures must be smaller: together they have no more patches. The
+    /// vision cache is sized for it.
+    pub largest_pictures: usize,
     /// Frames of a request's videos, over all turns; 0 to refuse videos. Frames have no share of their own: they are
     /// resized to what the pictures leave of [`video_patches`](Self::video_patches).
     pub video_frames: usize,
@@ -26,6 +29,9 @@ pub struct Envelope {
 
 /// The greatest value of any limit. Up to it, no product of two limits overflows.
 const MOST: usize = 1 << 30;
+
+/// Pictures of a request where nobody says: the context is full before that.
+const PICTURES: usize = 1024;
 
 /// Patches of the smallest picture.
 pub const PATCHES_LEAST: usize = 4;
@@ -44,14 +50,15 @@ pub struct LimitError {
 
 impl Envelope {
     /// Limits that take a moment to stress: contexts of 512 tokens, 4 sequences at once, two pictures of 448 x 448
-    /// pixels per request (at 14 pixels per patch side).
+    /// pixels (at 14 pixels per patch side) or more smaller ones per request.
     pub fn small() -> Self {
         Envelope {
             context_tokens: 512,
             sequences: 4,
             step_tokens: 128,
             picture_patches: 1024,
-            pictures: 2,
+            pictures: PICTURES,
+            largest_pictures: 2,
             video_frames: 8,
             launch_patches: 1024,
         }
@@ -70,7 +77,8 @@ impl Envelope {
             // divide evenly over the 132 processors of a Hopper GPU.
             step_tokens: 8192 + 256,
             picture_patches: 24_576,
-            pictures: 8,
+            pictures: PICTURES,
+            largest_pictures: 8,
             video_frames: 768,
             launch_patches: 24_576,
         }
@@ -80,7 +88,7 @@ impl Envelope {
     /// as it may show. Where that is more than a context holds, the context is the limit. The vision cache is sized for
     /// it.
     pub fn visual_patches(&self, merge: MergeSize) -> usize {
-        self.pictures * merge.patches(merge.tokens(self.picture_patches))
+        self.largest_pictures * merge.patches(merge.tokens(self.picture_patches))
     }
 
     /// The part of those that videos are resized to, which leaves text its quarter of the context beside `text_tokens`
@@ -114,6 +122,7 @@ impl Envelope {
         require("launch_patches", self.launch_patches, PATCHES_LEAST, "a launch takes a picture of one token")?;
         require("picture_patches", self.picture_patches, PATCHES_LEAST, "a picture has at least one token")?;
         require("pictures", self.pictures, 1, "a request may have a picture")?;
+        require("largest_pictures", self.largest_pictures, 1, "a request may have the largest picture")?;
         require("video_frames", self.video_frames, 0, "it is a count")?;
         require("launch_patches", self.launch_patches, self.picture_patches, "a launch takes the largest picture")
     }
@@ -126,7 +135,8 @@ impl Default for Envelope {
             sequences: 16,
             step_tokens: 512,
             picture_patches: 4096,
-            pictures: 8,
+            pictures: PICTURES,
+            largest_pictures: 8,
             video_frames: 32,
             launch_patches: 4096,
         }

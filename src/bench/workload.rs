@@ -150,6 +150,7 @@ impl Workload {
             step_tokens: self.step_tokens.max(self.requests()),
             picture_patches: largest,
             pictures: 1,
+            largest_pictures: 1,
             video_frames: 1,
             // Room for two of the largest: one leaves parts of a GPU idle, and more would take memory from keys and
             // values.

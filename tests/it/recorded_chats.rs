@@ -67,6 +67,7 @@ fn recorded_chats_are_answered_by(ranks: usize, folder: &'static str, cases: &'s
             step_tokens: 96,
             picture_patches: 208,
             pictures: 3,
+            largest_pictures: 3,
             video_frames: 16,
             launch_patches: 256,
         };

@@ -119,6 +119,7 @@ pub fn small_envelope() -> Envelope {
         step_tokens: 48,
         picture_patches: 64,
         pictures: 2,
+        largest_pictures: 2,
         video_frames: 8,
         launch_patches: 128,
     }

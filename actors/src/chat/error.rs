@@ -65,6 +65,14 @@ pub enum ChatError {
         /// The envelope's limit.
         limit: usize,
     },
+    /// The pictures of the chat take more of the encoder cache than one request may.
+    #[error("the pictures have {tokens} tokens; the limit for all of them is {limit}")]
+    PicturesTooLarge {
+        /// Tokens of all of them.
+        tokens: usize,
+        /// Those of as many of the largest pictures as a request may show.
+        limit: usize,
+    },
     /// The prompt leaves no room for an answer.
     #[error(
         "the prompt has {}{tokens} tokens, but prompt and reply together may have at most {limit}",
@@ -222,6 +230,7 @@ impl Hint for ChatError {
                 "crop the picture so that it is less wide or tall, or raise `picture_patches`".to_owned()
             }
             ChatError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
+            ChatError::PicturesTooLarge { .. } => "send fewer or smaller pictures, or raise `pictures`".to_owned(),
             ChatError::TooLong { .. } => "shorten the conversation, or raise `context_tokens`".to_owned(),
             ChatError::NoTokens => "ask for at least one token".to_owned(),
             ChatError::MinTokens { .. } => "lower `min_tokens`, or raise `max_tokens`".to_owned(),
@@ -296,6 +305,7 @@ impl ChatError {
             | ChatError::PictureTooLarge { .. }
             | ChatError::Video { .. }
             | ChatError::TooManyPictures { .. }
+            | ChatError::PicturesTooLarge { .. }
             | ChatError::TooLong { .. }
             | ChatError::NoTokens
             | ChatError::MinTokens { .. }
@@ -347,6 +357,7 @@ impl From<VisualError> for ChatError {
     fn from(error: VisualError) -> Self {
         match error {
             VisualError::TooManyPictures { pictures, limit } => ChatError::TooManyPictures { pictures, limit },
+            VisualError::PicturesTooLarge { tokens, limit } => ChatError::PicturesTooLarge { tokens, limit },
             VisualError::Picture { index, file, source } => {
                 ChatError::Picture { index, file, source: Arc::new(source) }
             }

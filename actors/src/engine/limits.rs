@@ -81,6 +81,8 @@ impl LoadOptions {
             sequences,
             step_tokens: limits.step_tokens.unwrap_or(steps),
             pictures: limits.pictures.unwrap_or(expected.pictures),
+            // Who says how many may show as many of the largest.
+            largest_pictures: limits.pictures.unwrap_or(expected.largest_pictures),
             video_frames: limits.video_frames.unwrap_or(expected.video_frames),
             ..expected
         };

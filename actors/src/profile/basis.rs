@@ -214,7 +214,7 @@ mod tests {
             ("envelope.sequences was 4, is 5", |start| start.limits.sequences += 1),
             ("envelope.step_tokens was 128, is 129", |start| start.limits.step_tokens += 1),
             ("envelope.picture_patches was 1024, is 1020", |start| start.limits.picture_patches = 1020),
-            ("envelope.pictures was 2, is 3", |start| start.limits.pictures += 1),
+            ("envelope.largest_pictures was 2, is 3", |start| start.limits.largest_pictures += 1),
             ("envelope.video_frames was 8, is 9", |start| start.limits.video_frames += 1),
             ("envelope.launch_patches was 1024, is 2048", |start| start.limits.launch_patches *= 2),
             ("target was Cpu { threads: 2 }, is Cpu { threads: 3 }", |start| start.threads = 3),

@@ -279,16 +279,22 @@ mod tests {
 
     /// An envelope of 1,024 rows per picture and launch.
     fn envelope() -> Envelope {
-        Envelope { pictures: 2, picture_patches: 4096, launch_patches: 4096, ..Envelope::default() }
+        Envelope { largest_pictures: 2, picture_patches: 4096, launch_patches: 4096, ..Envelope::default() }
     }
 
     #[test]
     fn the_vision_cache_holds_running_launches_and_steps_plus_one_request() {
         assert_eq!(rows_on_their_way(&envelope(), MERGE), 2048 + 2 * 1024 + 2 * 512);
-        let many = Envelope { pictures: 100, ..envelope() };
+        let many = Envelope { largest_pictures: 100, ..envelope() };
         assert_eq!(rows_on_their_way(&many, MERGE), 2 * 4096, "two of the largest, each of which fills its context");
-        let least =
-            Envelope { pictures: 1, picture_patches: 4, launch_patches: 4, step_tokens: 1, sequences: 1, ..many };
+        let least = Envelope {
+            largest_pictures: 1,
+            picture_patches: 4,
+            launch_patches: 4,
+            step_tokens: 1,
+            sequences: 1,
+            ..many
+        };
         assert_eq!(rows_on_their_way(&least, MERGE), 1 + 2 + 2);
     }
 
@@ -305,6 +311,7 @@ mod tests {
             step_tokens: Envelope::gpu().step_tokens,
             picture_patches: 10_764,
             pictures: 1,
+            largest_pictures: 1,
             video_frames: 1,
             launch_patches: 2 * 10_764,
         };

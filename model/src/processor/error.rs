@@ -131,6 +131,14 @@ pub enum VisualError {
         /// The envelope's limit.
         limit: usize,
     },
+    /// The pictures have more tokens together than they may have.
+    #[error("the pictures have {tokens} tokens; the limit for all of them is {limit}")]
+    PicturesTooLarge {
+        /// Tokens of all of them.
+        tokens: usize,
+        /// Those of as many of the largest pictures as a request may show.
+        limit: usize,
+    },
     /// A picture is broken or outside the limits.
     #[error("picture {index}{file}: {source}")]
     Picture {
@@ -169,6 +177,7 @@ impl Hint for VisualError {
     fn hint(&self) -> String {
         match self {
             VisualError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
+            VisualError::PicturesTooLarge { .. } => "send fewer or smaller pictures, or raise `pictures`".to_owned(),
             VisualError::Picture { source, .. } => source.hint(),
             VisualError::PictureTooLarge { .. } => {
                 "crop the picture so that it is less wide or tall, or raise `picture_patches`".into()

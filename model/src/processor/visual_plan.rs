@@ -158,6 +158,11 @@ impl VisualProcessors {
         let pictures = pictures.enumerate().map(|(index, picture)| self.plan_picture(index, picture, limits));
         let pictures = pictures.collect::<Result<Vec<_>, _>>()?;
         let taken = pictures.iter().map(|plan| plan.grid().patches()).sum();
+        let (merge, limit) =
+            (self.pictures.config().merge(), limits.envelope.visual_patches(self.pictures.config().merge()));
+        if taken > limit {
+            return Err(VisualError::PicturesTooLarge { tokens: merge.tokens(taken), limit: merge.tokens(limit) });
+        }
         let step_patches_max = self.step_patches_max(visuals, taken, limits.envelope);
         let (mut pictures, mut index) = (pictures.into_iter(), 0);
         let plan = |visual: &Visual| match visual {

@@ -56,6 +56,7 @@ fn envelopes() -> Vec<Envelope> {
         step_tokens,
         picture_patches,
         pictures: 3,
+        largest_pictures: 3,
         video_frames: 8,
         launch_patches,
     };
@@ -395,6 +396,7 @@ fn any_envelope() -> impl Strategy<Value = Envelope> {
             step_tokens,
             picture_patches,
             pictures: 2,
+            largest_pictures: 2,
             video_frames: 8,
             launch_patches,
         },

@@ -80,7 +80,7 @@ fn plan_written(
 }
 
 fn envelope() -> Envelope {
-    Envelope { picture_patches: 64, pictures: 2, video_frames: 12, ..Envelope::default() }
+    Envelope { picture_patches: 64, largest_pictures: 2, video_frames: 12, ..Envelope::default() }
 }
 
 #[test]
@@ -224,10 +224,10 @@ proptest! {
     fn what_is_planned_never_exceeds_the_envelope(
         shown in prop::collection::vec((any::<bool>(), 1u32..8, 1u32..300, 1u32..300), 1..4),
         picture_patches in 4usize..200,
-        pictures in 1usize..4,
+        largest_pictures in 1usize..4,
         counts_whole in any::<bool>(),
     ) {
-        let envelope = Envelope { picture_patches, pictures, video_frames: 16, ..Envelope::default() };
+        let envelope = Envelope { picture_patches, largest_pictures, video_frames: 16, ..Envelope::default() };
         let visuals: Vec<Visual> = shown
             .into_iter()
             .map(|(still, frames, width, height)| match still {
@@ -238,7 +238,7 @@ proptest! {
         let settings = if counts_whole { whole_video(None) } else { config() };
         if let Ok(plans) = plan_with(settings, &envelope, &visuals) {
             let all: usize = plans.iter().map(|plan| plan.grid().patches()).sum();
-            prop_assert!(all <= envelope.pictures * envelope.picture_patches, "{all} of {envelope:?}");
+            prop_assert!(all <= envelope.largest_pictures * envelope.picture_patches, "{all} of {envelope:?}");
             for plan in &plans {
                 let largest = plan.grid().patches() / plan.grid().pictures();
                 prop_assert!(largest <= envelope.picture_patches, "{largest} of {envelope:?}");

@@ -100,7 +100,8 @@ fn envelopes() -> impl Strategy<Value = Envelope> {
             sequences,
             step_tokens,
             picture_patches,
-            pictures,
+            pictures: 2 * pictures,
+            largest_pictures: pictures,
             video_frames,
             launch_patches,
         },
@@ -172,7 +173,7 @@ fn without_settings_for_videos_pictures_are_taken_and_a_video_is_told_which_file
 
 #[test]
 fn requests_of_every_kind_are_admitted() {
-    let envelope = Envelope { context_tokens: 400, video_frames: 8, pictures: 3, ..Envelope::small() };
+    let envelope = Envelope { context_tokens: 400, video_frames: 8, largest_pictures: 3, ..Envelope::small() };
     let stressed = stressed(envelope);
     let chat = Chat::new().user("What?").image(picture((500, 300))).image(picture((30, 30)));
     let chat = chat.video(Video::from_frames(vec![picture((200, 100)); 5], 2.0));

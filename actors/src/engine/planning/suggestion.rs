@@ -208,8 +208,9 @@ impl Search<'_> {
 
     /// The limits to lower. Pictures are limited in the unit that the user set, or in pixels.
     fn limits(&self) -> Vec<Limit> {
-        let Envelope { context_tokens, sequences, step_tokens, picture_patches, pictures, launch_patches, .. } =
-            self.inputs.envelope;
+        let Envelope {
+            context_tokens, sequences, step_tokens, picture_patches, largest_pictures, launch_patches, ..
+        } = self.inputs.envelope;
         let limit = |knob, now: usize, least: usize| Limit { knob, now: now as u64, step: 1, least: least as u64 };
         let mut limits = vec![
             // A step has at least one token for each sequence.
@@ -227,7 +228,7 @@ impl Search<'_> {
             None => Limit { knob: "picture_pixels", now: pixels, step, least: tokens * step },
         });
         limits.push(limit("launch_patches", launch_patches, patches));
-        limits.push(limit("pictures", pictures, 1));
+        limits.push(limit("pictures", largest_pictures, 1));
         limits
     }
 
