@@ -10,7 +10,7 @@ use bursar_actors::{
 };
 
 use super::*;
-use crate::stage::{Stage, ask, device, device_of, listen, runtime_on};
+use crate::stage::{Stage, ask, device, device_of, listen, picture, runtime_on};
 
 /// Runs a story and all its actors on one thread with its own recorder, since other stories record at the same time.
 fn heard(story: impl AsyncFnOnce(&Ears)) -> Ears {
@@ -233,7 +233,9 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
         let (budget, was) = (card.runtime.budget(), card.before.clone());
         answer(&card.model, about(1)).await;
         answer(&card.model, about(1)).await;
-        answer(&card.model, about(1).cache_salt("other blocks, the same rows")).await;
+        let other_words =
+            Chat::new().system("Be brief.").user("What?").image(picture(1)).temperature(0.0).max_tokens(4);
+        answer(&card.model, other_words).await;
         drop(budget.lease(Class::tenant("index"), Bytes::kib(64)).await.expect("there is room"));
         assert!(budget.try_lease(Class::tenant("index"), 512 * MIB).await.is_err(), "there is not");
         // A neighbour takes everything while chats run, and leaves.
