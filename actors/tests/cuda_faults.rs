@@ -98,7 +98,7 @@ fn the_suggestion_for_a_small_card_starts_when_applied() {
             let suggestion = named.expect("the same are named");
             let Some(changed) = suggestion.over(&wanted) else { continue };
             let (name, value) = (&suggestion.name, suggestion.to.expect("it was applied"));
-            assert!(error.hint().contains(&format!("`{name}` {value} instead of")));
+            assert!(error.hint().contains(&format!("`{name}` to {value} instead of")));
             let speaks = changed.limits.context_tokens.is_none_or(|tokens| tokens >= 64);
             let started = load(&stage, changed).await;
             let model = started.unwrap_or_else(|error| panic!("{name} {value}: {error}; {}", error.hint()));

@@ -19,13 +19,14 @@ use axum::{
 };
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{error::ApiError, service::Shared};
+use super::{error::ApiError, lenient::Lenient, service::Shared};
 use crate::{Bytes, KIB};
 
 /// What a value takes once it is read, at most: a turn without anything in it.
@@ -253,21 +254,36 @@ fn too_large(limit: Bytes) -> ApiError {
 
 /// The value, or what is wrong and where.
 pub(super) fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    let mut json = serde_json::Deserializer::from_slice(bytes);
-    let no_json = |fault: &serde_json::Error| ApiError::invalid("body", format!("the body is not JSON: {fault}"));
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let (path, fault) = (error.path().to_string(), error.inner());
-        match fault.is_data() {
-            true => {
-                let told = fault.to_string();
-                let path = with_missing(path, &told);
-                ApiError::invalid(path.clone(), format!("`{path}`: {}", without_place(&told)))
-            }
-            false => no_json(fault),
-        }
-    })?;
-    json.end().map_err(|fault| no_json(&fault))?;
-    Ok(value)
+    json(bytes).and_then(of)
+}
+
+/// One body as two values: serde's `flatten` would forget which field is wrong. The second has nothing of `large`, which is
+/// not copied.
+pub(super) fn parsed_twice<T: DeserializeOwned, U: DeserializeOwned>(
+    bytes: &[u8],
+    large: &str,
+) -> Result<(T, U), ApiError> {
+    let mut whole = json(bytes)?;
+    let kept = whole.get_mut(large).map(Value::take);
+    let second = of(whole.clone());
+    if let (Some(kept), Some(place)) = (kept, whole.get_mut(large)) {
+        *place = kept;
+    }
+    Ok((of(whole)?, second?))
+}
+
+/// As Python reads it: of members with the same name the last counts, and a byte-order mark says nothing.
+pub(super) fn json(bytes: &[u8]) -> Result<Value, ApiError> {
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    serde_json::from_slice(bytes).map_err(|fault| ApiError::invalid("body", format!("the body is not JSON: {fault}")))
+}
+
+pub(super) fn of<T: DeserializeOwned>(json: Value) -> Result<T, ApiError> {
+    serde_path_to_error::deserialize(Lenient(json)).map_err(|error| {
+        let told = error.inner().to_string();
+        let path = with_missing(error.path().to_string(), &told);
+        ApiError::invalid(path.clone(), format!("`{path}`: {told}"))
+    })
 }
 
 /// A missing field is named by serde's text alone.
@@ -280,15 +296,9 @@ fn with_missing(path: String, told: &str) -> String {
     }
 }
 
-/// serde_json ends its texts with a line and column, which say nothing of a body made by a program.
-fn without_place(text: &str) -> &str {
-    text.rsplit_once(" at line ").map_or(text, |(said, _)| said)
-}
-
 #[cfg(test)]
 mod tests {
     use serde::Deserialize;
-    use serde_json::Value;
 
     use super::*;
     use crate::serve::error::Shape;
@@ -317,6 +327,17 @@ mod tests {
         assert_eq!(right, Ok(Asked { turns: vec![Turn { text: "a".to_owned() }] }));
         assert!(told["message"].as_str().expect("text").contains("expected a string"), "{told}");
         assert!(!told["message"].as_str().expect("text").contains("line"), "{told}");
+    }
+
+    #[test]
+    fn a_body_is_read_as_python_reads_it() {
+        let read = |body: &str| parsed::<Asked>(body.as_bytes()).map_err(|error| error.status);
+        let right = Ok(Asked { turns: vec![Turn { text: "b".to_owned() }] });
+        assert_eq!(read(r#"{"turns": [{"text": "a"}], "turns": [{"text": "a", "text": "b"}]}"#), right);
+        assert_eq!(read("\u{feff}{\"turns\": [{\"text\": \"b\"}]}"), right);
+        let twice = parsed_twice::<Asked, Value>(br#"{"turns": [{"text": "b"}], "n": 1}"#, "turns");
+        let (asked, rest) = twice.map_err(|error| error.status).expect("it is right");
+        assert_eq!((Ok(asked), rest["n"].as_u64(), rest["turns"].is_null()), (right, Some(1), true));
     }
 
     #[test]

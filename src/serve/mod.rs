@@ -32,6 +32,7 @@ mod guard;
 mod half_closed;
 mod health;
 mod id;
+mod lenient;
 mod listed;
 mod listen;
 mod media;

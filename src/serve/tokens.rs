@@ -29,8 +29,12 @@ pub(super) struct TokenizeFields {
 
 impl FromJson for TokenizeRequest {
     fn from_json(bytes: &[u8]) -> Result<Self, ApiError> {
-        let fields: TokenizeFields = body::parsed(bytes)?;
-        let chat = fields.prompt.is_none().then(|| body::parsed(bytes)).transpose()?;
+        let whole = body::json(bytes)?;
+        if whole.get("prompt").is_some_and(|prompt| !prompt.is_null()) {
+            return Ok(TokenizeRequest { fields: body::of(whole)?, chat: None });
+        }
+        let (chat, fields) = body::parsed_twice(bytes, "messages")?;
+        let chat = Some(chat);
         Ok(TokenizeRequest { fields, chat })
     }
 }

@@ -261,7 +261,7 @@ fn a_conversation_shows_a_picture_in_each_of_many_turns() {
         // All together have room for fourteen of the largest.
         let largest = Image::from_bytes(png(&RgbImage::new(112, 112)));
         let fifteen = (0..15).fold(Chat::new().user("What?"), |chat, _| chat.image(largest.clone()));
-        let refused = stage.model.chat(fifteen).await.err().expect("it is refused");
+        let refused = stage.model.chat(fifteen).await.expect_err("it is refused");
         assert!(matches!(refused, ChatError::PicturesTooLarge { tokens: 240, limit: 224 }), "{refused}");
         assert!(refused.hint().contains("smaller pictures"), "{}", refused.hint());
         stage.settled(&before).await;

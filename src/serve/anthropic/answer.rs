@@ -128,10 +128,10 @@ fn blocks(head: &Head, text: String, thinking: String, calls: Vec<ToolCall>) -> 
     if !text.is_empty() {
         blocks.push(Block::Text { text });
     }
-    blocks.extend(calls.into_iter().map(|call| match call.parsed() {
-        Some(input) => Block::ToolUse { id: call.id, name: call.name, input },
-        // A call that was cut off must not be made; it is shown, so that nothing is lost.
-        None => Block::Text { text: format!("{}({}", call.name, call.arguments) },
+    // A call that was cut off has no input, as where a stream begins one; `stop_reason` says that it must not be made.
+    blocks.extend(calls.into_iter().map(|call| {
+        let input = call.parsed().unwrap_or_default();
+        Block::ToolUse { id: call.id, name: call.name, input }
     }));
     blocks
 }
@@ -180,7 +180,7 @@ mod tests {
                 {"type": "thinking", "thinking": "hm", "signature": SIGNATURE},
                 {"type": "text", "text": "yes"},
                 {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}},
-                {"type": "text", "text": "f({\"x\": "},
+                {"type": "tool_use", "id": "a", "name": "f", "input": {}},
             ])
         );
     }

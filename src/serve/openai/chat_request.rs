@@ -24,8 +24,8 @@ pub(in crate::serve) struct ChatRequest {
 
 impl FromJson for ChatRequest {
     fn from_json(bytes: &[u8]) -> Result<Self, ApiError> {
-        // Read twice: serde's `flatten` would forget which field is wrong.
-        Ok(ChatRequest { chat: body::parsed(bytes)?, sampling: body::parsed(bytes)? })
+        let (chat, sampling) = body::parsed_twice(bytes, "messages")?;
+        Ok(ChatRequest { chat, sampling })
     }
 }
 

@@ -23,7 +23,8 @@ pub(in crate::serve) struct CompletionRequest {
 
 impl FromJson for CompletionRequest {
     fn from_json(bytes: &[u8]) -> Result<Self, ApiError> {
-        Ok(CompletionRequest { fields: body::parsed(bytes)?, sampling: body::parsed(bytes)? })
+        let (fields, sampling) = body::parsed_twice(bytes, "prompt")?;
+        Ok(CompletionRequest { fields, sampling })
     }
 }
 

@@ -159,6 +159,11 @@ fn bytes_of_scored_tokens_are_their_own_and_a_cut_character_is_left_out() {
     });
 }
 
+/// The kind of a block of Anthropic's, and the name of the function that it calls.
+fn shape(block: &Value) -> (String, Value) {
+    (block["type"].as_str().unwrap_or_default().to_owned(), block["name"].clone())
+}
+
 #[test]
 fn where_a_tool_is_forced_it_wins_over_a_format_in_every_api() {
     story(async {
@@ -196,6 +201,22 @@ fn where_a_tool_is_forced_it_wins_over_a_format_in_every_api() {
             let mut streamed = cut;
             streamed["stream"] = true.into();
             assert_eq!(house.chat(streamed).await.streamed(), "", "{tokens}");
+        }
+        for tokens in [8, 30, 40, 44] {
+            let cut = json!({
+                "model": "demo", "max_tokens": tokens, "messages": [{"role": "user", "content": "Hello!"}],
+                "temperature": 0, "tools": [{"name": "clock", "input_schema": parameters}], "tool_choice": {"type": "any"},
+            });
+            let whole = house.post("/v1/messages", &cut).await.json();
+            let whole: Vec<_> = whole["content"].as_array().expect("blocks").iter().map(shape).collect();
+            let mut streamed = cut;
+            streamed["stream"] = true.into();
+            let answer = house.post("/v1/messages", &streamed).await;
+            let events = answer.body.lines().filter_map(|line| line.strip_prefix("data: "));
+            let events: Vec<Value> = events.map(|event| serde_json::from_str(event).expect("JSON")).collect();
+            let begun = events.iter().filter(|event| event["type"] == "content_block_start");
+            assert_eq!(whole, begun.map(|event| shape(&event["content_block"])).collect::<Vec<_>>(), "{tokens}");
+            assert!(whole.iter().all(|(kind, _)| kind == "tool_use"), "{tokens}: {whole:?}");
         }
         // A function in OpenAI's shape is one for Anthropic's clients too.
         let asked = json!({
