@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::error::CheckpointError;
 use super::gguf::GgufFile;
 use super::random_checkpoint::RandomCheckpoint;
+use super::tensors::EXTENSION;
 
 /// Largest config or vocabulary file. The largest known tokenizer.json has 33 MB.
 pub(super) const TEXT_BYTES_MAX: u64 = 128 << 20;
@@ -74,14 +75,43 @@ impl CheckpointSource {
     /// As [`read`](Self::read), for a file that must exist.
     ///
     /// # Errors
-    /// As [`read`](Self::read); [`CheckpointError::MissingFile`] or [`CheckpointError::MissingFolder`].
+    /// As [`read`](Self::read); [`CheckpointError::MissingFile`], [`CheckpointError::MissingFolder`] or
+    /// [`CheckpointError::Adapter`].
     pub fn require(&self, file: &str) -> Result<Cow<'static, [u8]>, CheckpointError> {
-        self.read(file)?.ok_or_else(|| match self {
+        if let Some(content) = self.read(file)? {
+            return Ok(content);
+        }
+        if let Some(json) = self.read("adapter_config.json")? {
+            let settings: Value = serde_json::from_slice(&json).unwrap_or_default();
+            let base = settings["base_model_name_or_path"].as_str().map(str::to_owned);
+            return Err(CheckpointError::Adapter { place: self.place(), base });
+        }
+        Err(match self {
             CheckpointSource::Folder(folder) if !folder.exists() => {
                 CheckpointError::MissingFolder { place: self.place() }
             }
             _ => CheckpointError::MissingFile { place: self.place(), file: file.into() },
         })
+    }
+
+    /// The names of a folder's files of tensors, sorted, without those of adapters. Other sources have no names to look
+    /// through.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Unreadable`].
+    pub(super) fn tensor_files(&self) -> Result<Vec<String>, CheckpointError> {
+        let CheckpointSource::Folder(folder) = self else { return Ok(Vec::new()) };
+        let entries = match std::fs::read_dir(folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(unreadable(&self.place(), &error)),
+        };
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let is_of_tensors =
+            |name: &String| name.ends_with(EXTENSION) && !name.starts_with('.') && !name.starts_with("adapter_");
+        let mut files: Vec<String> = names.filter(is_of_tensors).collect();
+        files.sort_unstable();
+        Ok(files)
     }
 
     /// The type of the weights according to `config.json`; `None` if it names none, or one that is not supported.

@@ -31,6 +31,14 @@ pub enum CheckpointError {
         /// The file's name.
         file: String,
     },
+    /// The folder has an adapter, which is no model of its own.
+    #[error("{place} is an adapter{}, not a model", base.as_ref().map(|base| format!(" of {base}")).unwrap_or_default())]
+    Adapter {
+        /// The folder.
+        place: String,
+        /// The model that it changes, if it says so.
+        base: Option<String>,
+    },
     /// The index names a shard that is absent.
     #[error("the checkpoint at {place} lacks the shard {shard}, one of {shards}")]
     MissingShard {
@@ -154,6 +162,10 @@ impl Hint for CheckpointError {
             CheckpointError::MissingFile { .. } => {
                 "give the folder that contains config.json, tokenizer.json and model.safetensors, or a .gguf file"
                     .into()
+            }
+            CheckpointError::Adapter { base, .. } => {
+                let base = base.as_deref().unwrap_or("its base model");
+                format!("merge it into {base} (peft's `merge_and_unload`) and load the merged folder")
             }
             CheckpointError::NoGguf { .. } => "check the path of the .gguf file".into(),
             CheckpointError::Setting { .. } => {

@@ -15,6 +15,9 @@ use crate::nearest_names;
 
 pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
+pub(super) const EXTENSION: &str = ".safetensors";
+/// More shards than any checkpoint has.
+const SHARDS_MAX: usize = 10_000;
 /// The same of torch.
 const PYTORCH: &str = "pytorch_model.bin";
 const PYTORCH_INDEX: &str = "pytorch_model.bin.index.json";
@@ -170,6 +173,23 @@ impl IndexFile {
     }
 }
 
+/// How many shards there are, of the name of one: 2 of `model-00001-of-00002.safetensors`.
+fn shards_of(file: &str) -> Option<usize> {
+    let (_, count) = file.strip_suffix(EXTENSION)?.rsplit_once("-of-")?;
+    count.parse().ok().filter(|count| (1..=SHARDS_MAX).contains(count))
+}
+
+/// The names of all shards, of the name of one.
+fn every_shard(file: &str) -> Vec<String> {
+    let named = || {
+        let (before, count) = file.strip_suffix(EXTENSION)?.rsplit_once("-of-")?;
+        let (name, number) = before.rsplit_once('-')?;
+        let (width, shards) = (number.len(), shards_of(file)?);
+        Some((1..=shards).map(|shard| format!("{name}-{shard:0width$}-of-{count}{EXTENSION}")).collect())
+    };
+    named().unwrap_or_else(|| vec![file.to_owned()])
+}
+
 /// Opens a file of one kind; `None` if it is not there.
 type Opener = fn(&CheckpointSource, &str) -> Result<Option<Shard>, CheckpointError>;
 
@@ -188,16 +208,52 @@ impl TensorIndex {
         if let CheckpointSource::Gguf(file) = source {
             return Ok(TensorIndex::of_one(file.shard()));
         }
-        let kinds: [(&str, &str, Opener); 2] = [(INDEX, SINGLE, Shard::open), (PYTORCH_INDEX, PYTORCH, pytorch::open)];
-        for (index, single, open) in kinds {
-            if let Some(json) = source.read(index)? {
-                return TensorIndex::open_shards(source, &IndexFile::parse(index, &json)?, open);
-            }
-            if let Some(shard) = open(source, single)? {
-                return Ok(TensorIndex::of_one(shard));
-            }
+        // One whole file comes first, as in transformers: an index beside it is left from before it was merged.
+        if let Some(shard) = Shard::open(source, SINGLE)? {
+            return Ok(TensorIndex::of_one(shard));
         }
-        Err(CheckpointError::MissingFile { place: source.place(), file: SINGLE.into() })
+        if let Some(json) = source.read(INDEX)? {
+            return TensorIndex::open_shards(source, &IndexFile::parse(INDEX, &json)?, Shard::open);
+        }
+        if let Some(index) = TensorIndex::open_unlisted(source)? {
+            return Ok(index);
+        }
+        if let Some(json) = source.read(PYTORCH_INDEX)? {
+            return TensorIndex::open_shards(source, &IndexFile::parse(PYTORCH_INDEX, &json)?, pytorch::open);
+        }
+        match pytorch::open(source, PYTORCH)? {
+            Some(shard) => Ok(TensorIndex::of_one(shard)),
+            None => Err(CheckpointError::MissingFile { place: source.place(), file: SINGLE.into() }),
+        }
+    }
+
+    /// Opens the only file of tensors in a folder, whatever its name, or shards without an index, whose names say how
+    /// many there are. `None` if there is neither.
+    fn open_unlisted(source: &CheckpointSource) -> Result<Option<Self>, CheckpointError> {
+        let files = source.tensor_files()?;
+        let shards: Vec<_> = files.iter().filter(|file| shards_of(file).is_some()).collect();
+        match (files.as_slice(), shards.as_slice()) {
+            ([file], []) => Ok(Shard::open(source, file)?.map(TensorIndex::of_one)),
+            (_, [first, ..]) => {
+                let mut whole = TensorIndex { shards: Vec::new(), places: BTreeMap::new(), drawn: None };
+                for shard in every_shard(first) {
+                    let lacks = || CheckpointError::MissingShard {
+                        place: source.place(),
+                        shard: shard.clone(),
+                        shards: shards_of(&shard).unwrap_or_default(),
+                    };
+                    let opened = Shard::open(source, &shard)?.ok_or_else(lacks)?;
+                    for tensor in opened.names().map(str::to_owned) {
+                        if whole.places.insert(tensor.clone(), whole.shards.len()).is_some() {
+                            return Err(CheckpointError::Inconsistent { tensor, file: shard });
+                        }
+                    }
+                    whole.shards.push(opened);
+                }
+                Ok(Some(whole))
+            }
+            _ => Ok(None),
+        }
     }
 
     fn of_one(shard: Shard) -> Self {

@@ -121,6 +121,48 @@ fn a_missing_file_is_named() {
 }
 
 #[test]
+fn weights_are_found_under_other_names_and_without_their_index() {
+    let names = |copy: &Copy| -> Vec<String> {
+        let checkpoint = copy.open().expect("it opens");
+        checkpoint.tensors.names().map(str::to_owned).collect()
+    };
+    let whole = Copy::of("qwen2", "whole-beside-index");
+    let expected = names(&whole);
+    whole.write("model.safetensors.index.json", r#"{"weight_map": {"gone": "model-00001-of-00009.safetensors"}}"#);
+    assert_eq!(names(&whole), expected, "the index is stale");
+    whole.remove("model.safetensors.index.json");
+    std::fs::rename(whole.0.join("model.safetensors"), whole.0.join("qwen2.bf16.safetensors")).expect("it is there");
+    whole.write("adapter_model.safetensors", "none");
+    assert_eq!(names(&whole), expected, "there is only one");
+    whole.write("other.safetensors", whole.read("qwen2.bf16.safetensors"));
+    let two = whole.open().expect_err("which of them?");
+    assert!(matches!(two, CheckpointError::MissingFile { .. }), "{two}");
+
+    let shards = Copy::of("qwen2_5_vl", "shards-without-index");
+    let expected = names(&shards);
+    shards.remove("model.safetensors.index.json");
+    assert_eq!(names(&shards), expected);
+    shards.remove(&shard(1));
+    let error = shards.open().expect_err("one is missing");
+    assert!(matches!(&error, CheckpointError::MissingShard { shard: lacks, shards: 2, .. } if *lacks == shard(1)));
+    shards.write(&shard(1), shards.read(&shard(2)));
+    let twice = shards.open().expect_err("each tensor is there twice");
+    assert!(matches!(twice, CheckpointError::Inconsistent { .. }), "{twice}");
+}
+
+#[test]
+fn an_adapter_is_told_to_be_one() {
+    let copy = Copy::of("qwen2", "adapter");
+    copy.remove("config.json");
+    copy.write("adapter_config.json", r#"{"peft_type": "LORA", "base_model_name_or_path": "org/base"}"#);
+    let error = copy.open().expect_err("it is no model");
+    assert!(error.to_string().ends_with("is an adapter of org/base, not a model"), "{error}");
+    assert_eq!(error.hint(), "merge it into org/base (peft's `merge_and_unload`) and load the merged folder");
+    copy.write("adapter_config.json", "{}");
+    assert!(copy.open().expect_err("nor is this").hint().contains("its base model"));
+}
+
+#[test]
 fn what_is_optional_may_be_missing() {
     let copy = Copy::of("qwen2_5_vl", "optional");
     for file in ["preprocessor_config.json", "generation_config.json", "chat_template.json"] {
