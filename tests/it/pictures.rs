@@ -2,13 +2,16 @@
 //! hint.
 
 use bursar::{
-    Bytes, ChatError, DeviceChoice, Hint, Image, ImageError, ImageLimits, LoadOptions, Runtime, RuntimeConfig,
+    Bytes, Chat, ChatError, DeviceChoice, Envelope, Hint, Image, ImageError, ImageLimits, LoadOptions, Runtime,
+    RuntimeConfig,
 };
 use bursar_actors::vision::VisionError;
 use bursar_model::error::VisualError;
 use image::{DynamicImage, Rgb, RgbImage};
 
-use crate::stage::{Stage, about, answer, ask, demo, device, eventually, listen, png, small, story, text};
+use crate::stage::{
+    Stage, about, answer, ask, demo, device, eventually, listen, picture, png, small, small_envelope, story, text,
+};
 
 fn golden(file: &str) -> Vec<u8> {
     let path = bursar_golden::path("pictures").join(file);
@@ -274,5 +277,28 @@ fn host_memory_for_pictures_is_leased_and_bounded() {
         })
         .await;
         runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn a_conversation_shows_a_picture_in_each_of_many_turns() {
+    story(async {
+        let Envelope { pictures, .. } = Envelope::gpu();
+        let envelope = Envelope { context_tokens: 1024, pictures, largest_pictures: 14, ..small_envelope() };
+        let stage = Stage::set(LoadOptions { envelope: Some(envelope), kv_tokens: Some(2048), ..small() }).await;
+        let before = stage.snapshot().await;
+        let mut chat = Chat::new().temperature(0.0).max_tokens(8);
+        for turn in 0..12 {
+            chat = chat.user("Describe the picture.").image(picture(turn));
+            let reply = ask(&stage.model, chat.clone()).await.expect("it answers");
+            chat = chat.assistant(&reply.text);
+        }
+        // All together have room for fourteen of the largest.
+        let largest = Image::from_bytes(png(&RgbImage::new(112, 112)));
+        let fifteen = (0..15).fold(Chat::new().user("What?"), |chat, _| chat.image(largest.clone()));
+        let refused = stage.model.chat(fifteen).await.expect_err("it is refused");
+        assert!(matches!(refused, ChatError::PicturesTooLarge { tokens: 240, limit: 224 }), "{refused}");
+        assert!(refused.hint().contains("smaller pictures"), "{}", refused.hint());
+        stage.settled(&before).await;
     });
 }

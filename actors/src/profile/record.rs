@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::{Basis, Difference, WrittenProfile};
 
 /// The version of the file's format. A file of another version is not read further.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// Profiles that a file keeps, the latest first: one for each way in which a user alternates, such as chat and
 /// benchmark.
