@@ -30,7 +30,7 @@ pub struct Envelope {
 /// The greatest value of any limit. Up to it, no product of two limits overflows.
 const MOST: usize = 1 << 30;
 
-/// Pictures of a request where nobody says: the context is full before that.
+/// Default of `pictures`: so high that the context is usually full first.
 const PICTURES: usize = 1024;
 
 /// Patches of the smallest picture.

@@ -272,7 +272,7 @@ pub(super) fn parsed_twice<T: DeserializeOwned, U: DeserializeOwned>(
     Ok((of(whole)?, second?))
 }
 
-/// As Python reads it: of members with the same name the last counts, and a byte-order mark says nothing.
+/// Parses JSON as Python does: the last of duplicate keys wins, and a leading byte-order mark is ignored.
 pub(super) fn json(bytes: &[u8]) -> Result<Value, ApiError> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     serde_json::from_slice(bytes).map_err(|fault| ApiError::invalid("body", format!("the body is not JSON: {fault}")))

@@ -16,9 +16,9 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true),
 );
 
-/// What stands before and after the comma of a URI.
+/// A parsed data URI.
 pub(super) struct DataUri<'u> {
-    /// In small letters.
+    /// In lower case.
     pub(super) media_type: String,
     pub(super) is_base64: bool,
     pub(super) body: &'u str,
@@ -40,7 +40,7 @@ impl<'u> DataUri<'u> {
 /// # Errors
 /// A character that is in neither alphabet and no white space, or a length that no bytes have.
 pub(super) fn base64(text: &str) -> Result<Vec<u8>, DecodeError> {
-    // Most are written strictly, and those are not copied.
+    // Strict base64, the common case, is decoded without a copy.
     STANDARD.decode(text.trim_ascii()).or_else(|_| {
         let plain = percent_decode_str(text).filter(|byte| !byte.is_ascii_whitespace());
         let plain: Vec<u8> = plain

@@ -44,7 +44,7 @@ pub(super) struct Input<'a> {
     pub(super) program: &'a Path,
     pub(super) film: &'a File,
     pub(super) demuxer: &'static str,
-    /// After which decoding is given up.
+    /// Time limit for decoding.
     pub(super) seconds: f64,
 }
 
@@ -88,7 +88,7 @@ pub(super) async fn video(input: Input<'_>, sampling: &FrameSampling) -> Result<
     Ok(Video::from_frames(frames, rate))
 }
 
-/// What a container says of its film.
+/// Duration and pixel rate that the container reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Stream {
     seconds: Option<f64>,

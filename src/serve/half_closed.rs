@@ -1,4 +1,4 @@
-//! Clients that end their side of a connection with their request, and wait for the answer.
+//! Clients that shut down their sending side after a request (TCP half-close) and wait for the answer.
 
 use std::{
     io,
@@ -29,7 +29,7 @@ pub(super) struct HalfClosed<S> {
 }
 
 impl<S> HalfClosed<S> {
-    /// `ended` is told when an end is kept back: no further request will come.
+    /// `ended` is notified when a half-close is hidden: the client sends no further request.
     pub(super) fn new(stream: S, ended: Arc<Notify>) -> Self {
         HalfClosed { stream, heard: None, is_kept_back: false, ended }
     }

@@ -11,12 +11,12 @@ use serde::{
 };
 use serde_json::{Error, Number, Value};
 
-/// A value whose numbers may be written otherwise.
+/// A JSON value whose numbers and Booleans may be written as pydantic accepts them.
 pub(super) struct Lenient(pub(super) Value);
 
-/// A value as a whole number, where it is one in other clothes.
+/// Converts a string or a float that holds a whole number to an integer. Other values are returned unchanged.
 fn whole(value: Value) -> Value {
-    /// Beyond it not every whole number is a float.
+    /// An f64 represents every integer up to this magnitude exactly.
     const EXACT: f64 = (1_u64 << 53) as f64;
     let of_float = |float: f64| (float.fract() == 0.0 && float.abs() <= EXACT).then(|| Value::from(float as i64));
     let read = match &value {
@@ -66,7 +66,7 @@ impl IntoDeserializer<'_, Error> for Lenient {
     }
 }
 
-/// Methods that read their kind of value from another.
+/// Deserializer methods that first convert the value to the requested kind.
 macro_rules! read_as {
     ($($method:ident as $reading:ident),* $(,)?) => {$(
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {

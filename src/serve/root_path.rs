@@ -1,4 +1,4 @@
-//! Paths of a server behind a proxy that does not remove their beginning.
+//! Path prefix of a server whose proxy does not strip it.
 
 use axum::{
     Router,

@@ -81,7 +81,7 @@ impl LoadOptions {
             sequences,
             step_tokens: limits.step_tokens.unwrap_or(steps),
             pictures: limits.pictures.unwrap_or(expected.pictures),
-            // Who says how many may show as many of the largest.
+            // A limit on pictures that the user set also applies to pictures of the largest size.
             largest_pictures: limits.pictures.unwrap_or(expected.largest_pictures),
             video_frames: limits.video_frames.unwrap_or(expected.video_frames),
             ..expected

@@ -62,7 +62,7 @@ pub enum VisualPlan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VisualKey {
     file: [u8; 32],
-    /// The hash of the salt of those who share it.
+    /// Hash of the cache salt; `None` if the request has no salt.
     salt: Option<[u8; 32]>,
 }
 
@@ -92,7 +92,7 @@ impl VisualKey {
         VisualKey { file: *hasher.finalize().as_bytes(), salt: None }
     }
 
-    /// The name of one of its pictures for those who share its salt.
+    /// Cache key of one of the visual's pictures: the picture's hash, keyed with the salt if there is one.
     fn name(&self, picture: PictureHash) -> PictureHash {
         match &self.salt {
             None => picture,

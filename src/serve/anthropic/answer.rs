@@ -128,7 +128,7 @@ fn blocks(head: &Head, text: String, thinking: String, calls: Vec<ToolCall>) -> 
     if !text.is_empty() {
         blocks.push(Block::Text { text });
     }
-    // A call that was cut off has no input, as where a stream begins one; `stop_reason` says that it must not be made.
+    // A truncated call has empty input, as at the start of a stream. `stop_reason` tells the client not to run it.
     blocks.extend(calls.into_iter().map(|call| {
         let input = call.parsed().unwrap_or_default();
         Block::ToolUse { id: call.id, name: call.name, input }
