@@ -120,9 +120,8 @@ impl OutputFormat {
     /// Keywords of a schema that a reply may not follow, because no grammar can.
     pub fn not_followed(&self) -> Vec<NotFollowed> {
         match self {
-            OutputFormat::JsonSchema { schema, .. } if depth(schema) <= SCHEMA_DEPTH_MAX => {
-                rewrite(&mut schema.clone())
-            }
+            // One that is too large is refused, and costs no more than its size.
+            OutputFormat::JsonSchema { schema, .. } if schema_bytes(schema).is_ok() => rewrite(&mut schema.clone()),
             _ => Vec::new(),
         }
     }

@@ -169,6 +169,11 @@ fn follow_pattern(keywords: &mut Map<String, Value>) {
 
 /// Whether no value has two of these schemas, as far as types and constants of members tell.
 fn are_apart(options: &[Value]) -> bool {
+    /// Every pair is compared.
+    const OPTIONS_MAX: usize = 64;
+    if options.len() > OPTIONS_MAX {
+        return false;
+    }
     let mut pairs =
         options.iter().enumerate().flat_map(|(at, one)| options[at + 1..].iter().map(move |two| (one, two)));
     pairs.all(|(one, two)| have_other_types(one, two) || have_other_values(one, two))
