@@ -190,10 +190,10 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
         ("nothing", Vec::new(), broken),
         ("zeros, as after a crash", vec![0; 4096], broken),
         ("no JSON", b"profile".to_vec(), broken),
-        ("no UTF-8", b"{\"format\": 2, \"profiles\": [\"\xff\"]}".to_vec(), broken),
+        ("no UTF-8", b"{\"format\": 3, \"profiles\": [\"\xff\"]}".to_vec(), broken),
         ("another kind of JSON", b"[1, 2]".to_vec(), broken),
         ("no format", b"{\"profiles\": []}".to_vec(), broken),
-        ("a later format", b"{\"format\": 3, \"measured\": {}}".to_vec(), format),
+        ("a later format", b"{\"format\": 4, \"measured\": {}}".to_vec(), format),
         ("a format beyond all", b"{\"format\": 18446744073709551615}".to_vec(), format),
         ("a format that is text", b"{\"format\": \"1\", \"profiles\": []}".to_vec(), broken),
         ("two objects", [good(|value| value), b"{}".to_vec()].concat(), broken),
@@ -237,7 +237,7 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
             }),
             broken,
         ),
-        ("deeply nested", [b"{\"format\": 2, \"profiles\": ".to_vec(), b"[".repeat(100_000)].concat(), broken),
+        ("deeply nested", [b"{\"format\": 3, \"profiles\": ".to_vec(), b"[".repeat(100_000)].concat(), broken),
     ];
     for (what, content, is_told) in files {
         let folder = Folder::empty();
@@ -254,7 +254,7 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
 #[test]
 fn an_empty_list_is_no_profile() {
     let folder = Folder::empty();
-    fs::write(folder.place().path(), "{\"format\": 2, \"profiles\": []}").expect("it is written");
+    fs::write(folder.place().path(), "{\"format\": 3, \"profiles\": []}").expect("it is written");
     assert_eq!(folder.place().find(&on("1")), Ok(Found::Nothing));
 }
 
