@@ -17,8 +17,8 @@ pub struct Envelope {
     pub picture_patches: usize,
     /// Pictures of a request, over all turns.
     pub pictures: usize,
-    /// How many of those may be the largest. More pictures must be smaller: together they have no more patches. The
-    /// vision cache is sized for it.
+    /// Pictures of the largest size that the encoder cache is sized for. A request may have more pictures, up to
+    /// `pictures`, if together they have no more patches than these.
     pub largest_pictures: usize,
     /// Frames of a request's videos, over all turns; 0 to refuse videos. Frames have no share of their own: they are
     /// resized to what the pictures leave of [`video_patches`](Self::video_patches).

@@ -257,13 +257,12 @@ pub(super) fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     json(bytes).and_then(of)
 }
 
-/// One body as two values: serde's `flatten` would forget which field is wrong. The second has nothing of `large`, which is
-/// not copied.
+/// Parses one body into two types, because serde's `flatten` loses the path of a wrong field. The field `large` is null
+/// for the second type, so that its content is not copied.
 pub(super) fn parsed_twice<T: DeserializeOwned, U: DeserializeOwned>(
-    bytes: &[u8],
+    mut whole: Value,
     large: &str,
 ) -> Result<(T, U), ApiError> {
-    let mut whole = json(bytes)?;
     let kept = whole.get_mut(large).map(Value::take);
     let second = of(whole.clone());
     if let (Some(kept), Some(place)) = (kept, whole.get_mut(large)) {
@@ -299,6 +298,7 @@ fn with_missing(path: String, told: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde::Deserialize;
+    use serde_json::json;
 
     use super::*;
     use crate::serve::error::Shape;
@@ -335,7 +335,7 @@ mod tests {
         let right = Ok(Asked { turns: vec![Turn { text: "b".to_owned() }] });
         assert_eq!(read(r#"{"turns": [{"text": "a"}], "turns": [{"text": "a", "text": "b"}]}"#), right);
         assert_eq!(read("\u{feff}{\"turns\": [{\"text\": \"b\"}]}"), right);
-        let twice = parsed_twice::<Asked, Value>(br#"{"turns": [{"text": "b"}], "n": 1}"#, "turns");
+        let twice = parsed_twice::<Asked, Value>(json!({"turns": [{"text": "b"}], "n": 1}), "turns");
         let (asked, rest) = twice.map_err(|error| error.status).expect("it is right");
         assert_eq!((Ok(asked), rest["n"].as_u64(), rest["turns"].is_null()), (right, Some(1), true));
     }

@@ -8,7 +8,7 @@ use base64::{
 };
 use percent_encoding::percent_decode_str;
 
-/// Padding may lack, and the last character may have bits that are not used, as Python's decoder allows.
+/// Padding may be missing, and the last character may have unused bits, as in Python's decoder.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
     &ALPHABET,
     GeneralPurposeConfig::new()
@@ -38,7 +38,7 @@ impl<'u> DataUri<'u> {
 /// The bytes of base64.
 ///
 /// # Errors
-/// A character that is in neither alphabet and no white space, or a length that no bytes have.
+/// A character that is neither in an alphabet nor white space, or a length that is impossible in base64.
 pub(super) fn base64(text: &str) -> Result<Vec<u8>, DecodeError> {
     // Strict base64, the common case, is decoded without a copy.
     STANDARD.decode(text.trim_ascii()).or_else(|_| {

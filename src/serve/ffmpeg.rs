@@ -29,7 +29,7 @@ const PIECE_BYTES: &str = "134217728";
 const SPARSE_SECONDS: f64 = 5.0;
 /// Frames that are looked for at once.
 const AT_ONCE: usize = 2;
-/// Seconds of a film that are decoded for a frame that is looked for alone.
+/// Estimated seconds of video that are decoded to seek one frame.
 const SOUGHT_SECONDS: f64 = 10.0;
 /// Pixels that no machine decodes in a second with two threads: sixty frames of 8K are half of it.
 const PIXELS_PER_SECOND: f64 = 4e9;
@@ -123,7 +123,7 @@ fn pixels_per_second(told: &str) -> Option<f64> {
         Some(f64::from(width.parse::<u32>().ok()?) * f64::from(height.parse::<u32>().ok()?))
     };
     let pixels = line.split([' ', ',']).find_map(size)?;
-    // A film that says no rate has the one that its times suggest.
+    // Without a frame rate (`fps`), use the rate that ffmpeg estimates from timestamps (`tbr`).
     let rate = |unit: &str| line.split(", ").find_map(|part| part.strip_suffix(unit)?.trim().parse::<f64>().ok());
     rate(" fps").or_else(|| rate(" tbr")).map(|rate| rate * pixels)
 }
@@ -189,7 +189,7 @@ fn filter(rate: Option<f64>, pixels: u64) -> String {
 
 fn command(input: Input<'_>, level: &str, from_seconds: Option<f64>) -> Command {
     let Input { program, demuxer, seconds, .. } = input;
-    // Of its processors' time, after which it ends itself: it has two threads.
+    // ffmpeg exits after this much CPU time. It has two threads.
     let processor_seconds = (2.0 * seconds).ceil().max(2.0);
     let mut command = Command::new(program);
     command.args(["-hide_banner", "-nostdin", "-loglevel", level, "-max_alloc", PIECE_BYTES]);

@@ -14,12 +14,12 @@ use tokio::{
     time::Instant,
 };
 
-/// How soon after its last bytes the end of a client's side belongs to the request. Later it means that the client has
-/// left, and its request is cancelled. TCP does not tell the two apart until bytes are written.
+/// An end of input within this time after the last bytes counts as a half-close. A later one counts as a disconnect,
+/// which cancels the request. TCP does not distinguish the two until the server writes.
 const WITH_REQUEST: Duration = Duration::from_millis(100);
 
-/// A connection that does not report an end that comes with a request. The times of heads and bodies then end a request
-/// that is not whole.
+/// A connection that hides a half-close from the HTTP server. If the request is incomplete, the timeouts for headers
+/// and bodies end it.
 pub(super) struct HalfClosed<S> {
     stream: S,
     /// When bytes last came.

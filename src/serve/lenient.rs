@@ -1,5 +1,5 @@
-//! Values of JSON as clients of vLLM may write them: its requests are read by pydantic, which takes `"16"`, `16.0` and `1`
-//! where a field has a number or a truth value.
+//! Lenient JSON values for clients of vLLM. vLLM parses requests with pydantic, which accepts `"16"` and `16.0` for an
+//! integer and `1` for a Boolean.
 
 use serde::{
     Deserializer,

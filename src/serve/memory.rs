@@ -8,6 +8,7 @@ use axum::{
     http::Uri,
     response::{Response, sse::Event},
 };
+use bursar_actors::event::latest_of;
 use futures_util::{Stream, StreamExt, stream};
 use serde_json::{Value, json};
 use tokio::{
@@ -22,8 +23,6 @@ use super::{
     service::{Served, Shared},
     sse,
 };
-use bursar_actors::event::latest_of;
-
 use crate::{AskError, Events, Missed, Snapshot};
 
 /// How often the snapshot is told to those who watch.
@@ -83,8 +82,7 @@ fn told(shared: &Shared, served: &Served, snapshot: Result<Snapshot, AskError>) 
 /// `GET /events`: the latest events of all devices, as `bursar top` reads them of a metrics server too.
 pub(super) async fn latest(State(shared): State<Arc<Shared>>) -> Json<Vec<Value>> {
     let of = |served: &Served| (served.runtime.device().label(), served.runtime.recent_events());
-    let devices: Vec<_> = shared.served.iter().map(of).collect();
-    Json(latest_of(devices.iter().map(|(device, events)| (&**device, events.clone()))))
+    Json(latest_of(shared.served.iter().map(of)))
 }
 
 /// `GET /v1/budget/events?device=NUMBER`: `budget` twice a second as [`snapshot`] tells it, `event` for each that happens, first

@@ -59,8 +59,8 @@ pub struct ServeOptions {
     pub vllm_metrics: bool,
     /// Variables that chat templates read, such as `enable_thinking`, unless a request sets them.
     pub template_variables: serde_json::Map<String, serde_json::Value>,
-    /// What the paths of all requests may begin with, behind a proxy that does not remove it, such as `llm` for
-    /// `/llm/v1/models`. None if it is empty.
+    /// Optional path prefix of requests, without slashes at its ends, for a proxy that does not strip it: `llm` for
+    /// `/llm/v1/models`. Empty for no prefix.
     pub root_path: String,
     /// Origins of web pages that may ask, such as `https://example.org`, or `*` for all.
     pub origins: Vec<String>,

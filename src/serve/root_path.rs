@@ -9,7 +9,7 @@ use axum::{
 };
 use tower::ServiceExt;
 
-/// The same routes, also below `/root`.
+/// Serves `routes` also under the prefix `/{root}`.
 pub(super) fn below(root: &str, routes: Router) -> Router {
     if root.is_empty() {
         return routes;
@@ -27,7 +27,7 @@ pub(super) fn below(root: &str, routes: Router) -> Router {
     page.fallback_service(stripped)
 }
 
-/// The address without the beginning of its path; None if that is not its beginning.
+/// The URI without the path prefix. `None` if its path does not begin with the prefix and a slash.
 fn without(prefix: &str, uri: &Uri) -> Option<Uri> {
     let rest = uri.path_and_query()?.as_str().strip_prefix(prefix).filter(|rest| rest.starts_with('/'))?;
     let mut parts = uri.clone().into_parts();

@@ -33,9 +33,8 @@ impl FromJson for TokenizeRequest {
         if whole.get("prompt").is_some_and(|prompt| !prompt.is_null()) {
             return Ok(TokenizeRequest { fields: body::of(whole)?, chat: None });
         }
-        let (chat, fields) = body::parsed_twice(bytes, "messages")?;
-        let chat = Some(chat);
-        Ok(TokenizeRequest { fields, chat })
+        let (chat, fields) = body::parsed_twice(whole, "messages")?;
+        Ok(TokenizeRequest { fields, chat: Some(chat) })
     }
 }
 

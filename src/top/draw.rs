@@ -11,6 +11,7 @@ pub mod words;
 use std::time::Duration;
 
 use bursar::Hint;
+use bursar_budgets::grouped;
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
@@ -130,7 +131,7 @@ fn actor_words(actor: &Actor, is_missed: bool, colours: Colours) -> Vec<Span<'st
     let mut words = vec![Span::styled(format!(" {mark} "), style), Span::raw(words::cut(&actor.actor, 16))];
     if actor.restarts > 0 {
         let plural = if actor.restarts == 1 { "restart" } else { "restarts" };
-        words.push(Span::styled(format!(" {} {plural}", bursar_budgets::grouped(actor.restarts)), colours.notable()));
+        words.push(Span::styled(format!(" {} {plural}", grouped(actor.restarts)), colours.notable()));
     }
     words
 }

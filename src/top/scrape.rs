@@ -135,7 +135,7 @@ impl Scraper {
         }
         let events = match self.events() {
             Ok(events) => Events::Told(events),
-            // A server with keys shows its events to administrators alone.
+            // A server with API keys shows its events only to administrators.
             Err(ScrapeError::Status { status: 401 | 403 | 404, .. }) => Events::NotTold,
             Err(error) => Events::Unreadable(error.to_string()),
         };

@@ -68,9 +68,9 @@ pub enum ChatError {
     /// The pictures of the chat take more of the encoder cache than one request may.
     #[error("the pictures have {tokens} tokens; the limit for all of them is {limit}")]
     PicturesTooLarge {
-        /// Tokens of all of them.
+        /// Tokens of all pictures of the request.
         tokens: usize,
-        /// Those of as many of the largest pictures as a request may show.
+        /// Tokens of [`Envelope::largest_pictures`](bursar_model::Envelope::largest_pictures) pictures of the largest size.
         limit: usize,
     },
     /// The prompt leaves no room for an answer.

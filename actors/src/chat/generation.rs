@@ -165,9 +165,8 @@ impl Chat {
         self
     }
 
-    /// Shares computed prompt beginnings and encoded pictures only with chats of the same salt. Without a salt, equal
-    /// prompts and pictures of different callers share them, and the time to the first token reveals whether they were
-    /// sent before.
+    /// Shares the prefix cache and the encoder cache only with chats of the same salt. Without a salt, the time to the
+    /// first token reveals whether another caller has sent an equal prompt or picture.
     pub fn cache_salt(mut self, salt: impl Into<String>) -> Self {
         self.generation.cache_salt = Some(salt.into());
         self

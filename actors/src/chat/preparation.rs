@@ -271,7 +271,7 @@ fn plan_pictures(context: &ModelContext, visuals: &[Visual], salt: Option<&str>)
     // Templates of text models fail on pictures with unhelpful messages.
     let processors = context.processors.as_ref().ok_or(LayoutError::TextOnly { pictures: visuals.len() })?;
     let plans = processors.plan(visuals, VisualLimits { envelope: &context.envelope, image: &context.image_limits })?;
-    Ok(plans.into_iter().map(|plan| salt.iter().fold(plan, |plan, salt| plan.salted(salt))).collect())
+    Ok(plans.into_iter().map(|plan| if let Some(salt) = salt { plan.salted(salt) } else { plan }).collect())
 }
 
 /// A random number, for a seed or a name, from the standard library's source for hash maps.

@@ -109,6 +109,7 @@ impl ReplyRules {
         Ok((indices, ForcedCalls { format: self.tools, tools, is_parallel: chat.is_parallel() }))
     }
 }
+
 /// Logs keywords that are left to the model, each the first time: callers send the same schemas again and again.
 fn tell_once(left: &[NotFollowed]) {
     static TOLD: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());

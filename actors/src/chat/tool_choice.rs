@@ -71,9 +71,7 @@ impl ToolError {
             _ => None,
         }
     }
-}
 
-impl ToolError {
     /// As [`GrammarError::place`].
     pub(super) fn place(&self) -> Option<&SchemaPlace> {
         match self {

@@ -140,10 +140,10 @@ impl Events {
     }
 }
 
-/// The latest events of several devices as JSON, the oldest first. Of more than one, each has its `device`.
-pub fn latest_of<'a>(devices: impl ExactSizeIterator<Item = (&'a str, Vec<Recorded>)>) -> Vec<Value> {
+/// The latest events of all devices as JSON, oldest first. With several devices, each event has a field `device`.
+pub fn latest_of<D: Serialize>(devices: impl ExactSizeIterator<Item = (D, Vec<Recorded>)>) -> Vec<Value> {
     let are_several = devices.len() > 1;
-    let of_device = |(device, events): (&'a str, Vec<Recorded>)| {
+    let of_device = |(device, events): (D, Vec<Recorded>)| {
         events.into_iter().map(move |event| {
             let mut event = json!(event);
             if are_several {

@@ -31,7 +31,7 @@ pub enum CheckpointError {
         /// The file's name.
         file: String,
     },
-    /// The folder has an adapter, which is no model of its own.
+    /// The folder holds an adapter, such as a LoRA, and not a model.
     #[error("{place} is an adapter{}, not a model", base.as_ref().map(|base| format!(" of {base}")).unwrap_or_default())]
     Adapter {
         /// The folder.

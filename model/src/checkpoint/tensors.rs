@@ -173,21 +173,12 @@ impl IndexFile {
     }
 }
 
-/// How many shards there are, of the name of one: 2 of `model-00001-of-00002.safetensors`.
-fn shards_of(file: &str) -> Option<usize> {
-    let (_, count) = file.strip_suffix(EXTENSION)?.rsplit_once("-of-")?;
-    count.parse().ok().filter(|count| (1..=SHARDS_MAX).contains(count))
-}
-
-/// The names of all shards, of the name of one.
-fn every_shard(file: &str) -> Vec<String> {
-    let named = || {
-        let (before, count) = file.strip_suffix(EXTENSION)?.rsplit_once("-of-")?;
-        let (name, number) = before.rsplit_once('-')?;
-        let (width, shards) = (number.len(), shards_of(file)?);
-        Some((1..=shards).map(|shard| format!("{name}-{shard:0width$}-of-{count}{EXTENSION}")).collect())
-    };
-    named().unwrap_or_else(|| vec![file.to_owned()])
+/// The names of all shards from the name of one, such as `model-00001-of-00002.safetensors`. `None` for another name.
+fn every_shard(file: &str) -> Option<Vec<String>> {
+    let (before, count) = file.strip_suffix(EXTENSION)?.rsplit_once("-of-")?;
+    let (name, number) = before.rsplit_once('-')?;
+    let (width, shards) = (number.len(), count.parse().ok().filter(|shards| (1..=SHARDS_MAX).contains(shards))?);
+    Some((1..=shards).map(|shard| format!("{name}-{shard:0width$}-of-{count}{EXTENSION}")).collect())
 }
 
 /// Opens a file of one kind; `None` if it is not there.
@@ -208,7 +199,7 @@ impl TensorIndex {
         if let CheckpointSource::Gguf(file) = source {
             return Ok(TensorIndex::of_one(file.shard()));
         }
-        // One whole file comes first, as in transformers: an index beside it is left from before it was merged.
+        // The single file comes first, as in transformers: an index next to it is stale.
         if let Some(shard) = Shard::open(source, SINGLE)? {
             return Ok(TensorIndex::of_one(shard));
         }
@@ -231,28 +222,10 @@ impl TensorIndex {
     /// many there are. `None` if there is neither.
     fn open_unlisted(source: &CheckpointSource) -> Result<Option<Self>, CheckpointError> {
         let files = source.tensor_files()?;
-        let shards: Vec<_> = files.iter().filter(|file| shards_of(file).is_some()).collect();
-        match (files.as_slice(), shards.as_slice()) {
-            ([file], []) => Ok(Shard::open(source, file)?.map(TensorIndex::of_one)),
-            (_, [first, ..]) => {
-                let mut whole = TensorIndex { shards: Vec::new(), places: BTreeMap::new(), drawn: None };
-                for shard in every_shard(first) {
-                    let lacks = || CheckpointError::MissingShard {
-                        place: source.place(),
-                        shard: shard.clone(),
-                        shards: shards_of(&shard).unwrap_or_default(),
-                    };
-                    let opened = Shard::open(source, &shard)?.ok_or_else(lacks)?;
-                    for tensor in opened.names().map(str::to_owned) {
-                        if whole.places.insert(tensor.clone(), whole.shards.len()).is_some() {
-                            return Err(CheckpointError::Inconsistent { tensor, file: shard });
-                        }
-                    }
-                    whole.shards.push(opened);
-                }
-                Ok(Some(whole))
-            }
-            _ => Ok(None),
+        match (files.iter().find_map(|file| every_shard(file)), files.as_slice()) {
+            (Some(shards), _) => TensorIndex::of_shards(source, &shards, Shard::open, |_, _| true).map(Some),
+            (None, [file]) => Ok(Shard::open(source, file)?.map(TensorIndex::of_one)),
+            (None, _) => Ok(None),
         }
     }
 
@@ -262,26 +235,37 @@ impl TensorIndex {
     }
 
     fn open_shards(source: &CheckpointSource, index: &IndexFile, open: Opener) -> Result<Self, CheckpointError> {
-        let files = index.shards()?;
+        let is_listed = |tensor: &str, file: &str| index.weight_map.get(tensor).is_some_and(|listed| listed == file);
+        let whole = TensorIndex::of_shards(source, &index.shards()?, open, is_listed)?;
+        match index.weight_map.iter().find(|(tensor, _)| !whole.contains(tensor)) {
+            Some((tensor, file)) => Err(CheckpointError::Inconsistent { tensor: tensor.clone(), file: file.clone() }),
+            None => Ok(whole),
+        }
+    }
+
+    /// Opens these files, each of whose tensors `belongs` there and is in no other.
+    fn of_shards(
+        source: &CheckpointSource,
+        files: &[String],
+        open: Opener,
+        belongs: impl Fn(&str, &str) -> bool,
+    ) -> Result<Self, CheckpointError> {
         let (mut shards, mut places) = (Vec::new(), BTreeMap::new());
-        for file in &files {
+        for file in files {
             let shard = open(source, file)?.ok_or_else(|| CheckpointError::MissingShard {
                 place: source.place(),
                 shard: file.clone(),
                 shards: files.len(),
             })?;
             for tensor in shard.names().map(str::to_owned) {
-                if index.weight_map.get(&tensor) != Some(file) {
+                if !belongs(&tensor, file) || places.contains_key(&tensor) {
                     return Err(CheckpointError::Inconsistent { tensor, file: file.clone() });
                 }
                 places.insert(tensor, shards.len());
             }
             shards.push(shard);
         }
-        match index.weight_map.iter().find(|(tensor, _)| !places.contains_key(*tensor)) {
-            Some((tensor, file)) => Err(CheckpointError::Inconsistent { tensor: tensor.clone(), file: file.clone() }),
-            None => Ok(TensorIndex { shards, places, drawn: None }),
-        }
+        Ok(TensorIndex { shards, places, drawn: None })
     }
 
     /// A tensor by its name.

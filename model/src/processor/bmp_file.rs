@@ -1,7 +1,5 @@
 //! BMP of Windows and OS/2, with the colours of Pillow 13 (`BmpImagePlugin.py`, `libImaging/Unpack.c`).
 
-use image::metadata::Orientation;
-
 use super::levels::rgb_on_white;
 use super::picture_file::{BROKEN_HEADER, Held, PictureFile, Refusal};
 
@@ -200,10 +198,6 @@ impl<'a> BmpFile<'a> {
 impl PictureFile for BmpFile<'_> {
     fn size(&self) -> (u32, u32) {
         (self.width as u32, self.height as u32)
-    }
-
-    fn orientation(&self) -> Orientation {
-        Orientation::NoTransforms
     }
 
     fn held(&self) -> Held {

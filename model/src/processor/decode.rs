@@ -1,4 +1,4 @@
-//! Decoding: encoded bytes to RGB, with the results of Pillow's `exif_transpose`, white behind transparent pixels, and
+//! Decoding: encoded bytes to RGB, with the results of Pillow's `exif_transpose`, transparent pixels on white, and
 //! `convert("RGB")`.
 //!
 //! transformers 5.24 (`image_utils.py`, `load_image`, and `image_transforms.py`, `convert_to_rgb`), qwen-vl-utils 0.0.14

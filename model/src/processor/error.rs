@@ -134,9 +134,9 @@ pub enum VisualError {
     /// The pictures have more tokens together than they may have.
     #[error("the pictures have {tokens} tokens; the limit for all of them is {limit}")]
     PicturesTooLarge {
-        /// Tokens of all of them.
+        /// Tokens of all pictures of the request.
         tokens: usize,
-        /// Those of as many of the largest pictures as a request may show.
+        /// Tokens of [`Envelope::largest_pictures`](crate::Envelope::largest_pictures) pictures of the largest size.
         limit: usize,
     },
     /// A picture is broken or outside the limits.

@@ -220,7 +220,7 @@ impl FaxReader<'_> {
         if follows_above { self.row_by_row_above(above, changes) } else { self.row_of_runs(changes) }
     }
 
-    /// Skips up to the next end-of-line code: 11 zeros and a 1. `None` if there is none.
+    /// Skips up to the next end-of-line code: 11 zeros and a 1. `None` if there is no such code.
     fn skip_to_end_of_line(&mut self) -> Option<()> {
         while self.peek(12)? != 1 {
             self.consume(1).ok()?;

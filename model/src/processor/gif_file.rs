@@ -1,6 +1,5 @@
 //! GIF: the first frame on its screen, as Pillow 13 shows it (`GifImagePlugin.py`).
 
-use image::metadata::Orientation;
 use weezl::{BitOrder, LzwStatus, decode::Decoder};
 
 use super::picture_file::{Held, PictureFile, Refusal};
@@ -129,10 +128,6 @@ impl<'a> GifFile<'a> {
 impl PictureFile for GifFile<'_> {
     fn size(&self) -> (u32, u32) {
         (self.screen_width as u32, self.screen_height as u32)
-    }
-
-    fn orientation(&self) -> Orientation {
-        Orientation::NoTransforms
     }
 
     fn held(&self) -> Held {

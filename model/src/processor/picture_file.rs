@@ -7,8 +7,10 @@ pub(super) trait PictureFile {
     /// Width and height in pixels, as stored.
     fn size(&self) -> (u32, u32);
 
-    /// How the stored picture must be turned to stand upright.
-    fn orientation(&self) -> Orientation;
+    /// How the stored picture must be rotated or mirrored for display. Not every format says so.
+    fn orientation(&self) -> Orientation {
+        Orientation::NoTransforms
+    }
 
     /// Host bytes that [`decode`](Self::decode) takes, an upper bound.
     fn held(&self) -> Held;

@@ -117,7 +117,7 @@ impl VisualPlan {
         }
     }
 
-    /// The same for those alone who share a salt, so that nobody else's request tells whether it was seen before.
+    /// Shares cache entries only with requests of the same salt, so that other requests cannot detect this picture.
     pub fn salted(mut self, salt: &str) -> Self {
         let (VisualPlan::Image { key, .. } | VisualPlan::Video { key, .. }) = &mut self;
         key.salt = Some(*blake3::hash(salt.as_bytes()).as_bytes());
@@ -158,8 +158,8 @@ impl VisualProcessors {
         let pictures = pictures.enumerate().map(|(index, picture)| self.plan_picture(index, picture, limits));
         let pictures = pictures.collect::<Result<Vec<_>, _>>()?;
         let taken = pictures.iter().map(|plan| plan.grid().patches()).sum();
-        let (merge, limit) =
-            (self.pictures.config().merge(), limits.envelope.visual_patches(self.pictures.config().merge()));
+        let merge = self.pictures.config().merge();
+        let limit = limits.envelope.visual_patches(merge);
         if taken > limit {
             return Err(VisualError::PicturesTooLarge { tokens: merge.tokens(taken), limit: merge.tokens(limit) });
         }

@@ -24,7 +24,7 @@ pub(in crate::serve) struct ChatRequest {
 
 impl FromJson for ChatRequest {
     fn from_json(bytes: &[u8]) -> Result<Self, ApiError> {
-        let (chat, sampling) = body::parsed_twice(bytes, "messages")?;
+        let (chat, sampling) = body::parsed_twice(body::json(bytes)?, "messages")?;
         Ok(ChatRequest { chat, sampling })
     }
 }

@@ -23,7 +23,7 @@ pub(in crate::serve) struct CompletionRequest {
 
 impl FromJson for CompletionRequest {
     fn from_json(bytes: &[u8]) -> Result<Self, ApiError> {
-        let (fields, sampling) = body::parsed_twice(bytes, "prompt")?;
+        let (fields, sampling) = body::parsed_twice(body::json(bytes)?, "prompt")?;
         Ok(CompletionRequest { fields, sampling })
     }
 }

@@ -1,6 +1,7 @@
 //! A device: its bar, what is wrong, the bar's legend and the leases.
 
 use bursar::Bytes;
+use bursar_budgets::grouped;
 use ratatui::text::Line;
 
 use super::{
@@ -91,7 +92,7 @@ fn wrong(device: &DeviceView) -> Vec<String> {
     if device.waiting > 0 {
         wrong.push(format!(
             "{} {}",
-            bursar_budgets::grouped(device.waiting),
+            grouped(device.waiting),
             if device.waiting == 1 { "lease waits" } else { "leases wait" }
         ));
     }
@@ -118,7 +119,7 @@ fn usual(device: &DeviceView) -> Vec<String> {
 
 /// Formats counts like `3 stop, 1 length`.
 pub fn counted(counts: &[Count]) -> String {
-    let each = counts.iter().map(|Count { of, count }| format!("{} {of}", bursar_budgets::grouped(*count)));
+    let each = counts.iter().map(|Count { of, count }| format!("{} {of}", grouped(*count)));
     each.collect::<Vec<_>>().join(", ")
 }
 
@@ -126,6 +127,6 @@ fn times(count: u64) -> String {
     match count {
         1 => "once".to_owned(),
         2 => "twice".to_owned(),
-        count => format!("{} times", bursar_budgets::grouped(count)),
+        count => format!("{} times", grouped(count)),
     }
 }

@@ -1,5 +1,6 @@
 //! One model in full.
 
+use bursar_budgets::grouped;
 use ratatui::{
     style::Style,
     text::{Line, Span},
@@ -57,9 +58,10 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, col
         }
     }
     let first = lines.len();
-    let permits = model.permits.iter().map(|permit| {
-        format!("{} of {} {}", bursar_budgets::grouped(permit.used), bursar_budgets::grouped(permit.all), permit.permit)
-    });
+    let permits = model
+        .permits
+        .iter()
+        .map(|permit| format!("{} of {} {}", grouped(permit.used), grouped(permit.all), permit.permit));
     let permits: Vec<_> = permits.collect();
     lines.extend(about("permits", if permits.is_empty() { "-".to_owned() } else { permits.join(", ") }));
     lines.extend(model.kv.iter().flat_map(|kv| about("kv", blocks(kv))));
@@ -105,7 +107,7 @@ fn trouble(model: &ModelView) -> Vec<String> {
         trouble.push(format!("preempted: {}", counted(&model.preempted)));
     }
     if model.redone > 0 {
-        trouble.push(format!("{} redone", bursar_budgets::grouped(model.redone)));
+        trouble.push(format!("{} redone", grouped(model.redone)));
     }
     for (class, error) in &model.plan_errors {
         trouble.push(format!("{} is {error:+.0} B off its plan", class.replace('_', " ")));
@@ -125,22 +127,22 @@ fn speed(speed: &Speed) -> String {
 
 fn blocks(kv: &Kv) -> String {
     let Kv { blocks, used, cached, swapped, block_tokens, shrinks, growths } = *kv;
-    let mut text = format!("{} of {} blocks used", bursar_budgets::grouped(used), bursar_budgets::grouped(blocks));
-    text += &format!(", {} cached", bursar_budgets::grouped(cached));
+    let mut text = format!("{} of {} blocks used", grouped(used), grouped(blocks));
+    text += &format!(", {} cached", grouped(cached));
     if swapped > 0 {
-        text += &format!(", {} swapped", bursar_budgets::grouped(swapped));
+        text += &format!(", {} swapped", grouped(swapped));
     }
     if let Some(tokens) = block_tokens {
         text += &format!(", {tokens} tokens each");
     }
     if shrinks > 0 || growths > 0 {
-        text += &format!("; shrunk {}, grown {}", bursar_budgets::grouped(shrinks), bursar_budgets::grouped(growths));
+        text += &format!("; shrunk {}, grown {}", grouped(shrinks), grouped(growths));
     }
     text
 }
 
 fn requests(model: &ModelView) -> String {
-    let active = model.active.map_or("-".to_owned(), bursar_budgets::grouped);
+    let active = model.active.map_or("-".to_owned(), grouped);
     let mut text = format!("{active} active");
     if model.speed.requests.is_some() {
         text += &format!(", {} end a second", words::rate(model.speed.requests));
@@ -179,8 +181,7 @@ fn sizing(model: &ModelView) -> String {
         true => "-".to_owned(),
         false => format!("attempts: {}", counted(&model.attempts)),
     };
-    let target =
-        model.target_tokens.map_or(String::new(), |tokens| format!(", {} tokens", bursar_budgets::grouped(tokens)));
+    let target = model.target_tokens.map_or(String::new(), |tokens| format!(", {} tokens", grouped(tokens)));
     let took = model.profile_seconds.map_or(String::new(), |took| format!(" in {}", words::seconds(took)));
     format!("{attempts}{target}{took}")
 }
@@ -198,7 +199,7 @@ fn quantiles(latencies: &[Latency], colours: Colours) -> Vec<Line<'static>> {
     let rows = latencies.iter().map(|latency| {
         let [p50, p90, p99] = [latency.p50, latency.p90, latency.p99].map(words::seconds);
         let span = if latency.is_recent { "" } else { " in all" };
-        Line::from(row([latency.of, &p50, &p90, &p99, &format!("{}{span}", bursar_budgets::grouped(latency.count))]))
+        Line::from(row([latency.of, &p50, &p90, &p99, &format!("{}{span}", grouped(latency.count))]))
     });
     std::iter::once(title).chain(rows).collect()
 }

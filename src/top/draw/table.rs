@@ -1,5 +1,6 @@
 //! All models, one row each.
 
+use bursar_budgets::grouped;
 use ratatui::{
     style::Style,
     text::{Line, Span},
@@ -28,7 +29,7 @@ const COLUMNS: [Column; 9] = [
     Column { title: "out/s", width: 8, cell: |model| words::rate(model.speed.generated_tokens) },
     Column { title: "first token", width: 13, cell: |model| half(model, "first token") },
     Column { title: "next token", width: 12, cell: |model| half(model, "next token") },
-    Column { title: "restarts", width: 10, cell: |model| bursar_budgets::grouped(model.restarts()) },
+    Column { title: "restarts", width: 10, cell: |model| grouped(model.restarts()) },
 ];
 
 /// Indexes of the columns in the order in which they are kept when room is short.

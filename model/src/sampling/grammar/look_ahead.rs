@@ -1,12 +1,12 @@
-//! Patterns with look-ahead, as Pydantic and Zod write them, as several patterns without. The compiler has none, but a
-//! text can have to match several patterns at once.
+//! Rewrites a pattern with look-ahead, as Pydantic and Zod generate it, to several patterns without look-ahead. The
+//! grammar compiler does not support look-ahead, but it can require a text to match several patterns.
 
 use std::fmt::Write;
 
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look};
 
-/// Patterns that together match what `pattern` does, whose look-aheads all stand at its beginning. `None` if it has
-/// none, or one that cannot be written without.
+/// Patterns whose intersection matches the same texts as `pattern`, if all its look-aheads are at the start. `None` if
+/// there is no look-ahead, or one that cannot be rewritten.
 pub(super) fn without_look_ahead(pattern: &str) -> Option<Vec<String>> {
     let mut rest = pattern.strip_prefix('^')?;
     let mut patterns = Vec::new();
@@ -19,7 +19,7 @@ pub(super) fn without_look_ahead(pattern: &str) -> Option<Vec<String>> {
         });
         rest = &inner[end + 1..];
     }
-    // A look-ahead holds for its own alternative alone.
+    // A look-ahead applies only to its own alternative.
     if patterns.is_empty() || has_alternatives(rest) {
         return None;
     }
@@ -29,26 +29,17 @@ pub(super) fn without_look_ahead(pattern: &str) -> Option<Vec<String>> {
 
 /// The place of the bracket that closes a group whose content begins here.
 fn end_of_group(text: &str) -> Option<usize> {
-    let mut depth = 0;
-    let closes = |(_, byte): &(usize, u8)| {
-        depth += i32::from(*byte == b'(') - i32::from(*byte == b')');
-        depth < 0
-    };
-    plain(text).find(closes).map(|(at, _)| at)
+    plain(text).find(|(_, _, depth)| *depth < 0).map(|(at, ..)| at)
 }
 
 fn has_alternatives(text: &str) -> bool {
-    let mut depth = 0;
-    plain(text).any(|(_, byte)| {
-        depth += i32::from(byte == b'(') - i32::from(byte == b')');
-        depth == 0 && byte == b'|'
-    })
+    plain(text).any(|(_, byte, depth)| depth == 0 && byte == b'|')
 }
 
-/// The bytes that are neither escaped nor in a class, with their places.
-fn plain(text: &str) -> impl Iterator<Item = (usize, u8)> {
+/// The bytes that are neither escaped nor in a class, each with its offset and the number of groups that are open after it.
+fn plain(text: &str) -> impl Iterator<Item = (usize, u8, i32)> {
     let (mut is_escaped, mut is_class) = (false, false);
-    text.bytes().enumerate().filter(move |(_, byte)| {
+    let plain = text.bytes().enumerate().filter(move |(_, byte)| {
         let was_special = is_escaped || is_class;
         let is_real = !is_escaped;
         is_escaped = is_real && *byte == b'\\';
@@ -58,6 +49,10 @@ fn plain(text: &str) -> impl Iterator<Item = (usize, u8)> {
             _ => {}
         }
         !was_special && !is_escaped && !is_class
+    });
+    plain.scan(0, |depth, (at, byte)| {
+        *depth += i32::from(byte == b'(') - i32::from(byte == b')');
+        Some((at, byte, *depth))
     })
 }
 
@@ -86,7 +81,7 @@ enum Part {
     Start,
     End,
     One(ClassUnicode),
-    /// Any number of these, but at least so many.
+    /// At least `least` characters of the class `of`.
     Many {
         of: ClassUnicode,
         least: u32,
@@ -136,7 +131,7 @@ fn union(one: &ClassUnicode, other: &ClassUnicode) -> ClassUnicode {
     all
 }
 
-/// The texts without one character, or two in a row.
+/// A pattern of the texts that do not contain this character, or these two in a row.
 fn lacks(parts: &[Part]) -> Option<String> {
     match parts {
         [Part::One(of)] => Some(format!("^{}*$", class(&negated(of)))),
@@ -155,9 +150,9 @@ fn lacks(parts: &[Part]) -> Option<String> {
     }
 }
 
-/// The texts that differ from these characters in one of the first places, or are shorter.
+/// A pattern of the texts that do not begin with these characters.
 fn begins_otherwise(parts: &[Part], ends: bool) -> Option<String> {
-    // What may follow all of them.
+    // If the look-ahead ends with `$`, a longer text also differs.
     let mut otherwise = ends.then(|| "(?s:.)".to_owned());
     for part in parts.iter().rev() {
         let Part::One(of) = part else { return None };

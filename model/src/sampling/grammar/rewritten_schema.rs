@@ -1,5 +1,5 @@
-//! Schemas as libraries write them, in keywords that the compiler has. What no grammar can follow is left to the model,
-//! and reported.
+//! Rewrites JSON schemas of Pydantic and Zod with the keywords that the grammar compiler supports. Keywords that no
+//! grammar can enforce are left to the model and reported.
 
 use std::fmt;
 
@@ -65,7 +65,7 @@ fn rewrite_at(schema: &mut Value, place: &SchemaPlace, left: &mut Vec<NotFollowe
     if !follow_format(keywords) {
         leave("format");
     }
-    // Of the ways to remove a keyword, this keeps the order of the others.
+    // `shift_remove` keeps the order of the other keywords.
     if keywords.shift_remove("uniqueItems") == Some(Value::Bool(true)) {
         leave("uniqueItems");
     }
@@ -81,7 +81,7 @@ fn is_never(keywords: &Map<String, Value>) -> bool {
     keywords.get("not").is_some_and(|not| *not == json!({}) || *not == Value::Bool(true))
 }
 
-/// Whether a `format` is followed, or says nothing. One with the compiler's other name gets that.
+/// Whether the `format` is enforced or needs no enforcement. Renames aliases such as `url` to the compiler's name.
 fn follow_format(keywords: &mut Map<String, Value>) -> bool {
     let Some(Value::String(format)) = keywords.get_mut("format") else { return true };
     if FORMATS.contains(&format.as_str()) {
@@ -97,7 +97,7 @@ fn follow_format(keywords: &mut Map<String, Value>) -> bool {
         return true;
     }
     keywords.shift_remove("format");
-    // On numbers it says how they are stored.
+    // A `format` on a number only says how it is stored.
     !takes_text(keywords)
 }
 
@@ -110,8 +110,8 @@ fn takes_text(keywords: &Map<String, Value>) -> bool {
     }
 }
 
-/// `propertyNames` that say nothing are removed. Those with names or a pattern, in an object without named members,
-/// become members, as in `Record<Key, Value>`.
+/// Removes `propertyNames` that allow every string. In an object without named properties, rewrites names to
+/// `properties` and a pattern or a length to `patternProperties`, as for `Record<Key, Value>`.
 fn follow_names(keywords: &mut Map<String, Value>) {
     let says_nothing = |names: &Value| {
         let Some(names) = names.as_object() else { return *names == Value::Bool(true) };
@@ -167,7 +167,7 @@ fn follow_pattern(keywords: &mut Map<String, Value>) {
     }
 }
 
-/// Whether no value has two of these schemas, as far as types and constants of members tell.
+/// Whether types or constant members prove that no value matches two of these schemas.
 fn are_apart(options: &[Value]) -> bool {
     /// Every pair is compared.
     const OPTIONS_MAX: usize = 64;
