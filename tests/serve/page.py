@@ -46,7 +46,7 @@ def api(url, path):
 
 def opened(page, url):
     page.go(url + "/")
-    until("the model is chosen", lambda: "takes 8 pictures" in page.text("#model-state"))
+    until("the model is chosen", lambda: "takes 1024 pictures" in page.text("#model-state"))
     until("the memory is shown", lambda: page.text("#connection") == "" and "Weights" in page.text("#legend"))
 
 
@@ -438,7 +438,7 @@ def a_key_is_asked_for_and_sent(page, url):
     page.type("one-two")
     page.enter()
     until("the memory is shown", lambda: page.text("#connection") == "" and "Weights" in page.text("#legend"))
-    until("the models are listed", lambda: "takes 8 pictures" in page.text("#model-state"))
+    until("the models are listed", lambda: "takes 1024 pictures" in page.text("#model-state"))
     check(not is_shown(page, "#key") and {None, "Bearer wrong", "Bearer one-two"} <= set(sent), f"the keys sent are {sent}")
     page.between("*", None)
     page.js("sessionStorage.clear()")
