@@ -214,7 +214,7 @@ macro_rules! families {
             }
 
             /// The checkpoint's processor of videos; `None` if it takes none.
-            pub fn video_processor<'c>(&self, checkpoint: &'c Checkpoint) -> Option<&'c VideoProcessor> {
+            pub fn video_processor(&self, checkpoint: &Checkpoint) -> Option<VideoProcessor> {
                 match self {
                     $(FamilyConfig::$name(_) => <$folder::Config as Settings>::video_processor(checkpoint),)*
                 }
@@ -330,13 +330,16 @@ families! {
 }
 
 impl FamilyConfig {
-    /// Whether each id of the checkpoint's tokenizer has a row of this model's vocabulary.
+    /// Checks that each id of the checkpoint's tokenizer has a row of this model's vocabulary. Added tokens may have
+    /// none: some releases add a padding token that the model was never resized for.
     ///
     /// # Errors
     /// The tokenizer is another model's.
     pub fn check_vocabulary(&self, tokenizer: &Tokenizer) -> Result<(), LoadError> {
         let (ids, rows) = (tokenizer.vocabulary_size(), self.decoder().vocabulary);
-        if ids > rows {
+        let added = tokenizer.added_tokens();
+        let is_added = |id: usize| added.binary_search_by_key(&id, |token| token.id as usize).is_ok();
+        if !(rows..ids).all(is_added) {
             let said = format!("vocab_size is {rows}, but the tokenizer has {ids} ids");
             return Err(ConfigError::Contradiction(said).into());
         }

@@ -117,14 +117,22 @@ fn duration(told: &str) -> Option<f64> {
 
 /// The line `  Stream #0:0: Video: h264 (High), yuv420p(tv, bt709), 1920x1080 [SAR 1:1], 4999 kb/s, 29.97 fps, …`.
 fn pixels_per_second(told: &str) -> Option<f64> {
-    let line = told.lines().find(|line| line.starts_with("  Stream #") && line.contains(": Video: "))?;
+    // Some audio files and films have their cover as a stream.
+    let is_film =
+        |line: &&str| line.starts_with("  Stream #") && line.contains(": Video: ") && !line.ends_with("(attached pic)");
+    let line = told.lines().find(is_film)?;
     let size = |word: &str| {
         let (width, height) = word.split_once('x')?;
         Some(f64::from(width.parse::<u32>().ok()?) * f64::from(height.parse::<u32>().ok()?))
     };
     let pixels = line.split([' ', ',']).find_map(size)?;
     // Without a frame rate (`fps`), use the rate that ffmpeg estimates from timestamps (`tbr`).
-    let rate = |unit: &str| line.split(", ").find_map(|part| part.strip_suffix(unit)?.trim().parse::<f64>().ok());
+    // It writes thousands as `1k`.
+    let number = |text: &str| match text.strip_suffix('k') {
+        Some(thousands) => thousands.parse::<f64>().ok().map(|rate| rate * 1000.0),
+        None => text.parse().ok(),
+    };
+    let rate = |unit: &str| line.split(", ").find_map(|part| number(part.strip_suffix(unit)?.trim()));
     rate(" fps").or_else(|| rate(" tbr")).map(|rate| rate * pixels)
 }
 
@@ -334,7 +342,11 @@ mod tests {
                 "  Stream #0:0: Video: vp9, yuv420p10le(tv), 640x480, SAR 1:1, 25 tbr, 1k tbn",
                 Some(640.0 * 480.0 * 25.0),
             ),
-            ("  Stream #0:0: Video: vp9, yuv420p, 640x480, 1k fps", None),
+            ("  Stream #0:0: Video: vp9, yuv420p, 640x480, 1.2k fps", Some(640.0 * 480.0 * 1200.0)),
+            (
+                "  Stream #0:1: Video: png, rgb24, 10x10, 90k tbr, 90k tbn (attached pic)\n  Stream #0:0: Video: vp9, yuv420p, 640x480, 25 fps",
+                Some(640.0 * 480.0 * 25.0),
+            ),
             ("  Stream #0:0: Video: none, 30 fps", None),
             ("", None),
         ] {

@@ -4,19 +4,21 @@ use std::{
     io,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::Notify,
-    time::Instant,
+    time::{Instant, Sleep, sleep},
 };
 
 /// An end of input within this time after the last bytes counts as a half-close. A later one counts as a disconnect,
 /// which cancels the request. TCP does not distinguish the two until the server writes.
 const WITH_REQUEST: Duration = Duration::from_millis(100);
+/// How often a half-closed connection is read again: the client may have reset it, which cancels the request.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// A connection that hides a half-close from the HTTP server. If the request is incomplete, the timeouts for headers
 /// and bodies end it.
@@ -24,14 +26,15 @@ pub(super) struct HalfClosed<S> {
     stream: S,
     /// When bytes last came.
     heard: Option<Instant>,
-    is_kept_back: bool,
+    /// The time to read again, since an end is kept back.
+    again: Option<Pin<Box<Sleep>>>,
     ended: Arc<Notify>,
 }
 
 impl<S> HalfClosed<S> {
     /// `ended` is notified when a half-close is hidden: the client sends no further request.
     pub(super) fn new(stream: S, ended: Arc<Notify>) -> Self {
-        HalfClosed { stream, heard: None, is_kept_back: false, ended }
+        HalfClosed { stream, heard: None, again: None, ended }
     }
 }
 
@@ -41,8 +44,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for HalfClosed<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.is_kept_back {
-            return Poll::Pending;
+        if let Some(again) = &mut self.again {
+            ready!(again.as_mut().poll(context));
         }
         let (before, room) = (buffer.filled().len(), buffer.remaining());
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
@@ -53,11 +56,16 @@ impl<S: AsyncRead + Unpin> AsyncRead for HalfClosed<S> {
             self.heard = Some(Instant::now());
             return read;
         }
-        if self.heard.is_none_or(|heard| heard.elapsed() > WITH_REQUEST) {
-            return read;
+        if self.again.is_none() {
+            if self.heard.is_none_or(|heard| heard.elapsed() > WITH_REQUEST) {
+                return read;
+            }
+            self.ended.notify_one();
         }
-        self.is_kept_back = true;
-        self.ended.notify_one();
+        let mut again = Box::pin(sleep(AGAIN));
+        // A new timer is never ready.
+        let _ = again.as_mut().poll(context);
+        self.again = Some(again);
         Poll::Pending
     }
 }
@@ -90,8 +98,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for HalfClosed<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt, duplex},
+        net::{TcpListener, TcpStream},
         time::{advance, timeout},
     };
 
@@ -115,5 +126,22 @@ mod tests {
         drop(theirs);
         let mut ours = HalfClosed::new(ours, Arc::default());
         assert_eq!(ours.read(&mut [0; 3]).await.expect("the end"), 0, "nothing was asked");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_resets_the_connection_later_is_noticed() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
+        let mut theirs = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("it listens");
+        let ours = listener.accept().await.expect("a client").0;
+        let mut ours = HalfClosed::new(ours, Arc::default());
+        theirs.write_all(b"GET").await.expect("it is read");
+        theirs.shutdown().await.expect("it ends");
+        ours.read_exact(&mut [0; 3]).await.expect("it comes");
+        let read = timeout(AGAIN * 5 / 2, ours.read(&mut [0; 3])).await;
+        assert!(read.is_err(), "the end is kept back");
+        theirs.set_zero_linger().expect("an option of sockets");
+        drop(theirs);
+        let read = timeout(Duration::from_secs(30), ours.read(&mut [0; 3])).await.expect("it is read again");
+        assert_eq!(read.expect_err("a reset").kind(), io::ErrorKind::ConnectionReset);
     }
 }

@@ -2,7 +2,7 @@
 
 use axum::{
     Router,
-    extract::Request,
+    extract::{RawQuery, Request},
     http::{Uri, uri::PathAndQuery},
     response::Redirect,
     routing::get,
@@ -16,8 +16,12 @@ pub(super) fn below(root: &str, routes: Router) -> Router {
     }
     let prefix = format!("/{root}");
     // The links of the page are relative to a folder.
-    let folder = Redirect::temporary(&format!("{prefix}/"));
-    let page = Router::new().route(&prefix, get(async move || folder));
+    let folder = format!("{prefix}/");
+    let redirect = async move |RawQuery(query): RawQuery| {
+        let query = query.map(|query| format!("?{query}")).unwrap_or_default();
+        Redirect::temporary(&(folder + &query))
+    };
+    let page = Router::new().route(&prefix, get(redirect));
     let stripped = routes.map_request(move |mut request: Request| {
         if let Some(uri) = without(&prefix, request.uri()) {
             *request.uri_mut() = uri;

@@ -77,8 +77,7 @@ pub struct Options {
     /// Seconds that running replies may take to finish after the server is asked to stop.
     #[arg(long, alias = "shutdown-timeout", value_name = "SECONDS", help_heading = "Clients")]
     drain: Option<u64>,
-    /// Beginning of every path, such as `/llm`, behind a proxy that does not remove it. Paths without it are served
-    /// too.
+    /// Path prefix, such as `/llm`, that a proxy in front does not remove. Paths without it are served too.
     #[arg(long, value_name = "PATH", default_value = "", hide_default_value = true, help_heading = "Clients")]
     root_path: String,
     /// Origin whose web pages may send requests, such as https://example.org, or `*` for all. May be given several

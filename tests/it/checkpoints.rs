@@ -4,8 +4,12 @@
 use bursar_budgets::testing::HostControl;
 use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
-use bursar::{ChatError, Hint, LoadOptions, ModelSource, Runtime, RuntimeError, StartError};
-use bursar_model::{LoadError, error::CheckpointError, error::TextError, weights::WeightError};
+use bursar::{Chat, ChatError, Hint, LoadOptions, ModelSource, Runtime, RuntimeError, StartError};
+use bursar_model::{
+    LoadError,
+    error::{CheckpointError, SamplingError, TextError},
+    weights::WeightError,
+};
 use serde_json::{Value, json};
 
 use crate::stage::{Folder, answer, ask, device, eventually, runtime_on, small, story, text};
@@ -516,7 +520,7 @@ fn a_missing_endless_or_greedy_template_fails_only_its_chat() {
         let runtime = runtime_on(&device()).await;
         type Says = fn(&TextError) -> bool;
         let table: [(&str, Option<&str>, Says, &str); 5] = [
-            ("missing", None, |e| matches!(e, TextError::UnknownTemplate { .. }), "default"),
+            ("missing", None, |e| matches!(e, TextError::NoTemplate), "no chat template"),
             (
                 "endless",
                 Some("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"),
@@ -591,6 +595,36 @@ fn a_tokenizer_and_its_template_may_come_from_another_folder() {
         let error = prompt_of(Some(&tokenizer)).await.expect_err("there is none");
         let folder = tokenizer.0.path().display().to_string();
         assert!(error.contains("tokenizer.json") && error.contains(&folder), "{error}");
+        runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn a_token_that_was_added_beyond_the_logits_is_refused_only_where_a_prompt_has_it() {
+    story(async {
+        let model = Copy::of("qwen3");
+        let config: Value = serde_json::from_slice(&model.read("config.json")).expect("JSON");
+        let rows = config["vocab_size"].as_u64().expect("a number");
+        let mut tokenizer: Value = serde_json::from_slice(&model.read("tokenizer.json")).expect("JSON");
+        let added = tokenizer["added_tokens"].as_array_mut().expect("a list");
+        // Ids have no gaps.
+        let next = added.iter().filter_map(|token| token["id"].as_u64()).max().expect("some tokens were added") + 1;
+        added.extend((next..=rows).map(|id| {
+            json!({"id": id, "content": format!("<|{}|>", rows - id), "special": true,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
+        }));
+        model.write("tokenizer.json", tokenizer.to_string());
+        // Padding that is also an end of replies, as such releases have it.
+        model.set("generation_config.json", &["eos_token_id"], json!([config["eos_token_id"], rows]));
+        let runtime = runtime_on(&device()).await;
+        let loaded = runtime.load_with(ModelSource::folder(model.0.path()), small(), |_| {}).await.expect("it loads");
+        ask(&loaded, text("Hello")).await.expect("an answer");
+        ask(&loaded, text("Hello <|0|>")).await.expect("users cannot write special tokens");
+        let tokens = loaded.tokenize("Hello <|0|>", false).await.expect("a text");
+        let error = ask(&loaded, Chat::from_tokens(tokens)).await.expect_err("the model has no such row");
+        let unknown =
+            SamplingError::UnknownToken { parameter: "prompt", token: rows as u32, vocabulary: rows as usize };
+        assert!(matches!(&error, ChatError::Sampling(found) if **found == unknown), "{error:?}");
         runtime.shutdown().await;
     });
 }

@@ -66,7 +66,7 @@ pub enum ChatError {
         limit: usize,
     },
     /// The pictures of the chat take more of the encoder cache than one request may.
-    #[error("the pictures have {tokens} tokens; the limit for all of them is {limit}")]
+    #[error("the pictures have {tokens} tokens together; the limit is {limit}")]
     PicturesTooLarge {
         /// Tokens of all pictures of the request.
         tokens: usize,
@@ -230,7 +230,10 @@ impl Hint for ChatError {
                 "crop the picture so that it is less wide or tall, or raise `picture_patches`".to_owned()
             }
             ChatError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
-            ChatError::PicturesTooLarge { .. } => "send fewer or smaller pictures, or raise `pictures`".to_owned(),
+            ChatError::PicturesTooLarge { .. } => {
+                "send fewer or smaller pictures, or set `pictures` to how many of the largest size a request needs"
+                    .to_owned()
+            }
             ChatError::TooLong { .. } => "shorten the conversation, or raise `context_tokens`".to_owned(),
             ChatError::NoTokens => "ask for at least one token".to_owned(),
             ChatError::MinTokens { .. } => "lower `min_tokens`, or raise `max_tokens`".to_owned(),

@@ -128,7 +128,10 @@ impl Shown {
             Some(tokens) => checked_tokens(chat, context, tokens)?,
             None => {
                 let written = |rendered| context.family.write_visuals(rendered, &grids);
-                counted(context.prompts.encode_rewritten(&messages, &inputs, counted_max(limit), written), limit)?
+                let tokens = context.prompts.encode_rewritten(&messages, &inputs, counted_max(limit), written);
+                let tokens = counted(tokens, limit)?;
+                check_known(context, &tokens, "prompt")?;
+                tokens
             }
         };
         let reply = ReplyRules::of(chat, context, (&inputs, are_described), (messages.last(), &tokens))?;

@@ -115,7 +115,7 @@ fn tell_once(left: &[NotFollowed]) {
     static TOLD: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
     for one in left {
         if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(one.keyword) {
-            tracing::warn!("a JSON schema has {one}, which is left to the model; later ones are not logged");
+            tracing::warn!("a JSON schema has {one}, which is not enforced; later uses of this keyword are not logged");
         }
     }
 }

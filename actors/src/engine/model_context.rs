@@ -38,9 +38,10 @@ pub struct ModelContext {
     grammars: OnceLock<Result<GrammarCompiler, Arc<GrammarError>>>,
 }
 
-/// The checkpoint's defaults, with the sampling that these options choose.
-fn generation(checkpoint: &Checkpoint, defaults: SamplingDefaults) -> GenerationDefaults {
-    let own = checkpoint.generation.clone();
+/// The checkpoint's defaults, with the sampling that these options choose. End tokens without logits never come.
+fn generation(checkpoint: &Checkpoint, vocabulary: usize, defaults: SamplingDefaults) -> GenerationDefaults {
+    let mut own = checkpoint.generation.clone();
+    own.eos_ids.retain(|id| (*id as usize) < vocabulary);
     match defaults {
         SamplingDefaults::Transformers => own,
         SamplingDefaults::Vllm => GenerationDefaults { sampling: own.listed.clone(), ..own },
@@ -59,19 +60,19 @@ impl ModelContext {
         prompts: PromptEncoder,
     ) -> Self {
         let Lowered { envelope, pictures, .. } = inputs.clone();
-        let videos = family.video_processor(checkpoint).cloned();
+        let videos = family.video_processor(checkpoint);
         let step_text_tokens = family.step_text_tokens();
         let visual = pictures.map(|pictures| VisualProcessors { pictures, videos, step_text_tokens });
         ModelContext {
             name,
-            family,
             prompts,
             processors: visual.map(Arc::new),
-            generation: generation(checkpoint, options.sampling_defaults),
+            generation: generation(checkpoint, family.decoder().vocabulary, options.sampling_defaults),
             cache: checkpoint.cache(),
             envelope,
             image_limits: options.image_limits.clone(),
             grammars: OnceLock::new(),
+            family,
         }
     }
 

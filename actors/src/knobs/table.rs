@@ -280,7 +280,7 @@ knobs! {
     picture_pixels_min: u64, Kind::Count("pixels"), [Vllm min_pixels];
     /// The same limit as picture_pixels, in patches of the model: 14 x 14 pixels in Qwen2.5-VL.
     picture_patches: usize, Kind::Count("patches"), [];
-    /// Maximum pictures in a request, over all turns, and how many of the largest the encoder cache holds for it. By default, as many as the context holds (up to 1024), and no more tokens together than eight of the largest.
+    /// Maximum pictures in a request, over all turns. Together they may have as many tokens as this number of pictures of the largest size. By default, as many pictures as the context holds (up to 1024), with the tokens of eight of the largest.
     pictures: usize, Kind::Count("pictures"), [];
     /// Maximum video frames in a request, over all videos and turns; 0 for no videos.
     video_frames: usize, Kind::CountOrNone("frames"), [];

@@ -88,8 +88,8 @@ pub trait Settings: Sized {
 
     /// The checkpoint's processor of videos; `None` if it has none, and then it takes pictures alone. By default the
     /// settings of pictures describe videos as well where there are no others.
-    fn video_processor(checkpoint: &Checkpoint) -> Option<&VideoProcessor> {
-        checkpoint.video_processor.as_ref()
+    fn video_processor(checkpoint: &Checkpoint) -> Option<VideoProcessor> {
+        checkpoint.video_processor.clone()
     }
 
     /// The decoder's sizes.

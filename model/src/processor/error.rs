@@ -132,7 +132,7 @@ pub enum VisualError {
         limit: usize,
     },
     /// The pictures have more tokens together than they may have.
-    #[error("the pictures have {tokens} tokens; the limit for all of them is {limit}")]
+    #[error("the pictures have {tokens} tokens together; the limit is {limit}")]
     PicturesTooLarge {
         /// Tokens of all pictures of the request.
         tokens: usize,
@@ -177,7 +177,10 @@ impl Hint for VisualError {
     fn hint(&self) -> String {
         match self {
             VisualError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
-            VisualError::PicturesTooLarge { .. } => "send fewer or smaller pictures, or raise `pictures`".to_owned(),
+            VisualError::PicturesTooLarge { .. } => {
+                "send fewer or smaller pictures, or set `pictures` to how many of the largest size a request needs"
+                    .to_owned()
+            }
             VisualError::Picture { source, .. } => source.hint(),
             VisualError::PictureTooLarge { .. } => {
                 "crop the picture so that it is less wide or tall, or raise `picture_patches`".into()

@@ -2,7 +2,7 @@
 
 use bursar_budgets::Bytes;
 
-use super::config::ImageProcessorConfig;
+use super::config::{CountedPixels, ImageProcessorConfig};
 use super::error::ProcessorError;
 use super::resample::{resize, resize_bytes};
 use super::smart_resize::{PixelBounds, Size, smart_resize};
@@ -72,6 +72,11 @@ impl ImageProcessor {
     pub fn new(config: ImageProcessorConfig) -> Result<Self, ProcessorError> {
         config.check()?;
         Ok(ImageProcessor { levels: config.levels(), config })
+    }
+
+    /// The same, with bounds that count these pixels.
+    pub(super) fn counting(&self, counted: CountedPixels) -> Self {
+        ImageProcessor { levels: self.levels, config: ImageProcessorConfig { counted, ..self.config.clone() } }
     }
 
     /// The settings it follows.

@@ -216,7 +216,7 @@ impl YCbCrTables {
         let (d2, d4) = (-fixed(red * by_red / green), -fixed(blue * by_blue / green));
         let code = |code: i32, black: f32, white: f32, range: f32| {
             let span = if white - black == 0.0 { 1.0 } else { white - black };
-            let value = (code - black as i32) as f32 * range / span;
+            let value = code.saturating_sub(black as i32) as f32 * range / span;
             value.clamp(-4096.0, 4096.0) as i32
         };
         let mut tables = YCbCrTables {

@@ -28,6 +28,8 @@ const TILE_HEIGHT: u16 = 323;
 const TILE_OFFSETS: u16 = 324;
 const TILE_BYTES: u16 = 325;
 const JPEG_TABLES: u16 = 347;
+/// Maximum bytes of the tables that all pieces share, which are read with each piece. All tables of a JPEG take 3 KiB.
+const JPEG_TABLES_BYTES_MAX: usize = 16 << 10;
 const OLD_JPEG: u16 = 513;
 const SUBSAMPLING: u16 = 530;
 const XMP: u16 = 700;
@@ -197,6 +199,9 @@ impl<'a> TiffFile<'a> {
                 return Err(Refusal::Unsupported("YCbCr with more samples"));
             }
         }
+        if self.jpeg_tables().is_some_and(|tables| tables.len() > JPEG_TABLES_BYTES_MAX) {
+            return Err(BROKEN_HEADER);
+        }
         // Pieces may share their bytes, but not so often that a small file costs hours.
         let packed: u64 = self.pieces().map(|piece| self.packed(piece).map_or(0, |packed| packed.len() as u64)).sum();
         if packed > 2 * self.encoded.len() as u64 + MARGIN_PIXELS {
@@ -271,10 +276,13 @@ impl<'a> TiffFile<'a> {
         rgb
     }
 
+    fn jpeg_tables(&self) -> Option<&'a [u8]> {
+        self.directory.entry(JPEG_TABLES).and_then(|entry| self.directory.bytes(&entry))
+    }
+
     /// The stream of a piece with the tables that all share (TIFF technical note 2).
     fn jpeg_of(&self, packed: &[u8]) -> Vec<u8> {
-        let tables = self.directory.entry(JPEG_TABLES).and_then(|entry| self.directory.bytes(&entry));
-        match tables.and_then(|tables| tables.strip_suffix(b"\xff\xd9")) {
+        match self.jpeg_tables().and_then(|tables| tables.strip_suffix(b"\xff\xd9")) {
             Some(tables) => [tables, packed.strip_prefix(b"\xff\xd8").unwrap_or(packed)].concat(),
             None => packed.to_vec(),
         }

@@ -60,6 +60,11 @@ impl VideoProcessor {
         Ok(VideoProcessor { frames: ImageProcessor::new(config)? })
     }
 
+    /// The same, with bounds that count the pixels of all frames together and no limit per frame.
+    pub(crate) fn counting_all_frames(&self) -> Self {
+        VideoProcessor { frames: self.frames.counting(CountedPixels::Video { tokens_max: None }) }
+    }
+
     /// The settings it follows.
     pub fn config(&self) -> &ImageProcessorConfig {
         self.frames.config()

@@ -179,7 +179,7 @@ impl ChatTemplate {
     /// How the model writes reasoning and calls, by the text of the template that `inputs` select.
     ///
     /// # Errors
-    /// [`TextError::UnknownTemplate`].
+    /// [`TextError::NoTemplate`]; [`TextError::UnknownTemplate`].
     pub fn reply_format(&self, inputs: &TemplateInputs) -> Result<ReplyFormat, TextError> {
         self.source(inputs).map(ReplyFormat::of_template)
     }
@@ -187,7 +187,7 @@ impl ChatTemplate {
     /// Whether the template that `inputs` select shows tools to the model.
     ///
     /// # Errors
-    /// [`TextError::UnknownTemplate`].
+    /// [`TextError::NoTemplate`]; [`TextError::UnknownTemplate`].
     pub fn shows_tools(&self, inputs: &TemplateInputs) -> Result<bool, TextError> {
         self.source(inputs).map(|source| source.contains("tools"))
     }
@@ -250,7 +250,7 @@ impl ChatTemplate {
     /// [`PromptEncoder`](super::PromptEncoder).
     ///
     /// # Errors
-    /// [`TextError::UnknownTemplate`]; [`TextError::TemplateRefused`] with the template's message;
+    /// [`TextError::NoTemplate`]; [`TextError::UnknownTemplate`]; [`TextError::TemplateRefused`] with the template's message;
     /// [`TextError::Template`]; [`TextError::TemplateSteps`], [`TextError::TemplateBytes`] or
     /// [`TextError::TemplateMemory`] over a limit; [`TextError::Continue`].
     pub fn render(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<String, TextError> {
@@ -332,8 +332,10 @@ impl ChatTemplate {
 
     fn unknown(&self, name: &str) -> TextError {
         let known: Vec<_> = self.sources.templates.keys().map(String::as_str).collect();
-        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-        TextError::UnknownTemplate { name: name.to_owned(), known }
+        match known.is_empty() {
+            true => TextError::NoTemplate,
+            false => TextError::UnknownTemplate { name: name.to_owned(), known: known.join(", ") },
+        }
     }
 
     fn context(&self, messages: Value, inputs: &TemplateInputs) -> Value {

@@ -38,12 +38,15 @@ pub enum TextError {
         /// The kind of error.
         kind: String,
     },
-    /// The checkpoint has no template with this name, or none at all.
+    /// The checkpoint has no chat template.
+    #[error("the model has no chat template")]
+    NoTemplate,
+    /// The checkpoint has no template with this name.
     #[error("there is no chat template named {name}; expected one of {known}")]
     UnknownTemplate {
         /// The requested name.
         name: String,
-        /// The checkpoint's template names, separated by commas, or "none".
+        /// The checkpoint's template names, separated by commas.
         known: String,
     },
     /// A chat template file has the wrong format.
@@ -169,6 +172,9 @@ impl Hint for TextError {
             TextError::TemplateSource { .. } | TextError::TemplateShape { .. } => {
                 "check the chat template of the checkpoint against its source".into()
             }
+            TextError::NoTemplate => "use the release that was tuned for chats, add a `chat_template.jinja` to the \
+                 checkpoint (servers: `--chat-template`), or give the whole prompt as text or tokens"
+                .into(),
             TextError::UnknownTemplate { known, .. } => format!("choose one of {known}"),
             TextError::Template { .. } => "check the messages: the template may expect other roles or fields".into(),
             TextError::TemplateRefused { .. } => {

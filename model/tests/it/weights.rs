@@ -167,6 +167,13 @@ fn configurations_that_contradict_themselves_are_refused_with_both_numbers() {
     );
     assert_eq!(text("head_dim", json!(63)), "config.json: a head of 63 elements cannot be rotated in pairs");
     assert_eq!(text("hidden_act", json!("gelu")), "config.json: hidden_act is gelu; supported: silu");
+    // Ids 372 to 375 are added tokens.
+    let vocabulary = |rows: usize| {
+        let few = Copy::of(QWEN2).set("config.json", &["vocab_size"], json!(rows));
+        let family = FamilyConfig::of(&few.open()).expect("it is one of the family's");
+        family.check_vocabulary(few.prompts().tokenizer())
+    };
+    vocabulary(375).expect("an added token needs no row");
     let few = Copy::of(QWEN2).set("config.json", &["vocab_size"], json!(300));
     let family = FamilyConfig::of(&few.open()).expect("it is one of the family's");
     let foreign = family.check_vocabulary(few.prompts().tokenizer()).expect_err("its tokenizer is another model's");
@@ -362,17 +369,19 @@ fn settings_that_tiles_cannot_follow_are_refused_by_name() {
 }
 
 #[test]
-fn qwen3_vl_without_settings_for_videos_takes_pictures_alone() {
+fn qwen3_vl_without_settings_for_videos_takes_those_of_pictures() {
     let copy = Copy::of(QWEN3_VL);
     let videos = |copy: &Copy| {
         let checkpoint = copy.open();
         let family = FamilyConfig::of(&checkpoint).expect("it can be served");
-        family.video_processor(&checkpoint).map(|videos| videos.config().counted)
+        family.video_processor(&checkpoint).map(|videos| (videos.config().counted, videos.config().pixel_bounds))
     };
-    assert_eq!(videos(&copy), Some(CountedPixels::Video { tokens_max: None }));
+    let counted = CountedPixels::Video { tokens_max: None };
+    assert_eq!(videos(&copy).map(|(counted, _)| counted), Some(counted));
     let copy = copy.remove("video_preprocessor_config.json");
-    Model::plan(&copy.open(), &Target::Cpu { threads: 2 }).expect("it takes pictures");
-    assert_eq!(videos(&copy), None);
+    Model::plan(&copy.open(), &Target::Cpu { threads: 2 }).expect("it takes pictures and videos");
+    let pictures = copy.open().image_processor.expect("it takes pictures").config().pixel_bounds;
+    assert_eq!(videos(&copy), Some((counted, pictures)));
     // Files for planning come from the release.
     let planned = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has a config.json");
     let planned = Checkpoint::open(CheckpointSource::Random(Arc::new(planned))).expect("its files are in order");

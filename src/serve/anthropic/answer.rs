@@ -111,7 +111,8 @@ pub(super) async fn whole(head: &Head, mut reply: Reply, held: Held) -> Result<V
     while let Some(event) = reply.next().await {
         if let ChatEvent::Done { text, reasoning, tool_calls, finish_reason, stop_reason, usage, .. } = event? {
             held.used(Counts::of([usage]));
-            let content = blocks(head, text, reasoning, tool_calls);
+            let is_cut = finish_reason == FinishReason::Length;
+            let content = blocks(head, text, reasoning, calls(tool_calls, is_cut));
             let stopped = head.stopped(finish_reason, stop_reason, &usage);
             // Of our own types, whose maps have strings as keys.
             return Ok(serde_json::to_value(head.message(content, stopped, usage.into())).unwrap_or_default());
@@ -120,7 +121,7 @@ pub(super) async fn whole(head: &Head, mut reply: Reply, held: Held) -> Result<V
     Err(ChatError::Stopped { reason: "the reply ended without its last event".into() })
 }
 
-fn blocks(head: &Head, text: String, thinking: String, calls: Vec<ToolCall>) -> Vec<Block> {
+fn blocks(head: &Head, text: String, thinking: String, calls: impl Iterator<Item = Block>) -> Vec<Block> {
     let mut blocks = Vec::new();
     if !thinking.is_empty() && !head.omits_thinking {
         blocks.push(Block::Thinking { thinking, signature: SIGNATURE });
@@ -128,12 +129,21 @@ fn blocks(head: &Head, text: String, thinking: String, calls: Vec<ToolCall>) -> 
     if !text.is_empty() {
         blocks.push(Block::Text { text });
     }
-    // A truncated call has empty input, as at the start of a stream. `stop_reason` tells the client not to run it.
-    blocks.extend(calls.into_iter().map(|call| {
-        let input = call.parsed().unwrap_or_default();
-        Block::ToolUse { id: call.id, name: call.name, input }
-    }));
+    blocks.extend(calls);
     blocks
+}
+
+/// A call that was cut off has empty input, as at the start of a stream: `stop_reason` tells the client not to run it.
+/// Other arguments that are no object go under the name that Anthropic gives to invalid JSON, so that no tool runs
+/// without the arguments that the model meant.
+fn calls(calls: Vec<ToolCall>, is_cut: bool) -> impl Iterator<Item = Block> {
+    calls.into_iter().map(move |call| {
+        let input = call.parsed().unwrap_or_else(|| match is_cut {
+            true => Map::new(),
+            false => Map::from_iter([("INVALID_JSON".to_owned(), Value::String(call.arguments.clone()))]),
+        });
+        Block::ToolUse { id: call.id, name: call.name, input }
+    })
 }
 
 #[cfg(test)]
@@ -173,7 +183,8 @@ mod tests {
             arguments: arguments.to_owned(),
             is_whole: arguments.ends_with('}'),
         };
-        let told = blocks(&head(), "yes".to_owned(), "hm".to_owned(), vec![call(r#"{"x": 1}"#), call(r#"{"x": "#)]);
+        let both = || vec![call(r#"{"x": 1}"#), call(r#"{"x": "#)];
+        let told = blocks(&head(), "yes".to_owned(), "hm".to_owned(), calls(both(), true));
         assert_eq!(
             serde_json::to_value(told).expect("JSON"),
             json!([
@@ -183,6 +194,9 @@ mod tests {
                 {"type": "tool_use", "id": "a", "name": "f", "input": {}},
             ])
         );
+        let told = serde_json::to_value(calls(both(), false).collect::<Vec<_>>()).expect("JSON");
+        assert_eq!(told[0]["input"], json!({"x": 1}));
+        assert_eq!(told[1]["input"], json!({"INVALID_JSON": "{\"x\": "}));
     }
 
     #[test]

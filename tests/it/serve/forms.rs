@@ -60,7 +60,9 @@ fn paths_may_begin_with_the_root_path_and_need_not() {
         let chat = house.post("/llm/7b/v1/chat/completions", &hello(json!({"max_tokens": 1}))).await;
         assert_eq!(chat.status, 200, "{}", chat.body);
         let page = house.get("/llm/7b").await;
-        assert!(page.status == 307 && page.head.contains("location: /llm/7b/"), "{page:?}");
+        assert!(page.status == 307 && page.head.contains("location: /llm/7b/\r\n"), "{page:?}");
+        let page = house.get("/llm/7b?a=b&c").await;
+        assert!(page.status == 307 && page.head.contains("location: /llm/7b/?a=b&c\r\n"), "{page:?}");
         for path in ["/llm/v1/models", "/llm/7bb/v1/models", "/llm/7b/none", "/v1/models/llm/7b/"] {
             assert_eq!(house.get(path).await.status, 404, "{path}");
         }

@@ -146,6 +146,19 @@ fn a_model_that_starts_again_is_not_one_that_is_being_loaded() {
 }
 
 #[test]
+fn top_reads_the_port_of_a_server() {
+    let program = Program::start(&[]);
+    program.post("/v1/chat/completions", "", &chat(json!({})));
+    let mut top = Command::new(env!("CARGO_BIN_EXE_bursar"));
+    let seen = top.args(["top", program.address(), "--once", "--every", "100ms"]).output().expect("it runs");
+    let text = String::from_utf8_lossy(&seen.stdout);
+    assert!(seen.status.success(), "{text}{}", String::from_utf8_lossy(&seen.stderr));
+    for told in ["demo", "of 2 sequences", "events"] {
+        assert!(text.contains(told), "{told} is not in\n{text}");
+    }
+}
+
+#[test]
 fn each_request_has_one_line_at_info_under_its_answers_id() {
     let program = Program::start(&[]);
     let whole = program.post("/v1/chat/completions", "", &chat(json!({})));

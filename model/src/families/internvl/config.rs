@@ -345,7 +345,7 @@ impl VisionConfig {
     fn check_processors(&self, checkpoint: &Checkpoint) -> Result<(), ConfigError> {
         let (patch, merge, tile) = (self.patch(), self.merge, Some(self.image_size));
         let input = TowerInput { patch, merge, channels: 3, tile, counts_whole_videos: false };
-        input.check(checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint))
+        input.check(checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint).as_ref())
     }
 }
 

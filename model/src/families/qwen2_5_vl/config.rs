@@ -115,7 +115,7 @@ impl Config {
         let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
         vision.check(decoder.hidden)?;
         let (images, videos) = (checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint));
-        vision.tower.input().check(images, videos)?;
+        vision.tower.input().check(images, videos.as_ref())?;
         let tokens = PictureTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }

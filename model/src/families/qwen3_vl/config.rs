@@ -122,7 +122,7 @@ impl Config {
         let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
         vision.check(&decoder)?;
         let (images, videos) = (checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint));
-        TowerInput { counts_whole_videos: true, ..vision.tower.input() }.check(images, videos)?;
+        TowerInput { counts_whole_videos: true, ..vision.tower.input() }.check(images, videos.as_ref())?;
         let tokens = PictureTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }

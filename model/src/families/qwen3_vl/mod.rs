@@ -44,9 +44,11 @@ impl Settings for Config {
         Config::read(checkpoint)
     }
 
-    /// Its bounds count the pixels of all frames together, and those in the settings of pictures do not.
-    fn video_processor(checkpoint: &Checkpoint) -> Option<&VideoProcessor> {
-        checkpoint.own_video_processor()
+    /// Without settings for videos those of pictures apply, but their bounds count the pixels of all frames together
+    /// (transformers 5.17, `get_video_processor_dict`).
+    fn video_processor(checkpoint: &Checkpoint) -> Option<VideoProcessor> {
+        let own = checkpoint.own_video_processor().cloned();
+        own.or_else(|| Some(checkpoint.video_processor.as_ref()?.counting_all_frames()))
     }
 
     fn decoder(&self) -> &DecoderConfig {

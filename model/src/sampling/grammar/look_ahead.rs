@@ -72,7 +72,7 @@ fn complement(ahead: &str) -> Option<String> {
             Some(if *least == 0 { other } else { format!("^$|{other}") })
         }
         // Anywhere, in a text of one line. The text does not contain it.
-        [Part::Many { of, least: 0 }, found @ ..] if !ends && negated(of).ranges().len() <= 1 => lacks(found),
+        [Part::Many { of, least: 0 }, found @ ..] if !ends && takes_a_line(of) => lacks(found),
         begun => begins_otherwise(begun, ends),
     }
 }
@@ -113,6 +113,12 @@ fn single(hir: &Hir) -> Option<ClassUnicode> {
         [Part::One(of)] => Some(of.clone()),
         _ => None,
     }
+}
+
+/// Whether the class is `.`, with or without the end of a line.
+fn takes_a_line(of: &ClassUnicode) -> bool {
+    let left = negated(of);
+    left.ranges().is_empty() || left == class_of('\n')
 }
 
 fn class_of(one: char) -> ClassUnicode {
@@ -241,6 +247,7 @@ mod tests {
             "",
             "^(?<!a)b",
             "^(?!.*a.*b)c",
+            "^(?![^a]*bb)c",
         ] {
             assert_eq!(without_look_ahead(pattern), None, "{pattern}");
         }

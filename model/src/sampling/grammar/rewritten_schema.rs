@@ -1,7 +1,7 @@
 //! Rewrites JSON schemas of Pydantic and Zod with the keywords that the grammar compiler supports. Keywords that no
 //! grammar can enforce are left to the model and reported.
 
-use std::fmt;
+use std::{collections::HashSet, fmt, slice};
 
 use serde_json::{Map, Value, json};
 
@@ -60,7 +60,7 @@ fn rewrite_at(schema: &mut Value, place: &SchemaPlace, left: &mut Vec<NotFollowe
     }
     let mut leave = |keyword| left.push(NotFollowed { keyword, place: place.clone() });
     if keywords.contains_key("properties") {
-        keywords.entry("type").or_insert_with(|| "object".into());
+        is_object(keywords);
     }
     if !follow_format(keywords) {
         leave("format");
@@ -74,6 +74,14 @@ fn rewrite_at(schema: &mut Value, place: &SchemaPlace, left: &mut Vec<NotFollowe
     }
     follow_names(keywords);
     follow_pattern(keywords);
+}
+
+/// Adds the type of an object with named members, unless another keyword says what else the value may be.
+fn is_object(keywords: &mut Map<String, Value>) {
+    const OTHERS: [&str; 7] = ["$ref", "allOf", "anyOf", "const", "enum", "oneOf", "type"];
+    if !OTHERS.iter().any(|keyword| keywords.contains_key(*keyword)) {
+        keywords.insert("type".to_owned(), "object".into());
+    }
 }
 
 /// Whether it is Zod's `never`.
@@ -154,16 +162,19 @@ fn follow_names(keywords: &mut Map<String, Value>) {
     keywords.shift_remove("propertyNames");
     keywords.insert(keyword.to_owned(), Value::Object(members));
     keywords.insert("additionalProperties".to_owned(), Value::Bool(false));
-    keywords.entry("type").or_insert_with(|| "object".into());
+    is_object(keywords);
 }
 
-/// A `pattern` with look-ahead becomes several, all of which hold.
+/// A `pattern` with look-ahead becomes several, all of which hold for the same types of value.
 fn follow_pattern(keywords: &mut Map<String, Value>) {
     let Some(patterns) = keywords.get("pattern").and_then(Value::as_str).and_then(without_look_ahead) else { return };
-    keywords.shift_remove("pattern");
-    let all = keywords.entry("allOf").or_insert_with(|| json!([]));
-    if let Value::Array(all) = all {
-        all.extend(patterns.into_iter().map(|pattern| json!({"type": "string", "pattern": pattern})));
+    let kind = keywords.get("type").cloned();
+    if let Value::Array(all) = keywords.entry("allOf").or_insert_with(|| json!([])) {
+        all.extend(patterns.into_iter().map(|pattern| match &kind {
+            Some(kind) => json!({"type": kind, "pattern": pattern}),
+            None => json!({"pattern": pattern}),
+        }));
+        keywords.shift_remove("pattern");
     }
 }
 
@@ -180,36 +191,37 @@ fn are_apart(options: &[Value]) -> bool {
 }
 
 fn have_other_types(one: &Value, two: &Value) -> bool {
-    let types = |schema: &Value| -> Option<Vec<String>> {
+    fn types(schema: &Value) -> Option<Vec<&str>> {
         let kinds = match &schema["type"] {
-            Value::String(kind) => vec![kind.clone()],
-            Value::Array(kinds) => kinds.iter().map(|kind| kind.as_str().map(str::to_owned)).collect::<Option<_>>()?,
+            Value::String(kind) => vec![kind.as_str()],
+            Value::Array(kinds) => kinds.iter().map(Value::as_str).collect::<Option<_>>()?,
             _ => return None,
         };
         // Each integer is a number.
-        Some(kinds.into_iter().map(|kind| if kind == "integer" { "number".to_owned() } else { kind }).collect())
-    };
+        Some(kinds.into_iter().map(|kind| if kind == "integer" { "number" } else { kind }).collect())
+    }
     types(one).zip(types(two)).is_some_and(|(one, two)| one.iter().all(|kind| !two.contains(kind)))
 }
 
 fn have_other_values(one: &Value, two: &Value) -> bool {
-    let values = |schema: &Value| match (&schema["const"], &schema["enum"]) {
-        (Value::Null, Value::Array(values)) => values.clone(),
-        (Value::Null, _) => Vec::new(),
-        (value, _) => vec![value.clone()],
-    };
+    fn values(schema: &Value) -> &[Value] {
+        match (&schema["const"], &schema["enum"]) {
+            (Value::Null, Value::Array(values)) => values,
+            (Value::Null, _) => &[],
+            (value, _) => slice::from_ref(value),
+        }
+    }
+    fn required(schema: &Value) -> HashSet<&str> {
+        schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+    }
     let (these, those) = (values(one), values(two));
     if !these.is_empty() && !those.is_empty() {
-        return these.iter().all(|value| !those.contains(value));
+        let these: HashSet<&Value> = these.iter().collect();
+        return !those.iter().any(|value| these.contains(value));
     }
-    let is_required = |schema: &Value, name: &str| {
-        schema["required"].as_array().is_some_and(|names| names.iter().any(|required| required == name))
-    };
-    let Some(members) = one["properties"].as_object() else { return false };
-    members.iter().any(|(name, member)| {
-        let is_in_both = is_required(one, name) && is_required(two, name);
-        is_in_both && have_other_values(member, &two["properties"][name])
-    })
+    let (needed, also_needed) = (required(one), required(two));
+    let mut in_both = needed.intersection(&also_needed);
+    in_both.any(|name| have_other_values(&one["properties"][name], &two["properties"][name]))
 }
 
 #[cfg(test)]
@@ -240,6 +252,15 @@ mod tests {
                 json!({"propertyNames": {"type": "string", "maxLength": 3}, "additionalProperties": {}}),
                 json!({"patternProperties": {"^(?s:.){0,3}$": {}}, "additionalProperties": false, "type": "object"}),
             ),
+            (json!({"properties": {}, "enum": [null, {}]}), json!({"properties": {}, "enum": [null, {}]})),
+            (
+                json!({"type": ["string", "null"], "pattern": "^(?=a)b"}),
+                json!({"type": ["string", "null"], "allOf": [
+                    {"type": ["string", "null"], "pattern": "^(?:a)"},
+                    {"type": ["string", "null"], "pattern": "^b"},
+                ]}),
+            ),
+            (json!({"pattern": "^(?=a)b"}), json!({"allOf": [{"pattern": "^(?:a)"}, {"pattern": "^b"}]})),
         ] {
             assert_eq!(rewritten(schema.clone()), (expected, vec![]), "{schema}");
         }
