@@ -3,7 +3,7 @@
 //! `cargo run --example 2_plan_without_running -- [CHECKPOINT FOLDER]`
 
 use bursar::{Bytes, Envelope, Forecast, Hint, LoadOptions};
-use bursar_actors::{engine::Question, profile::Needs, profile::Place};
+use bursar_actors::{engine::Question, profile::MemoryRequirements, profile::MemoryState};
 use bursar_kernels::Target;
 use bursar_model::{Model, checkpoint::Checkpoint, checkpoint::CheckpointSource, demo};
 
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::plan(&checkpoint, &target)?;
     for step_tokens in [256, 1024] {
         let envelope = Envelope { step_tokens, picture_patches: 1024, ..Envelope::default() };
-        let needs = Needs::plan(&model, target, &envelope, Bytes::mib(2))?;
+        let needs = MemoryRequirements::plan(&model, target, &envelope, Bytes::mib(2))?;
         println!("{step_tokens} tokens a step:\n{}", needs.memory_plan());
         for (worst_case, footprint) in &needs.worst_cases {
             let billions = footprint.work.flops as f64 / 1e9;
@@ -24,7 +24,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     // A plan depends only on shapes, so planning again gives the same bytes; a server can refuse at once on its basis.
     let options = LoadOptions { kv_tokens: Some(1 << 24), ..LoadOptions::default() };
-    let (pictures, place) = (checkpoint.image_processor.as_ref(), Place::of_available(Bytes::mib(128), Bytes::mib(2)));
+    let (pictures, place) =
+        (checkpoint.image_processor.as_ref(), MemoryState::of_available(Bytes::mib(128), Bytes::mib(2)));
     let question = Question { model: &model, pictures, target, options: &options, place };
     let unfit = Forecast::of(&question)?.unfit.ok_or("16 million tokens cannot fit 128 MiB")?;
     println!("16 million tokens of keys and values on 128 MiB: {unfit}");

@@ -3,7 +3,7 @@
 use std::{cmp::Ordering, env, ffi::OsString, net::SocketAddr, num::NonZeroUsize, path::PathBuf, str::FromStr};
 
 use bursar::{
-    BlasSearch, Bytes, DeviceChoice, FewestFor, HostConfig, LoadOptions, ModelSource, Placement, Placing, Runtime,
+    BlasSearch, Bytes, DeviceChoice, HostConfig, LoadOptions, MinDevicesFor, ModelSource, Placement, Placing, Runtime,
 };
 use bursar_actors::runtime::gpus;
 use bursar_budgets::ParseBytesError;
@@ -199,7 +199,7 @@ impl DeviceOptions {
     /// As [`choice`](Self::choice).
     pub fn choice_for(&self, models: Vec<(ModelSource, LoadOptions)>) -> Result<DeviceChoice, Failure> {
         let of = self.choice()?;
-        Ok(if self.is_any_number() { DeviceChoice::Fewest(Box::new(FewestFor { of, models })) } else { of })
+        Ok(if self.is_any_number() { DeviceChoice::MinDevices(Box::new(MinDevicesFor { of, models })) } else { of })
     }
 
     /// What `serve` starts runtimes on, and which of these models each loads: if more devices are named than share a

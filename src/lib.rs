@@ -81,7 +81,7 @@ pub use bursar_actors::{
     ractor,
     responder::AskError,
     runtime::{
-        DeviceChoice, FewestFor, Health, MakeDevice, ModelHealth, ModelSource, Placement, Placing, Runtime,
+        DeviceChoice, Health, MakeDevice, MinDevicesFor, ModelHealth, ModelSource, Placement, Placing, Runtime,
         RuntimeConfig, RuntimeError, Supervised,
     },
     sleep::{NotWoken, SleepError, SleepLevel},

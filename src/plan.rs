@@ -10,7 +10,8 @@ use std::process::ExitCode;
 
 use bursar::{Bytes, CheckpointError, Hint, ModelSource, StartError};
 use bursar_actors::{
-    engine::Forecast, engine::Question, engine::RanksLack, engine::RanksTried, engine::Sought, runtime::open_settings,
+    engine::Forecast, engine::PlacementQuery, engine::Question, engine::RanksLack, engine::RanksTried,
+    runtime::open_settings,
 };
 use bursar_kernels::Target;
 use bursar_model::{LoadError, Model, checkpoint::Checkpoint, checkpoint::CheckpointSource, checkpoint::WeightFormats};
@@ -125,9 +126,9 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let checkpoint = checkpoint.with_cache(load.kv_cache_dtype.on(&target).map_err(StartError::from)?);
     let pictures = checkpoint.image_processor.as_ref();
     let name = load.name.clone().unwrap_or_else(|| source.name());
-    let sought = Sought { name: &name, checkpoint: &checkpoint, options: &load };
+    let sought = PlacementQuery { name: &name, checkpoint: &checkpoint, options: &load };
     let ranks = match device.is_any_number() {
-        true => fewest_ranks(&sought, &planned, target, &mut notes)?,
+        true => min_ranks_for(&sought, &planned, target, &mut notes)?,
         false => device.ranks(),
     };
     let (whole, target, place) = (target, target.of_ranks(ranks), planned.place_of(ranks));
@@ -155,17 +156,17 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
 }
 
 /// The fewest of the found devices that the model fits on, or the most that can share it out.
-fn fewest_ranks(
-    sought: &Sought<'_>,
+fn min_ranks_for(
+    sought: &PlacementQuery<'_>,
     planned: &Planned,
     target: Target,
     notes: &mut Vec<String>,
 ) -> Result<usize, Failure> {
     let on = |ranks| (ranks <= planned.found).then(|| (target.of_ranks(ranks), planned.place_of(ranks)));
-    match sought.fewest(|ranks| Ok(on(ranks))) {
-        Ok(fewest) => {
-            notes.push(fewest.to_string());
-            Ok(fewest.ranks)
+    match sought.min_ranks(|ranks| Ok(on(ranks))) {
+        Ok(min_ranks) => {
+            notes.push(min_ranks.to_string());
+            Ok(min_ranks.ranks)
         }
         Err(StartError::NoRanksFit(error)) => {
             notes.push(error.to_string());

@@ -8,7 +8,7 @@ use std::{
 
 use bursar_actors::{
     pace::{MeasuredCosts, MeasuredStep, StepWork},
-    profile::{Basis, Found, Peak, RecordError, RecordPlace, WrittenProfile},
+    profile::{Peak, ProfileKey, RecordError, RecordLookup, RecordPath, WrittenProfile},
 };
 use bursar_budgets::Bytes;
 use bursar_kernels::Tuning;
@@ -27,8 +27,8 @@ impl Folder {
         Folder(folder)
     }
 
-    fn place(&self) -> RecordPlace {
-        RecordPlace::new(&self.0, "demo", "(embedded)", "NVIDIA H200")
+    fn place(&self) -> RecordPath {
+        RecordPath::new(&self.0, "demo", "(embedded)", "NVIDIA H200")
     }
 
     fn names(&self) -> Vec<String> {
@@ -43,13 +43,13 @@ impl Drop for Folder {
     }
 }
 
-fn basis(facts: &[(&str, &str)]) -> Basis {
-    let mut basis = Basis::default();
+fn basis(facts: &[(&str, &str)]) -> ProfileKey {
+    let mut basis = ProfileKey::default();
     facts.iter().for_each(|(name, fact)| basis.add(*name, *fact));
     basis
 }
 
-fn profile(basis: Basis) -> WrittenProfile {
+fn profile(basis: ProfileKey) -> WrittenProfile {
     WrittenProfile {
         basis,
         sequences: 8,
@@ -71,7 +71,7 @@ fn costs(micros: &[u64]) -> MeasuredCosts {
     MeasuredCosts { steps: micros.iter().map(step).collect(), launches: Vec::new() }
 }
 
-fn on(driver: &str) -> Basis {
+fn on(driver: &str) -> ProfileKey {
     basis(&[("driver", driver), ("weights", "c0ffee")])
 }
 
@@ -83,7 +83,7 @@ prop_compose! {
         peaks in vec((".{0,24}", any::<u64>()), 0..8),
         micros in of(vec(any::<u64>(), 0..4)),
     ) -> WrittenProfile {
-        let mut basis = Basis::default();
+        let mut basis = ProfileKey::default();
         facts.into_iter().for_each(|(name, fact)| basis.add(name, fact));
         let [sequences, step_tokens, launch_patches, cache_rows, kv_blocks] = numbers;
         let peaks = peaks.into_iter().map(|(worst_case, bytes)| Peak { worst_case, workspace: Bytes(bytes) }).collect();
@@ -102,11 +102,11 @@ proptest! {
         let folder = Folder::empty();
         let place = folder.place();
         place.keep(first.clone()).expect("it is written");
-        prop_assert_eq!(place.find(&first.basis), Ok(Found::Applies(first.clone())));
+        prop_assert_eq!(place.find(&first.basis), Ok(RecordLookup::Applies(first.clone())));
         place.keep(second.clone()).expect("it is written");
-        prop_assert_eq!(place.find(&second.basis), Ok(Found::Applies(second.clone())));
+        prop_assert_eq!(place.find(&second.basis), Ok(RecordLookup::Applies(second.clone())));
         if first.basis != second.basis {
-            prop_assert_eq!(place.find(&first.basis), Ok(Found::Applies(first)), "one basis does not replace another");
+            prop_assert_eq!(place.find(&first.basis), Ok(RecordLookup::Applies(first)), "one basis does not replace another");
         }
     }
 
@@ -127,13 +127,13 @@ proptest! {
 fn a_profile_of_another_basis_lists_every_difference() {
     let folder = Folder::empty();
     let place = folder.place();
-    assert_eq!(place.find(&on("580.1")), Ok(Found::Nothing));
+    assert_eq!(place.find(&on("580.1")), Ok(RecordLookup::Nothing));
     place.keep(profile(on("580.1"))).expect("it is written");
-    let Ok(Found::Differs(differences)) = place.find(&on("580.2")) else { panic!("it is another driver's") };
+    let Ok(RecordLookup::Differs(differences)) = place.find(&on("580.2")) else { panic!("it is another driver's") };
     let told: Vec<_> = differences.iter().map(ToString::to_string).collect();
     assert_eq!(told, ["driver was 580.1, is 580.2"]);
     let other = basis(&[("driver", "580.2"), ("weights", "decaf"), ("rotation", "on")]);
-    let Ok(Found::Differs(differences)) = place.find(&other) else { panic!("it is another") };
+    let Ok(RecordLookup::Differs(differences)) = place.find(&other) else { panic!("it is another") };
     let told: Vec<_> = differences.iter().map(ToString::to_string).collect();
     assert_eq!(told, ["driver was 580.1, is 580.2", "weights was c0ffee, is decaf", "rotation was unknown, is on"]);
 }
@@ -149,19 +149,19 @@ fn the_four_latest_profiles_are_kept_and_the_nearest_is_named() {
     place.keep(WrittenProfile { kv_blocks: 5, ..profile(on("1")) }).expect("it is written");
     place.keep(profile(on("5"))).expect("it is written");
     let kv_blocks = |driver: &str| match place.find(&on(driver)) {
-        Ok(Found::Applies(profile)) => Some(profile.kv_blocks),
+        Ok(RecordLookup::Applies(profile)) => Some(profile.kv_blocks),
         _ => None,
     };
     assert_eq!(["1", "2", "3", "4", "5"].map(kv_blocks), [Some(5), None, Some(1234), Some(1234), Some(1234)]);
     let near = basis(&[("driver", "3"), ("weights", "decaf")]);
-    let Ok(Found::Differs(differences)) = place.find(&near) else { panic!("none is the same") };
+    let Ok(RecordLookup::Differs(differences)) = place.find(&near) else { panic!("none is the same") };
     assert_eq!(differences.len(), 1, "the nearest has the same driver: {differences:?}");
 }
 
 #[test]
 fn another_model_and_another_device_have_another_file() {
     let folder = Folder::empty();
-    let of = |model, origin, device| RecordPlace::new(&folder.0, model, origin, device).path();
+    let of = |model, origin, device| RecordPath::new(&folder.0, model, origin, device).path();
     let one = of("demo", "/models/demo", "NVIDIA H200");
     for other in [
         of("demo 2", "/models/demo", "NVIDIA H200"),
@@ -246,7 +246,7 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
         let error = place.find(&on("1")).expect_err(what);
         assert!(is_told(&error.to_string()), "{what}: {error}");
         place.keep(profile(on("1"))).expect("it is replaced");
-        assert_eq!(place.find(&on("1")), Ok(Found::Applies(profile(on("1")))), "{what}");
+        assert_eq!(place.find(&on("1")), Ok(RecordLookup::Applies(profile(on("1")))), "{what}");
         assert_eq!(folder.names().len(), 1, "nothing is left beside it");
     }
 }
@@ -255,7 +255,7 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
 fn an_empty_list_is_no_profile() {
     let folder = Folder::empty();
     fs::write(folder.place().path(), "{\"format\": 3, \"profiles\": []}").expect("it is written");
-    assert_eq!(folder.place().find(&on("1")), Ok(Found::Nothing));
+    assert_eq!(folder.place().find(&on("1")), Ok(RecordLookup::Nothing));
 }
 
 #[test]
@@ -276,13 +276,13 @@ fn an_impossible_folder_is_a_reason() {
     let folder = Folder::empty();
     let file = folder.0.join("file");
     fs::write(&file, "no folder").expect("it is written");
-    let place = RecordPlace::new(&file.join("below"), "demo", "(embedded)", "host");
+    let place = RecordPath::new(&file.join("below"), "demo", "(embedded)", "host");
     assert!(matches!(place.find(&on("1")), Err(RecordError::File(CacheFileError::Unreadable { .. }))));
     assert!(matches!(place.keep(profile(on("1"))), Err(RecordError::File(CacheFileError::Unwritable { .. }))));
-    let deep = RecordPlace::new(&folder.0.join("not/yet/there"), "demo", "(embedded)", "host");
-    assert_eq!(deep.find(&on("1")), Ok(Found::Nothing));
+    let deep = RecordPath::new(&folder.0.join("not/yet/there"), "demo", "(embedded)", "host");
+    assert_eq!(deep.find(&on("1")), Ok(RecordLookup::Nothing));
     deep.keep(profile(on("1"))).expect("folders are made");
-    assert_eq!(deep.find(&on("1")), Ok(Found::Applies(profile(on("1")))));
+    assert_eq!(deep.find(&on("1")), Ok(RecordLookup::Applies(profile(on("1")))));
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn concurrent_writers_and_readers_always_find_a_whole_profile() {
                     let kv_blocks = thread * 1000 + round;
                     place.keep(WrittenProfile { kv_blocks, ..profile(on("1")) }).expect("it is written");
                     let found = place.find(&on("1"));
-                    assert!(matches!(found, Ok(Found::Applies(_))), "{found:?}");
+                    assert!(matches!(found, Ok(RecordLookup::Applies(_))), "{found:?}");
                 }
             });
         }

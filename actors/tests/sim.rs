@@ -228,7 +228,7 @@ impl World {
             request.due = Some(request.deadlines().map(|_, left| Some(self.clock + left)));
         }
         request.scored = 0;
-        let standing = request.standing(self.clock);
+        let scheduling_params = request.scheduling_params(self.clock);
         let (tokens, pictures) = (request.tokens(), request.places(rows));
         let sequence = NewSequence {
             id,
@@ -243,7 +243,7 @@ impl World {
             sampler: sampler(number),
             prompt_read: [].into(),
             prefix: PrefixKeys::default(),
-            standing,
+            scheduling_params,
             group: None,
             score_prompt: request.scores(),
         };

@@ -56,7 +56,7 @@ pub struct Planner {
 
 /// A sequence's share of a step: tokens already computed, tokens to compute, and whether one is sampled.
 #[derive(Clone, Copy)]
-struct Share {
+struct SequenceTokens {
     cached: usize,
     run: usize,
     chooses: bool,
@@ -65,7 +65,7 @@ struct Share {
 impl Planner {
     /// A step in which `batch` sequences decode, each with this many tokens including the one being computed.
     pub fn decode(&self, batch: usize, context: usize) -> Result<Vec<Work>, KernelError> {
-        let share = Share { cached: context - 1, run: 1, chooses: true };
+        let share = SequenceTokens { cached: context - 1, run: 1, chooses: true };
         Ok(vec![self.step(&vec![share; batch])?])
     }
 
@@ -76,7 +76,7 @@ impl Planner {
             let mut cached = 0;
             while cached < length {
                 let run = room.min(length - cached);
-                step.push(Share { cached, run, chooses: cached + run == length });
+                step.push(SequenceTokens { cached, run, chooses: cached + run == length });
                 (cached, room) = (cached + run, room - run);
                 if room == 0 {
                     works.push(self.step(&std::mem::take(&mut step))?);
@@ -102,12 +102,12 @@ impl Planner {
         Ok(iter::repeat_n(whole, count / at_once).chain(rest).collect())
     }
 
-    fn step(&self, shares: &[Share]) -> Result<Work, KernelError> {
+    fn step(&self, shares: &[SequenceTokens]) -> Result<Work, KernelError> {
         let longest = shares.iter().map(|share| share.run).max().unwrap_or(0);
         let context = shares.iter().map(|share| share.cached + share.run).max().unwrap_or(0);
         // A plan depends only on the number of tokens, not on their values.
         let (tokens, positions, blocks) = (vec![0; longest], vec![[0; 3]; longest], vec![0; context]);
-        let part = |share: &Share| SequencePart {
+        let part = |share: &SequenceTokens| SequencePart {
             tokens: &tokens[..share.run],
             unseen: None,
             positions: &positions[..share.run],

@@ -1,7 +1,7 @@
 //! The device that a plan is made for: one in this machine, or one by its properties.
 
 use bursar::{Bytes, CudaDevice, Device, DeviceChoice, DeviceError};
-use bursar_actors::{profile::OVERHEAD_AT_READY, profile::Place, runtime::gpus, runtime::roomiest_first};
+use bursar_actors::{profile::MemoryState, profile::OVERHEAD_AT_READY, runtime::gpus, runtime::roomiest_first};
 use bursar_kernels::{CudaTarget, Target};
 
 use super::gpu::Gpu;
@@ -19,7 +19,7 @@ pub struct Planned {
     pub is_here: bool,
     pub target: Target,
     /// The devices, the roomiest first; one where all are alike.
-    pub places: Vec<Place>,
+    pub places: Vec<MemoryState>,
     /// How many such devices there are to share a model out.
     pub found: usize,
     /// The flag that sets its memory.
@@ -40,8 +40,8 @@ pub struct Wish<'w> {
 }
 
 /// The memory of a card that is not here, and that nothing else uses.
-pub fn absent_place(total: Bytes, canary: Option<Bytes>) -> Place {
-    Place { total, overhead: OVERHEAD_AT_READY, foreign: Bytes::ZERO, canary, page: PAGE, is_host: false }
+pub fn absent_place(total: Bytes, canary: Option<Bytes>) -> MemoryState {
+    MemoryState { total, overhead: OVERHEAD_AT_READY, foreign: Bytes::ZERO, canary, page: PAGE, is_host: false }
 }
 
 impl Planned {
@@ -77,7 +77,7 @@ impl Planned {
     fn host(capacity: Bytes, found: usize, wish: &Wish<'_>) -> Self {
         let total = wish.total.unwrap_or(capacity);
         let (overhead, foreign) = (Bytes::ZERO, Bytes::ZERO);
-        let place = Place { total, overhead, foreign, canary: wish.canary, page: PAGE, is_host: true };
+        let place = MemoryState { total, overhead, foreign, canary: wish.canary, page: PAGE, is_host: true };
         let name = "the host, in place of a GPU".to_owned();
         // A start has no other flag, and no typed flag contradicts it.
         let total_flag = if wish.total.is_some() { TOTAL } else { "--capacity" };
@@ -110,19 +110,19 @@ impl Planned {
         let devices = ordinals.iter().map(|ordinal| CudaDevice::open(*ordinal)).collect::<Result<Vec<_>, _>>()?;
         let target = Target::Cuda(CudaTarget::of(&devices[0])?);
         let place = |device: &CudaDevice| {
-            let place = Place::of_device(device, wish.canary)?;
-            Ok(Place { total: wish.total.unwrap_or(place.total), ..place })
+            let place = MemoryState::of_device(device, wish.canary)?;
+            Ok(MemoryState { total: wish.total.unwrap_or(place.total), ..place })
         };
         let places = devices.iter().map(place).collect::<Result<Vec<_>, DeviceError>>()?;
         // As a start takes them.
-        let free: Vec<Bytes> = places.iter().map(Place::available).collect();
-        let places: Vec<Place> = roomiest_first(&free).into_iter().map(|number| places[number]).collect();
+        let free: Vec<Bytes> = places.iter().map(MemoryState::available).collect();
+        let places: Vec<MemoryState> = roomiest_first(&free).into_iter().map(|number| places[number]).collect();
         let (name, found) = (devices[0].name().to_owned(), devices.len());
         Ok(Planned { name, is_here: true, target, places, found, total_flag: TOTAL })
     }
 
     /// The fullest of the devices that so many ranks would have, which bounds them all.
-    pub fn place_of(&self, ranks: usize) -> Place {
+    pub fn place_of(&self, ranks: usize) -> MemoryState {
         let first = &self.places[..ranks.min(self.places.len())];
         *first.iter().min_by_key(|place| place.available()).expect("there is a device")
     }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use bursar::{Bytes, Class, Envelope, Forecast, Suggestion};
-use bursar_actors::{engine::Change, engine::Lowered};
+use bursar_actors::{engine::Change, engine::EffectiveLimits};
 use bursar_budgets::{MemoryPlan, grouped};
 use bursar_model::Model;
 use serde::Serialize;
@@ -165,7 +165,7 @@ impl Report {
 }
 
 /// The largest picture that the processor produces.
-fn picture(inputs: &Lowered, model: &Model) -> Option<Picture> {
+fn picture(inputs: &EffectiveLimits, model: &Model) -> Option<Picture> {
     let (merge, patch) = (model.config().merge()?, model.config().patch()?);
     let config = inputs.pictures.as_ref()?.config();
     let limit = config.pixel_bounds.max;

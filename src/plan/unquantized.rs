@@ -1,7 +1,7 @@
 //! What FP8 saves: the same plan without it.
 
 use bursar::{Bytes, Forecast, LoadOptions};
-use bursar_actors::{engine::Question, profile::Place};
+use bursar_actors::{engine::Question, profile::MemoryState};
 use bursar_kernels::Target;
 use bursar_model::{LoadError, Model, checkpoint::Checkpoint, checkpoint::WeightFormats, flow::CacheFormat};
 use serde::Serialize;
@@ -24,7 +24,7 @@ impl Unquantized {
         ranks: usize,
         target: Target,
         options: &LoadOptions,
-        place: Place,
+        place: MemoryState,
     ) -> Result<Option<Self>, Failure> {
         let formats = checkpoint.weight_formats().map_err(LoadError::from)?;
         if !matches!(formats, WeightFormats::Made(_)) && checkpoint.cache() == CacheFormat::Plain {

@@ -65,12 +65,12 @@ impl Draft {
 
 /// The fields of a request that its pictures and videos are in, in the order of the conversation.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Places {
+pub(super) struct MediaFields {
     pictures: Vec<String>,
     videos: Vec<String>,
 }
 
-impl Places {
+impl MediaFields {
     /// The error about the request, which names the field of a picture or video.
     pub(super) fn error(&self, error: ChatError) -> ApiError {
         let place = match &error {
@@ -93,7 +93,7 @@ pub(super) async fn chat(
     model: &ModelHandle,
     shared: &Shared,
     room: &mut Room,
-) -> Result<(Chat, Places), ApiError> {
+) -> Result<(Chat, MediaFields), ApiError> {
     order_results(&mut drafts);
     let mut links = Vec::new();
     let mut said = Vec::new();
@@ -112,7 +112,7 @@ pub(super) async fn chat(
         let links = links.iter().filter(move |link: &&Link| link.is_film() == of_film);
         links.map(|link| link.param().to_owned()).collect()
     };
-    let places = Places { pictures: place(false), videos: place(true) };
+    let places = MediaFields { pictures: place(false), videos: place(true) };
     let facts = match links.iter().any(Link::wants_facts) {
         true => Some(model.facts().await?),
         false => None,

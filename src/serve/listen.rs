@@ -28,10 +28,10 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, rustls};
 
 use super::{
+    connection_slots::{ConnectionSlot, ConnectionSlots, Kind},
     half_closed::HalfClosed,
     options::ServeOptions,
     patience::Patient,
-    places::{Kind, Place, Places},
     root_path::below,
     service::{Service, only_probes},
 };
@@ -117,7 +117,7 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let router = below(&service.options().root_path, service.whole(address.ip().is_loopback()));
         let probes = router.clone().layer(axum::middleware::from_fn_with_state(service.clone(), only_probes));
-        let places = Places::new(service.options());
+        let places = ConnectionSlots::new(service.options());
         let serving = Accepting { listener, acceptor, service: service.clone(), router, probes, places, stopped };
         let has_tls = serving.acceptor.is_some();
         Ok(Server { address, has_tls, service, stop, serving: tokio::spawn(serving.run()) })
@@ -188,7 +188,7 @@ struct Accepting {
     router: Router,
     /// The same for connections in the reserve.
     probes: Router,
-    places: Places,
+    places: ConnectionSlots,
     stopped: watch::Receiver<bool>,
 }
 
@@ -225,7 +225,7 @@ impl Accepting {
         }
     }
 
-    fn connection(&self, stream: TcpStream, place: Place) -> impl Future<Output = ()> + Send + use<> {
+    fn connection(&self, stream: TcpStream, place: ConnectionSlot) -> impl Future<Output = ()> + Send + use<> {
         let (service, stopped, acceptor) = (self.service.clone(), self.stopped.clone(), self.acceptor.clone());
         let router = match place.kind {
             Kind::Usual => self.router.clone(),

@@ -20,6 +20,7 @@
 mod access;
 mod anthropic;
 mod body;
+mod connection_slots;
 mod data_uri;
 mod draft;
 mod effort;
@@ -45,7 +46,6 @@ mod options;
 mod page;
 mod patience;
 mod picture_reader;
-mod places;
 mod query;
 mod root_path;
 mod service;

@@ -5,8 +5,8 @@ use bursar_budgets::testing::HostControl;
 use std::{sync::Arc, time::Duration};
 
 use bursar::{
-    Bytes, Chat, Class, Device, DeviceChoice, DeviceGroup, Event, FewestFor, Hint, HostDevice, Intensity, Lack,
-    LoadOptions, ModelHandle, ModelSource, NoRanksFit, OutputFormat, RanksLack, Runtime, RuntimeConfig, RuntimeError,
+    Bytes, Chat, Class, Device, DeviceChoice, DeviceGroup, Event, Hint, HostDevice, Intensity, Lack, LoadOptions,
+    MinDevicesFor, ModelHandle, ModelSource, NoRanksFit, OutputFormat, RanksLack, Runtime, RuntimeConfig, RuntimeError,
     StartError, WatchOptions,
 };
 use bursar_actors::{engine::EngineMessage, engine::WhichLane, responder::Responder};
@@ -130,7 +130,8 @@ fn a_runtime_takes_as_few_devices_as_its_model_fits_on() {
         let options = LoadOptions { kv_tokens: Some(16384), ..small() };
         let of_four = |capacity| {
             let models = vec![(ModelSource::demo(), options.clone())];
-            let device = DeviceChoice::Fewest(Box::new(FewestFor { of: DeviceChoice::HostRanks(4, capacity), models }));
+            let device =
+                DeviceChoice::MinDevices(Box::new(MinDevicesFor { of: DeviceChoice::HostRanks(4, capacity), models }));
             Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() })
         };
         let error = of_four(Bytes::mib(8)).await.map(drop).expect_err("four of them do not hold it");

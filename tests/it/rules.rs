@@ -7,7 +7,7 @@ use bursar::{
     Runtime,
 };
 use bursar_actors::{
-    budget::BudgetMessage, compute::lane::Answer, order::Rank, responder::Responder, runtime::RuntimeMessage,
+    budget::BudgetMessage, compute::lane::Answer, order::Priority, responder::Responder, runtime::RuntimeMessage,
     scheduler::SchedulerMessage, sleep::SleepLevel, sleep::SleepOrder, testing, tree, tree::QUESTIONS, tree::Question,
     vision::VisionMessage,
 };
@@ -118,8 +118,9 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             let limits = VisualLimits { envelope: &serving.context.envelope, image: &serving.context.image_limits };
             let processors = serving.context.processors.as_ref().expect("the demo model takes pictures");
             let pictures = processors.plan(&[Visual::Image(picture)], limits).map_err(|error| said(&error))?;
-            let embedded =
-                question.ask(&vision, |reply| VisionMessage::Embed { pictures, rank: Rank::default(), reply }).await;
+            let embedded = question
+                .ask(&vision, |reply| VisionMessage::Embed { pictures, rank: Priority::default(), reply })
+                .await;
             embedded.map_err(|error| said(&error))?.map(drop).map_err(|error| said(&error))
         }),
         ("name pictures", _) => Box::pin(async move {

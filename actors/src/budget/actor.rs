@@ -10,7 +10,7 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
 use super::{
-    BudgetMailbox, BudgetMessage, Lending, Order, PressureBackoff, Regrowth, WatchOptions, cards::Card, lease_sums,
+    BudgetMailbox, BudgetMessage, Lending, PressureBackoff, Regrowth, ResizeOrder, WatchOptions, gpus::Gpu, lease_sums,
     mailbox::Note,
 };
 use crate::{metric::DeviceLabel, responder::Responder};
@@ -62,7 +62,7 @@ pub struct BudgetState {
     /// Bytes that our process held beyond leases and overhead, at the last look.
     drifted: Bytes,
     /// Each card, at the last look.
-    cards: Vec<Card>,
+    gpus: Vec<Gpu>,
     backoff: PressureBackoff,
     born: Instant,
     /// The device's label in metrics.
@@ -118,7 +118,7 @@ impl Actor for BudgetActor {
             lending: Lending::new(watch.every, watch.patience),
             may_lend: false,
             drifted: Bytes::ZERO,
-            cards: Vec::new(),
+            gpus: Vec::new(),
             backoff: PressureBackoff::default(),
             born: Instant::now(),
             shown: None,
@@ -137,7 +137,7 @@ impl Actor for BudgetActor {
         state.mailbox.seat(myself.clone());
         // Notes posted while there was no actor.
         drop(myself.send_message(BudgetMessage::Notes));
-        myself.send_after(watch.pause(None), || BudgetMessage::Look);
+        myself.send_after(watch.pause(None), || BudgetMessage::Probe);
         myself.send_after(watch.glance(), || BudgetMessage::Glance);
         Ok(state)
     }
@@ -207,10 +207,10 @@ impl Actor for BudgetActor {
             BudgetMessage::Snapshot(reply) => reply.answer(state.snapshot()),
             BudgetMessage::Notes => {}
             BudgetMessage::Poll => state.polling = false,
-            BudgetMessage::Look => {
+            BudgetMessage::Probe => {
                 state.look()?;
                 let since = state.backoff.since(state.born.elapsed());
-                myself.send_after(state.watch.pause(since), || BudgetMessage::Look);
+                myself.send_after(state.watch.pause(since), || BudgetMessage::Probe);
             }
             BudgetMessage::Glance => {
                 if state.is_taken_from()? {
@@ -281,8 +281,8 @@ impl BudgetState {
                     }
                 }
                 Note::Obeys(lease, elastic) => self.obeyed(lease, elastic),
-                Note::Need => self.may_lend = true,
-                Note::Home(reclaim, outcome) => {
+                Note::KvDemand => self.may_lend = true,
+                Note::Reclaimed(reclaim, outcome) => {
                     let lease = reclaim.lease();
                     match outcome {
                         // Memory that a lost device cannot take back is gone with it. The ledger counts it as returned.
@@ -316,7 +316,7 @@ impl BudgetState {
             match reclaim.is_light() {
                 true => self.arrive(reclaim.lease()),
                 // The device is slow, and every other actor asks this one, so a thread does it.
-                false => self.mailbox.bring_home(reclaim),
+                false => self.mailbox.reclaim_in_background(reclaim),
             }
         }
     }
@@ -353,8 +353,8 @@ impl BudgetState {
 
     /// The ledger, with the cards of a group.
     fn snapshot(&self) -> Snapshot {
-        let cards = if self.device.ranks().is_empty() { &[][..] } else { &self.cards };
-        Snapshot { cards: cards.iter().map(Card::line).collect(), ..self.ledger.snapshot() }
+        let gpus = if self.device.ranks().is_empty() { &[][..] } else { &self.gpus };
+        Snapshot { cards: gpus.iter().map(Gpu::line).collect(), ..self.ledger.snapshot() }
     }
 
     fn move_gate(&mut self, model: Label, to: Gate) -> Result<(), GateError> {

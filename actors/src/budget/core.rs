@@ -9,7 +9,7 @@ use bursar_budgets::{Bytes, LeaseId};
 
 /// What one look sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct Probe {
     /// Time since the watcher was created.
     pub at: Duration,
     /// Bytes that a lease could get with the canary whole.
@@ -59,7 +59,7 @@ impl Regrowth {
     }
 
     /// Takes a look. Returns what may grow, in the order of `wanting`.
-    pub fn look(&mut self, look: Look, wanting: &[Wanting]) -> Vec<Offer> {
+    pub fn look(&mut self, look: Probe, wanting: &[Wanting]) -> Vec<Offer> {
         if look.is_pressed {
             self.forget();
             return Vec::new();
@@ -119,7 +119,7 @@ mod tests {
         let mut offers = Vec::new();
         for (second, free) in (0..).zip(free) {
             let (available, is_pressed) = (Bytes(free.unwrap_or(0)), free.is_none());
-            let look = Look { at: second as u32 * SECOND, available, is_pressed };
+            let look = Probe { at: second as u32 * SECOND, available, is_pressed };
             offers.extend(regrowth.look(look, &[wanting]).into_iter().map(|offer| (second, offer.to.0)));
         }
         offers
@@ -168,7 +168,7 @@ mod tests {
     fn the_first_named_cache_grows_first_and_no_byte_twice() {
         let mut regrowth = Regrowth::new(SECOND);
         let both = [kv(800), Wanting { lease: LeaseId(2), ..kv(900) }];
-        let look = |at| Look { at, available: Bytes(250), is_pressed: false };
+        let look = |at| Probe { at, available: Bytes(250), is_pressed: false };
         assert!(regrowth.look(look(Duration::ZERO), &both).is_empty());
         let offers = regrowth.look(look(SECOND), &both);
         let offer = |lease, to| Offer { lease: LeaseId(lease), to: Bytes(to) };
@@ -184,7 +184,7 @@ mod tests {
             let mut regrowth = Regrowth::new(4 * SECOND);
             let (mut begins, mut unspent) = (0, seen.clone());
             for (second, free) in seen.iter().enumerate() {
-                let look = Look {
+                let look = Probe {
                     at: second as u32 * SECOND,
                     available: Bytes(free.unwrap_or(0)),
                     is_pressed: free.is_none(),

@@ -6,38 +6,38 @@ use super::Budget;
 
 /// How much a model needs its keys and values now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Need {
+pub enum KvDemand {
     /// It has no request.
     Idle,
     /// It has requests, and room for them.
     Busy,
     /// It has requests that wait for blocks.
-    Hungry,
+    WaitingForBlocks,
 }
 
-impl Need {
-    pub(super) const ALL: [Need; 3] = [Need::Idle, Need::Busy, Need::Hungry];
+impl KvDemand {
+    pub(super) const ALL: [KvDemand; 3] = [KvDemand::Idle, KvDemand::Busy, KvDemand::WaitingForBlocks];
 }
 
 /// A model's need, written by its scheduler and read by the budget.
-pub struct Demand {
+pub struct SharedKvDemand {
     need: AtomicU8,
     budget: Budget,
 }
 
-impl Demand {
+impl SharedKvDemand {
     /// No need yet. `budget` hears of changes that it can do something about.
     pub fn new(budget: Budget) -> Self {
-        Demand { need: AtomicU8::new(Need::Idle as u8), budget }
+        SharedKvDemand { need: AtomicU8::new(KvDemand::Idle as u8), budget }
     }
 
     /// The need now.
-    pub fn need(&self) -> Need {
-        Need::ALL[usize::from(self.need.load(Relaxed))]
+    pub fn need(&self) -> KvDemand {
+        KvDemand::ALL[usize::from(self.need.load(Relaxed))]
     }
 
     /// Sets the need.
-    pub fn set(&self, need: Need) {
+    pub fn set(&self, need: KvDemand) {
         if self.need.swap(need as u8, Relaxed) < need as u8 {
             self.budget.hears_of_need();
         }
@@ -45,7 +45,7 @@ impl Demand {
 }
 
 /// Shows the need alone.
-impl std::fmt::Debug for Demand {
+impl std::fmt::Debug for SharedKvDemand {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.need().fmt(formatter)
     }

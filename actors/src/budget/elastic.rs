@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bursar_budgets::Bytes;
 
-use super::Demand;
+use super::SharedKvDemand;
 
 /// How a budget watches its device after READY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,21 +60,21 @@ pub struct Elastic {
     /// How it lends and borrows. None if it does neither.
     pub lends: Option<Lends>,
     /// Receives orders. It must post a message and not block, because the budget never waits.
-    pub orders: Arc<dyn Fn(Order) + Send + Sync>,
+    pub orders: Arc<dyn Fn(ResizeOrder) + Send + Sync>,
 }
 
 /// What lending goes by.
 #[derive(Clone)]
 pub struct Lends {
     /// How much its model needs it.
-    pub demand: Arc<Demand>,
+    pub demand: Arc<SharedKvDemand>,
     /// The most that it can use of its own and of what others lend.
     pub limit: Bytes,
 }
 
 /// An order to the owner of an elastic lease. The owner answers by resizing the lease, or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum ResizeOrder {
     /// Another process has taken memory of the canary, or more; or other models need it, or a tenant does, while this
     /// lease's model has no requests. Keep at most this. Repeated at each look until it is done.
     GiveUp {

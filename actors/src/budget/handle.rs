@@ -207,7 +207,7 @@ impl Budget {
 
     /// A model needs its keys and values more than before.
     pub(super) fn hears_of_need(&self) {
-        self.mailbox.put(Note::Need);
+        self.mailbox.put(Note::KvDemand);
     }
 
     /// Takes back everything that a dead owner held, and waits until all of it is back.

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use bursar_budgets::{Bytes, LeaseId};
 
-use super::{Need, Order};
+use super::{KvDemand, ResizeOrder};
 
 /// A lease of keys and values that may lend and borrow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct Lendable {
     /// It grows in multiples of this.
     pub step: Bytes,
     /// How much its model needs it.
-    pub need: Need,
+    pub need: KvDemand,
 }
 
 impl Lendable {
@@ -40,14 +40,14 @@ impl Lendable {
 
     /// What it gives up for a lease that waits: what it borrows, and without requests all above its floor.
     pub fn would_give(&self) -> Bytes {
-        let keeps = if self.need == Need::Idle { self.floor } else { self.share };
+        let keeps = if self.need == KvDemand::Idle { self.floor } else { self.share };
         self.bytes.saturating_sub(keeps)
     }
 }
 
 /// What is free, and who else wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct Headroom {
     /// Time since the budget began.
     pub at: Duration,
     /// Bytes that a lease could get now.
@@ -89,15 +89,15 @@ impl Lending {
     }
 
     fn lent_by_idle(&self, leases: &[Lendable]) -> Bytes {
-        let lends = |lease: &&Lendable| self.lends(lease.lease) && lease.need == Need::Idle;
+        let lends = |lease: &&Lendable| self.lends(lease.lease) && lease.need == KvDemand::Idle;
         leases.iter().filter(lends).map(Lendable::missing).sum()
     }
 
     /// The orders that follow from how things are. All are absolute, so a later call may repeat them.
-    pub fn orders(&mut self, room: Room, leases: &[Lendable]) -> Vec<(LeaseId, Order)> {
-        self.note(room.at, leases);
+    pub fn orders(&mut self, headroom: Headroom, leases: &[Lendable]) -> Vec<(LeaseId, ResizeOrder)> {
+        self.note(headroom.at, leases);
         let mut kept: BTreeMap<LeaseId, Bytes> = BTreeMap::new();
-        let (mut called, mut awaited) = (self.called(leases), room.awaited);
+        let (mut called, mut awaited) = (self.called(leases), headroom.awaited);
         let mut borrowers: Vec<_> = leases.iter().filter(|lease| !lease.borrowed().is_zero()).collect();
         borrowers.sort_unstable_by_key(|lease| std::cmp::Reverse((lease.borrowed(), lease.lease)));
         for lease in borrowers {
@@ -107,43 +107,43 @@ impl Lending {
             kept.insert(lease.lease, lease.bytes - of_lenders - of_waiting);
         }
         // What is free goes to the lease that waits before any is borrowed.
-        let may_borrow = room.awaited.is_zero();
-        let mut free = if room.is_pressed { Bytes::ZERO } else { room.available };
+        let may_borrow = headroom.awaited.is_zero();
+        let mut free = if headroom.is_pressed { Bytes::ZERO } else { headroom.available };
         let mut grown = Vec::new();
         let mut grow = |lease: &Lendable, by: Bytes, free: &mut Bytes| {
             let by = by.min(*free).round_down(lease.step);
             if !by.is_zero() {
                 *free -= by;
-                grown.push((lease.lease, Order::MayGrow { to: lease.bytes + by }));
+                grown.push((lease.lease, ResizeOrder::MayGrow { to: lease.bytes + by }));
             }
         };
-        for lease in leases.iter().filter(|lease| self.lends(lease.lease) && lease.need != Need::Idle) {
+        for lease in leases.iter().filter(|lease| self.lends(lease.lease) && lease.need != KvDemand::Idle) {
             grow(lease, lease.missing(), &mut free);
         }
-        let is_hungry = |lease: &&Lendable| lease.need == Need::Hungry && lease.missing().is_zero();
-        let mut hungry: Vec<_> = leases.iter().filter(is_hungry).filter(|lease| lease.bytes < lease.limit).collect();
-        hungry.sort_unstable_by_key(|lease| (lease.borrowed(), lease.lease));
+        let is_waiting = |lease: &&Lendable| lease.need == KvDemand::WaitingForBlocks && lease.missing().is_zero();
+        let mut waiting: Vec<_> = leases.iter().filter(is_waiting).filter(|lease| lease.bytes < lease.limit).collect();
+        waiting.sort_unstable_by_key(|lease| (lease.borrowed(), lease.lease));
         let borrowed = leases.iter().map(Lendable::borrowed).sum();
         let mut left = self.lent_by_idle(leases).saturating_sub(borrowed);
-        for (place, lease) in hungry.iter().enumerate().filter(|_| may_borrow) {
-            let part = (left / (hungry.len() - place) as u64).min(lease.limit - lease.bytes);
+        for (place, lease) in waiting.iter().enumerate().filter(|_| may_borrow) {
+            let part = (left / (waiting.len() - place) as u64).min(lease.limit - lease.bytes);
             let before = free;
             grow(lease, part, &mut free);
             left -= before - free;
         }
-        for lease in leases.iter().filter(|lease| self.may_lend(lease.lease, room.at)) {
+        for lease in leases.iter().filter(|lease| self.may_lend(lease.lease, headroom.at)) {
             let kept = kept.entry(lease.lease).or_insert(lease.bytes);
             let spare = kept.saturating_sub(lease.floor);
-            let part = if hungry.is_empty() { awaited.min(spare) } else { spare };
+            let part = if waiting.is_empty() { awaited.min(spare) } else { spare };
             awaited = awaited.saturating_sub(part);
             *kept -= part;
         }
         let is_less = |(lease, to): &(LeaseId, Bytes)| leases.iter().any(|of| of.lease == *lease && *to < of.bytes);
         let mut orders: Vec<_> =
-            kept.into_iter().filter(is_less).map(|(lease, to)| (lease, Order::GiveUp { to })).collect();
+            kept.into_iter().filter(is_less).map(|(lease, to)| (lease, ResizeOrder::GiveUp { to })).collect();
         orders.append(&mut grown);
-        if !hungry.is_empty() {
-            let idle = self.idle_since.keys().copied().filter(|lease| self.may_lend(*lease, room.at));
+        if !waiting.is_empty() {
+            let idle = self.idle_since.keys().copied().filter(|lease| self.may_lend(*lease, headroom.at));
             let lenders: Vec<_> = idle.collect();
             self.lenders.extend(lenders.into_iter().map(|lease| (lease, None)));
         }
@@ -157,21 +157,21 @@ impl Lending {
 
     fn note(&mut self, at: Duration, leases: &[Lendable]) {
         let of = |lease: &LeaseId| leases.iter().find(|lendable| lendable.lease == *lease);
-        self.idle_since.retain(|lease, _| of(lease).is_some_and(|lease| lease.need == Need::Idle));
+        self.idle_since.retain(|lease, _| of(lease).is_some_and(|lease| lease.need == KvDemand::Idle));
         self.recalled.retain(|lease, _| of(lease).is_some());
         for lease in leases {
-            let needs_its_own = self.lenders.contains_key(&lease.lease) && lease.need != Need::Idle;
+            let needs_its_own = self.lenders.contains_key(&lease.lease) && lease.need != KvDemand::Idle;
             if needs_its_own {
                 self.recalled.insert(lease.lease, at);
             }
-            if lease.need == Need::Idle {
+            if lease.need == KvDemand::Idle {
                 self.idle_since.entry(lease.lease).or_insert(at);
             }
         }
         let idle = self.idle;
         self.lenders.retain(|lease, whole_since| {
             let Some(of) = of(lease) else { return false };
-            *whole_since = (of.need != Need::Idle && of.missing().is_zero()).then(|| whole_since.unwrap_or(at));
+            *whole_since = (of.need != KvDemand::Idle && of.missing().is_zero()).then(|| whole_since.unwrap_or(at));
             whole_since.is_none_or(|since| at.saturating_sub(since) < idle)
         });
     }
@@ -185,7 +185,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn lease(number: u64, bytes: u64, need: Need) -> Lendable {
+    fn lease(number: u64, bytes: u64, need: KvDemand) -> Lendable {
         Lendable {
             lease: LeaseId(number),
             bytes: Bytes(bytes),
@@ -197,45 +197,46 @@ mod tests {
         }
     }
 
-    fn room(seconds: u32, available: u64) -> Room {
-        Room { at: seconds * SECOND, available: Bytes(available), awaited: Bytes::ZERO, is_pressed: false }
+    fn headroom(seconds: u32, available: u64) -> Headroom {
+        Headroom { at: seconds * SECOND, available: Bytes(available), awaited: Bytes::ZERO, is_pressed: false }
     }
 
-    fn give_up(number: u64, to: u64) -> (LeaseId, Order) {
-        (LeaseId(number), Order::GiveUp { to: Bytes(to) })
+    fn give_up(number: u64, to: u64) -> (LeaseId, ResizeOrder) {
+        (LeaseId(number), ResizeOrder::GiveUp { to: Bytes(to) })
     }
 
-    fn may_grow(number: u64, to: u64) -> (LeaseId, Order) {
-        (LeaseId(number), Order::MayGrow { to: Bytes(to) })
+    fn may_grow(number: u64, to: u64) -> (LeaseId, ResizeOrder) {
+        (LeaseId(number), ResizeOrder::MayGrow { to: Bytes(to) })
     }
 
     #[test]
     fn an_idle_model_lends_to_a_hungry_one_and_has_it_back_when_it_is_asked() {
         let mut lending = Lending::new(SECOND, 10 * SECOND);
-        let (idle, hungry) = (|bytes| lease(1, bytes, Need::Idle), |bytes| lease(2, bytes, Need::Hungry));
-        assert_eq!(lending.orders(room(0, 0), &[idle(100), hungry(100)]), [], "it was asked a moment ago");
-        assert_eq!(lending.orders(room(1, 0), &[idle(100), hungry(100)]), [give_up(1, 10)]);
-        assert_eq!(lending.orders(room(1, 90), &[idle(10), hungry(100)]), [may_grow(2, 190)]);
-        assert_eq!(lending.orders(room(2, 0), &[idle(10), hungry(190)]), [], "that is all there is");
-        let (asked, sated) = (|bytes| lease(1, bytes, Need::Busy), |bytes| lease(2, bytes, Need::Busy));
-        assert_eq!(lending.orders(room(3, 0), &[asked(10), hungry(190)]), [give_up(2, 100)]);
-        assert_eq!(lending.orders(room(3, 90), &[asked(10), sated(100)]), [may_grow(1, 100)]);
-        assert_eq!(lending.orders(room(4, 0), &[asked(100), sated(100)]), []);
+        let (idle, waiting) =
+            (|bytes| lease(1, bytes, KvDemand::Idle), |bytes| lease(2, bytes, KvDemand::WaitingForBlocks));
+        assert_eq!(lending.orders(headroom(0, 0), &[idle(100), waiting(100)]), [], "it was asked a moment ago");
+        assert_eq!(lending.orders(headroom(1, 0), &[idle(100), waiting(100)]), [give_up(1, 10)]);
+        assert_eq!(lending.orders(headroom(1, 90), &[idle(10), waiting(100)]), [may_grow(2, 190)]);
+        assert_eq!(lending.orders(headroom(2, 0), &[idle(10), waiting(190)]), [], "that is all there is");
+        let (asked, sated) = (|bytes| lease(1, bytes, KvDemand::Busy), |bytes| lease(2, bytes, KvDemand::Busy));
+        assert_eq!(lending.orders(headroom(3, 0), &[asked(10), waiting(190)]), [give_up(2, 100)]);
+        assert_eq!(lending.orders(headroom(3, 90), &[asked(10), sated(100)]), [may_grow(1, 100)]);
+        assert_eq!(lending.orders(headroom(4, 0), &[asked(100), sated(100)]), []);
         // It lends again only when it has been left alone for long.
-        assert_eq!(lending.orders(room(6, 0), &[idle(100), hungry(100)]), []);
-        assert_eq!(lending.orders(room(13, 0), &[idle(100), hungry(100)]), []);
-        assert_eq!(lending.orders(room(14, 0), &[idle(100), hungry(100)]), [give_up(1, 10)]);
+        assert_eq!(lending.orders(headroom(6, 0), &[idle(100), waiting(100)]), []);
+        assert_eq!(lending.orders(headroom(13, 0), &[idle(100), waiting(100)]), []);
+        assert_eq!(lending.orders(headroom(14, 0), &[idle(100), waiting(100)]), [give_up(1, 10)]);
     }
 
     #[test]
     fn memory_that_nobody_lent_is_not_borrowed_and_what_a_gone_model_lent_comes_back() {
         let mut lending = Lending::new(SECOND, 10 * SECOND);
-        let hungry = lease(2, 100, Need::Hungry);
-        assert_eq!(lending.orders(room(0, 500), &[lease(1, 100, Need::Busy), hungry]), []);
-        assert_eq!(lending.orders(room(9, 500), &[lease(2, 150, Need::Hungry)]), [give_up(2, 100)]);
-        let gave_way = lease(1, 40, Need::Busy);
+        let waiting = lease(2, 100, KvDemand::WaitingForBlocks);
+        assert_eq!(lending.orders(headroom(0, 500), &[lease(1, 100, KvDemand::Busy), waiting]), []);
+        assert_eq!(lending.orders(headroom(9, 500), &[lease(2, 150, KvDemand::WaitingForBlocks)]), [give_up(2, 100)]);
+        let gave_way = lease(1, 40, KvDemand::Busy);
         assert_eq!(
-            lending.orders(room(9, 500), &[gave_way]),
+            lending.orders(headroom(9, 500), &[gave_way]),
             [],
             "what another process took comes back by other rules"
         );
@@ -244,8 +245,8 @@ mod tests {
     #[test]
     fn an_idle_model_gives_way_to_a_tenant_that_waits_by_what_it_lacks() {
         let mut lending = Lending::new(SECOND, 10 * SECOND);
-        let leases = [lease(1, 100, Need::Idle), lease(2, 100, Need::Busy), lease(3, 100, Need::Idle)];
-        let waits = |seconds, awaited| Room { awaited: Bytes(awaited), ..room(seconds, 0) };
+        let leases = [lease(1, 100, KvDemand::Idle), lease(2, 100, KvDemand::Busy), lease(3, 100, KvDemand::Idle)];
+        let waits = |seconds, awaited| Headroom { awaited: Bytes(awaited), ..headroom(seconds, 0) };
         assert_eq!(lending.orders(waits(0, 120), &leases), []);
         assert_eq!(lending.orders(waits(1, 120), &leases), [give_up(1, 10), give_up(3, 70)]);
         assert!(!lending.lends(LeaseId(1)), "the tenant has it for good");
@@ -254,10 +255,11 @@ mod tests {
     #[test]
     fn what_is_borrowed_is_called_in_for_a_lease_that_waits_and_nothing_is_borrowed_meanwhile() {
         let mut lending = Lending::new(SECOND, 10 * SECOND);
-        let leases = |lender, borrower| [lease(1, lender, Need::Idle), lease(2, borrower, Need::Hungry)];
-        lending.orders(room(0, 0), &leases(100, 100));
-        lending.orders(room(1, 0), &leases(100, 100));
-        let waits = |available, awaited| Room { awaited: Bytes(awaited), ..room(2, available) };
+        let leases =
+            |lender, borrower| [lease(1, lender, KvDemand::Idle), lease(2, borrower, KvDemand::WaitingForBlocks)];
+        lending.orders(headroom(0, 0), &leases(100, 100));
+        lending.orders(headroom(1, 0), &leases(100, 100));
+        let waits = |available, awaited| Headroom { awaited: Bytes(awaited), ..headroom(2, available) };
         assert_eq!(lending.orders(waits(0, 30), &leases(10, 190)), [give_up(2, 160)], "by what is lacking");
         assert_eq!(
             lending.orders(waits(20, 10), &leases(10, 170)),
@@ -266,9 +268,9 @@ mod tests {
         );
         assert_eq!(lending.orders(waits(0, 120), &leases(10, 190)), [give_up(2, 100)], "its share stays");
         // A borrower that is idle by now gives up what it borrows, and of its own by what is still lacking.
-        let idle = [lease(1, 10, Need::Idle), lease(2, 190, Need::Idle)];
-        lending.orders(room(3, 0), &idle);
-        let waits = |awaited| Room { awaited: Bytes(awaited), ..room(4, 0) };
+        let idle = [lease(1, 10, KvDemand::Idle), lease(2, 190, KvDemand::Idle)];
+        lending.orders(headroom(3, 0), &idle);
+        let waits = |awaited| Headroom { awaited: Bytes(awaited), ..headroom(4, 0) };
         assert_eq!(lending.orders(waits(120), &idle), [give_up(2, 70)]);
         assert_eq!(lending.orders(waits(500), &idle), [give_up(2, 10)]);
         assert_eq!(idle.map(|lease| lease.would_give()), [Bytes(0), Bytes(180)]);
@@ -279,13 +281,17 @@ mod tests {
     fn two_hungry_models_share_what_is_lent_and_nothing_grows_under_pressure() {
         let mut lending = Lending::new(Duration::ZERO, SECOND);
         let leases = |lender, first, second| {
-            [lease(1, lender, Need::Idle), lease(2, first, Need::Hungry), lease(3, second, Need::Hungry)]
+            [
+                lease(1, lender, KvDemand::Idle),
+                lease(2, first, KvDemand::WaitingForBlocks),
+                lease(3, second, KvDemand::WaitingForBlocks),
+            ]
         };
-        assert_eq!(lending.orders(room(5, 0), &leases(100, 100, 100)), [give_up(1, 10)]);
-        let pressed = Room { is_pressed: true, ..room(5, 90) };
+        assert_eq!(lending.orders(headroom(5, 0), &leases(100, 100, 100)), [give_up(1, 10)]);
+        let pressed = Headroom { is_pressed: true, ..headroom(5, 90) };
         assert_eq!(lending.orders(pressed, &leases(10, 100, 100)), []);
-        assert_eq!(lending.orders(room(5, 90), &leases(10, 100, 100)), [may_grow(2, 145), may_grow(3, 145)]);
-        assert_eq!(lending.orders(room(5, 45), &leases(10, 145, 100)), [may_grow(3, 122), may_grow(2, 168)]);
+        assert_eq!(lending.orders(headroom(5, 90), &leases(10, 100, 100)), [may_grow(2, 145), may_grow(3, 145)]);
+        assert_eq!(lending.orders(headroom(5, 45), &leases(10, 145, 100)), [may_grow(3, 122), may_grow(2, 168)]);
     }
 
     proptest! {
@@ -296,25 +302,25 @@ mod tests {
             steps in proptest::collection::vec((0u64..3, 0usize..3, any::<bool>(), prop_oneof![Just(0), 0u64..200]), 1..60),
         ) {
             let mut lending = Lending::new(SECOND, 2 * SECOND);
-            let mut leases: Vec<_> = (1..=3).map(|number| lease(number, 100, Need::Idle)).collect();
+            let mut leases: Vec<_> = (1..=3).map(|number| lease(number, 100, KvDemand::Idle)).collect();
             let mut has_waited = false;
             for (second, (which, need, is_pressed, wanted)) in steps.into_iter().enumerate() {
-                leases[which as usize].need = Need::ALL[need];
+                leases[which as usize].need = KvDemand::ALL[need];
                 has_waited |= wanted > 0;
                 for _ in 0..4 {
                     let held: u64 = leases.iter().map(|lease| lease.bytes.0).sum();
                     let awaited = Bytes(wanted).saturating_sub(Bytes(300 - held));
-                    let room = Room { is_pressed, awaited, ..room(second as u32, 300 - held) };
-                    for (of, order) in lending.orders(room, &leases) {
+                    let headroom = Headroom { is_pressed, awaited, ..headroom(second as u32, 300 - held) };
+                    for (of, order) in lending.orders(headroom, &leases) {
                         let lease = leases.iter_mut().find(|lease| lease.lease == of).expect("it is there");
                         match order {
-                            Order::GiveUp { to } => {
+                            ResizeOrder::GiveUp { to } => {
                                 prop_assert!(to >= lease.floor && to < lease.bytes);
-                                prop_assert!(lease.need == Need::Idle || to >= lease.share);
+                                prop_assert!(lease.need == KvDemand::Idle || to >= lease.share);
                                 lease.bytes = to;
                             }
-                            Order::MayGrow { to } => {
-                                prop_assert!(lease.need != Need::Idle && to > lease.bytes && to <= lease.limit);
+                            ResizeOrder::MayGrow { to } => {
+                                prop_assert!(lease.need != KvDemand::Idle && to > lease.bytes && to <= lease.limit);
                                 prop_assert!(awaited.is_zero() || to <= lease.share, "what is awaited is borrowed");
                                 lease.bytes = to;
                             }
@@ -325,7 +331,7 @@ mod tests {
                 }
                 // What was given up for a lease that waited comes back by other rules.
                 let is_due = |lease: &&Lendable| !has_waited || lending.lends(lease.lease);
-                for lease in leases.iter().filter(|lease| lease.need != Need::Idle).filter(is_due) {
+                for lease in leases.iter().filter(|lease| lease.need != KvDemand::Idle).filter(is_due) {
                     prop_assert!(is_pressed || lease.missing().is_zero(), "{:?}", leases);
                 }
             }

@@ -73,9 +73,9 @@ pub(super) enum Note {
     /// The owner obeys orders from now on.
     Obeys(LeaseId, Elastic),
     /// A model needs more of its keys and values than before.
-    Need,
+    KvDemand,
     /// Its memory was returned to the device, or that failed.
-    Home(PendingReclaim, Result<(), DeviceError>),
+    Reclaimed(PendingReclaim, Result<(), DeviceError>),
 }
 
 /// Between two looks at fences that no budget watches.
@@ -141,9 +141,9 @@ impl BudgetMailbox {
         for note in notes {
             match note {
                 Note::Released(note) => drop(self.books().watch.released(note)),
-                Note::Home(reclaim, outcome) => end_reclaim(&self.books, reclaim, outcome),
+                Note::Reclaimed(reclaim, outcome) => end_reclaim(&self.books, reclaim, outcome),
                 // Threads of dead owners end by themselves, and give their segments back.
-                Note::Segment(..) | Note::Obeys(..) | Note::Need => {}
+                Note::Segment(..) | Note::Obeys(..) | Note::KvDemand => {}
             }
         }
         let mut books = self.books();
@@ -215,11 +215,11 @@ impl BudgetMailbox {
 
     /// Returns memory to the device on a thread that may block: a whole card takes a third of a second. The outcome is
     /// posted as a note, so that a successor hears of it too.
-    pub(super) fn bring_home(self: &Arc<Self>, mut reclaim: PendingReclaim) {
+    pub(super) fn reclaim_in_background(self: &Arc<Self>, mut reclaim: PendingReclaim) {
         let mailbox = self.clone();
         tokio::task::spawn_blocking(move || {
             let outcome = reclaim.bring();
-            mailbox.put(Note::Home(reclaim, outcome));
+            mailbox.put(Note::Reclaimed(reclaim, outcome));
         });
     }
 

@@ -64,7 +64,7 @@ pub enum BudgetMessage {
     /// Polls the fences that leases wait for.
     Poll,
     /// Compares the driver's free bytes with the ledger.
-    Look,
+    Probe,
     /// A message from itself: looks if other processes have more than the last look saw.
     Glance,
     /// Fails the actor on purpose.

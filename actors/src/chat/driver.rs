@@ -11,8 +11,8 @@ use tracing::{Span, info, warn};
 use super::{
     ChatError, ChatEvent, FinishReason, ModelHandle, ScoredToken, TokenScore, Usage,
     answer::Answer,
-    lead::{Lead, Part},
     preparation::Preparation,
+    prompt_leader::{Lead, LeaderRole},
     reasoning_count::ReasoningCount,
     request_pictures::RequestPictures,
     stopwatch::{Stopwatch, end_of},
@@ -21,8 +21,8 @@ use crate::{
     engine::{ModelContext, Serving},
     kv::SequenceId,
     metric::RequestEnd,
-    order::Rank,
-    scheduler::{Admission, Delivery, Finish, NewSequence, SchedulerMessage, Standing},
+    order::Priority,
+    scheduler::{Admission, Delivery, Finish, NewSequence, SchedulerMessage, SchedulingParams},
 };
 
 /// A request is given up after more deaths than this, because it may itself be what kills the actors. The model's own
@@ -33,7 +33,7 @@ const DEATHS_MAX: u32 = 2;
 pub(super) struct Driver {
     model: ModelHandle,
     preparation: Preparation,
-    part: Part,
+    part: LeaderRole,
     /// Shared with the other samples of its prompt.
     group: Option<u64>,
     events: mpsc::Sender<Result<ChatEvent, ChatError>>,
@@ -93,7 +93,7 @@ impl Driver {
         model: ModelHandle,
         context: &ModelContext,
         preparation: Preparation,
-        (part, group): (Part, Option<u64>),
+        (part, group): (LeaderRole, Option<u64>),
         events: mpsc::Sender<Result<ChatEvent, ChatError>>,
         stopwatch: Stopwatch,
     ) -> Self {
@@ -272,7 +272,7 @@ impl Driver {
         let may_be_computed = may_be_computed && self.scores.is_none();
         let had_turn = !self.produced.is_empty();
         let Preparation { prompt, pictures, prefix, standing, .. } = &mut self.preparation;
-        let rank = Rank { priority: standing.priority, tenant: standing.tenant.clone(), had_turn };
+        let rank = Priority { priority: standing.priority, tenant: standing.tenant.clone(), had_turn };
         RequestPictures::get(serving, pictures, prompt, prefix, may_be_computed, rank).await
     }
 
@@ -290,7 +290,7 @@ impl Driver {
             tokens_max: self.preparation.tokens_max,
             pictures: pictures.places(&prompt.pictures),
             prefix: self.preparation.prefix.clone(),
-            standing: Standing { priority: standing.priority, tenant: standing.tenant.clone(), left },
+            scheduling_params: SchedulingParams { priority: standing.priority, tenant: standing.tenant.clone(), left },
             group: self.group,
             score_prompt: self.preparation.score_prompt.filter(|_| self.scores.is_some()),
             stop_tokens: self.preparation.stop_tokens.clone(),

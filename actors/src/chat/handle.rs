@@ -18,10 +18,10 @@ use tracing::{Instrument, Span, field::Empty, info_span, warn};
 use super::{
     Chat, ChatError, Reply,
     driver::Driver,
-    lead::Part,
-    patience::Patience,
     preparation::Preparation,
+    prompt_leader::LeaderRole,
     stopwatch::{Stopwatch, count_missed, end_of},
+    timeout::Patience,
     tokens::TOKEN_THREADS,
 };
 use crate::{
@@ -180,7 +180,7 @@ impl ModelHandle {
         let (context, prepared, stopwatches) =
             prepared.inspect_err(|error| count_missed(&self.model, error, samples))??;
         let group = (samples > 1).then(|| self.next_sequence().0);
-        let drivers = prepared.into_iter().zip(Part::of(samples)).zip(stopwatches.into_iter().zip(losses));
+        let drivers = prepared.into_iter().zip(LeaderRole::of(samples)).zip(stopwatches.into_iter().zip(losses));
         let mut first = Some(first);
         let replies = drivers.map(|((preparation, part), (stopwatch, loss))| {
             let (events, reply) = mpsc::channel(EVENTS_AHEAD);
@@ -270,7 +270,7 @@ impl ModelHandle {
     pub fn is_asleep(&self) -> Option<SleepLevel> {
         match self.sleep.wakefulness.rest() {
             Rest::Asleep(level) => Some(level),
-            Rest::Awake | Rest::FallingAsleep | Rest::Waking => None,
+            Rest::Awake | Rest::Draining | Rest::Waking => None,
         }
     }
 

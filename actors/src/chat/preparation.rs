@@ -15,7 +15,7 @@ use bursar_model::{
     text::{Message, Role, StopRules, TemplateInputs, describe_tools},
 };
 
-use super::{Chat, ChatError, Prompt, ToolChoice, reply_rules::ReplyRules, standing::ChatStanding};
+use super::{Chat, ChatError, Prompt, ToolChoice, reply_rules::ReplyRules, scheduling::ChatScheduling};
 use crate::engine::ModelContext;
 
 /// A chat that may be served.
@@ -35,7 +35,7 @@ pub(super) struct Preparation {
     pub(super) score_prompt: Option<usize>,
     /// The prompt's tokens, if the caller wants ids.
     pub(super) told_ids: Option<Arc<[u32]>>,
-    pub(super) standing: ChatStanding,
+    pub(super) standing: ChatScheduling,
     /// How the reply is read.
     pub(super) reply: ReplyRules,
     /// Starts without tokens.

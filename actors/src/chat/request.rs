@@ -10,7 +10,7 @@ use bursar_model::{
     text::{Message, Part, ReplyFormat, Role},
 };
 
-use super::{ToolChoice, generation::Generation, standing::ChatStanding};
+use super::{ToolChoice, generation::Generation, scheduling::ChatScheduling};
 
 /// The most bytes read from a file before its model is known: a bound against endless files.
 const FILE_BYTES_MAX: Bytes = Bytes::gib(1);
@@ -192,7 +192,7 @@ pub struct Chat {
     pub(super) continues: bool,
     pub(super) begins_turn: Option<bool>,
     pub(super) generation: Generation,
-    pub(super) standing: ChatStanding,
+    pub(super) standing: ChatScheduling,
 }
 
 /// Shows kinds and sizes only, because content, stop strings and forms are the user's.

@@ -11,9 +11,9 @@ use ractor::ActorRef;
 use super::ChatError;
 use crate::{
     engine::Serving,
-    order::Rank,
+    order::Priority,
     responder::AskError,
-    scheduler::{PicturePlace, SchedulerMessage},
+    scheduler::{PicturePlaceholder, SchedulerMessage},
     tree,
     vision::{PinnedPictures, VisionMessage},
 };
@@ -39,7 +39,7 @@ impl RequestPictures {
         prompt: &PromptLayout,
         prefix: &mut PrefixKeys,
         may_be_computed: bool,
-        rank: Rank,
+        rank: Priority,
     ) -> Result<Option<Self>, ChatError> {
         let Some(vision) = serving.vision.as_ref().filter(|_| !files.is_empty()) else {
             return Ok(Some(RequestPictures::default()));
@@ -85,7 +85,7 @@ impl RequestPictures {
     }
 
     /// The places of all pictures in a prompt.
-    pub(super) fn places(&self, spans: &[PictureSpan]) -> Vec<PicturePlace> {
+    pub(super) fn places(&self, spans: &[PictureSpan]) -> Vec<PicturePlaceholder> {
         let place = |span: &PictureSpan| {
             let (hash, cache_rows) = match self.computed.get(span.picture) {
                 Some(hash) => (*hash, [].into()),
@@ -95,7 +95,7 @@ impl RequestPictures {
                     (pinned.key, pinned.rows.clone())
                 }
             };
-            PicturePlace { content: PictureContent { tokens: span.tokens.clone(), hash }, cache_rows }
+            PicturePlaceholder { content: PictureContent { tokens: span.tokens.clone(), hash }, cache_rows }
         };
         spans.iter().map(place).collect()
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bursar_budgets::Label;
 use tokio::time::Instant;
 
-use super::{ChatError, ErrorKind, patience::Patience};
+use super::{ChatError, ErrorKind, timeout::Patience};
 use crate::{
     credit::Credit,
     metric::{self, Recording, RequestEnd},

@@ -15,7 +15,7 @@ pub(super) struct ExpertLoads {
 }
 
 /// The counters on their way to the host.
-pub(super) type Look = Later<u32>;
+pub(super) type PendingLoads = Later<u32>;
 
 impl ExpertLoads {
     /// For layers of `experts` experts. The first look is due at once, and only says where to count from.

@@ -12,18 +12,18 @@ use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 
 use self::children::{CHILDREN, Children};
 use super::{
-    EngineMessage, Kept, LoadOptions, ProgressSink, Serving, StatusBoard, WeightStore, WhichLane, core,
+    EngineMessage, LoadOptions, ProgressSink, RetainedState, Serving, StatusBoard, WeightStore, WhichLane, core,
     core::{EngineCore, Input, Parts, Rules, Sized, SizedBy},
-    elastic::{Place, PoolInput, Scheduler},
+    elastic::{MemoryState, PoolInput, Scheduler},
     start::{LoadError, LoadFailed, Loaded, LoadedModel, StartPlan},
 };
 use crate::{
-    budget::{Budget, Demand},
+    budget::{Budget, SharedKvDemand},
     capture::Recaptured,
     compute::lane::{Job, Lane},
     metric,
-    pace::Card,
-    profile::{Course, Evidence, Needs, Phase, Profiled},
+    pace::GpuLoad,
+    profile::{AttemptProgress, Evidence, MemoryRequirements, Phase, Profiled},
     sleep::Wakefulness,
     supervise::{BackgroundTask, Latest, end_of},
 };
@@ -45,11 +45,11 @@ pub struct EngineArguments {
     /// The device that backs its memory.
     pub device: Arc<dyn Device>,
     /// What all models do on it.
-    pub card: Arc<Card>,
+    pub card: Arc<GpuLoad>,
     /// Weights, lanes and kernels that outlive this engine.
     pub weight_store: WeightStore,
     /// What a wake need not find out again.
-    pub kept: Kept,
+    pub kept: RetainedState,
     /// Whether the model is awake, or this engine wakes it up.
     pub wakefulness: Wakefulness,
     /// The number of this engine among the model's engines.
@@ -65,7 +65,7 @@ pub struct EngineState {
     arguments: EngineArguments,
     core: EngineCore<ActorParts>,
     /// The progress of the current attempt, which writes it.
-    course: Course,
+    course: AttemptProgress,
     /// The actor of the current attempt.
     profile: Option<ActorCell>,
     /// Planning and loading, or finding which knobs would help.
@@ -73,7 +73,7 @@ pub struct EngineState {
     /// The change of keys and values in progress.
     change: Option<BackgroundTask>,
     /// How much its keys and values are needed. None if the user fixed their size.
-    demand: Option<Arc<Demand>>,
+    demand: Option<Arc<SharedKvDemand>>,
     /// Capturing graphs on a new lane. Until it ends, the lane decodes launch by launch.
     recapture: Latest,
     born: Instant,
@@ -84,7 +84,7 @@ pub struct ActorParts;
 
 impl Parts for ActorParts {
     type Plan = StartPlan;
-    type Needs = Arc<Needs>;
+    type MemoryRequirements = Arc<MemoryRequirements>;
     type Loaded = Loaded;
     type Profiled = Arc<Profiled>;
     type Children = Children;
@@ -110,12 +110,12 @@ impl Actor for EngineActor {
             is_pinned: options.kv().is_pinned(),
             faults: options.faults.clone(),
         };
-        let demand = (!rules.is_pinned).then(|| Arc::new(Demand::new(arguments.budget.clone())));
+        let demand = (!rules.is_pinned).then(|| Arc::new(SharedKvDemand::new(arguments.budget.clone())));
         Ok(EngineState {
             demand,
             arguments,
             core: EngineCore::new(rules),
-            course: Course::default(),
+            course: AttemptProgress::default(),
             profile: None,
             task: None,
             change: None,
@@ -243,10 +243,10 @@ impl EngineState {
     }
 
     /// What a change of the cache's size works with.
-    fn place(&self, sized: SizedBy<ActorParts>) -> Place {
+    fn place(&self, sized: SizedBy<ActorParts>) -> MemoryState {
         let EngineArguments { label, budget, device, weight_store, .. } = self.arguments.clone();
         let (memory, generation) = (sized.profiled.memory.clone(), self.arguments.owner(sized.attempt).generation);
-        Place { label, memory, budget, device, weight_store, generation, demand: self.demand.clone() }
+        MemoryState { label, memory, budget, device, weight_store, generation, demand: self.demand.clone() }
     }
 
     /// What came of planning and loading.

@@ -25,7 +25,7 @@ pub use self::{
 };
 use super::StartError;
 use crate::{
-    profile::{FaultPlan, Outcome, Passed, ProfileError},
+    profile::{AttemptState, FaultPlan, Outcome, ProfileError},
     supervise::Intensity,
     tree::Role,
 };
@@ -80,7 +80,7 @@ enum Got<P: Parts> {
 /// A planned and loaded model.
 struct Model<P: Parts> {
     planned: Planned<P>,
-    needs: P::Needs,
+    needs: P::MemoryRequirements,
     loaded: P::Loaded,
 }
 
@@ -106,7 +106,7 @@ impl<P: Parts> Step<'_, P> {
         self.effects.push(effect);
     }
 
-    fn report(&mut self, passed: &Passed, outcome: Outcome) {
+    fn report(&mut self, passed: &AttemptState, outcome: Outcome) {
         let report = self.log.report(passed, outcome);
         self.effect(Effect::Report(report));
     }
@@ -222,7 +222,12 @@ fn failed<P: Parts>(got: Got<P>, error: ProfileError, step: &mut Step<'_, P>) ->
 }
 
 /// Begins a smaller attempt, or the same again, or ends.
-fn taken_back<P: Parts>(mut got: Got<P>, error: ProfileError, passed: &Passed, step: &mut Step<'_, P>) -> Phase<P> {
+fn taken_back<P: Parts>(
+    mut got: Got<P>,
+    error: ProfileError,
+    passed: &AttemptState,
+    step: &mut Step<'_, P>,
+) -> Phase<P> {
     let (outcome, said) = (outcome_of(passed, &error), error.to_string());
     step.report(passed, outcome.clone());
     let was_warm = match &mut got {

@@ -16,7 +16,7 @@ pub use self::core::Outcome;
 pub(super) use self::core::{Change, Input as PoolInput, PoolCore};
 use super::{EngineMessage, WeightStore};
 use crate::{
-    budget::{self, Budget, Demand, LeaseError, Lends, Order},
+    budget::{self, Budget, LeaseError, Lends, ResizeOrder, SharedKvDemand},
     compute::memory::{EngineMemory, KvMemory},
     metric,
     profile::ProfileError,
@@ -48,7 +48,7 @@ pub enum ElasticError {
 
 /// What a change works with.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct MemoryState {
     pub(super) label: Label,
     pub(super) memory: Arc<EngineMemory>,
     pub(super) budget: Budget,
@@ -56,13 +56,13 @@ pub(super) struct Place {
     pub(super) weight_store: WeightStore,
     pub(super) generation: u64,
     /// None for a size that the user fixed: it neither lends nor borrows.
-    pub(super) demand: Option<Arc<Demand>>,
+    pub(super) demand: Option<Arc<SharedKvDemand>>,
 }
 
 /// The scheduler that serves now, if any.
 pub(super) type Scheduler<'s> = Option<&'s ActorRef<SchedulerMessage>>;
 
-impl Place {
+impl MemoryState {
     /// The blocks that hold `tokens`, and those that fill up their pages: whole pages are backed, and all of their blocks
     /// are used.
     pub(super) fn blocks_for(&self, tokens: usize) -> usize {
@@ -90,10 +90,10 @@ impl Place {
     }
 
     /// An order of the budget, in blocks.
-    pub(super) fn input(&self, order: Order) -> PoolInput {
+    pub(super) fn input(&self, order: ResizeOrder) -> PoolInput {
         match order {
-            Order::GiveUp { to } => PoolInput::GiveUp(self.blocks_in(to)),
-            Order::MayGrow { to } => PoolInput::MayGrow(self.blocks_in(to)),
+            ResizeOrder::GiveUp { to } => PoolInput::GiveUp(self.blocks_in(to)),
+            ResizeOrder::MayGrow { to } => PoolInput::MayGrow(self.blocks_in(to)),
         }
     }
 

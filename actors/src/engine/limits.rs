@@ -18,7 +18,7 @@ const SHARED_LAUNCH_PATCHES: usize = 4096;
 
 /// What bounds a model's inputs before the user sets anything.
 #[derive(Clone, Copy)]
-pub struct Own<'m> {
+pub struct ModelBounds<'m> {
     /// The sizes of the model's family.
     pub family: &'m FamilyConfig,
     /// How its pictures are resized. None for a model without pictures.
@@ -27,7 +27,7 @@ pub struct Own<'m> {
     pub is_host: bool,
 }
 
-impl Own<'_> {
+impl ModelBounds<'_> {
     /// The processor, the pixels of a patch, and how patches merge.
     fn patch(&self) -> Option<(&ImageProcessor, u64, MergeSize)> {
         let (pictures, merge) = (self.pictures?, self.family.merge()?);
@@ -42,7 +42,7 @@ impl Own<'_> {
 
 /// The largest inputs that may reach the device.
 #[derive(Clone, Debug)]
-pub struct Lowered {
+pub struct EffectiveLimits {
     /// The limits in numbers.
     pub envelope: Envelope,
     /// The processor that resizes pictures to the envelope. None for a model without pictures.
@@ -58,7 +58,7 @@ impl LoadOptions {
     /// # Errors
     /// [`StartError::Limit`] for limits that contradict each other or leave no room for a request, named as the user
     /// set them. [`StartError::MemoryFraction`].
-    pub fn lowered(&self, own: &Own<'_>) -> Result<Lowered, StartError> {
+    pub fn lowered(&self, own: &ModelBounds<'_>) -> Result<EffectiveLimits, StartError> {
         self.check_sizes().and_then(|()| self.lower(own)).map_err(|error| match error {
             StartError::Limit(error) => {
                 let limit = self.names.of(&error.limit).map_or_else(|| error.limit.clone(), str::to_owned);
@@ -68,7 +68,7 @@ impl LoadOptions {
         })
     }
 
-    fn lower(&self, own: &Own<'_>) -> Result<Lowered, StartError> {
+    fn lower(&self, own: &ModelBounds<'_>) -> Result<EffectiveLimits, StartError> {
         let expected = self.envelope.clone().unwrap_or_else(|| Self::envelope_for(own.is_host));
         let limits = &self.limits;
         let sequences = limits.sequences.unwrap_or(expected.sequences);
@@ -89,7 +89,7 @@ impl LoadOptions {
         let Some((processor, patch_pixels, merge)) = own.patch() else {
             envelope.picture_patches = envelope.picture_patches.min(envelope.launch_patches);
             envelope.check()?;
-            return Ok(Lowered { envelope, pictures: None, own_pixels: None });
+            return Ok(EffectiveLimits { envelope, pictures: None, own_pixels: None });
         };
         let of_pixels = |pixels: u64| usize::try_from(pixels / patch_pixels).unwrap_or(usize::MAX);
         let said = limits.picture_pixels.map(of_pixels).or(limits.picture_patches);
@@ -116,7 +116,11 @@ impl LoadOptions {
         envelope.picture_patches = picture.min(lowered.reach().div_ceil(patch_pixels) as usize);
         envelope.launch_patches = launch_of(envelope.picture_patches);
         let is_unsaid = !is_given && said.is_none() && limits.launch_patches.is_none();
-        Ok(Lowered { envelope, pictures: Some(pictures), own_pixels: Some(own).filter(|own| is_unsaid && *own > most) })
+        Ok(EffectiveLimits {
+            envelope,
+            pictures: Some(pictures),
+            own_pixels: Some(own).filter(|own| is_unsaid && *own > most),
+        })
     }
 
     fn check_sizes(&self) -> Result<(), StartError> {

@@ -5,7 +5,7 @@ use super::{
     start::{LoadFailed, LoadedModel},
 };
 use crate::{
-    budget::Order,
+    budget::ResizeOrder,
     capture::{CaptureError, Recaptured},
     compute::lane::LaneError,
     profile::{ProfileError, Profiled},
@@ -62,7 +62,7 @@ pub enum EngineMessage {
     },
     /// An order of the budget about keys and values. Credit: one per look of the watcher, and one per change of what is
     /// owed.
-    Ordered(Order),
+    Ordered(ResizeOrder),
     /// A change of the cache's size has ended.
     PoolChanged(Result<Result<Outcome, ElasticError>, BackgroundTaskDied>),
     /// The wait before a restart is over.

@@ -5,12 +5,12 @@ mod core;
 mod elastic;
 mod error;
 mod fetch;
-mod kept;
 mod limits;
 mod message;
 mod model_context;
 mod planning;
 mod records;
+mod retained;
 mod serving;
 mod start;
 mod status;
@@ -23,13 +23,14 @@ pub use crate::profile::{Progress, ProgressSink};
 pub(crate) use actor::{EngineActor, EngineArguments};
 pub use elastic::{ElasticError, Outcome};
 pub use error::StartError;
-pub(crate) use kept::Kept;
-pub use limits::{Lowered, Own};
+pub use limits::{EffectiveLimits, ModelBounds};
 pub use message::{EngineMessage, WhichLane};
 pub use model_context::ModelContext;
 pub(crate) use planning::advice;
 pub use planning::{
-    Change, FewestRanks, Forecast, Lack, NoRanksFit, Question, RanksLack, RanksTried, Sought, Suggestion, TOTAL, Unfit,
+    Change, FewestRanks, Forecast, Lack, NoRanksFit, PlacementQuery, Question, RanksLack, RanksTried, Suggestion,
+    TOTAL, Unfit,
 };
+pub(crate) use retained::RetainedState;
 pub use serving::Serving;
 pub use status::{Status, StatusBoard};

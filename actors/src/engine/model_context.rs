@@ -13,7 +13,7 @@ use bursar_model::{
     text::PromptEncoder,
 };
 
-use super::{LoadOptions, Lowered};
+use super::{EffectiveLimits, LoadOptions};
 use crate::knobs::SamplingDefaults;
 
 /// The host side of a model.
@@ -56,10 +56,10 @@ impl ModelContext {
         checkpoint: &Checkpoint,
         family: FamilyConfig,
         options: &LoadOptions,
-        inputs: &Lowered,
+        inputs: &EffectiveLimits,
         prompts: PromptEncoder,
     ) -> Self {
-        let Lowered { envelope, pictures, .. } = inputs.clone();
+        let EffectiveLimits { envelope, pictures, .. } = inputs.clone();
         let videos = family.video_processor(checkpoint);
         let step_text_tokens = family.step_text_tokens();
         let visual = pictures.map(|pictures| VisualProcessors { pictures, videos, step_text_tokens });

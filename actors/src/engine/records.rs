@@ -7,16 +7,19 @@ use bursar_model::{Envelope, checkpoint::Checkpoint};
 
 use super::EngineArguments;
 use crate::{
-    compute::Processor,
-    profile::{Basis, BasisParts, Difference, Found, Needs, Notice, Progress, RecordPlace, Records},
+    compute::Executor,
+    profile::{
+        Difference, MemoryRequirements, Notice, ProfileKey, ProfileKeySources, Progress, RecordLookup, RecordPath,
+        Records,
+    },
 };
 
 /// What identifies the profile to look for.
-pub(super) struct Sought<'s> {
+pub(super) struct RecordQuery<'s> {
     pub(super) checkpoint: &'s Checkpoint,
     pub(super) envelope: &'s Envelope,
-    pub(super) processor: &'s Processor,
-    pub(super) needs: &'s Needs,
+    pub(super) executor: &'s Executor,
+    pub(super) needs: &'s MemoryRequirements,
 }
 
 /// Where to look, and the facts that only actors know.
@@ -36,27 +39,27 @@ impl EngineArguments {
 
 impl Search {
     /// Looks for a profile that applies. If files exist but none applies, the progress sink hears why. Blocks.
-    pub(super) fn look_up(self, sought: &Sought<'_>) -> Result<Records, DeviceError> {
+    pub(super) fn look_up(self, sought: &RecordQuery<'_>) -> Result<Records, DeviceError> {
         let EngineArguments { label, source, options, device, progress, .. } = &self.arguments;
-        let processor = sought.processor;
-        let basis = Basis::of(&BasisParts {
+        let executor = sought.executor;
+        let basis = ProfileKey::of(&ProfileKeySources {
             checkpoint: sought.checkpoint,
             envelope: sought.envelope,
-            target: processor.target(),
+            target: executor.target(),
             device: device.name(),
             driver: &device.driver(),
-            library: processor.library().as_deref(),
+            library: executor.library().as_deref(),
             total: device.memory()?.total,
             page: device.page(),
             canary: self.canary,
             kv: options.kv(),
         });
-        let place = RecordPlace::new(&self.folder, &label.to_string(), &source.place(), device.name());
-        let found = if options.measures_anew { Ok(Found::Nothing) } else { place.find(&basis) };
+        let place = RecordPath::new(&self.folder, &label.to_string(), &source.place(), device.name());
+        let found = if options.measures_anew { Ok(RecordLookup::Nothing) } else { place.find(&basis) };
         let (warm, reasons) = match found {
-            Ok(Found::Nothing) => (None, Vec::new()),
-            Ok(Found::Differs(differences)) => (None, told(&differences)),
-            Ok(Found::Applies(written)) => match &*written.differences(sought.needs, sought.envelope) {
+            Ok(RecordLookup::Nothing) => (None, Vec::new()),
+            Ok(RecordLookup::Differs(differences)) => (None, told(&differences)),
+            Ok(RecordLookup::Applies(written)) => match &*written.differences(sought.needs, sought.envelope) {
                 [] => (Some(written), Vec::new()),
                 differences => (None, told(differences)),
             },
@@ -65,7 +68,7 @@ impl Search {
         if !reasons.is_empty() {
             progress(Progress::Notice(Notice::ProfileIgnored { file: place.path(), reasons }));
         }
-        Ok(Records::new(place, basis, warm, progress.clone(), processor.clone()))
+        Ok(Records::new(place, basis, warm, progress.clone(), executor.clone()))
     }
 }
 

@@ -18,15 +18,15 @@ use bursar_model::{
 };
 
 use super::{
-    EngineArguments, Lack, LoadOptions, Lowered, ModelContext, Progress, ProgressSink, Question, Records, StartError,
-    Status, fetch::fetch, kept::Opened, records::Sought,
+    EffectiveLimits, EngineArguments, Lack, LoadOptions, ModelContext, Progress, ProgressSink, Question, Records,
+    StartError, Status, fetch::fetch, records::RecordQuery, retained::Opened,
 };
 use crate::{
     budget::LeaseError,
-    compute::{Models, Processor},
+    compute::{Executor, Models},
     event::Event,
     metric,
-    profile::{ATTEMPTS_MAX, Needs, Notice, Phase, Place, ProfileError, ProfileRecord},
+    profile::{ATTEMPTS_MAX, MemoryRequirements, MemoryState, Notice, Phase, ProfileError, ProfileRecord},
     sleep::Rest,
     tree::{self, Role},
 };
@@ -37,7 +37,7 @@ const ROOM_TRIES: usize = 3;
 /// What the plan says, before any memory is taken, without its worst cases.
 #[derive(Clone)]
 pub struct StartPlan {
-    pub(super) inputs: Arc<Lowered>,
+    pub(super) inputs: Arc<EffectiveLimits>,
     /// The model without weights, for planning again with other limits.
     pub(super) unloaded: Arc<Model>,
     pub(super) pictures: Option<Arc<ImageProcessor>>,
@@ -54,7 +54,7 @@ pub struct StartPlan {
 #[derive(Clone)]
 pub struct Loaded {
     pub(super) model: Models,
-    pub(super) processor: Processor,
+    pub(super) executor: Executor,
     pub(super) context: Arc<ModelContext>,
 }
 
@@ -62,7 +62,7 @@ pub struct Loaded {
 pub struct LoadedModel {
     pub(super) plan: StartPlan,
     /// The worst cases of the plan.
-    pub(super) needs: Arc<Needs>,
+    pub(super) needs: Arc<MemoryRequirements>,
     pub(super) loaded: Loaded,
 }
 
@@ -151,7 +151,7 @@ impl EngineArguments {
     /// Plans and loads the weights, in attempt `attempt`.
     pub(super) async fn plan_and_load(self, attempt: u32) -> Result<LoadedModel, LoadFailed> {
         let failed = |error| LoadFailed { plan: None, error };
-        let (processor, checkpoint, plan, needs) = self.fetch_and_plan().await.map_err(failed)?;
+        let (executor, checkpoint, plan, needs) = self.fetch_and_plan().await.map_err(failed)?;
         // In parallel: weights need the bus, the tokenizer a core.
         let is_wanted = Arc::new(AtomicBool::new(true));
         let opened = checkpoint.clone();
@@ -163,11 +163,11 @@ impl EngineArguments {
             is_wanted.store(context.is_ok(), Relaxed);
             context
         };
-        let model = self.load_or_find(&processor, checkpoint.clone(), needs.clone(), attempt, is_wanted.clone());
+        let model = self.load_or_find(&executor, checkpoint.clone(), needs.clone(), attempt, is_wanted.clone());
         match tokio::try_join!(context, model) {
             Ok((context, model)) => {
                 self.kept.keep_opened(Opened { checkpoint, context: context.clone() });
-                Ok(LoadedModel { plan, needs, loaded: Loaded { model, processor, context } })
+                Ok(LoadedModel { plan, needs, loaded: Loaded { model, executor, context } })
             }
             Err(error) => Err(LoadFailed { plan: Some(plan), error }),
         }
@@ -190,13 +190,15 @@ impl EngineArguments {
         Ok(off_actor(parse).await?)
     }
 
-    async fn fetch_and_plan(&self) -> Result<(Processor, Arc<Checkpoint>, StartPlan, Arc<Needs>), LoadError> {
+    async fn fetch_and_plan(
+        &self,
+    ) -> Result<(Executor, Arc<Checkpoint>, StartPlan, Arc<MemoryRequirements>), LoadError> {
         self.check_ranks()?;
         self.check_cache_type().await?;
-        if let (Some(Opened { checkpoint, .. }), Some(processor)) = (self.opened(), self.weight_store.processor()) {
+        if let (Some(Opened { checkpoint, .. }), Some(executor)) = (self.opened(), self.weight_store.executor()) {
             self.open_gate().await?;
-            let (checkpoint, plan, needs) = self.plan(move |_| Ok(checkpoint), &processor).await?;
-            return Ok((processor, checkpoint, plan, needs));
+            let (checkpoint, plan, needs) = self.plan(move |_| Ok(checkpoint), &executor).await?;
+            return Ok((executor, checkpoint, plan, needs));
         }
         // Before the gate opens: while it is open, memory that other processes take is not counted.
         let files = fetch(self.source.clone(), self.progress.clone()).await?;
@@ -204,11 +206,11 @@ impl EngineArguments {
         let (opened, LoadOptions { quantization, tokenizer, .. }) = (files.clone(), self.options.clone());
         let open =
             off_actor(move || Ok(Checkpoint::open_with_tokenizer(opened, tokenizer)?.with_quantization(quantization)));
-        let (processor, checkpoint) = tokio::try_join!(self.processor(&files), open)?;
+        let (executor, checkpoint) = tokio::try_join!(self.executor(&files), open)?;
         let cache = self.options.kv_cache_dtype;
         let cached = move |target: &Target| Ok(Arc::new(checkpoint.with_cache(cache.on(target)?)));
-        let (checkpoint, plan, needs) = self.plan(cached, &processor).await?;
-        Ok((processor, checkpoint, plan, needs))
+        let (checkpoint, plan, needs) = self.plan(cached, &executor).await?;
+        Ok((executor, checkpoint, plan, needs))
     }
 
     /// What was opened before the model fell asleep, while host memory has its weights.
@@ -236,14 +238,14 @@ impl EngineArguments {
     async fn check_cache_type(&self) -> Result<(), StartError> {
         let (device, kv_cache_dtype, threads) =
             (self.device.clone(), self.options.kv_cache_dtype, self.options.threads);
-        off_actor(move || Ok(kv_cache_dtype.check_served(&Processor::best_target(&device, threads)?)?)).await
+        off_actor(move || Ok(kv_cache_dtype.check_served(&Executor::best_target(&device, threads)?)?)).await
     }
 
     async fn load_or_find(
         &self,
-        processor: &Processor,
+        executor: &Executor,
         checkpoint: Arc<Checkpoint>,
-        needs: Arc<Needs>,
+        needs: Arc<MemoryRequirements>,
         attempt: u32,
         is_wanted: Arc<AtomicBool>,
     ) -> Result<Models, LoadError> {
@@ -257,7 +259,7 @@ impl EngineArguments {
         if let Some(unfinished) = self.weight_store.take_unfinished() {
             self.budget.clear(unfinished).await?;
         }
-        Ok(self.load(processor, checkpoint, needs, attempt, is_wanted).await?)
+        Ok(self.load(executor, checkpoint, needs, attempt, is_wanted).await?)
     }
 
     /// Copies the weights of a sleeping model back to where they were.
@@ -279,36 +281,36 @@ impl EngineArguments {
     }
 
     /// What computes here. It is loaded once per model, even if engines restart.
-    async fn processor(&self, files: &CheckpointSource) -> Result<Processor, StartError> {
-        if let Some(processor) = self.weight_store.processor() {
-            return Ok(processor);
+    async fn executor(&self, files: &CheckpointSource) -> Result<Executor, StartError> {
+        if let Some(executor) = self.weight_store.executor() {
+            return Ok(executor);
         }
         let (device, options, files) = (self.device.clone(), self.options.clone(), files.clone());
         let LoadOptions { threads, blas, dtype, disable_custom_all_reduce, .. } = options;
         let load = move || {
-            let target = dtype.on(Processor::best_target(&device, threads)?, files.stored_type()?)?;
-            Ok(Processor::on(&device, target, &blas, disable_custom_all_reduce)?)
+            let target = dtype.on(Executor::best_target(&device, threads)?, files.stored_type()?)?;
+            Ok(Executor::on(&device, target, &blas, disable_custom_all_reduce)?)
         };
-        let processor = off_actor(load).await?;
-        self.weight_store.keep_processor(processor.clone());
-        Ok(processor)
+        let executor = off_actor(load).await?;
+        self.weight_store.keep_executor(executor.clone());
+        Ok(executor)
     }
 
     /// Plans, and has others make room if the plan lacks any.
     async fn plan(
         &self,
         checkpoint: impl FnOnce(&Target) -> Result<Arc<Checkpoint>, StartError> + Send + 'static,
-        processor: &Processor,
-    ) -> Result<(Arc<Checkpoint>, StartPlan, Arc<Needs>), StartError> {
-        let target = processor.target();
+        executor: &Executor,
+    ) -> Result<(Arc<Checkpoint>, StartPlan, Arc<MemoryRequirements>), StartError> {
+        let target = executor.target();
         let checkpoint = off_actor(move || checkpoint(&target)).await?;
         for _ in 0..ROOM_TRIES {
-            match self.plan_as_it_is(checkpoint.clone(), processor).await {
+            match self.plan_as_it_is(checkpoint.clone(), executor).await {
                 Err(StartError::DoesNotFit(unfit)) if self.is_given_room(&unfit.lack).await? => {}
                 planned => return planned.map(|(plan, needs)| (checkpoint, plan, needs)),
             }
         }
-        let (plan, needs) = self.plan_as_it_is(checkpoint.clone(), processor).await?;
+        let (plan, needs) = self.plan_as_it_is(checkpoint.clone(), executor).await?;
         Ok((checkpoint, plan, needs))
     }
 
@@ -332,27 +334,27 @@ impl EngineArguments {
     async fn plan_as_it_is(
         &self,
         checkpoint: Arc<Checkpoint>,
-        processor: &Processor,
-    ) -> Result<(StartPlan, Arc<Needs>), StartError> {
+        executor: &Executor,
+    ) -> Result<(StartPlan, Arc<MemoryRequirements>), StartError> {
         let mut options = self.options.clone();
         if self.kept.record().is_some() {
             // It takes what it had, not a fraction of what others have left since.
             options = options.with_all_memory();
         }
-        let (target, page) = (processor.target(), self.device.page());
+        let (target, page) = (executor.target(), self.device.page());
         // Refreshes what other processes hold.
         self.budget.available().await?;
         let is_loaded = self.weight_store.model().is_some();
         let woken = self.kept.record().filter(|_| self.wakefulness.rest() == Rest::Waking);
         let ledger = self.budget.snapshot_as(tree::LEDGER_FOR_ENGINE).await?;
         let (is_host, ranks) = (self.device.is_host_memory(), self.device.ranks().len().max(1));
-        let (search, processor, progress) = (self.search(&ledger), processor.clone(), self.progress.clone());
+        let (search, executor, progress) = (self.search(&ledger), executor.clone(), self.progress.clone());
         off_actor(move || {
             let model = Model::plan_heaviest(&checkpoint, &target, ranks)?;
             let pictures = checkpoint.image_processor.clone();
             // Weights that are already loaded are leased already, for this model.
             let leased = if is_loaded { model.weight_bytes().round_up(page) } else { Bytes::ZERO };
-            let place = Place::of_ledger(&ledger, leased, page, is_host);
+            let place = MemoryState::of_ledger(&ledger, leased, page, is_host);
             let question = Question { model: &model, pictures: pictures.as_ref(), target, options: &options, place };
             let (inputs, needs) = question.needs()?;
             let available = ledger.host_total.saturating_sub(ledger.host_granted);
@@ -366,7 +368,7 @@ impl EngineArguments {
             };
             notice(&inputs, &progress);
             let sought =
-                Sought { checkpoint: &checkpoint, envelope: &inputs.envelope, processor: &processor, needs: &needs };
+                RecordQuery { checkpoint: &checkpoint, envelope: &inputs.envelope, executor: &executor, needs: &needs };
             let records = search.map(|search| search.look_up(&sought)).transpose()?;
             let (unloaded, pictures) = (Arc::new(model), pictures.map(Arc::new));
             let inputs = Arc::new(inputs);
@@ -378,14 +380,14 @@ impl EngineArguments {
 
     async fn load(
         &self,
-        processor: &Processor,
+        executor: &Executor,
         checkpoint: Arc<Checkpoint>,
-        needs: Arc<Needs>,
+        needs: Arc<MemoryRequirements>,
         attempt: u32,
         is_wanted: Arc<AtomicBool>,
     ) -> Result<Models, StartError> {
         (self.progress)(Progress::Phase(Phase::Load));
-        let processor = processor.clone();
+        let executor = executor.clone();
         let EngineArguments { label, budget, device, progress, weight_store, .. } = self.clone();
         // Weights outlive engines, so no engine owns them. Weights of a refused attempt were cleared before.
         let generation = self.owner(attempt).generation;
@@ -411,7 +413,7 @@ impl EngineArguments {
                     false => ControlFlow::Break(()),
                 }
             };
-            let model = processor.load(&checkpoint, segment, progress)?;
+            let model = executor.load(&checkpoint, segment, progress)?;
             // Kept here and not by the waiting engine: weights that were loaded while the engine died are still good.
             weight_store.keep_model(model.clone());
             Ok(model)
@@ -421,7 +423,7 @@ impl EngineArguments {
 }
 
 /// Tells the progress sink which inputs were lowered without being asked.
-fn notice(Lowered { envelope, pictures, own_pixels }: &Lowered, progress: &ProgressSink) {
+fn notice(EffectiveLimits { envelope, pictures, own_pixels }: &EffectiveLimits, progress: &ProgressSink) {
     let Some((pictures, from)) = pictures.as_ref().zip(*own_pixels) else { return };
     let (to, context_tokens) = (pictures.config().pixel_bounds.max, envelope.context_tokens);
     progress(Progress::Notice(Notice::PicturesLowered { from, to, context_tokens }));

@@ -39,12 +39,12 @@ fn unix_seconds<S: Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, 
 
 /// The events of one device. Actors write them without waiting for readers.
 pub struct EventLog {
-    told: Mutex<Told>,
+    state: Mutex<LogState>,
     /// A separate lock, because a `tracing` subscriber may read events, or be slow.
     spans: Mutex<Spans>,
 }
 
-struct Told {
+struct LogState {
     next: u64,
     recent: VecDeque<Recorded>,
     /// None once the runtime is over.
@@ -54,22 +54,22 @@ struct Told {
 impl Default for EventLog {
     fn default() -> Self {
         let listeners = Some(broadcast::channel(BEHIND_MAX).0);
-        let told = Told { next: 1, recent: VecDeque::new(), listeners };
-        EventLog { told: Mutex::new(told), spans: Mutex::default() }
+        let state = LogState { next: 1, recent: VecDeque::new(), listeners };
+        EventLog { state: Mutex::new(state), spans: Mutex::default() }
     }
 }
 
 impl EventLog {
     pub(crate) fn tell(&self, event: Event) {
         lock(&self.spans).hear(&event);
-        let mut told = lock(&self.told);
-        let recorded = Recorded { number: told.next, at: SystemTime::now(), event };
-        told.next += 1;
-        if told.recent.len() == RECENT {
-            told.recent.pop_front();
+        let mut state = lock(&self.state);
+        let recorded = Recorded { number: state.next, at: SystemTime::now(), event };
+        state.next += 1;
+        if state.recent.len() == RECENT {
+            state.recent.pop_front();
         }
-        told.recent.push_back(recorded.clone());
-        if let Some(listeners) = &told.listeners {
+        state.recent.push_back(recorded.clone());
+        if let Some(listeners) = &state.listeners {
             // There may be no listener.
             drop(listeners.send(recorded));
         }
@@ -77,14 +77,14 @@ impl EventLog {
 
     /// A listener for all later events.
     pub fn listen(&self) -> Events {
-        let told = lock(&self.told);
+        let state = lock(&self.state);
         let over = || broadcast::channel(1).1;
-        Events { receiver: told.listeners.as_ref().map_or_else(over, broadcast::Sender::subscribe) }
+        Events { receiver: state.listeners.as_ref().map_or_else(over, broadcast::Sender::subscribe) }
     }
 
     /// The latest events, the oldest first: at most 64.
     pub fn recent(&self) -> Vec<Recorded> {
-        lock(&self.told).recent.iter().cloned().collect()
+        lock(&self.state).recent.iter().cloned().collect()
     }
 
     /// All of the runtime's own actors are running again.
@@ -94,7 +94,7 @@ impl EventLog {
 
     /// Ends the log: listeners receive the events still queued for them, and then the end.
     pub(crate) fn close(&self) {
-        lock(&self.told).listeners = None;
+        lock(&self.state).listeners = None;
     }
 }
 

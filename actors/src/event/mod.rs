@@ -1,8 +1,8 @@
 //! What happens to the memory of a device, as it happens: for embedders and for outside monitors.
 
+mod kind;
 mod log;
 mod trace;
-mod what;
 
+pub use kind::{Event, Leased};
 pub use log::{EventLog, Events, Missed, Recorded, latest_of};
-pub use what::{Event, Leased};

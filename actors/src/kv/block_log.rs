@@ -54,17 +54,17 @@ pub(crate) type BlockReceiver = broadcast::Receiver<Arc<[BlockEvent]>>;
 
 /// The blocks of one scheduler. It writes without waiting for readers.
 #[derive(Default)]
-pub struct BlockLog(Mutex<Told>);
+pub struct BlockLog(Mutex<LogState>);
 
-struct Told {
+struct LogState {
     known: BTreeMap<PrefixKey, Arc<StoredBlock>>,
     /// None once the scheduler has ended.
     listeners: Option<broadcast::Sender<Arc<[BlockEvent]>>>,
 }
 
-impl Default for Told {
+impl Default for LogState {
     fn default() -> Self {
-        Told { known: BTreeMap::new(), listeners: Some(broadcast::channel(WAITING_MAX).0) }
+        LogState { known: BTreeMap::new(), listeners: Some(broadcast::channel(WAITING_MAX).0) }
     }
 }
 
@@ -104,10 +104,10 @@ impl BlockLog {
 
     /// The scheduler has ended, and its blocks with it.
     pub(crate) fn close(&self) {
-        *self.lock() = Told { known: BTreeMap::new(), listeners: None };
+        *self.lock() = LogState { known: BTreeMap::new(), listeners: None };
     }
 
-    fn lock(&self) -> MutexGuard<'_, Told> {
+    fn lock(&self) -> MutexGuard<'_, LogState> {
         // Each change is complete when the lock is released, even by a panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

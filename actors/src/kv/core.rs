@@ -29,7 +29,7 @@ impl fmt::Display for SequenceId {
 
 /// What a sequence needs for the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Demand {
+pub struct BlockRequest {
     /// The sequence.
     pub sequence: SequenceId,
     /// Tokens whose keys and values are in its blocks.
@@ -212,7 +212,7 @@ impl KvCore {
     }
 
     /// Meets demands in order. The first that cannot be met, and the ones after it, change nothing.
-    pub fn allot(&mut self, demands: &[Demand]) -> Allotment {
+    pub fn allot(&mut self, demands: &[BlockRequest]) -> Allotment {
         let mut allotment = Allotment::default();
         for demand in demands {
             match self.meet(demand) {
@@ -228,7 +228,7 @@ impl KvCore {
     }
 
     /// Gives a sequence its blocks, or returns how many are missing.
-    fn meet(&mut self, demand: &Demand) -> Result<Table, usize> {
+    fn meet(&mut self, demand: &BlockRequest) -> Result<Table, usize> {
         let table = self.tables.get(&demand.sequence).cloned();
         let shared: Vec<u32> = match table {
             Some(_) => Vec::new(),

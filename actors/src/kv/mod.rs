@@ -7,4 +7,4 @@ mod host;
 
 pub(crate) use block_log::BlockReceiver;
 pub use block_log::{BlockEvent, BlockLog, StoredBlock};
-pub use core::{Allotment, Beginning, Copies, Demand, KvCore, KvUse, SequenceId, Table};
+pub use core::{Allotment, Beginning, BlockRequest, Copies, KvCore, KvUse, SequenceId, Table};

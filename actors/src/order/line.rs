@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use super::{PASSES_MAX, Rank, Tenants, Turn};
+use super::{OldestWaiting, PASSES_MAX, Priority, Tenants};
 use crate::tenant::TenantWeights;
 
 /// Those that wait, by age, and whose turn it is. An older one may come later.
 #[derive(Debug)]
 pub(crate) struct Line<I, T> {
     waiting: BTreeMap<I, Waiting<T>>,
-    turn: Turn<I>,
+    turn: OldestWaiting<I>,
     tenants: Tenants,
 }
 
 #[derive(Debug)]
 struct Waiting<T> {
-    rank: Rank,
+    rank: Priority,
     /// How many were served before it while it was next and did not fit.
     passed: u32,
     what: T,
@@ -24,11 +24,11 @@ struct Waiting<T> {
 impl<I: Copy + Ord, T> Line<I, T> {
     /// An empty line, shared by these weights.
     pub(crate) fn new(weights: TenantWeights) -> Self {
-        Line { waiting: BTreeMap::new(), turn: Turn::default(), tenants: Tenants::new(weights) }
+        Line { waiting: BTreeMap::new(), turn: OldestWaiting::default(), tenants: Tenants::new(weights) }
     }
 
     /// One more waits.
-    pub(crate) fn join(&mut self, id: I, rank: Rank, what: T) {
+    pub(crate) fn join(&mut self, id: I, rank: Priority, what: T) {
         let waiting = || self.waiting.values().map(|waiting| &waiting.rank.tenant);
         self.tenants.arrive(&rank.tenant, waiting());
         self.tenants.forget(waiting().chain([&rank.tenant]));
@@ -93,8 +93,8 @@ mod tests {
     use super::*;
     use crate::tenant::Tenant;
 
-    fn rank(priority: i32, tenant: &str, had_turn: bool) -> Rank {
-        Rank { priority, tenant: Tenant::new(tenant), had_turn }
+    fn rank(priority: i32, tenant: &str, had_turn: bool) -> Priority {
+        Priority { priority, tenant: Tenant::new(tenant), had_turn }
     }
 
     fn next(line: &mut Line<u32, ()>, cost: usize) -> u32 {

@@ -2,13 +2,13 @@
 //!
 //! The profile measures costs, the scheduler plans steps by them, and the vision actor limits its launches.
 
-mod card;
 mod copy_costs;
+mod gpu_load;
 mod measured;
 mod step_costs;
 
-pub use card::Card;
 pub use copy_costs::CopyCosts;
+pub use gpu_load::GpuLoad;
 pub use measured::{MeasuredCosts, MeasuredLaunch, MeasuredStep, StepWork};
 pub use step_costs::StepCosts;
 
@@ -57,7 +57,7 @@ pub struct Pacing {
     /// What the profile measured.
     pub measured: MeasuredCosts,
     /// What the lanes of all models do on the card that they share.
-    pub card: Arc<Card>,
+    pub card: Arc<GpuLoad>,
 }
 
 impl Pacing {

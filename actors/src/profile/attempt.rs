@@ -15,8 +15,8 @@ use bursar_model::{
 };
 
 use super::{
-    Evidence, FaultPlan, KvChoice, KvRoom, Lanes, LanesPlace, Needs, Phase, ProfileError, ProfileRecord, Progress,
-    ProgressSink, Records, Rigour, WeightStore, WrittenProfile, shrunk,
+    Evidence, FaultPlan, KvChoice, KvRoom, Lanes, LanesPlace, MemoryRequirements, Phase, ProfileError, ProfileRecord,
+    Progress, ProgressSink, Records, StressLevel, WeightStore, WrittenProfile, shrunk,
 };
 use crate::{
     budget::Budget,
@@ -26,9 +26,9 @@ use crate::{
         EngineMemory, EngineParts, ExchangeMemory, GraphInputs, HostKv, HostPictures, KvMemory, SamplingMemory,
         VisionCache,
     },
-    compute::{Models, Processor},
+    compute::{Executor, Models},
     metric,
-    pace::Card,
+    pace::GpuLoad,
     responder::Responder,
     tree,
 };
@@ -47,7 +47,7 @@ pub struct Attempt {
     /// The loaded model.
     pub model: Models,
     /// What the plan says the model needs.
-    pub needs: Arc<Needs>,
+    pub needs: Arc<MemoryRequirements>,
     /// The limits to stress.
     pub envelope: Envelope,
     /// What the user set for the size of the cache.
@@ -61,9 +61,9 @@ pub struct Attempt {
     /// Memory to refuse on purpose.
     pub faults: FaultPlan,
     /// How many layers worst cases run through, before the size is settled and at it.
-    pub rigour: Rigour,
+    pub stress_level: StressLevel,
     /// The attempt's progress.
-    pub course: Course,
+    pub course: AttemptProgress,
     /// A recorded profile that applies: its size is backed at once, and worst cases run only there.
     pub warm: Option<Arc<WrittenProfile>>,
     /// Blocks that the model had when it last served. They are its own also where a fraction of what others have left since
@@ -75,22 +75,22 @@ pub struct Attempt {
     /// Where the profile is recorded, if the user chose a folder.
     pub records: Option<Records>,
     /// What passes run on.
-    pub processor: Processor,
+    pub executor: Executor,
     /// Called for each step of the start.
     pub progress: ProgressSink,
     /// Where the lanes are found if this attempt dies.
     pub weight_store: WeightStore,
     /// What is done on the device that other models share.
-    pub card: Arc<Card>,
+    pub card: Arc<GpuLoad>,
 }
 
 /// The progress of an attempt, readable after it has ended in any way. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Course(Arc<Mutex<Passed>>);
+pub struct AttemptProgress(Arc<Mutex<AttemptState>>);
 
 /// What an attempt has reached.
 #[derive(Clone, Debug, Default)]
-pub struct Passed {
+pub struct AttemptState {
     /// The current phase. None before the first.
     pub phase: Option<Phase>,
     /// Blocks that there was room for.
@@ -101,9 +101,9 @@ pub struct Passed {
     pub evidence: Option<Evidence>,
 }
 
-impl Course {
+impl AttemptProgress {
     /// What the attempt has reached so far.
-    pub fn passed(&self) -> Passed {
+    pub fn passed(&self) -> AttemptState {
         self.lock().clone()
     }
 
@@ -124,7 +124,7 @@ impl Course {
         (passed.phase, passed.evidence) = (Some(phase), evidence);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Passed> {
+    fn lock(&self) -> MutexGuard<'_, AttemptState> {
         // Each change is one assignment.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -139,7 +139,7 @@ pub struct Profiled {
     /// The threads.
     pub lanes: Lanes,
     /// What the threads do on the device, beside those of other models.
-    pub card: Arc<Card>,
+    pub card: Arc<GpuLoad>,
 }
 
 impl Attempt {
@@ -165,7 +165,7 @@ impl Attempt {
         let faulty = FaultyDevice::over(self.device.clone());
         let memory = Arc::new(self.take_memory(&faulty).await?);
         let place = LanesPlace {
-            processor: self.processor.clone(),
+            executor: self.executor.clone(),
             device: self.device.clone(),
             models: self.model.clone(),
             memory: memory.clone(),
@@ -258,7 +258,7 @@ impl Attempt {
         }
         let probe = Arc::new(self.lease(Class::Kv, needs.probe(), PROBE).await?);
         let (refusal, row_width) = (self.refusal(faulty, Phase::Probe), self.model.config().picture_row().width());
-        let activation = self.processor.target().activation();
+        let activation = self.executor.target().activation();
         // Without faults to inject, memory does not know of them.
         let device = if self.faults.is_empty() { self.device.clone() } else { faulty.clone() };
         self.on_a_thread(move || {
@@ -447,8 +447,8 @@ impl Attempt {
         done: usize,
     ) -> Result<Bytes, ProfileError> {
         let of_worst_case = |source| ProfileError::Stress { worst_case: worst_case.name, source };
-        let proof = || worst_cases::proof(&self.model, self.processor.target(), &worst_case.pass);
-        let depth = self.rigour.depth(is_final, proof).map_err(|error| of_worst_case(error.into()))?;
+        let proof = || worst_cases::proof(&self.model, self.executor.target(), &worst_case.pass);
+        let depth = self.stress_level.depth(is_final, proof).map_err(|error| of_worst_case(error.into()))?;
         self.report_at(worst_case.name, depth, done);
         let (reply, answer) = Responder::new();
         let job =
@@ -477,7 +477,7 @@ impl Attempt {
 
     /// The number of worst cases that run before the size is settled.
     pub(super) fn stressed(&self) -> usize {
-        match self.warm.is_none() && self.woken.is_none() && self.rigour.runs_before_sizing() {
+        match self.warm.is_none() && self.woken.is_none() && self.stress_level.runs_before_sizing() {
             true => self.needs.worst_cases.len(),
             false => 0,
         }
@@ -515,7 +515,11 @@ fn backed_segment(device: &Arc<dyn Device>, bytes: Bytes, lease: Lease) -> Resul
 }
 
 /// Reserves addresses for all of the device's memory, and backs the probe.
-fn backed_probe(device: &Arc<dyn Device>, needs: &Needs, lease: Arc<Lease>) -> Result<KvMemory, ProfileError> {
+fn backed_probe(
+    device: &Arc<dyn Device>,
+    needs: &MemoryRequirements,
+    lease: Arc<Lease>,
+) -> Result<KvMemory, ProfileError> {
     let device_error = |source| ProfileError::Device { doing: PROBE, class: Some(Box::new(Class::Kv)), source };
     let shape = needs.kv_shape;
     let total = device.memory().map_err(device_error)?.total;

@@ -3,11 +3,11 @@
 use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, KvShape};
 
-use super::{Share, Sizing};
+use super::{KvShare, Sizing};
 use crate::compute::memory::KvMemory;
 
 /// What a user set for the size of the cache. A size wins over a share. If nothing is set, the kind of device decides
-/// ([`Share::expected_of`]).
+/// ([`KvShare::expected_of`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KvChoice {
     /// A share of the remaining memory, above 0 and up to 1.
@@ -43,11 +43,11 @@ impl KvChoice {
     }
 
     /// The share of the remaining memory for the cache, if no size is fixed.
-    pub fn share(&self, room: &KvRoom) -> Share {
+    pub fn share(&self, room: &KvRoom) -> KvShare {
         match (self.device_fraction, self.memory_fraction) {
-            (Some(fraction), _) => Share::of_whole(fraction, room.total, room.beside),
-            (None, Some(fraction)) => Share::Fraction(fraction),
-            (None, None) => Share::expected_of(room.is_host, room.total),
+            (Some(fraction), _) => KvShare::of_whole(fraction, room.total, room.beside),
+            (None, Some(fraction)) => KvShare::Fraction(fraction),
+            (None, None) => KvShare::expected_of(room.is_host, room.total),
         }
     }
 

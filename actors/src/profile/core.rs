@@ -59,7 +59,7 @@ impl ProfileRecord {
 
 /// How much of the remaining memory keys and values take.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Share {
+pub enum KvShare {
     /// This share of it, above 0 and up to 1: the user's, or a polite one on a host that others use.
     Fraction(f64),
     /// All but this many bytes, which stay free for what is later taken outside leases.
@@ -68,10 +68,10 @@ pub enum Share {
     UpTo(Bytes),
 }
 
-/// The most bytes kept free of a GPU, besides the canary; see [`Share::expected_of`].
+/// The most bytes kept free of a GPU, besides the canary; see [`KvShare::expected_of`].
 pub const RESERVE_MAX: Bytes = Bytes::gib(1);
 
-impl Share {
+impl KvShare {
     /// The default for a device.
     ///
     /// On a host device nine tenths: other programs share its memory, and the user set its capacity aside. On a GPU all
@@ -83,22 +83,22 @@ impl Share {
     /// its last page launches, replays and loads. What exceeds the reserve comes from the canary.
     pub fn expected_of(is_host: bool, total: Bytes) -> Self {
         match is_host {
-            true => Share::Fraction(0.9),
-            false => Share::AllBut(RESERVE_MAX.min(total / 64)),
+            true => KvShare::Fraction(0.9),
+            false => KvShare::AllBut(RESERVE_MAX.min(total / 64)),
         }
     }
 
     /// What a fraction of the whole device leaves for keys and values, if everything of ours must stay within it.
     /// `beside` is what we hold besides keys and values. vLLM calls this `gpu_memory_utilization`.
     pub fn of_whole(fraction: f64, total: Bytes, beside: Bytes) -> Self {
-        Share::UpTo(total.share(fraction).saturating_sub(beside))
+        KvShare::UpTo(total.share(fraction).saturating_sub(beside))
     }
 
     fn of(self, left: Bytes) -> Bytes {
         match self {
-            Share::Fraction(fraction) => left.share(fraction),
-            Share::AllBut(reserve) => left.saturating_sub(reserve),
-            Share::UpTo(bytes) => left.min(bytes),
+            KvShare::Fraction(fraction) => left.share(fraction),
+            KvShare::AllBut(reserve) => left.saturating_sub(reserve),
+            KvShare::UpTo(bytes) => left.min(bytes),
         }
     }
 
@@ -106,8 +106,8 @@ impl Share {
     /// nearly full card should serve a few requests rather than none.
     fn least(self, probe: Bytes) -> Bytes {
         match self {
-            Share::Fraction(_) | Share::UpTo(_) => Bytes::ZERO,
-            Share::AllBut(_) => probe,
+            KvShare::Fraction(_) | KvShare::UpTo(_) => Bytes::ZERO,
+            KvShare::AllBut(_) => probe,
         }
     }
 }
@@ -120,7 +120,7 @@ pub struct Sizing {
     /// Bytes that the probe's lease already holds.
     pub probe: Bytes,
     /// How much of both the cache takes.
-    pub share: Share,
+    pub share: KvShare,
     /// The size that the user fixed, in tokens.
     pub pinned_tokens: Option<usize>,
 }
@@ -150,7 +150,7 @@ mod tests {
     const PAGE: Bytes = Bytes(64 << 10);
 
     fn sizing() -> Sizing {
-        Sizing { available: Bytes::mib(90), probe: Bytes::mib(10), share: Share::Fraction(0.9), pinned_tokens: None }
+        Sizing { available: Bytes::mib(90), probe: Bytes::mib(10), share: KvShare::Fraction(0.9), pinned_tokens: None }
     }
 
     #[test]
@@ -164,24 +164,28 @@ mod tests {
     #[test]
     fn a_gpu_keeps_a_stated_reserve_and_nothing_else() {
         let (card, left) = (Bytes::mib(143_155), Bytes::gib(121));
-        assert_eq!(Share::expected_of(false, card), Share::AllBut(RESERVE_MAX));
-        assert_eq!(Share::expected_of(false, Bytes::gib(8)), Share::AllBut(Bytes::mib(128)), "a small card keeps less");
-        assert_eq!(Share::expected_of(true, card), Share::Fraction(0.9));
+        assert_eq!(KvShare::expected_of(false, card), KvShare::AllBut(RESERVE_MAX));
+        assert_eq!(
+            KvShare::expected_of(false, Bytes::gib(8)),
+            KvShare::AllBut(Bytes::mib(128)),
+            "a small card keeps less"
+        );
+        assert_eq!(KvShare::expected_of(true, card), KvShare::Fraction(0.9));
         // As in Qwen2.5-VL-7B: 57,344 bytes per token.
         let seven = KvShape { layers: 28, kv_heads: 4, head_dim: 128, dtype: DType::BF16 };
         let page = Bytes::mib(2);
         let expected =
-            Sizing { available: left, probe: Bytes::ZERO, share: Share::expected_of(false, card), ..sizing() };
+            Sizing { available: left, probe: Bytes::ZERO, share: KvShare::expected_of(false, card), ..sizing() };
         let taken = KvMemory::bytes(seven, expected.blocks(seven, page), page);
         let rest = left.saturating_sub(taken);
         assert!(rest >= RESERVE_MAX && rest < RESERVE_MAX + page * 28, "whole pages a layer: {rest} are left");
-        let more = Sizing { share: Share::Fraction(1.0), ..expected };
+        let more = Sizing { share: KvShare::Fraction(1.0), ..expected };
         assert!(KvMemory::bytes(seven, more.blocks(seven, page), page) > taken, "who says so takes the reserve too");
     }
 
     #[test]
     fn a_reserve_beyond_the_rest_leaves_the_probes_size() {
-        let scarce = Sizing { share: Share::AllBut(Bytes::gib(1)), ..sizing() };
+        let scarce = Sizing { share: KvShare::AllBut(Bytes::gib(1)), ..sizing() };
         assert_eq!(scarce.blocks(SHAPE, PAGE), 10 * 1024 * 1024 / 4 / 65536 * 8);
         let none = Sizing { probe: Bytes::ZERO, ..scarce };
         assert_eq!(none.blocks(SHAPE, PAGE), 0);

@@ -6,7 +6,7 @@ use bursar_budgets::{Device, Segment};
 use bursar_kernels::OpenError;
 
 use super::{ProfileError, WeightStore};
-use crate::compute::{Models, Processor, lane::Lane, memory::EngineMemory};
+use crate::compute::{Executor, Models, lane::Lane, memory::EngineMemory};
 
 /// A model's lanes. Clones share the threads, which end when the last clone is dropped.
 #[derive(Clone)]
@@ -21,7 +21,7 @@ pub struct Lanes {
 #[derive(Clone)]
 pub struct LanesPlace {
     /// The CPU threads or GPU kernels that compute.
-    pub processor: Processor,
+    pub executor: Executor,
     /// The device that holds the memory.
     pub device: Arc<dyn Device>,
     /// The loaded model.
@@ -80,7 +80,7 @@ impl Lanes {
 
 impl LanesPlace {
     fn start_lanes(&self, before: Option<&Lanes>) -> Result<Lanes, OpenError> {
-        let LanesPlace { processor, device, models, memory } = self;
+        let LanesPlace { executor, device, models, memory } = self;
         let start = |name: &str, before: Option<&Lane>, workspace: &Arc<Segment>, is_linked| match before {
             Some(lane) if lane.is_alive() => Ok(lane.clone()),
             before => {
@@ -88,7 +88,7 @@ impl LanesPlace {
                 if let Some(lane) = before {
                     tokio::runtime::Handle::current().block_on(lane.shut_down());
                 }
-                processor.start_lane(name, device, workspace, models, memory, is_linked)
+                executor.start_lane(name, device, workspace, models, memory, is_linked)
             }
         };
         let before_vision = before.and_then(|lanes| lanes.vision.as_ref());

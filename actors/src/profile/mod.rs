@@ -3,7 +3,6 @@
 mod actor;
 mod attempt;
 mod attempts;
-mod basis;
 mod choice;
 mod core;
 mod error;
@@ -11,37 +10,38 @@ mod evidence;
 mod fault_plan;
 mod lanes;
 mod measure;
+mod memory_requirements;
+mod memory_state;
 mod message;
-mod needs;
 mod notice;
-mod place;
+mod profile_key;
 mod progress;
 mod record;
 mod records;
-mod rigour;
+mod stress_level;
 mod weight_store;
 mod written;
 
 pub use crate::phase::{Phase, UnknownPhase};
 pub(crate) use actor::{ProfileActor, ProfileArguments, ReportAttempt};
-pub(crate) use attempt::{Attempt, Course, Passed, Profiled};
+pub(crate) use attempt::{Attempt, AttemptProgress, AttemptState, Profiled};
 pub use attempts::{AttemptReport, Attempts, Outcome};
-pub use basis::{Basis, BasisParts, Difference};
 pub use choice::{KvChoice, KvRoom};
 pub use core::{
-    ATTEMPTS, ATTEMPTS_MAX, CONTEXT_TOKENS_LEAST, ProfileRecord, RESERVE_MAX, SHRINK_PER_CENT, Share, Sizing, shrunk,
+    ATTEMPTS, ATTEMPTS_MAX, CONTEXT_TOKENS_LEAST, KvShare, ProfileRecord, RESERVE_MAX, SHRINK_PER_CENT, Sizing, shrunk,
 };
 pub use error::ProfileError;
 pub use evidence::Evidence;
 pub use fault_plan::{FaultPlan, FaultPlanError};
 pub(crate) use lanes::{Lanes, LanesPlace};
+pub use memory_requirements::{MemoryRequirements, rows_on_their_way};
+pub use memory_state::{MemoryState, OVERHEAD_AT_READY, default_canary};
 pub use message::ProfileMessage;
-pub use needs::{Needs, rows_on_their_way};
 pub use notice::Notice;
-pub use place::{OVERHEAD_AT_READY, Place, default_canary};
+pub use profile_key::{Difference, ProfileKey, ProfileKeySources};
 pub use progress::{Progress, ProgressSink};
-pub use record::{Found, RecordError, RecordPlace};
+pub use record::{RecordError, RecordLookup, RecordPath};
 pub(crate) use records::Records;
-pub use rigour::Rigour;
+pub use stress_level::StressLevel;
 pub(crate) use weight_store::WeightStore;
 pub use written::{Peak, WrittenProfile};

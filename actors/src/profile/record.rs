@@ -6,7 +6,7 @@ use bursar_model::cache_file::{CacheFile, CacheFileError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::{Basis, Difference, WrittenProfile};
+use super::{Difference, ProfileKey, WrittenProfile};
 
 /// The version of the file's format. A file of another version is not read further.
 const FORMAT: u32 = 3;
@@ -17,13 +17,13 @@ const KEPT: usize = 4;
 
 /// The file for the profiles of one model on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RecordPlace {
+pub struct RecordPath {
     file: CacheFile,
 }
 
 /// What a file holds for a basis.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum RecordLookup {
     /// No profile is recorded.
     Nothing,
     /// A profile of the same basis.
@@ -71,10 +71,10 @@ struct Cover {
     format: u64,
 }
 
-impl RecordPlace {
+impl RecordPath {
     /// The file for the model of this name from `origin`, on devices of this name, in `folder`.
     pub fn new(folder: &Path, model: &str, origin: &str, device: &str) -> Self {
-        RecordPlace { file: CacheFile::named(folder, &[model, device], &[model, origin, device]) }
+        RecordPath { file: CacheFile::named(folder, &[model, device], &[model, origin, device]) }
     }
 
     /// The path of the file.
@@ -86,8 +86,8 @@ impl RecordPlace {
     ///
     /// # Errors
     /// [`RecordError`]: the file exists and is useless.
-    pub fn find(&self, basis: &Basis) -> Result<Found, RecordError> {
-        let Some(content) = self.file.read()? else { return Ok(Found::Nothing) };
+    pub fn find(&self, basis: &ProfileKey) -> Result<RecordLookup, RecordError> {
+        let Some(content) = self.file.read()? else { return Ok(RecordLookup::Nothing) };
         Ok(Book::parse(&content)?.find(basis))
     }
 
@@ -125,16 +125,16 @@ impl Book {
         content
     }
 
-    fn find(self, basis: &Basis) -> Found {
+    fn find(self, basis: &ProfileKey) -> RecordLookup {
         let with_differences = self.profiles.into_iter().map(|profile| {
-            let differences = Basis::differences(&profile.basis, basis);
+            let differences = ProfileKey::differences(&profile.basis, basis);
             (profile, differences)
         });
         // Among equally near profiles this picks the latest, which comes first.
         match with_differences.min_by_key(|(_, differences)| differences.len()) {
-            None => Found::Nothing,
-            Some((profile, differences)) if differences.is_empty() => Found::Applies(profile),
-            Some((_, differences)) => Found::Differs(differences),
+            None => RecordLookup::Nothing,
+            Some((profile, differences)) if differences.is_empty() => RecordLookup::Applies(profile),
+            Some((_, differences)) => RecordLookup::Differs(differences),
         }
     }
 

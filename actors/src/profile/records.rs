@@ -4,34 +4,34 @@ use std::sync::Arc;
 
 use bursar_kernels::Tuning;
 
-use super::{Basis, Notice, ProfileRecord, Progress, ProgressSink, RecordPlace, WrittenProfile};
-use crate::compute::Processor;
+use super::{Notice, ProfileKey, ProfileRecord, Progress, ProgressSink, RecordPath, WrittenProfile};
+use crate::compute::Executor;
 
 /// The profiles of a model that are written down. Cloning shares them.
 #[derive(Clone)]
 pub struct Records {
-    place: RecordPlace,
-    basis: Arc<Basis>,
+    place: RecordPath,
+    basis: Arc<ProfileKey>,
     /// One that applies, until it did not hold.
     warm: Option<Arc<WrittenProfile>>,
     progress: ProgressSink,
     /// Whose products a profile that applies has tuned.
-    processor: Processor,
+    executor: Executor,
 }
 
 impl Records {
-    /// Relies on the profile `warm`, if one applies: its tuning takes the place of what `processor` has measured.
+    /// Relies on the profile `warm`, if one applies: its tuning takes the place of what `executor` has measured.
     pub(crate) fn new(
-        place: RecordPlace,
-        basis: Basis,
+        place: RecordPath,
+        basis: ProfileKey,
         warm: Option<WrittenProfile>,
         progress: ProgressSink,
-        processor: Processor,
+        executor: Executor,
     ) -> Self {
         if let Some(tuning) = warm.as_ref().and_then(|written| written.tuning.as_ref()) {
-            processor.tune(tuning);
+            executor.tune(tuning);
         }
-        Records { place, basis: Arc::new(basis), warm: warm.map(Arc::new), progress, processor }
+        Records { place, basis: Arc::new(basis), warm: warm.map(Arc::new), progress, executor }
     }
 
     /// The profile that the attempt under way relies on; none if it measures anew.
@@ -44,7 +44,7 @@ impl Records {
     pub(crate) fn drop_warm(&mut self, reason: &str) -> bool {
         let did = self.warm.take().is_some();
         if did {
-            self.processor.tune(&Tuning::default());
+            self.executor.tune(&Tuning::default());
             let (file, reason) = (self.place.path(), reason.to_owned());
             (self.progress)(Progress::Notice(Notice::ProfileDropped { file, reason }));
         }
@@ -53,7 +53,7 @@ impl Records {
 
     /// Records what was measured. If that fails, the start's listener is told. Blocks.
     pub(crate) fn keep(&self, record: &ProfileRecord, shrinks: u32) {
-        let written = WrittenProfile::of((*self.basis).clone(), record, shrinks, self.processor.tuning());
+        let written = WrittenProfile::of((*self.basis).clone(), record, shrinks, self.executor.tuning());
         if let Err(error) = self.place.keep(written) {
             let (file, reason) = (self.place.path(), error.to_string());
             (self.progress)(Progress::Notice(Notice::ProfileNotWritten { file, reason }));

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tracing::debug;
 
 use super::{Lanes, ProfileError};
-use crate::compute::{Models, Processor};
+use crate::compute::{Executor, Models};
 
 /// One per model, held by the runtime.
 #[derive(Clone, Default)]
@@ -34,7 +34,7 @@ struct Contents {
     spare: Vec<watch::Receiver<()>>,
     /// The CPU threads or GPU kernels that compute. They outlive the model, so that a restarted engine need not load
     /// kernels.
-    processor: Option<Processor>,
+    executor: Option<Executor>,
     lanes: Option<Lanes>,
     /// Threads that take memory or copy weights.
     at_work: Vec<watch::Receiver<()>>,
@@ -64,14 +64,14 @@ impl WeightStore {
         contents.model.clone().filter(|_| !contents.is_away())
     }
 
-    /// The loaded processor, if there is one.
-    pub fn processor(&self) -> Option<Processor> {
-        self.contents().processor.clone()
+    /// The loaded executor, if there is one.
+    pub fn executor(&self) -> Option<Executor> {
+        self.contents().executor.clone()
     }
 
-    /// Keeps the loaded processor.
-    pub fn keep_processor(&self, processor: Processor) {
-        self.contents().processor = Some(processor);
+    /// Keeps the loaded executor.
+    pub fn keep_executor(&self, executor: Executor) {
+        self.contents().executor = Some(executor);
     }
 
     /// Keeps a loaded model.
@@ -293,11 +293,11 @@ impl WeightStore {
         (owner, model)
     }
 
-    /// Drops the processor, and waits until that is done if this was its last user.
+    /// Drops the executor, and waits until that is done if this was its last user.
     pub async fn clear_processor(&self) {
-        let processor = self.contents().processor.take();
+        let executor = self.contents().executor.take();
         // A panic in the drop stays on that thread. Nothing is left to do about it.
-        drop(tokio::task::spawn_blocking(move || drop(processor)).await);
+        drop(tokio::task::spawn_blocking(move || drop(executor)).await);
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {

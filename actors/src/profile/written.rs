@@ -5,7 +5,7 @@ use bursar_kernels::{BLOCK_TOKENS, Tuning};
 use bursar_model::Envelope;
 use serde::{Deserialize, Serialize};
 
-use super::{ATTEMPTS_MAX, Basis, Difference, Needs, ProfileRecord};
+use super::{ATTEMPTS_MAX, Difference, MemoryRequirements, ProfileKey, ProfileRecord};
 use crate::pace::MeasuredCosts;
 
 /// What was measured, and on what basis. The start that uses it takes three things: the size of the cache, the right to
@@ -15,7 +15,7 @@ use crate::pace::MeasuredCosts;
 #[serde(deny_unknown_fields)]
 pub struct WrittenProfile {
     /// What the profile depends on.
-    pub basis: Basis,
+    pub basis: ProfileKey,
     /// Sequences in a step.
     pub sequences: usize,
     /// Tokens in a step.
@@ -50,7 +50,7 @@ pub struct Peak {
 
 impl WrittenProfile {
     /// The profile of a start that measured.
-    pub fn of(basis: Basis, record: &ProfileRecord, shrinks: u32, tuning: Option<Tuning>) -> Self {
+    pub fn of(basis: ProfileKey, record: &ProfileRecord, shrinks: u32, tuning: Option<Tuning>) -> Self {
         let ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks, peaks, costs } = record;
         let peak = |(worst_case, workspace): &(&'static str, Bytes)| Peak {
             worst_case: (*worst_case).to_owned(),
@@ -83,7 +83,7 @@ impl WrittenProfile {
 
     /// How it differs from what this plan and envelope would measure. With an equal basis that happens only if the file
     /// was edited, or if code changed and its version did not.
-    pub fn differences(&self, needs: &Needs, envelope: &Envelope) -> Vec<Difference> {
+    pub fn differences(&self, needs: &MemoryRequirements, envelope: &Envelope) -> Vec<Difference> {
         let numbers = [
             ("sequences", self.sequences, envelope.sequences),
             ("step_tokens", self.step_tokens, envelope.step_tokens),
@@ -116,6 +116,6 @@ fn peak(worst_case: &str) -> String {
 }
 
 /// The fewest blocks: the probe, and a whole context.
-fn least_blocks(needs: &Needs, envelope: &Envelope) -> usize {
+fn least_blocks(needs: &MemoryRequirements, envelope: &Envelope) -> usize {
     needs.probe_blocks.max(envelope.context_tokens.div_ceil(BLOCK_TOKENS))
 }

@@ -4,8 +4,8 @@ mod budget;
 mod effects;
 mod loss;
 mod memory;
-mod naps;
 mod show;
+mod sleep_tasks;
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ use self::{
     show::Known,
 };
 use super::{
-    Health, Home, MakeDevice, ModelHealth, Order, RuntimeMessage, Shown, Supervised,
+    Health, LoadRequest, MakeDevice, ModelHealth, OnReleased, RuntimeMessage, Shown, Supervised,
     core::{Input, Load, Parts, Rules, RuntimeCore, Shutdown},
 };
 use crate::{
@@ -33,7 +33,7 @@ use crate::{
     credit::Credits,
     engine::{EngineArguments, Status},
     metric,
-    pace::Card,
+    pace::GpuLoad,
     responder::Responder,
     sleep::{Rest, SleepError, SleepOrder},
     supervise::{Intensity, end_of},
@@ -84,12 +84,12 @@ pub struct RuntimeState {
     settings: BudgetSettings,
     budget: ActorCell,
     /// What all models do on the device.
-    card: Arc<Card>,
+    card: Arc<GpuLoad>,
     /// The core's models.
     engines: BTreeMap<String, Engine>,
     /// Models that were READY and then ended by themselves. An entry stays until the model is unloaded or its name is
     /// loaded again.
-    fallen: BTreeMap<String, Known>,
+    dead_models: BTreeMap<String, Known>,
     /// The next look for models that are to sleep, if one is due before the next second.
     look: JoinSet<()>,
     born: Instant,
@@ -99,8 +99,8 @@ pub struct RuntimeState {
 struct ActorParts;
 
 impl Parts for ActorParts {
-    type Order = Box<Order>;
-    type Waiter = Home;
+    type LoadRequest = Box<LoadRequest>;
+    type Waiter = OnReleased;
     type Sleeper = Responder<Result<(), SleepError>>;
     type Device = Arc<dyn Device>;
 }
@@ -147,7 +147,7 @@ impl Actor for RuntimeActor {
             budget,
             card: Arc::default(),
             engines: BTreeMap::new(),
-            fallen: BTreeMap::new(),
+            dead_models: BTreeMap::new(),
             look: JoinSet::new(),
             born: Instant::now(),
         });
@@ -217,7 +217,7 @@ impl RuntimeState {
             RuntimeMessage::Unload { name, within, reply } => {
                 Input::Unload { name, within, waiter: Box::new(move |cut_off| reply.answer(cut_off)) }
             }
-            RuntimeMessage::Forget { name, load, home } => Input::Forget { name, load, waiter: home },
+            RuntimeMessage::Forget { name, load, on_released } => Input::Forget { name, load, waiter: on_released },
             RuntimeMessage::Due { name, load } => Input::Due { name, load },
             RuntimeMessage::Ended { name, load, cut_off } => Input::Ended { name, load, cut_off },
             RuntimeMessage::Respawn { name, load, death } => Input::Respawn { name, load, death },
@@ -283,8 +283,8 @@ impl RuntimeState {
             Status::Ready(_) => ModelHealth::Ready,
             Status::Failed(_) | Status::Stopped { .. } => ModelHealth::Stopped,
         };
-        let fallen = self.fallen.keys().map(|name| (name.clone(), ModelHealth::Stopped));
+        let dead_models = self.dead_models.keys().map(|name| (name.clone(), ModelHealth::Stopped));
         let engines = self.engines.iter().map(|(name, engine)| (name.clone(), health(name, engine)));
-        Health { is_live: true, models: fallen.chain(engines).collect() }
+        Health { is_live: true, models: dead_models.chain(engines).collect() }
     }
 }

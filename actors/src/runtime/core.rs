@@ -12,8 +12,8 @@ mod child;
 mod effect;
 mod input;
 mod model;
-mod nap;
 mod sleep;
+mod sleep_state;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -26,19 +26,19 @@ use bursar_budgets::DeviceError;
 use self::{
     child::{Child, Verdict},
     model::{Ended, Model},
-    nap::Nap,
+    sleep_state::SleepState,
 };
 pub use self::{
     effect::Effect,
     input::{Input, Load},
-    nap::Seen,
+    sleep_state::IdleReport,
 };
 use crate::{budget::NO_MODEL, sleep::SleepLevel, supervise::Intensity};
 
 /// What a runtime is given and passes on unseen.
 pub trait Parts {
     /// What is loaded, and who is told of it.
-    type Order;
+    type LoadRequest;
     /// Who waits for the end of a model or of the runtime, and hears how many requests were cut off.
     type Waiter;
     /// Who waits for a model to sleep.
@@ -69,7 +69,7 @@ pub struct RuntimeCore<P: Parts> {
     budget: Child,
     models: BTreeMap<String, Model<P::Waiter, P::Sleeper>>,
     /// Those that wait for their turn to start, in that order.
-    hungry: VecDeque<String>,
+    waiting: VecDeque<String>,
     /// Numbers all engines. A load has the number of its first.
     next_generation: u64,
     shutdown: Option<Shutdown<P::Waiter>>,
@@ -97,7 +97,7 @@ impl<P: Parts> RuntimeCore<P> {
             lost: None,
             budget: Child::new(rules.budget),
             models: BTreeMap::new(),
-            hungry: VecDeque::new(),
+            waiting: VecDeque::new(),
             next_generation: 0,
             shutdown: None,
             effects: Vec::new(),
@@ -120,7 +120,7 @@ impl<P: Parts> RuntimeCore<P> {
         match input {
             Input::Load(load) => self.load(load, now),
             Input::Unload { name, within, waiter } => {
-                self.effects.push(Effect::ForgetFallen { name: name.clone() });
+                self.effects.push(Effect::ForgetDead { name: name.clone() });
                 self.leave(name, within, Some(waiter));
             }
             Input::Forget { name, load, waiter } => self.forget(name, load, waiter),
@@ -158,7 +158,7 @@ impl<P: Parts> RuntimeCore<P> {
         let name = self.free_name(load.name);
         let generation = self.take_generation();
         self.models.insert(name.clone(), Model::new(generation, load.intensity, load.sleep_after, now));
-        self.effects.push(Effect::ForgetFallen { name: name.clone() });
+        self.effects.push(Effect::ForgetDead { name: name.clone() });
         self.effects.push(Effect::Begin { name, generation, order: load.order });
     }
 
@@ -207,10 +207,10 @@ impl<P: Parts> RuntimeCore<P> {
         let of_shutdown = self.shutdown.is_some();
         let Some(model) = self.models.get_mut(&name) else { return };
         let is_going = model.is_going();
-        if let Nap::LyingDown(lying) = &mut model.nap
+        if let SleepState::Releasing(releasing) = &mut model.sleep_state
             && is_going
         {
-            lying.end.get_or_insert(reason);
+            releasing.end.get_or_insert(reason);
         } else if model.end(of_shutdown) {
             self.effects.push(Effect::End { load: model.load, name: name.clone(), reason });
             self.end_nap(&name);
@@ -227,13 +227,13 @@ impl<P: Parts> RuntimeCore<P> {
         }
         self.effects.push(Effect::Gone { name, is_let_go: let_go.is_some() });
         self.answer(let_go.into_iter().flatten(), cut_off);
-        self.feed_again();
+        self.admit_waiting_again();
     }
 
     /// An engine's actors died with it. Once its bytes are back, it starts again with the same weights.
     fn engine_died(&mut self, name: String, reason: String, now: Duration) {
         // What dies on a lost device begins again on its successor.
-        let model = self.models.get_mut(&name).filter(|model| self.lost.is_none() && model.nap.has_engine());
+        let model = self.models.get_mut(&name).filter(|model| self.lost.is_none() && model.sleep_state.has_engine());
         let Some(model) = model else { return };
         let load = model.load;
         match model.engine().map(|engine| engine.died(now)) {
@@ -249,7 +249,7 @@ impl<P: Parts> RuntimeCore<P> {
 
     fn respawn(&mut self, name: String, load: u64, death: u64) {
         let is_lost = self.lost.is_some();
-        let model = self.of_load(&name, load).filter(|model| model.nap.has_engine());
+        let model = self.of_load(&name, load).filter(|model| model.sleep_state.has_engine());
         let engine = model.and_then(Model::engine);
         if !is_lost && engine.is_some_and(|engine| engine.restart(death)) {
             self.spawn(name);
@@ -302,16 +302,16 @@ impl<P: Parts> RuntimeCore<P> {
         for name in self.going() {
             let Some(model) = self.models.get_mut(&name) else { continue };
             model.engine().into_iter().for_each(Child::replaced);
-            match &mut model.nap {
+            match &mut model.sleep_state {
                 // Weights that were kept for it belonged to the lost device.
-                Nap::Asleep(level) => *level = SleepLevel::Level2,
-                nap if nap.has_engine() => self.spawn(name),
+                SleepState::Asleep(level) => *level = SleepLevel::Level2,
+                sleep_state if sleep_state.has_engine() => self.spawn(name),
                 _ => {}
             }
         }
         let waiting = self.lost.take();
         waiting.into_iter().flatten().for_each(|load| self.load(load, now));
-        self.feed_again();
+        self.admit_waiting_again();
     }
 
     /// The models that are not ending.

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, DeviceGroup, HostConfig, HostDevice};
 
-use super::FewestFor;
+use super::MinDevicesFor;
 use crate::engine::{FewestRanks, StartError};
 
 /// Which device a runtime leases.
@@ -26,7 +26,7 @@ pub enum DeviceChoice {
     /// The same with host memory that stands in for GPUs, of this capacity each.
     HostRanks(usize, Bytes),
     /// As few devices as the models that will be loaded fit on.
-    Fewest(Box<FewestFor>),
+    MinDevices(Box<MinDevicesFor>),
     /// A device that the caller provides, for tests with faults. When it is lost the runtime ends.
     Custom(Arc<dyn Device>),
     /// Devices that the caller provides: the closure is called at the start and again after each loss.
@@ -45,7 +45,7 @@ impl fmt::Debug for DeviceChoice {
             DeviceChoice::AutoRanks(ranks, bytes) => write!(f, "AutoRanks({ranks}, {bytes})"),
             DeviceChoice::CudaRanks(ordinals) => write!(f, "CudaRanks({ordinals:?})"),
             DeviceChoice::HostRanks(ranks, bytes) => write!(f, "HostRanks({ranks}, {bytes})"),
-            DeviceChoice::Fewest(fewest) => write!(f, "Fewest({fewest:?})"),
+            DeviceChoice::MinDevices(min_devices) => write!(f, "Fewest({min_devices:?})"),
             DeviceChoice::Custom(device) => write!(f, "Custom({})", device.name()),
             DeviceChoice::Made(_) => write!(f, "Made"),
         }
@@ -69,7 +69,7 @@ impl DeviceChoice {
     /// No number does; a model cannot be planned, or a device not be opened.
     pub(super) fn chosen(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<FewestRanks>), StartError> {
         match self {
-            DeviceChoice::Fewest(fewest) => fewest.choose(canary),
+            DeviceChoice::MinDevices(min_devices) => min_devices.choose(canary),
             choice => Ok((choice, Vec::new())),
         }
     }
@@ -96,7 +96,7 @@ impl DeviceChoice {
                     opened => opened,
                 };
             }
-            DeviceChoice::Fewest(_) => unreachable!("a number of devices is chosen before they are opened"),
+            DeviceChoice::MinDevices(_) => unreachable!("a number of devices is chosen before they are opened"),
             DeviceChoice::Custom(device) => return Ok(Opened { device, stands_in: None, again: None }),
             DeviceChoice::Cuda(ordinal) => Arc::new(move || Ok(Arc::new(CudaDevice::open(ordinal)?))),
             DeviceChoice::Host(capacity) => Arc::new(move || Ok(Arc::new(HostDevice::new(HostConfig::new(capacity))?))),

@@ -10,8 +10,8 @@ use ractor::{Actor, ActorCell, ActorRef};
 use thiserror::Error;
 
 use super::{
-    DeviceChoice, Health, Order, RuntimeActor, RuntimeArguments, RuntimeMessage, Shown, Supervised, device::Opened,
-    unwinding,
+    DeviceChoice, Health, LoadRequest, RuntimeActor, RuntimeArguments, RuntimeMessage, Shown, Supervised,
+    device::Opened, unwinding,
 };
 use crate::{
     budget::{Budget, BudgetMailbox, WatchOptions},
@@ -147,7 +147,7 @@ impl Runtime {
     /// Starts a runtime. Call it within a multi-threaded tokio runtime.
     ///
     /// # Errors
-    /// The device cannot be opened, or the program is built with `panic = "abort"`. With [`DeviceChoice::Fewest`], no
+    /// The device cannot be opened, or the program is built with `panic = "abort"`. With [`DeviceChoice::MinDevices`], no
     /// number of devices does, or a model cannot be planned.
     pub async fn start(config: RuntimeConfig) -> Result<Self, RuntimeError> {
         Runtime::start_under(config, None).await
@@ -227,7 +227,7 @@ impl Runtime {
     ) -> Result<ModelHandle, RuntimeError> {
         let progress: ProgressSink = Arc::new(progress);
         let name = options.name.clone().unwrap_or_else(|| source.name());
-        let order = |reply| Box::new(Order { source: source.checkpoint, options, progress, reply });
+        let order = |reply| Box::new(LoadRequest { source: source.checkpoint, options, progress, reply });
         let loaded =
             tree::LOAD_MODEL.ask(&self.inner.actor, |reply| RuntimeMessage::Load { name, order: order(reply) }).await;
         match (loaded, self.device().check()) {

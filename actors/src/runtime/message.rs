@@ -16,10 +16,10 @@ use crate::{
 };
 
 /// Called with the number of requests cut off, when all memory of a model is back.
-pub type Home = Box<dyn FnOnce(usize) + Send>;
+pub type OnReleased = Box<dyn FnOnce(usize) + Send>;
 
 /// A model to load.
-pub struct Order {
+pub struct LoadRequest {
     /// Where its files come from.
     pub source: CheckpointOrigin,
     /// Its limits and other options.
@@ -46,7 +46,7 @@ pub enum RuntimeMessage {
         /// The model's name.
         name: String,
         /// What is loaded, and who is told of it.
-        order: Box<Order>,
+        order: Box<LoadRequest>,
     },
     /// Asks for the health; see [`crate::tree::HEALTH`].
     Health(Responder<Health>),
@@ -68,7 +68,7 @@ pub enum RuntimeMessage {
         /// The load number; another model of this name may exist by now.
         load: u64,
         /// Called when all its memory is back.
-        home: Option<Home>,
+        on_released: Option<OnReleased>,
     },
     /// A dead engine's memory is back and the wait is over: start its successor.
     Respawn {

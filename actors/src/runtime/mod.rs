@@ -3,9 +3,9 @@
 mod actor;
 mod core;
 mod device;
+mod device_search;
 #[cfg(feature = "prometheus")]
 mod door;
-mod fewest;
 mod handle;
 mod health;
 mod message;
@@ -20,10 +20,10 @@ mod unwinding;
 pub use crate::losses::Losses;
 pub use actor::{RuntimeActor, RuntimeArguments};
 pub use device::{DeviceChoice, MakeDevice};
-pub use fewest::{FewestFor, gpus, open_settings, roomiest_first};
+pub use device_search::{MinDevicesFor, gpus, open_settings, roomiest_first};
 pub use handle::{ModelSource, Runtime, RuntimeConfig, RuntimeError};
 pub use health::{Health, ModelHealth};
-pub use message::{Home, Order, RuntimeMessage, Supervised};
+pub use message::{LoadRequest, OnReleased, RuntimeMessage, Supervised};
 #[cfg(feature = "prometheus")]
 pub use metrics_server::{MetricsServer, ServeMetricsError};
 pub use placing::{Placement, Placing};

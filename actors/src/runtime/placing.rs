@@ -8,7 +8,7 @@ use bursar_model::Model;
 
 use super::{
     DeviceChoice, ModelSource, RuntimeError,
-    fewest::{Found, Planned, roomiest_first},
+    device_search::{Candidates, Planned, roomiest_first},
 };
 use crate::engine::{LoadOptions, StartError};
 
@@ -39,7 +39,7 @@ pub struct Placement {
 
 /// What a model takes.
 #[derive(Clone, Debug)]
-struct Need {
+struct Requirement {
     devices: usize,
     weights: Bytes,
     /// The numbers of devices that could share it out.
@@ -65,7 +65,7 @@ impl Placing {
     }
 
     fn placed(self) -> Result<Vec<Placement>, RuntimeError> {
-        let (found, free) = Found::roomiest_of(self.of.clone())?;
+        let (found, free) = Candidates::roomiest_of(self.of.clone())?;
         if found.opened.is_empty() {
             let ranks = self.ranks.unwrap_or(1);
             return Ok(vec![Placement { device: self.of, ranks, models: (0..self.models.len()).collect() }]);
@@ -80,8 +80,8 @@ impl Placing {
         }
         let needs = self.models.iter().map(|(source, options)| {
             let planned = found.planned(source, options).ok().flatten();
-            let fewest = |planned| match found.fewest_of(planned, source, options, self.canary) {
-                Ok(fewest) => fewest.ranks,
+            let min_ranks = |planned| match found.fewest_of(planned, source, options, self.canary) {
+                Ok(min_ranks) => min_ranks.ranks,
                 Err(StartError::NoRanksFit(_)) => count,
                 Err(_) => 1,
             };
@@ -89,17 +89,17 @@ impl Placing {
                 .ranks
                 .map(NonZeroUsize::get)
                 .or(self.ranks)
-                .unwrap_or_else(|| planned.as_ref().map_or(1, fewest));
-            Need::of(devices, planned, count)
+                .unwrap_or_else(|| planned.as_ref().map_or(1, min_ranks));
+            Requirement::of(devices, planned, count)
         });
-        let needs: Vec<Need> = needs.collect();
+        let needs: Vec<Requirement> = needs.collect();
         let placement =
             |Group { devices, models }| Placement { ranks: devices.len(), device: found.these(&devices), models };
         Ok(spread(&needs, &free).into_iter().map(placement).collect())
     }
 }
 
-impl Need {
+impl Requirement {
     /// Of a model that may not be planned, loading says why.
     fn of(devices: usize, planned: Option<Planned>, count: usize) -> Self {
         let weights = |ranks: usize| {
@@ -108,7 +108,7 @@ impl Need {
             Some(Bytes(heaviest.weight_bytes().0 * ranks as u64))
         };
         let cuts = (1..=count).filter(|ranks| weights(*ranks).is_some()).collect();
-        Need { devices, weights: weights(devices).unwrap_or(Bytes::ZERO), cuts }
+        Requirement { devices, weights: weights(devices).unwrap_or(Bytes::ZERO), cuts }
     }
 
     fn can_join(&self, group: &Group) -> bool {
@@ -121,7 +121,7 @@ impl Need {
 /// that they need, then of their weights, the largest first. `free` has the bytes that each device has; of devices without
 /// models the roomiest are taken. A model for which there are too few of those joins the group, of all that may share it
 /// out, which has the most left beside its models' weights.
-fn spread(needs: &[Need], free: &[Bytes]) -> Vec<Group> {
+fn spread(needs: &[Requirement], free: &[Bytes]) -> Vec<Group> {
     debug_assert!(needs.iter().all(|need| need.devices <= free.len()), "each fits on all of them");
     let mut order: Vec<usize> = (0..needs.len()).collect();
     order.sort_by_key(|model| (Reverse((needs[*model].devices, needs[*model].weights)), *model));
@@ -157,12 +157,12 @@ mod tests {
 
     use super::*;
 
-    fn of(devices: usize, gib: u64) -> Need {
-        Need { devices, weights: Bytes::gib(gib), cuts: (1..9).collect() }
+    fn of(devices: usize, gib: u64) -> Requirement {
+        Requirement { devices, weights: Bytes::gib(gib), cuts: (1..9).collect() }
     }
 
     /// Devices and models of each group.
-    fn spread_over(devices: usize, needs: &[Need]) -> Vec<(Vec<usize>, Vec<usize>)> {
+    fn spread_over(devices: usize, needs: &[Requirement]) -> Vec<(Vec<usize>, Vec<usize>)> {
         let groups = spread(needs, &vec![Bytes::gib(80); devices]);
         groups.into_iter().map(|group| (group.devices, group.models)).collect()
     }
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(spread_over(2, &[of(1, 7), of(2, 140)]), [(vec![0, 1], vec![0, 1])]);
         assert_eq!(spread_over(3, &[of(2, 140), of(2, 140)]), [(vec![0, 1], vec![0, 1])], "one is too few for it");
         // 70 GiB on each of two, 75 on one; nine heads are not for two.
-        let odd = Need { cuts: vec![1, 3], ..of(1, 1) };
+        let odd = Requirement { cuts: vec![1, 3], ..of(1, 1) };
         let needs = [of(2, 140), of(1, 75), of(1, 2)];
         assert_eq!(spread_over(3, &needs), [(vec![0, 1], vec![0, 2]), (vec![2], vec![1])]);
         let needs = [of(2, 140), of(1, 75), odd];
@@ -203,7 +203,7 @@ mod tests {
             needs in prop::collection::vec((1..5usize, 0..200u64), 1..12),
             free in prop::collection::vec(0..80u64, 4..9),
         ) {
-            let needs: Vec<Need> = needs.into_iter().map(|(devices, gib)| of(devices, gib)).collect();
+            let needs: Vec<Requirement> = needs.into_iter().map(|(devices, gib)| of(devices, gib)).collect();
             let free: Vec<Bytes> = free.into_iter().map(Bytes::gib).collect();
             let groups = spread(&needs, &free);
             let mut devices: Vec<usize> = groups.iter().flat_map(|group| group.devices.clone()).collect();

@@ -21,7 +21,7 @@ use super::{
     StepPlan, late::Delays,
 };
 use crate::{
-    budget::{Demand, Need},
+    budget::{KvDemand, SharedKvDemand},
     compute::lane::{Answer, Choice, Copied, CopyJob, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
     kv::{BlockLog, Copies, KvUse, SequenceId},
     metric::{self, Direction, Permit, Preempted},
@@ -57,7 +57,7 @@ pub struct SchedulerArguments {
     /// Blocks that host memory holds. 0 for no host tier.
     pub host_slots: usize,
     /// Where it says how much it needs its blocks. None if it neither lends nor borrows any.
-    pub demand: Option<Arc<Demand>>,
+    pub demand: Option<Arc<SharedKvDemand>>,
     /// Where it tells how blocks are used.
     pub kv_use: watch::Sender<KvUse>,
     /// Where it tells of blocks that sequences may begin with.
@@ -74,7 +74,7 @@ pub struct SchedulerState {
     /// When it began: the core's clock counts from then.
     began: Instant,
     /// Blocks were short a moment ago.
-    hungry_until: Option<Instant>,
+    waiting_until: Option<Instant>,
     /// When the last step ended.
     stepped_at: Instant,
     /// What the current message has counted so far.
@@ -151,7 +151,7 @@ impl Actor for SchedulerActor {
             arguments,
             under_way: VecDeque::new(),
             began: Instant::now(),
-            hungry_until: None,
+            waiting_until: None,
             stepped_at: Instant::now(),
             counted: Counted::default(),
             is_refused: false,
@@ -269,12 +269,12 @@ impl SchedulerState {
         let Some(demand) = &self.arguments.demand else { return };
         let (now, preempted) = (Instant::now(), self.core.preemptions().for_blocks);
         if self.core.lacks_blocks() || preempted > self.counted.preempted.for_blocks {
-            self.hungry_until = Some(now + HUNGRY_FOR);
+            self.waiting_until = Some(now + HUNGRY_FOR);
         }
         demand.set(match self.core.counts() {
-            (0, 0) => Need::Idle,
-            _ if self.hungry_until.is_some_and(|until| now < until) => Need::Hungry,
-            _ => Need::Busy,
+            (0, 0) => KvDemand::Idle,
+            _ if self.waiting_until.is_some_and(|until| now < until) => KvDemand::WaitingForBlocks,
+            _ => KvDemand::Busy,
         });
     }
 

@@ -23,12 +23,12 @@ use bursar_model::flow::{SequencePart, StepBatch};
 use super::{
     admission::ReplyLengths,
     sequence::{Charge, Finish, NewSequence, Sequence},
-    step::{ChosenRow, PartUnderWay, Scored, Share, Shown, StepPlan, StepUnderWay},
+    step::{ChosenRow, PartUnderWay, Scored, SequenceTokens, Shown, StepPlan, StepUnderWay},
 };
 use crate::{
     deadline::Deadline,
-    kv::{Allotment, BlockEvent, Copies, Demand, KvCore, SequenceId, Table},
-    order::{Tenants, Turn},
+    kv::{Allotment, BlockEvent, BlockRequest, Copies, KvCore, SequenceId, Table},
+    order::{OldestWaiting, Tenants},
     pace::Pace,
     tenant::{Tenant, TenantWeights},
 };
@@ -150,7 +150,7 @@ pub struct SchedulerCore {
     /// The time since it began.
     now: Duration,
     /// When the oldest that waits is next.
-    turn: Turn<SequenceId>,
+    turn: OldestWaiting<SequenceId>,
     /// The promised token interval. None: steps beside running streams are as large as others.
     pace: Option<Pace>,
     /// Pictures are being encoded on the same card.
@@ -180,7 +180,7 @@ impl SchedulerCore {
             sent_away: BTreeMap::new(),
             tenants: Tenants::default(),
             now: Duration::ZERO,
-            turn: Turn::default(),
+            turn: OldestWaiting::default(),
             pace: None,
             encodes: false,
             copies: host::HostCopies::default(),
@@ -314,7 +314,7 @@ impl SchedulerCore {
     fn take_out(&mut self, id: SequenceId) -> Option<Sequence> {
         let mut sequence = self.running.remove(&id)?;
         if sequence.charge == Charge::Whole {
-            self.tenants.refund(&sequence.spec.standing.tenant, sequence.prompt);
+            self.tenants.refund(&sequence.spec.scheduling_params.tenant, sequence.prompt);
             sequence.charge = Charge::None;
         }
         Some(sequence)
@@ -362,7 +362,11 @@ impl SchedulerCore {
 
     /// Takes the blocks that the step needs. Returns the shares without their cached tokens and a block table for each,
     /// or none if blocks are short.
-    fn take_blocks(&mut self, mut shares: Vec<Share>, effects: &mut Vec<Effect>) -> Option<(Vec<Share>, Vec<Table>)> {
+    fn take_blocks(
+        &mut self,
+        mut shares: Vec<SequenceTokens>,
+        effects: &mut Vec<Effect>,
+    ) -> Option<(Vec<SequenceTokens>, Vec<Table>)> {
         loop {
             let demands: Vec<_> = shares.iter().map(|share| self.demand(share)).collect();
             let Allotment { tables, short_by } = self.kv.allot(&demands);
@@ -403,9 +407,9 @@ impl SchedulerCore {
         self.release(sequences, effects);
     }
 
-    fn demand(&self, share: &Share) -> Demand {
+    fn demand(&self, share: &SequenceTokens) -> BlockRequest {
         let sequence = &self.running[&share.sequence];
-        Demand {
+        BlockRequest {
             sequence: share.sequence,
             held: sequence.cached,
             more: share.tokens,
@@ -426,7 +430,7 @@ impl SchedulerCore {
             .any(|(other, end)| sequence.begins_as(other, end))
     }
 
-    fn launch_step(&mut self, shares: &[Share], tables: &[Table], effects: &mut Vec<Effect>) {
+    fn launch_step(&mut self, shares: &[SequenceTokens], tables: &[Table], effects: &mut Vec<Effect>) {
         self.copy_leaving(effects);
         let plan = self.plan(shares, tables);
         self.gathers = self.looks_ahead && self.under_way.is_empty() && !plan.batch.is_decoding_alone();
@@ -436,7 +440,7 @@ impl SchedulerCore {
     }
 
     /// Packs the batch of a step.
-    fn plan(&self, shares: &[Share], tables: &[Table]) -> StepPlan {
+    fn plan(&self, shares: &[SequenceTokens], tables: &[Table]) -> StepPlan {
         let parts: Vec<_> = shares.iter().map(|share| (share.tokens, &self.running[&share.sequence])).collect();
         let pictures: Vec<_> = parts.iter().map(|(count, sequence)| sequence.pictures_in_next(*count)).collect();
         let next: Vec<_> = parts.iter().map(|(count, sequence)| sequence.next(*count)).collect();
@@ -473,13 +477,13 @@ impl SchedulerCore {
     }
 
     /// Records that the lane has the step.
-    fn launch(&mut self, shares: &[Share], plan: &StepPlan) {
+    fn launch(&mut self, shares: &[SequenceTokens], plan: &StepPlan) {
         let StepPlan { rows, shown, .. } = plan;
         let (work, pictures) = (self.work(shares), self.encodes);
         let parts = Vec::with_capacity(shares.len());
         let mut step = StepUnderWay { parts, released_behind: Vec::new(), work, pictures };
         let mut next_row = 0;
-        for Share { sequence: id, tokens } in shares {
+        for SequenceTokens { sequence: id, tokens } in shares {
             let sequence = self.running.get_mut(id).expect("it has a share");
             let chooses = rows.get(next_row).is_some_and(|row| row.sequence == *id);
             sequence.launch(*tokens, chooses.then_some(next_row as u32));
@@ -493,7 +497,7 @@ impl SchedulerCore {
     }
 
     /// Skips the part of a sequence's beginning that others have computed.
-    fn take_found(&mut self, share: &mut Share, table: &Table, effects: &mut Vec<Effect>) {
+    fn take_found(&mut self, share: &mut SequenceTokens, table: &Table, effects: &mut Vec<Effect>) {
         assert_eq!(table.sequence, share.sequence, "the allotment answers the demands in order");
         let sequence = self.running.get_mut(&share.sequence).expect("it has a share");
         if table.held > sequence.cached {
@@ -505,7 +509,7 @@ impl SchedulerCore {
             sequence.has_begun = true;
             if sequence.charge == Charge::Whole {
                 sequence.charge = Charge::Computed;
-                self.tenants.find(&sequence.spec.standing.tenant, sequence.prompt, table.held);
+                self.tenants.find(&sequence.spec.scheduling_params.tenant, sequence.prompt, table.held);
             }
             effects.push(Effect::Found(share.sequence, table.held));
         }
@@ -547,7 +551,7 @@ impl SchedulerCore {
                 None => continue,
                 Some(None) => Some(Finish::Broken),
                 Some(Some(token)) => {
-                    self.tenants.token(&sequence.spec.standing.tenant);
+                    self.tenants.token(&sequence.spec.scheduling_params.tenant);
                     let finish = sequence.push(token);
                     if !matches!(finish, Some(Finish::Stop(_))) {
                         effects.push(Effect::Token(id, token));

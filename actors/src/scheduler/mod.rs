@@ -5,14 +5,14 @@ mod admission;
 mod core;
 mod late;
 mod message;
+mod scheduling_params;
 mod sequence;
-mod standing;
 mod step;
 
 pub use actor::{SchedulerActor, SchedulerArguments};
 pub use admission::{SequenceForecast, predicted_peak};
 pub use core::{Effect, Input, Limits, Preemptions, SchedulerCore};
 pub use message::{Admission, Delivery, SchedulerMessage};
-pub use sequence::{Finish, NewSequence, PicturePlace};
-pub use standing::Standing;
+pub use scheduling_params::SchedulingParams;
+pub use sequence::{Finish, NewSequence, PicturePlaceholder};
 pub use step::{ChosenRow, Scored, Shown, StepPlan};

@@ -8,7 +8,7 @@ use bursar_model::{
     sampling::Sampler,
 };
 
-use super::Standing;
+use super::SchedulingParams;
 use crate::{
     deadline::Deadlines,
     kv::{SequenceId, StoredBlock},
@@ -30,11 +30,11 @@ pub struct NewSequence {
     /// The most tokens that it may produce, including `produced`.
     pub tokens_max: usize,
     /// Placeholders, and the embeddings that replace them.
-    pub pictures: Vec<PicturePlace>,
+    pub pictures: Vec<PicturePlaceholder>,
     /// Names of its whole blocks, as far as known; see [`name_blocks`](NewSequence::name_blocks).
     pub prefix: PrefixKeys,
     /// What decides when it is served, besides its age.
-    pub standing: Standing,
+    pub scheduling_params: SchedulingParams,
     /// Shared by samples of one prompt, whose blocks then count once.
     pub group: Option<u64>,
     /// How many of the likeliest tokens to report beside each prompt token's log-probability. None: prompts are not
@@ -77,7 +77,7 @@ impl NewSequence {
 
 /// A picture's place in the prompt, and its embeddings in the vision cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PicturePlace {
+pub struct PicturePlaceholder {
     /// The prompt tokens that stand for the picture, and its content.
     pub content: PictureContent,
     /// The row of the vision cache for each of those tokens. Empty if blocks are counted on that hold them: without these

@@ -55,7 +55,7 @@ pub struct Scored {
 
 /// How many tokens of a sequence a step runs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Share {
+pub(super) struct SequenceTokens {
     pub(super) sequence: SequenceId,
     pub(super) tokens: usize,
 }

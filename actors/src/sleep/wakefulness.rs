@@ -12,7 +12,7 @@ pub enum Rest {
     /// Requests are let in.
     Awake,
     /// Those that are in end, and no more are let in.
-    FallingAsleep,
+    Draining,
     /// It holds no device memory.
     Asleep(SleepLevel),
     /// It starts again, or waits for room to do so.
@@ -141,7 +141,7 @@ impl Wakefulness {
                 }
                 state.rest
             };
-            if seen.replace(rest) != Some(rest) && matches!(rest, Rest::FallingAsleep | Rest::Asleep(_)) {
+            if seen.replace(rest) != Some(rest) && matches!(rest, Rest::Draining | Rest::Asleep(_)) {
                 wake();
             }
             // `self` keeps the sender alive, so this wait cannot fail.
@@ -203,7 +203,7 @@ mod tests {
         model.set(Rest::Awake);
         let inside = waiting.await.expect("no panic").expect("it is awake");
         assert_eq!((model.inside(), wakes.load(std::sync::atomic::Ordering::Relaxed)), (1, 1));
-        model.set(Rest::FallingAsleep);
+        model.set(Rest::Draining);
         let emptied = tokio::time::timeout(Duration::from_secs(1), model.empty()).await;
         assert!(emptied.is_err(), "one is still in");
         drop(inside);

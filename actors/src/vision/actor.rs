@@ -12,14 +12,14 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tracing::{Instrument, Level, Span, debug, debug_span, enabled};
 
 use super::{
-    Effect, EmbedRequest, Found, Input, PictureRequest, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError,
-    VisionMessage, known::KnownFiles,
+    CacheLookup, Effect, EmbedRequest, Input, PictureRequest, PinnedPicture, PinnedPictures, Ticket, VisionCore,
+    VisionError, VisionMessage, known::KnownFiles,
 };
 use crate::{
     budget::Budget,
     compute::lane::{Answer, Copied, CopyJob, EncodeJob, Job, Lane, RefusalSink},
     metric::{self, Permit},
-    order::{Line, Rank},
+    order::{Line, Priority},
     pace::Pacing,
     responder::Responder,
     tenant::TenantWeights,
@@ -111,7 +111,7 @@ impl Drop for Decoder {
 }
 
 struct Pending {
-    rank: Rank,
+    rank: Priority,
     grids: Vec<Grid>,
     keys: Vec<PictureHash>,
     /// The files, should pictures be lost that were not decoded.
@@ -236,7 +236,7 @@ impl VisionState {
 
     /// Counts pictures that got rows, and where they were found.
     fn count_found(&mut self) {
-        let Found { pictures, hits, host_hits } = self.core.take_found();
+        let CacheLookup { pictures, hits, host_hits } = self.core.take_found();
         self.count_query(pictures, hits);
         metric::ENCODER_CACHE_HOST_HITS_TOTAL.add(&self.arguments.model_label, host_hits);
     }

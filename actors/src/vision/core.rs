@@ -9,10 +9,10 @@ use std::{
 use bursar_kernels::ops::copy_blocks::BlockCopy;
 use bursar_model::flow::PictureHash;
 
-use super::host::HostPlace;
+use super::host::HostSlots;
 use crate::{
     compute::LAUNCHES,
-    order::{Line, Rank},
+    order::{Line, Priority},
     tenant::TenantWeights,
 };
 
@@ -47,7 +47,7 @@ pub struct PictureRequest {
 #[derive(Clone, Debug)]
 pub enum Input {
     /// A request's pictures are decoded or held. It needs all of them at once, and waits at this rank.
-    Want(Ticket, Rank, Vec<PictureRequest>),
+    Want(Ticket, Priority, Vec<PictureRequest>),
     /// The oldest running launch has ended.
     Encoded,
     /// The oldest copies have ended.
@@ -123,7 +123,7 @@ struct Batch {
 
 /// Pictures that got rows, by where they were found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct CacheLookup {
     /// All of them.
     pub pictures: usize,
     /// Those that need no launch of their own.
@@ -155,11 +155,11 @@ pub struct VisionCore {
     /// The launches that the lane has, the oldest first.
     under_way: VecDeque<Vec<PictureHash>>,
     /// Where pictures go that are evicted.
-    host: HostPlace,
+    host: HostSlots,
     batch: Batch,
     /// The pictures that come with each of the copies that the lane has, the oldest first.
     copying: VecDeque<Vec<PictureHash>>,
-    found: Found,
+    found: CacheLookup,
     clock: u64,
 }
 
@@ -179,10 +179,10 @@ impl VisionCore {
             pending: VecDeque::new(),
             queue: VecDeque::new(),
             under_way: VecDeque::with_capacity(LAUNCHES),
-            host: HostPlace::new(0),
+            host: HostSlots::new(0),
             batch: Batch::default(),
             copying: VecDeque::with_capacity(COPIES),
-            found: Found::default(),
+            found: CacheLookup::default(),
             clock: 0,
         }
     }
@@ -203,7 +203,7 @@ impl VisionCore {
     /// Lets evicted pictures go to so many rows in host memory (ADR 15).
     #[must_use]
     pub fn with_host(self, rows: usize) -> Self {
-        VisionCore { host: HostPlace::new(rows), ..self }
+        VisionCore { host: HostSlots::new(rows), ..self }
     }
 
     /// Takes one input. Returns what must be done.
@@ -257,7 +257,7 @@ impl VisionCore {
     }
 
     /// What got rows since this was last asked.
-    pub fn take_found(&mut self) -> Found {
+    pub fn take_found(&mut self) -> CacheLookup {
         mem::take(&mut self.found)
     }
 
@@ -302,7 +302,7 @@ impl VisionCore {
         self.lacks_rows && !self.waiting.is_empty()
     }
 
-    fn want(&mut self, ticket: Ticket, rank: Rank, pictures: Vec<PictureRequest>, effects: &mut Vec<Effect>) {
+    fn want(&mut self, ticket: Ticket, rank: Priority, pictures: Vec<PictureRequest>, effects: &mut Vec<Effect>) {
         let rows = distinct(&pictures).map(|picture| picture.rows).sum();
         let too_large = pictures.iter().any(|picture| picture.patches > self.launch_patches);
         if rows > self.rows_total || too_large {

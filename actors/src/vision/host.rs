@@ -12,7 +12,7 @@ use bursar_model::flow::PictureHash;
 /// Copies run in the order in which they were decided, so slots have their content, and may be given away again, from the
 /// decision on.
 #[derive(Debug)]
-pub(super) struct HostPlace {
+pub(super) struct HostSlots {
     slots: usize,
     /// The first are used next, so that neighbours on the device are neighbours here.
     free: BTreeSet<u32>,
@@ -27,11 +27,11 @@ struct Stored {
     used: u64,
 }
 
-impl HostPlace {
+impl HostSlots {
     /// An empty place for so many rows.
     pub(super) fn new(slots: usize) -> Self {
         let free = (0..slots as u32).collect();
-        HostPlace { slots, free, stored: BTreeMap::new(), by_use: BTreeMap::new() }
+        HostSlots { slots, free, stored: BTreeMap::new(), by_use: BTreeMap::new() }
     }
 
     /// Whether it can hold anything.
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn the_longest_unused_pictures_make_room_and_those_kept_do_not() {
-        let mut place = HostPlace::new(8);
+        let mut place = HostSlots::new(8);
         let none = |_: &PictureHash| false;
         assert_eq!(place.store(hash(1), 3, 1, none), slots(&[0, 1, 2]));
         assert_eq!(place.store(hash(2), 4, 2, none), slots(&[3, 4, 5, 6]));

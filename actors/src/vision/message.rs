@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use super::{PinnedPictures, Ticket};
 use crate::{
-    budget::LeaseError, compute::lane::LaneError, order::Rank, responder::Responder, supervise::FaultInjection,
+    budget::LeaseError, compute::lane::LaneError, order::Priority, responder::Responder, supervise::FaultInjection,
 };
 
 /// Messages from chat drivers (credit: one per accepted request), from its own CPU threads and from the vision lane.
@@ -22,7 +22,7 @@ pub enum VisionMessage {
         /// In the order of the request.
         pictures: Vec<VisualPlan>,
         /// What decides when they are decoded and encoded.
-        rank: Rank,
+        rank: Priority,
         /// The rows of the pictures and of each step of the videos.
         reply: Responder<Result<PinnedPictures, VisionError>>,
     },
@@ -63,7 +63,7 @@ pub enum VisionMessage {
 /// A request for pictures on its way to the cache.
 pub struct EmbedRequest {
     pub(super) ticket: Ticket,
-    pub(super) rank: Rank,
+    pub(super) rank: Priority,
     /// The files, in the order of the request.
     pub(super) plans: Arc<[VisualPlan]>,
     pub(super) reply: Responder<Result<PinnedPictures, VisionError>>,

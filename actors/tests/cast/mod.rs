@@ -9,9 +9,9 @@ use std::{
 use bursar_actors::{
     deadline::{Deadline, Deadlines},
     kv::SequenceId,
-    order::Rank,
+    order::Priority,
     pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
-    scheduler::{Finish, NewSequence, PicturePlace, Standing},
+    scheduler::{Finish, NewSequence, PicturePlaceholder, SchedulingParams},
     tenant::{Tenant, TenantWeights},
     vision::{PictureRequest, Ticket},
 };
@@ -155,14 +155,14 @@ impl Request {
     }
 
     /// The places of its pictures, with these rows for all but the first `computed`.
-    pub fn places(&self, rows: &[Arc<[u32]>]) -> Vec<PicturePlace> {
+    pub fn places(&self, rows: &[Arc<[u32]>]) -> Vec<PicturePlaceholder> {
         let mut rows = rows.iter().cloned();
         let mut start = 0;
         let place = |(number, picture): (usize, &PictureRequest)| {
             let content = PictureContent { tokens: start..start + picture.rows, hash: picture.key };
             start += picture.rows;
             let cache_rows = if number < self.computed { [].into() } else { rows.next().expect("it was encoded") };
-            PicturePlace { content, cache_rows }
+            PicturePlaceholder { content, cache_rows }
         };
         self.pictures.iter().enumerate().map(place).collect()
     }
@@ -198,11 +198,11 @@ impl Request {
     }
 
     /// A third have a priority other than 0, and there are four tenants.
-    pub fn standing(&self, now: Duration) -> Standing {
+    pub fn scheduling_params(&self, now: Duration) -> SchedulingParams {
         let priority = [0, 0, 0, 0, 2, -1][self.number as usize % 6];
         let left = self.to_meet().map(|_, due| Some(due.saturating_sub(now)));
         let tenant = Tenant::new(["", "even", "odd", "rare"][self.number as usize * 7 % 11 % 4]);
-        Standing { priority, tenant, left }
+        SchedulingParams { priority, tenant, left }
     }
 
     /// How many of the likeliest tokens are told beside each token of its prompt: one prompt in ten is scored,
@@ -212,9 +212,9 @@ impl Request {
     }
 
     /// Its rank among those that wait for pictures.
-    pub fn rank(&self) -> Rank {
-        let Standing { priority, tenant, .. } = self.standing(Duration::ZERO);
-        Rank { priority, tenant, had_turn: !self.produced.is_empty() }
+    pub fn rank(&self) -> Priority {
+        let SchedulingParams { priority, tenant, .. } = self.scheduling_params(Duration::ZERO);
+        Priority { priority, tenant, had_turn: !self.produced.is_empty() }
     }
 
     /// The tokens and the finish that it must end with.

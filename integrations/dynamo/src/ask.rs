@@ -107,7 +107,7 @@ fn shortest(value: f32) -> f64 {
 /// Ends by tokens and limits. Stop texts are the frontend's: it has the text.
 fn stops(asked: &StopConditions, mut chat: Chat) -> (Chat, Vec<u32>) {
     chat = asked.max_tokens.iter().fold(chat, |chat, most| chat.max_tokens(*most as usize));
-    chat = asked.min_tokens.iter().fold(chat, |chat, fewest| chat.min_tokens(*fewest as usize));
+    chat = asked.min_tokens.iter().fold(chat, |chat, min_ranks| chat.min_tokens(*min_ranks as usize));
     if asked.ignore_eos == Some(true) {
         return (chat.ignore_end(), Vec::new());
     }

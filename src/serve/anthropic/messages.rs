@@ -19,7 +19,7 @@ use crate::{
     Chat, ModelHandle, Role, ToolChoice,
     serve::{
         body::{JsonBody, Room},
-        draft::{self, Places},
+        draft::{self, MediaFields},
         effort::with_effort,
         error::ApiError,
         form::form,
@@ -78,7 +78,7 @@ async fn chat(
     model: &ModelHandle,
     shared: &Shared,
     room: &mut Room,
-) -> Result<(Chat, Places), ApiError> {
+) -> Result<(Chat, MediaFields), ApiError> {
     if request.mcp_servers.as_ref().is_some_and(|servers| !servers.is_empty()) {
         let error =
             ApiError::invalid("mcp_servers", "`mcp_servers` is not supported: this server does not call tools itself");

@@ -17,7 +17,7 @@ use crate::{
     Chat, ModelHandle, ToolChoice,
     serve::{
         body::{JsonBody, Room},
-        draft::{self, Places},
+        draft::{self, MediaFields},
         effort::with_effort,
         error::ApiError,
         form::with_format,
@@ -64,7 +64,7 @@ pub(in crate::serve) async fn chat(
     model: &ModelHandle,
     shared: &Shared,
     room: &mut Room,
-) -> Result<(Chat, Places), ApiError> {
+) -> Result<(Chat, MediaFields), ApiError> {
     if fields.modalities.iter().flatten().any(|modality| modality != "text") {
         return Err(ApiError::invalid("modalities", "replies can only be text").hint("set `modalities` to `text` only"));
     }

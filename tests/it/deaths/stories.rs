@@ -243,7 +243,8 @@ fn a_budget_killed_during_a_start_is_replaced_and_starting_continues() {
 #[test]
 fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
     use bursar_actors::{
-        kv::SequenceId, scheduler::Admission, scheduler::NewSequence, scheduler::PicturePlace, scheduler::Standing,
+        kv::SequenceId, scheduler::Admission, scheduler::NewSequence, scheduler::PicturePlaceholder,
+        scheduler::SchedulingParams,
     };
     use bursar_model::{
         flow::PictureContent, flow::PictureHash, flow::PrefixKeys, sampling::Sampler, sampling::SamplingParams,
@@ -256,7 +257,7 @@ fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
         let backs = stage.device.counts().backs;
         // Sequences that no driver would make: a token outside the vocabulary, a row outside the vision cache.
         let content = PictureContent { tokens: 0..1, hash: PictureHash([0; 32]) };
-        let place = PicturePlace { content, cache_rows: [u32::MAX].into() };
+        let place = PicturePlaceholder { content, cache_rows: [u32::MAX].into() };
         for (token, pictures) in [(u32::MAX, Vec::new()), (5, vec![place])] {
             let serving = stage.model.serving().await.expect("it serves");
             let reply = stage.model.chat(long(1)).await.expect("accepted");
@@ -269,7 +270,7 @@ fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
                 tokens_max: 4,
                 pictures,
                 prefix: PrefixKeys::default(),
-                standing: Standing::default(),
+                scheduling_params: SchedulingParams::default(),
                 group: None,
                 score_prompt: None,
                 stop_tokens: [].into(),

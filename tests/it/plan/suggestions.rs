@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bursar::{Bytes, Forecast, LoadOptions, Suggestion, knobs::Knobs, knobs::TABLE};
-use bursar_actors::{engine::Change, engine::Question, engine::TOTAL, profile::Place};
+use bursar_actors::{engine::Change, engine::Question, engine::TOTAL, profile::MemoryState};
 use bursar_kernels::{CudaTarget, DType, Target};
 use bursar_model::{Model, checkpoint::Checkpoint, checkpoint::CheckpointSource, registry, registry::shapes};
 use proptest::{
@@ -92,12 +92,17 @@ impl Subject {
     }
 
     /// None if these settings are refused.
-    fn forecast(&self, card: usize, settings: &Map<String, Value>, place: Place) -> Option<(LoadOptions, Forecast)> {
+    fn forecast(
+        &self,
+        card: usize,
+        settings: &Map<String, Value>,
+        place: MemoryState,
+    ) -> Option<(LoadOptions, Forecast)> {
         let (knobs, names) = Knobs::named_from(settings.clone()).ok()?;
         let options = LoadOptions { names, ..knobs.options().ok()? };
         let (model, target) = &self.models[card];
         let pictures = self.checkpoint.image_processor.as_ref();
-        let place = Place { canary: knobs.canary.or(place.canary), ..place };
+        let place = MemoryState { canary: knobs.canary.or(place.canary), ..place };
         let question = Question { model, pictures, target: Target::Cuda(*target), options: &options, place };
         let forecast = Forecast::of(&question).ok()?;
         Some((options, forecast))
@@ -106,8 +111,8 @@ impl Subject {
     /// How many suggestions were tried.
     fn check(&self, card: usize, settings: &Map<String, Value>) -> usize {
         let total = Bytes::mib(CARDS[card].2);
-        let nothing = Place::of_available(total, Bytes::mib(2));
-        let place = Place { overhead: Bytes::mib(548), canary: None, ..nothing };
+        let nothing = MemoryState::of_available(total, Bytes::mib(2));
+        let place = MemoryState { overhead: Bytes::mib(548), canary: None, ..nothing };
         let Some((options, forecast)) = self.forecast(card, settings, place) else { return 0 };
         let Some(unfit) = forecast.unfit else { return 0 };
         let helpful = unfit.suggestions.iter().filter(|suggestion| suggestion.to.is_some());

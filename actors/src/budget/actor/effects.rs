@@ -2,7 +2,7 @@
 
 use bursar_budgets::{Bytes, Class, Effect, Grant, Input, Lease, LeaseId, Memory, Refusal, Refused, Resized};
 
-use super::{Asked, Asker, BudgetState, Order, lease_sums};
+use super::{Asked, Asker, BudgetState, ResizeOrder, lease_sums};
 use crate::event::{Event, Leased};
 
 impl BudgetState {
@@ -15,7 +15,7 @@ impl BudgetState {
             Effect::Freed { lease, .. } => self.forget(lease),
             Effect::OwnerCleared { .. } => self.answer_cleared(),
             Effect::GateMoved { model, to } => drop(self.mailbox.books().gates.insert(model, to)),
-            Effect::GiveUp { lease, to, .. } => self.order(lease, Order::GiveUp { to }),
+            Effect::GiveUp { lease, to, .. } => self.order(lease, ResizeOrder::GiveUp { to }),
             // The canary is looked at after every message.
             Effect::CanaryGiven { .. }
             | Effect::CanaryTaken { .. }

@@ -6,7 +6,7 @@ use bursar_budgets::{Account, Bytes, Class, DeviceError, DeviceMemory, Input, Le
 
 use super::BudgetState;
 use crate::{
-    budget::{Elastic, Lendable, Look, Need, Order, Pressure, Room, Wanting, cards},
+    budget::{Elastic, Headroom, KvDemand, Lendable, Pressure, Probe, ResizeOrder, Wanting, gpus},
     metric,
 };
 
@@ -114,21 +114,21 @@ impl BudgetState {
         let is_settled = self.is_settled();
         let before = self.in_use();
         let beside = self.mailbox.books().beside;
-        let mut seen = match cards::look(&*self.device, self.ours(&before), beside) {
+        let mut seen = match gpus::look(&*self.device, self.ours(&before), beside) {
             Err(error) if error.is_lost() => return Ok(()),
             seen => seen?,
         };
         if self.ledger.is_profiling() || !(is_settled && self.is_settled()) {
             // At first there are none, and what is seen stands.
-            let known = self.cards.iter().map(Some).chain(std::iter::repeat(None));
-            let with = |(card, known): (cards::Card, Option<&cards::Card>)| match known {
+            let known = self.gpus.iter().map(Some).chain(std::iter::repeat(None));
+            let with = |(card, known): (gpus::Gpu, Option<&gpus::Gpu>)| match known {
                 Some(known) => card.with_others_of(known),
                 None => card,
             };
             seen = seen.into_iter().zip(known).map(with).collect();
         }
-        self.mailbox.books().fullest = cards::fullest(&seen);
-        self.cards = seen;
+        self.mailbox.books().fullest = gpus::fullest(&seen);
+        self.gpus = seen;
         Ok(())
     }
 
@@ -188,7 +188,7 @@ impl BudgetState {
         }
     }
 
-    pub(super) fn order(&self, lease: LeaseId, order: Order) {
+    pub(super) fn order(&self, lease: LeaseId, order: ResizeOrder) {
         let orders = self.mailbox.books().elastic.get(&lease).map(|elastic| elastic.orders.clone());
         orders.iter().for_each(|orders| orders(order));
     }
@@ -196,24 +196,24 @@ impl BudgetState {
     /// Offers memory that has stayed free to the leases that gave it up, the oldest lease first.
     fn offer_growth(&mut self) {
         let account = *self.ledger.account(Memory::Device);
-        let look = Look {
+        let look = Probe {
             at: self.born.elapsed(),
             available: account.available(),
             is_pressed: self.is_pressed() || self.ledger.waiting_for(Memory::Device) > 0,
         };
         // What an idle model lends is for those whose requests wait.
-        let is_hungry = self.mailbox.lendable().iter().any(|lease| lease.need == Need::Hungry);
+        let is_waiting = self.mailbox.lendable().iter().any(|lease| lease.need == KvDemand::WaitingForBlocks);
         let wanting: Vec<Wanting> = {
             let books = self.mailbox.books();
             let wanting = books.elastic.iter().filter_map(|(lease, elastic)| {
                 let Elastic { most, step, .. } = *elastic;
-                let bytes = self.ledger.holding(*lease).filter(|_| !(is_hungry && self.lending.lends(*lease)))?.bytes;
+                let bytes = self.ledger.holding(*lease).filter(|_| !(is_waiting && self.lending.lends(*lease)))?.bytes;
                 Some(Wanting { lease: *lease, bytes, most, step })
             });
             wanting.collect()
         };
         for offer in self.regrowth.look(look, &wanting) {
-            self.order(offer.lease, Order::MayGrow { to: offer.to });
+            self.order(offer.lease, ResizeOrder::MayGrow { to: offer.to });
         }
     }
 
@@ -234,8 +234,8 @@ impl BudgetState {
         // Models give way only for a lease that they can serve together.
         let given = leases.iter().map(Lendable::would_give).sum();
         let awaited = if awaited <= given { awaited } else { Bytes::ZERO };
-        let room = Room { at: self.born.elapsed(), available, awaited, is_pressed: self.is_pressed() };
-        for (lease, order) in self.lending.orders(room, &leases) {
+        let headroom = Headroom { at: self.born.elapsed(), available, awaited, is_pressed: self.is_pressed() };
+        for (lease, order) in self.lending.orders(headroom, &leases) {
             self.order(lease, order);
         }
         for Lendable { lease, bytes, share, .. } in leases {

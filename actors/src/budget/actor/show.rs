@@ -74,7 +74,7 @@ impl BudgetState {
         metric::DEVICE_TOTAL_BYTES.set(device, memory.total);
         metric::DEVICE_FREE_BYTES.set(device, memory.free);
         drift.into_iter().for_each(|drift| metric::DRIFT_BYTES.set(device, drift));
-        self.cards.iter().for_each(|card| card.show(device));
+        self.gpus.iter().for_each(|card| card.show(device));
         if self.all_shown.is_none_or(|at| at.elapsed() >= metric::SHOWN_EVERY) {
             self.all_shown = Some(Instant::now());
             self.show_all();

@@ -19,8 +19,8 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use super::*;
 use crate::{
     chat::{Image, Video},
-    engine::{LoadOptions, Own},
-    profile::Needs,
+    engine::{LoadOptions, ModelBounds},
+    profile::MemoryRequirements,
 };
 
 /// What the worst cases of a start have run.
@@ -42,7 +42,7 @@ fn demo_checkpoint() -> Checkpoint {
 
 fn context_of(checkpoint: &Checkpoint, model: &Model, envelope: Envelope) -> ModelContext {
     let options = LoadOptions { envelope: Some(envelope), ..LoadOptions::default() };
-    let own = Own { family: model.config(), pictures: checkpoint.image_processor.as_ref(), is_host: true };
+    let own = ModelBounds { family: model.config(), pictures: checkpoint.image_processor.as_ref(), is_host: true };
     let inputs = options.lowered(&own).expect("its limits agree");
     ModelContext::new(
         "demo".to_owned(),
@@ -58,7 +58,8 @@ fn stressed(envelope: Envelope) -> Stressed {
     let checkpoint = demo_checkpoint();
     let model = Model::plan(&checkpoint, &TARGET).expect("it is whole");
     let context = context_of(&checkpoint, &model, envelope);
-    let needs = Needs::plan(&model, TARGET, &context.envelope, Bytes::kib(64)).expect("its worst cases go together");
+    let needs = MemoryRequirements::plan(&model, TARGET, &context.envelope, Bytes::kib(64))
+        .expect("its worst cases go together");
     let mut stressed =
         Stressed { context, tokens: 0, blocks: needs.probe_blocks, launch_patches: 0, cache_rows: needs.cache_rows };
     for (worst_case, _) in &needs.worst_cases {

@@ -17,7 +17,7 @@ use super::{
     ModelRunner,
     choosing::TokenChoice,
     job::{LaneError, StepJob},
-    pending::Launched,
+    pending::RunningStep,
 };
 
 /// The graphs that a lane has captured. They are dropped before the memory that they use.
@@ -95,7 +95,7 @@ impl<B: Backend> ModelRunner<B> {
     /// ask for more than the likeliest tokens, one replay, and the download of tokens. If that size is not captured,
     /// the same work is launched in the same size: the size determines how sums are split, so tokens must not depend on
     /// what is captured. None for any other step, and on a device without graphs.
-    pub(super) fn decode_alone(&self, job: &StepJob) -> Option<Result<Launched, LaneError>> {
+    pub(super) fn decode_alone(&self, job: &StepJob) -> Option<Result<RunningStep, LaneError>> {
         let inputs = self.memory.graphs.as_ref()?;
         if !job.batch.is_decoding_alone() {
             return None;
@@ -104,7 +104,7 @@ impl<B: Backend> ModelRunner<B> {
         layout.takes(&job.batch).then(|| self.decode_in(&layout, job))
     }
 
-    fn decode_in(&self, layout: &StepLayout, job: &StepJob) -> Result<Launched, LaneError> {
+    fn decode_in(&self, layout: &StepLayout, job: &StepJob) -> Result<RunningStep, LaneError> {
         self.upload_inputs(layout, &job.batch)?;
         let graphs = self.graphs.by_rows.borrow();
         let captured = graphs.get(&layout.tokens);
@@ -126,7 +126,7 @@ impl<B: Backend> ModelRunner<B> {
             }
             Ok(wanted.download(scope, &buffers, layout.logit_rows)?)
         })?;
-        Ok(Launched { choosing, scores: None, is_by_graph: captured.is_some(), loads: None })
+        Ok(RunningStep { choosing, scores: None, is_by_graph: captured.is_some(), loads: None })
     }
 
     fn upload_inputs(&self, layout: &StepLayout, batch: &StepBatch) -> Result<(), KernelError> {

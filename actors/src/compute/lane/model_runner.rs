@@ -21,11 +21,11 @@ use super::{
     choosing::{TokenChoice, logits_of},
     graphs::Graphs,
     job::{Job, LaneError, StepJob},
-    pending::{Launched, Pending},
+    pending::{Pending, RunningStep},
 };
 use crate::{
     compute::{
-        expert_loads::{ExpertLoads, Look},
+        expert_loads::{ExpertLoads, PendingLoads},
         memory::EngineMemory,
     },
     supervise::InjectedFault,
@@ -69,7 +69,7 @@ impl<B: Backend> ModelRunner<B> {
             Job::Step(job) => {
                 let launched = self.unless_refused(|| {
                     let launched = self.step(&job)?;
-                    Ok(Launched { loads: self.look_at_experts()?, ..launched })
+                    Ok(RunningStep { loads: self.look_at_experts()?, ..launched })
                 });
                 Pending::Step(job, launched)
             }
@@ -168,7 +168,7 @@ impl<B: Backend> ModelRunner<B> {
         given
     }
 
-    fn step(&self, job: &StepJob) -> Result<Launched, LaneError> {
+    fn step(&self, job: &StepJob) -> Result<RunningStep, LaneError> {
         if let Some(launched) = self.decode_alone(job) {
             return launched;
         }
@@ -193,11 +193,11 @@ impl<B: Backend> ModelRunner<B> {
             }
             Ok((choices.download(scope, &buffers, rows)?, scores))
         })?;
-        Ok(Launched { choosing, scores, is_by_graph: false, loads: None })
+        Ok(RunningStep { choosing, scores, is_by_graph: false, loads: None })
     }
 
     /// Starts the download of how often each expert was chosen, if it is time to look.
-    fn look_at_experts(&self) -> Result<Option<Look>, LaneError> {
+    fn look_at_experts(&self) -> Result<Option<PendingLoads>, LaneError> {
         let (Some(loads), Some(counters)) = (&self.loads, self.model.expert_loads()) else { return Ok(None) };
         if !loads.borrow_mut().is_due(Instant::now()) {
             return Ok(None);

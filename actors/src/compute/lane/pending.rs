@@ -10,11 +10,11 @@ use super::{
     choosing::Choosing,
     job::{Answer, CaptureJob, EncodeJob, LaneError, StepJob, Stepped, StressJob},
 };
-use crate::compute::expert_loads::Look;
+use crate::compute::expert_loads::PendingLoads;
 
 /// A job and what it has launched. What the job holds stays until the device is past it.
 pub(super) enum Pending {
-    Step(Box<StepJob>, Result<Launched, LaneError>),
+    Step(Box<StepJob>, Result<RunningStep, LaneError>),
     Encode(Box<EncodeJob>, Result<Later<u32>, LaneError>),
     Stress(Box<StressJob>, Result<Footprint, LaneError>),
     Capture(CaptureJob, Result<Option<Bytes>, LaneError>),
@@ -23,13 +23,13 @@ pub(super) enum Pending {
 }
 
 /// A step on the device.
-pub(super) struct Launched {
+pub(super) struct RunningStep {
     pub(super) choosing: Choosing,
     /// None if nothing is scored.
     pub(super) scores: Option<Scored>,
     pub(super) is_by_graph: bool,
     /// How often each expert was chosen, if it was time to look.
-    pub(super) loads: Option<Look>,
+    pub(super) loads: Option<PendingLoads>,
 }
 
 impl Pending {
@@ -94,18 +94,18 @@ fn tell<T>(spans: &[Span], outcome: &Result<T, LaneError>, done: &'static str) {
     }
 }
 
-impl Launched {
+impl RunningStep {
     fn has_come(&self) -> bool {
         self.choosing.has_come()
             && self.scores.as_ref().is_none_or(Scored::has_come)
-            && self.loads.as_ref().is_none_or(Look::has_come)
+            && self.loads.as_ref().is_none_or(PendingLoads::has_come)
     }
 
     fn finish<B: Backend>(self, job: &StepJob, runner: &ModelRunner<B>) -> Result<Stepped, LaneError> {
-        let Launched { choosing, scores, is_by_graph, loads } = self;
+        let RunningStep { choosing, scores, is_by_graph, loads } = self;
         let chosen = choosing.finish(&job.choices)?;
         let scores = scores.map(|scores| scores.finish(&job.scores)).transpose()?.unwrap_or_default();
-        let counts = loads.map(Look::wait).transpose()?;
+        let counts = loads.map(PendingLoads::wait).transpose()?;
         let imbalance = runner.loads.as_ref().zip(counts).and_then(|(loads, now)| loads.borrow_mut().imbalance(now));
         Ok(Stepped { chosen, scores, is_by_graph, imbalance })
     }

@@ -116,7 +116,7 @@ impl EngineState {
         };
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         children.scheduler = Some(scheduler.clone());
-        let Loaded { processor, context, .. } = start.loaded;
+        let Loaded { executor, context, .. } = start.loaded;
         let serving = Serving {
             generation: self.arguments.serving_generation(start.generation),
             refusals: start.refusals,
@@ -126,7 +126,7 @@ impl EngineState {
             context,
             is_warm: start.is_warm,
             record: Arc::new(profiled.record.clone()),
-            target: processor.target(),
+            target: executor.target(),
             kv_use: kv_used,
             block_log,
         };
@@ -181,9 +181,9 @@ impl EngineState {
         if profiled.lanes.are_alive() {
             return Ok(profiled.lanes.clone());
         }
-        let Loaded { model, processor, .. } = start.loaded.clone();
+        let Loaded { model, executor, .. } = start.loaded.clone();
         let (device, memory) = (self.arguments.device.clone(), profiled.memory.clone());
-        let place = LanesPlace { processor, device, models: model, memory };
+        let place = LanesPlace { executor, device, models: model, memory };
         let (weight_store, generation) = (&self.arguments.weight_store, self.arguments.owner(*attempt).generation);
         let Some(lanes) = Lanes::start(Some(profiled.lanes.clone()), place, weight_store, generation).await? else {
             return Ok(profiled.lanes.clone()); // This engine is being ended.

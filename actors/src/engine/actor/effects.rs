@@ -16,8 +16,8 @@ use crate::{
     event::Event,
     metric::{self, AttemptEnd},
     profile::{
-        Attempt, AttemptReport, Course, Evidence, Outcome, Phase, Place, ProfileActor, ProfileArguments, ProfileError,
-        Profiled, ReportAttempt, Rigour,
+        Attempt, AttemptProgress, AttemptReport, Evidence, MemoryState, Outcome, Phase, ProfileActor, ProfileArguments,
+        ProfileError, Profiled, ReportAttempt, StressLevel,
     },
     responder::Responder,
     scheduler::SchedulerMessage,
@@ -115,7 +115,7 @@ impl EngineState {
     }
 
     fn load(&mut self, myself: &ActorRef<EngineMessage>, attempt: u32) {
-        self.course = Course::default();
+        self.course = AttemptProgress::default();
         let load = self.arguments.clone().plan_and_load(attempt);
         self.task = Some(BackgroundTask::begin(myself, load, EngineMessage::Loaded));
     }
@@ -125,8 +125,8 @@ impl EngineState {
         myself: &ActorRef<EngineMessage>,
         size: Size<ActorParts>,
     ) -> Result<(), ActorProcessingErr> {
-        self.course = Course::default();
-        let Loaded { model, processor, .. } = size.loaded;
+        self.course = AttemptProgress::default();
+        let Loaded { model, executor, .. } = size.loaded;
         let StartPlan { inputs, records, woken, .. } = size.plan;
         let woken = woken.filter(|_| size.is_warm);
         let envelope = inputs.envelope.clone();
@@ -147,12 +147,12 @@ impl EngineState {
             first: size.measured,
             had: self.arguments.kept.record().map(|record| record.kv_blocks),
             faults: options.faults.clone(),
-            rigour: Rigour::of(options.full_stress, self.arguments.device.is_host_memory()),
+            stress_level: StressLevel::of(options.full_stress, self.arguments.device.is_host_memory()),
             course: self.course.clone(),
             warm: records.as_ref().and_then(Records::warm).filter(|_| size.is_warm && woken.is_none()),
             woken,
             records: records.filter(|_| options.faults.is_empty()),
-            processor,
+            executor,
             progress: self.arguments.progress.clone(),
             weight_store: self.arguments.weight_store.clone(),
             card: self.arguments.card.clone(),
@@ -215,7 +215,7 @@ impl EngineState {
         let knobs = async move {
             let room = budget.evidence().await.ok().map(|ledger| ledger.room_of(&model));
             let work = move || {
-                let place = Place { is_host, ..Place::of_available(room.unwrap_or_default(), page) };
+                let place = MemoryState { is_host, ..MemoryState::of_available(room.unwrap_or_default(), page) };
                 let (model, pictures, options) = (&*unloaded, pictures.as_deref(), &options);
                 let question = Question { model, pictures, target, options, place };
                 advice(&question, target_tokens, missing, room)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::profile::{AttemptReport, Attempts, Evidence, Outcome, Passed, Phase, ProfileError};
+use crate::profile::{AttemptReport, AttemptState, Attempts, Evidence, Outcome, Phase, ProfileError};
 
 /// The attempts, and a report for each that has ended and for the one that serves.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl AttemptLog {
     }
 
     /// Reports the current attempt as far as it got. An earlier report of it is replaced.
-    pub fn report(&mut self, passed: &Passed, outcome: Outcome) -> AttemptReport {
+    pub fn report(&mut self, passed: &AttemptState, outcome: Outcome) -> AttemptReport {
         passed.measured.into_iter().for_each(|blocks| self.attempts.measure(blocks));
         let target = passed.target.unwrap_or_else(|| self.attempts.target());
         let report = self.attempts.report(target, passed.phase.unwrap_or(Phase::Load), outcome);
@@ -88,7 +88,7 @@ impl AttemptLog {
 }
 
 /// How an attempt ended that got this far and failed with `error`.
-pub fn outcome_of(passed: &Passed, error: &ProfileError) -> Outcome {
+pub fn outcome_of(passed: &AttemptState, error: &ProfileError) -> Outcome {
     let said = error.to_string();
     match (passed.evidence.clone(), error.is_death()) {
         (Some(evidence), _) => Outcome::Refused { evidence },

@@ -135,7 +135,7 @@ pub struct Size<P: Parts> {
     /// What was planned.
     pub plan: P::Plan,
     /// Its worst cases.
-    pub needs: P::Needs,
+    pub needs: P::MemoryRequirements,
     /// What was loaded.
     pub loaded: P::Loaded,
     /// Whether it relies on the recorded profile.

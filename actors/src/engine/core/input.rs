@@ -4,7 +4,7 @@ use super::Parts;
 use crate::{
     compute::lane::LaneError,
     engine::{StartError, Suggestion, WhichLane, elastic::PoolInput},
-    profile::{Evidence, Passed, ProfileError},
+    profile::{AttemptState, Evidence, ProfileError},
     tree::Role,
 };
 
@@ -20,7 +20,7 @@ pub enum Input<P: Parts> {
         /// What was planned.
         plan: Planned<P>,
         /// Its worst cases.
-        needs: P::Needs,
+        needs: P::MemoryRequirements,
         /// What was loaded.
         loaded: P::Loaded,
     },
@@ -50,7 +50,7 @@ pub enum Input<P: Parts> {
         /// Why the attempt failed.
         error: ProfileError,
         /// How far it got.
-        passed: Passed,
+        passed: AttemptState,
     },
     /// The knobs that would help are known.
     Advised(Vec<Suggestion>),
@@ -118,5 +118,5 @@ pub struct Sized<P: Parts> {
     /// The most blocks that there may be later.
     pub limit: usize,
     /// How the attempt went.
-    pub passed: Passed,
+    pub passed: AttemptState,
 }

@@ -5,7 +5,7 @@ pub trait Parts {
     /// What planning found, without the worst cases.
     type Plan: Clone;
     /// The worst cases of a plan. They hold blank pictures, which are large, so they are kept until READY only.
-    type Needs: Clone;
+    type MemoryRequirements: Clone;
     /// What is loaded before sizing.
     type Loaded: Clone;
     /// A sized model: its record, memory and threads.

@@ -9,7 +9,7 @@ use crate::{
         WhichLane,
         elastic::{PoolCore, PoolInput},
     },
-    profile::{self, Evidence, Outcome, Passed, ProfileError},
+    profile::{self, AttemptState, Evidence, Outcome, ProfileError},
     supervise::{Decision, Policy, RestartLog},
     tree::Role,
 };
@@ -25,7 +25,7 @@ pub struct Serving<P: Parts> {
     /// How long that attempt took.
     sized_within: Duration,
     /// How far the current attempt got.
-    passed: Passed,
+    passed: AttemptState,
     pool: PoolCore,
     restarts: RestartLog,
     /// Starts of serving actors so far.
@@ -257,7 +257,7 @@ impl<P: Parts> Serving<P> {
         if step.log.failed(&outcome, false, step.now) == super::Verdict::Last {
             return advise(error, Some(self.plan.clone()), Some(self), step);
         }
-        self.passed = Passed::default();
+        self.passed = AttemptState::default();
         let shrink = match step.rules.is_pinned {
             // A size that the user fixed stays, as it does at the start.
             true => PoolInput::Pause,

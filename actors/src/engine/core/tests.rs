@@ -18,7 +18,7 @@ struct Names;
 
 impl Parts for Names {
     type Plan = &'static str;
-    type Needs = &'static str;
+    type MemoryRequirements = &'static str;
     type Loaded = &'static str;
     type Profiled = &'static str;
     type Children = Cast;
@@ -47,7 +47,7 @@ struct Bed {
     core: EngineCore<Names>,
     now: Duration,
     /// How far the current attempt got.
-    passed: Passed,
+    passed: AttemptState,
     /// Keys and values are changing size.
     is_changing: bool,
     heard: Vec<String>,
@@ -80,7 +80,7 @@ impl Bed {
         Bed {
             core: EngineCore::new(rules),
             now: Duration::ZERO,
-            passed: Passed::default(),
+            passed: AttemptState::default(),
             is_changing: false,
             heard: Vec::new(),
         }
@@ -153,14 +153,15 @@ impl Bed {
 
     /// The attempt ends well, with 100 blocks.
     fn sized(&mut self, attempt: u32) -> &mut Self {
-        let passed = Passed { phase: Some(At::Validate), measured: Some(100), target: Some(100), evidence: None };
+        let passed = AttemptState { phase: Some(At::Validate), measured: Some(100), target: Some(100), evidence: None };
         let sized = Sized { profiled: "sized", floor: 16, blocks: 100, limit: 100, passed };
         self.give(Input::Profiled { attempt, outcome: Ok(sized) })
     }
 
     /// The attempt is refused memory.
     fn refuse(&mut self, attempt: u32) -> &mut Self {
-        self.passed = Passed { phase: Some(At::Back), evidence: Some(evidence(At::Back)), ..Passed::default() };
+        self.passed =
+            AttemptState { phase: Some(At::Back), evidence: Some(evidence(At::Back)), ..AttemptState::default() };
         self.give(Input::Profiled { attempt, outcome: Err(short()) })
     }
 
@@ -299,7 +300,7 @@ fn a_warm_attempt_that_fails_is_followed_by_a_cold_one_of_full_size() {
 fn a_profile_found_after_a_refusal_is_not_relied_on() {
     let mut bed = Bed::new(rules());
     bed.give(Input::Attempt { attempt: 0 }).hear();
-    bed.passed = Passed { phase: Some(At::Load), evidence: Some(evidence(At::Load)), ..Passed::default() };
+    bed.passed = AttemptState { phase: Some(At::Load), evidence: Some(evidence(At::Load)), ..AttemptState::default() };
     let told = ["check device", "take back 0", "attempt 1 refused in load of 0", "profile restarts", "load for 1"];
     assert_eq!(bed.give(Input::LoadRefused { plan: None, error: short() }).hear(), told);
     let reason = "plan is not warm: memory was refused to an earlier attempt of this start";
@@ -354,7 +355,7 @@ proptest! {
             // Most often the current one.
             let attempt = bed.core.log.number().saturating_sub(u32::from(number == 0));
             let runs = bed.core.serving().and_then(Serving::children).map_or(0, |children| children.0.len());
-            bed.passed = Passed { evidence: (number % 2 == 0).then(|| evidence(At::Back)), ..Passed::default() };
+            bed.passed = AttemptState { evidence: (number % 2 == 0).then(|| evidence(At::Back)), ..AttemptState::default() };
             match kind {
                 0 | 1 => bed.give(Input::Attempt { attempt }),
                 2 | 3 => bed.loaded(number == 0),

@@ -17,13 +17,13 @@ fn seven() -> Checkpoint {
     Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("it opens")
 }
 
-fn lowered(checkpoint: &Checkpoint, options: &LoadOptions, is_host: bool) -> Result<Lowered, StartError> {
+fn lowered(checkpoint: &Checkpoint, options: &LoadOptions, is_host: bool) -> Result<EffectiveLimits, StartError> {
     let family = FamilyConfig::of(checkpoint).expect("it is known");
-    options.lowered(&Own { family: &family, pictures: checkpoint.image_processor.as_ref(), is_host })
+    options.lowered(&ModelBounds { family: &family, pictures: checkpoint.image_processor.as_ref(), is_host })
 }
 
 /// Lowers these settings for a GPU.
-fn on_a_gpu(checkpoint: &Checkpoint, settings: Value) -> Result<Lowered, StartError> {
+fn on_a_gpu(checkpoint: &Checkpoint, settings: Value) -> Result<EffectiveLimits, StartError> {
     let Value::Object(settings) = settings else { panic!("settings are an object") };
     let (knobs, names) = Knobs::named_from(settings).expect("all of it is known");
     let options = LoadOptions { names, ..knobs.options().expect("it goes together") };
@@ -55,7 +55,7 @@ fn launches_follow_the_largest_picture_unless_set() {
 fn the_default_picture_limit_leaves_text_a_quarter_of_the_context() {
     let seven = seven();
     for (settings, patches) in [(json!({}), 24_576), (json!({ "max_model_len": 4096 }), 12_288)] {
-        let Lowered { envelope, own_pixels, .. } = on_a_gpu(&seven, settings).expect("it goes together");
+        let EffectiveLimits { envelope, own_pixels, .. } = on_a_gpu(&seven, settings).expect("it goes together");
         assert_eq!((envelope.picture_patches, envelope.launch_patches), (patches, patches));
         assert!(own_pixels.is_some_and(|own| own > patches as u64 * 196), "and it is told: {own_pixels:?}");
     }
@@ -70,7 +70,7 @@ fn pictures_that_round_up_past_the_processors_maximum_have_room() {
     let pixel_bounds = PixelBounds { min: 1_003_520, max: 1_003_520 };
     let config = ImageProcessorConfig { pixel_bounds, ..own };
     fixed.image_processor = Some(ImageProcessor::new(config).expect("valid settings"));
-    let Lowered { envelope, pictures, .. } = on_a_gpu(&fixed, json!({})).expect("it goes together");
+    let EffectiveLimits { envelope, pictures, .. } = on_a_gpu(&fixed, json!({})).expect("it goes together");
     let pictures = pictures.expect("it takes pictures");
     assert_eq!(pictures.config().pixel_bounds, pixel_bounds, "nothing asks for other sizes");
     let patches = pictures.plan(640, 480).expect("a plan").patches;

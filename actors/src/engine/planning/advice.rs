@@ -6,7 +6,7 @@ use bursar_kernels::BLOCK_TOKENS;
 use super::{Change, Question, Suggestion, forecast::least_blocks};
 use crate::{
     compute::memory::KvMemory,
-    profile::{Place, shrunk},
+    profile::{MemoryState, shrunk},
 };
 
 /// Suggestions that would have freed `missing` bytes, refused to an attempt with `target_tokens` of keys and values:
@@ -25,7 +25,7 @@ pub(crate) fn advice(
     let available = least.saturating_sub(missing).min(room.unwrap_or(Bytes::MAX));
     // A share that the user set applied to the memory then available. Now the minimum is enough.
     let options = question.options.clone().with_all_memory();
-    let place = Place { is_host: question.place.is_host, ..Place::of_available(available, page) };
+    let place = MemoryState { is_host: question.place.is_host, ..MemoryState::of_available(available, page) };
     let scarce = Question { options: &options, place, ..*question };
     let limits = scarce.reductions(&inputs, &needs);
     if kv.is_pinned() {
@@ -60,7 +60,7 @@ mod tests {
         let (target, page) = (Target::Cpu { threads: 2 }, Bytes::mib(2));
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it opens");
         let model = Model::plan(&checkpoint, &target).expect("it is whole");
-        let place = Place { is_host: true, ..Place::of_available(Bytes::ZERO, page) };
+        let place = MemoryState { is_host: true, ..MemoryState::of_available(Bytes::ZERO, page) };
         let pictures = checkpoint.image_processor.as_ref();
         let asked = |options: &LoadOptions, room| {
             let question = Question { model: &model, pictures, target, options, place };
@@ -89,7 +89,7 @@ mod tests {
             let (knobs, _) = asked(&pinned, Some(room));
             let named = knobs.iter().find(|knob| knob.knob == name).expect("it is named");
             let changed = named.over(&pinned).expect("it has a value");
-            let place = Place { total: room, ..place };
+            let place = MemoryState { total: room, ..place };
             let question = Question { model: &model, pictures, target, options: &changed, place };
             let (inputs, needs) = question.needs().expect("it can be planned");
             question.settled(&inputs, &needs).unwrap_or_else(|unfit| panic!("{name}: {unfit}"));

@@ -7,8 +7,8 @@ use bursar_model::{Envelope, Model, processor::ImageProcessor};
 use super::{Lack, Unfit};
 use crate::{
     compute::memory::KvMemory,
-    engine::{LoadOptions, Lowered, Own, StartError},
-    profile::{KvChoice, KvRoom, Needs, Place},
+    engine::{EffectiveLimits, LoadOptions, ModelBounds, StartError},
+    profile::{KvChoice, KvRoom, MemoryRequirements, MemoryState},
 };
 
 /// Everything that determines a start.
@@ -23,22 +23,22 @@ pub struct Question<'q> {
     /// The options it would be loaded with.
     pub options: &'q LoadOptions,
     /// The device's memory as the model would find it.
-    pub place: Place,
+    pub place: MemoryState,
 }
 
 impl<'q> Question<'q> {
     /// What bounds the model's inputs before the user sets anything.
-    pub fn own(&self) -> Own<'q> {
-        Own { family: self.model.config(), pictures: self.pictures, is_host: self.place.is_host }
+    pub fn own(&self) -> ModelBounds<'q> {
+        ModelBounds { family: self.model.config(), pictures: self.pictures, is_host: self.place.is_host }
     }
 
     /// The largest inputs, and what the model needs for them.
     ///
     /// # Errors
     /// As [`LoadOptions::lowered`], and [`StartError::Plan`].
-    pub fn needs(&self) -> Result<(Lowered, Needs), StartError> {
+    pub fn needs(&self) -> Result<(EffectiveLimits, MemoryRequirements), StartError> {
         let inputs = self.options.lowered(&self.own())?;
-        let needs = Needs::plan(self.model, self.target, &inputs.envelope, self.place.page)?;
+        let needs = MemoryRequirements::plan(self.model, self.target, &inputs.envelope, self.place.page)?;
         Ok((inputs, needs.with_host(self.options.swap_space)))
     }
 
@@ -57,7 +57,7 @@ impl<'q> Question<'q> {
     ///
     /// # Errors
     /// Why it will not become READY, and what would help. Finding that takes some hundred plans.
-    pub fn settled(&self, inputs: &Lowered, needs: &Needs) -> Result<usize, Box<Unfit>> {
+    pub fn settled(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Result<usize, Box<Unfit>> {
         let settled = settle(needs, &inputs.envelope, &self.options.kv(), &self.place);
         settled.map_err(|lack| Box::new(Unfit { lack, suggestions: self.suggestions(inputs, needs) }))
     }
@@ -67,7 +67,7 @@ impl<'q> Question<'q> {
 #[derive(Clone, Debug)]
 pub struct Forecast {
     /// The largest inputs, lowered to the model's limits.
-    pub inputs: Lowered,
+    pub inputs: EffectiveLimits,
     /// Tokens of keys and values at READY. 0 if it does not fit.
     pub kv_tokens: usize,
     /// One line per claimant. If it fits, keys and values have the size that they settle on. Otherwise they have the
@@ -117,13 +117,18 @@ impl Forecast {
 }
 
 /// The fewest blocks of keys and values for a start: those of the probe, or of a fixed size.
-pub(super) fn least_blocks(needs: &Needs, kv: &KvChoice, page: Bytes) -> usize {
+pub(super) fn least_blocks(needs: &MemoryRequirements, kv: &KvChoice, page: Bytes) -> usize {
     let pinned = kv.pinned_tokens(needs.kv_shape, page).unwrap_or(0);
     pinned.div_ceil(BLOCK_TOKENS).max(needs.probe_blocks)
 }
 
 /// The blocks of keys and values that a start settles on, by the same arithmetic as an attempt.
-pub(super) fn settle(needs: &Needs, envelope: &Envelope, kv: &KvChoice, place: &Place) -> Result<usize, Lack> {
+pub(super) fn settle(
+    needs: &MemoryRequirements,
+    envelope: &Envelope,
+    kv: &KvChoice,
+    place: &MemoryState,
+) -> Result<usize, Lack> {
     let (shape, page, available) = (needs.kv_shape, place.page, place.available());
     let needed = needs.memory_plan_with(least_blocks(needs, kv, page)).total();
     if let Some(short_by) = needed.checked_sub(available).filter(|short_by| !short_by.is_zero()) {

@@ -13,9 +13,9 @@ use super::{
 };
 use crate::{
     compute::memory::KvMemory,
-    engine::{LoadOptions, Lowered},
+    engine::{EffectiveLimits, LoadOptions},
     knobs::{Names, Setting},
-    profile::{CONTEXT_TOKENS_LEAST, KvChoice, Needs, Place},
+    profile::{CONTEXT_TOKENS_LEAST, KvChoice, MemoryRequirements, MemoryState},
 };
 
 /// The value of a knob.
@@ -27,7 +27,7 @@ pub enum Change {
     /// A size in bytes.
     Size(Bytes),
     /// A share. Suggested shares are whole thousandths.
-    Share(f64),
+    KvShare(f64),
 }
 
 /// The value as a user types it.
@@ -37,7 +37,7 @@ impl fmt::Display for Change {
             Change::Count(count) => write!(f, "{count}"),
             Change::Size(bytes) if bytes.is_multiple_of(Bytes::mib(1)) => write!(f, "{}MiB", *bytes / Bytes::mib(1)),
             Change::Size(bytes) => write!(f, "{}", bytes.0),
-            Change::Share(share) => write!(f, "{share}"),
+            Change::KvShare(share) => write!(f, "{share}"),
         }
     }
 }
@@ -112,8 +112,8 @@ fn with(options: &LoadOptions, knob: &str, to: Change) -> Option<LoadOptions> {
         ("pictures", Change::Count(value)) => limits.pictures = count(value),
         ("kv_tokens", Change::Count(value)) => changed.kv_tokens = count(value),
         ("kv_bytes", Change::Size(bytes)) => changed.kv_bytes = Some(bytes),
-        ("memory_fraction", Change::Share(share)) => changed.memory_fraction = Some(share),
-        ("device_fraction", Change::Share(share)) => changed.device_fraction = Some(share),
+        ("memory_fraction", Change::KvShare(share)) => changed.memory_fraction = Some(share),
+        ("device_fraction", Change::KvShare(share)) => changed.device_fraction = Some(share),
         _ => return None,
     }
     Some(changed)
@@ -134,27 +134,27 @@ const PICTURE_TOKENS_LEAST: u64 = 16;
 /// The most MiB to search for a capacity, more than any device has.
 const TOTAL_MIB_MOST: u64 = 1 << 30;
 
-/// The share of [`Share::expected_of`](super::Share::expected_of) for a host device.
+/// The share of [`KvShare::expected_of`](super::KvShare::expected_of) for a host device.
 const HOST_FRACTION: f64 = 0.9;
 
 impl Question<'_> {
     /// Suggestions for `needs` that do not fit.
-    pub(super) fn suggestions(&self, inputs: &Lowered, needs: &Needs) -> Vec<Suggestion> {
+    pub(super) fn suggestions(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Vec<Suggestion> {
         let search = Search { question: self, inputs, needs };
         let place = std::iter::once(search.total()).chain(search.canary());
         place.chain(search.reductions()).chain(search.share()).collect()
     }
 
     /// Suggestions for knobs of the model that make it need less.
-    pub(super) fn reductions(&self, inputs: &Lowered, needs: &Needs) -> Vec<Suggestion> {
+    pub(super) fn reductions(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Vec<Suggestion> {
         Search { question: self, inputs, needs }.reductions().collect()
     }
 }
 
 struct Search<'s> {
     question: &'s Question<'s>,
-    inputs: &'s Lowered,
-    needs: &'s Needs,
+    inputs: &'s EffectiveLimits,
+    needs: &'s MemoryRequirements,
 }
 
 impl Search<'_> {
@@ -167,12 +167,12 @@ impl Search<'_> {
     }
 
     /// Whether the same inputs fit with another size of keys and values, or on another device.
-    fn settles(&self, kv: &KvChoice, place: &Place) -> bool {
+    fn settles(&self, kv: &KvChoice, place: &MemoryState) -> bool {
         settle(self.needs, &self.inputs.envelope, kv, place).is_ok()
     }
 
     /// The needs under changed options, if they fit.
-    fn needs_with(&self, knob: &str, to: Change) -> Option<Needs> {
+    fn needs_with(&self, knob: &str, to: Change) -> Option<MemoryRequirements> {
         let options = with(self.question.options, knob, to)?;
         let changed = Question { options: &options, ..*self.question };
         let (inputs, needs) = changed.needs().ok()?;
@@ -180,14 +180,14 @@ impl Search<'_> {
     }
 
     /// The least that a start needs.
-    fn needed(&self, needs: &Needs) -> Bytes {
+    fn needed(&self, needs: &MemoryRequirements) -> Bytes {
         let blocks = least_blocks(needs, &self.question.options.kv(), self.question.place.page);
         needs.memory_plan_with(blocks).total()
     }
 
     fn total(&self) -> Suggestion {
         let (place, kv) = (self.question.place, self.question.options.kv());
-        let fits = |mib| self.settles(&kv, &Place { total: Bytes::mib(mib), ..place });
+        let fits = |mib| self.settles(&kv, &MemoryState { total: Bytes::mib(mib), ..place });
         let to = least(place.total / Bytes::mib(1) + 1, TOTAL_MIB_MOST, fits).map(Bytes::mib);
         let frees = to.map_or(Bytes::ZERO, |to| to.saturating_sub(place.total));
         let total = self.suggestion(TOTAL, Change::Size(place.total), to.map(Change::Size), frees);
@@ -200,7 +200,7 @@ impl Search<'_> {
         let (place, kv) = (self.question.place, self.question.options.kv());
         let now = place.canary();
         let smaller = now.checked_sub(Bytes(1))? / Bytes::mib(1);
-        let fits = |mib| self.settles(&kv, &Place { canary: Some(Bytes::mib(mib)), ..place });
+        let fits = |mib| self.settles(&kv, &MemoryState { canary: Some(Bytes::mib(mib)), ..place });
         let to = most(0, smaller, fits).map(Bytes::mib);
         let frees = to.map_or(Bytes::ZERO, |to| now.saturating_sub(to));
         Some(self.suggestion("canary", Change::Size(now), to.map(Change::Size), frees))
@@ -285,7 +285,7 @@ impl Search<'_> {
             self.settles(&changed, &place)
         };
         let to = least((now * 1000.0) as u64 + 1, 1000, fits).and_then(share);
-        Some(self.suggestion(knob, Change::Share(now), to.map(Change::Share), Bytes::ZERO))
+        Some(self.suggestion(knob, Change::KvShare(now), to.map(Change::KvShare), Bytes::ZERO))
     }
 }
 

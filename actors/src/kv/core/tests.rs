@@ -11,8 +11,8 @@ const A: SequenceId = SequenceId(1);
 const B: SequenceId = SequenceId(2);
 
 /// A sequence that grows to `tokens` tokens and holds `held` in its blocks.
-fn demand(sequence: SequenceId, held: usize, tokens: usize) -> Demand {
-    Demand { sequence, held, more: tokens - held, tokens, prefix: Vec::new() }
+fn demand(sequence: SequenceId, held: usize, tokens: usize) -> BlockRequest {
+    BlockRequest { sequence, held, more: tokens - held, tokens, prefix: Vec::new() }
 }
 
 /// Keys of the whole blocks of `tokens` tokens that all begin as `name` does.
@@ -23,8 +23,8 @@ fn keys(name: u32, tokens: usize) -> Vec<PrefixKey> {
 }
 
 /// A new sequence of `tokens` tokens that begins like all others of this `name`.
-fn alike(sequence: SequenceId, name: u32, tokens: usize, more: usize) -> Demand {
-    Demand { sequence, held: 0, more, tokens, prefix: keys(name, tokens - 1) }
+fn alike(sequence: SequenceId, name: u32, tokens: usize, more: usize) -> BlockRequest {
+    BlockRequest { sequence, held: 0, more, tokens, prefix: keys(name, tokens - 1) }
 }
 
 /// Names the whole blocks of a sequence that holds `tokens` tokens of this `name`, and tells of them.

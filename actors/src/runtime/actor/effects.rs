@@ -8,18 +8,18 @@ use tokio::sync::oneshot;
 
 use super::{
     ActorParts, Engine, RuntimeState,
-    memory::{bring_all_home, bring_home},
-    naps::await_ready,
+    memory::{release_all_memory, release_memory},
+    sleep_tasks::await_ready,
 };
 use crate::{
     budget::Budget,
     chat::{ChatError, ModelHandle, SleepHandle},
-    engine::{EngineActor, EngineArguments, Kept, StartError, Status, StatusBoard, WeightStore},
+    engine::{EngineActor, EngineArguments, RetainedState, StartError, Status, StatusBoard, WeightStore},
     event::Event,
     metric::{self, DeviceLabel},
     responder::Responder,
     runtime::{
-        Home, Order, RuntimeMessage,
+        LoadRequest, OnReleased, RuntimeMessage,
         core::{Effect, Input},
     },
     sleep::{Rest, SendSleepOrder, Wakefulness},
@@ -50,8 +50,8 @@ impl RuntimeState {
     ) -> Result<Option<Input<ActorParts>>, ActorProcessingErr> {
         match effect {
             Effect::Refuse(order) => order.reply.answer(Err(Arc::new(StartError::ShuttingDown))),
-            Effect::ForgetFallen { name } => {
-                self.fallen.remove(&name).iter().for_each(|fallen| fallen.show(false));
+            Effect::ForgetDead { name } => {
+                self.dead_models.remove(&name).iter().for_each(|dead_models| dead_models.show(false));
             }
             Effect::Begin { name, generation, order } => self.begin(myself, name, generation, *order).await?,
             Effect::RespawnAfter { name, load, death, wait, reason } => {
@@ -60,7 +60,7 @@ impl RuntimeState {
                 arguments.tell_of_restart(Role::Engine, &reason);
                 let myself = myself.clone();
                 tokio::spawn(async move {
-                    bring_home(&arguments).await;
+                    release_memory(&arguments).await;
                     myself.send_after(wait, move || RuntimeMessage::Respawn { name, load, death });
                 });
             }
@@ -102,11 +102,11 @@ impl RuntimeState {
                 let within = within.unwrap_or_else(|| self.time_to_make_room(&name, stayed_busy));
                 self.fall_asleep(myself, name, load, level, within);
             }
-            Effect::LieDown { name, load, level } => self.lie_down(myself, name, load, level),
+            Effect::LieDown { name, load, level } => self.release_engine(myself, name, load, level),
             Effect::StayAwake { name } => self.stay_awake(&name),
             Effect::ShowAsleep { name, level, reason } => self.show_asleep(&name, level, reason),
             Effect::ShowWaking { name } => self.show_waking(&name),
-            Effect::Waken { name, load, generation } => self.waken(myself, name, load, generation).await?,
+            Effect::Wake { name, load, generation } => self.wake(myself, name, load, generation).await?,
             Effect::ShowAwake { name, reason, took } => self.show_awake(&name, reason, took),
             Effect::TellNotWoken { name } => self.tell_not_woken(&name),
             Effect::FailStart { name } => self.fail_start(&name),
@@ -122,9 +122,9 @@ impl RuntimeState {
         myself: &ActorRef<RuntimeMessage>,
         name: String,
         generation: u64,
-        order: Order,
+        order: LoadRequest,
     ) -> Result<(), ActorProcessingErr> {
-        let Order { source, options, progress, reply } = order;
+        let LoadRequest { source, options, progress, reply } = order;
         let (status, watched) = StatusBoard::new();
         let (label, losses) = (Label::from(name.clone()), self.shown.losses.subscribe());
         metric::expect_model(&label);
@@ -144,7 +144,7 @@ impl RuntimeState {
             device: self.device(),
             card: self.card.clone(),
             weight_store: WeightStore::default(),
-            kept: Kept::default(),
+            kept: RetainedState::default(),
             wakefulness,
             generation,
             status: Arc::new(status),
@@ -182,7 +182,7 @@ impl RuntimeState {
             drop(cell.kill_and_wait(None).await);
             // An engine that gave a reason keeps it.
             arguments.show(Status::Stopped { reason: reason.into() });
-            bring_all_home(&arguments).await;
+            release_all_memory(&arguments).await;
             drop(myself.send_message(RuntimeMessage::Ended { name, load, cut_off }));
         });
     }
@@ -192,7 +192,7 @@ impl RuntimeState {
         metric::forget_model(&engine.arguments.label);
         match engine.known {
             Some(known) if is_let_go => known.show(false),
-            Some(known) => drop(self.fallen.insert(name, known)),
+            Some(known) => drop(self.dead_models.insert(name, known)),
             None => {}
         }
     }
@@ -224,7 +224,7 @@ async fn await_start(
     handle: ModelHandle,
     mut reply: Responder<Result<ModelHandle, Arc<StartError>>>,
 ) {
-    let forget = |home| drop(runtime.send_message(RuntimeMessage::Forget { name, load, home }));
+    let forget = |on_released| drop(runtime.send_message(RuntimeMessage::Forget { name, load, on_released }));
     let started = tokio::select! {
         started = handle.serving() => started,
         () = reply.given_up() => return forget(None),
@@ -235,13 +235,13 @@ async fn await_start(
         Err(ChatError::Stopped { reason }) => Arc::new(StartError::Stopped { reason }),
         Err(error) => Arc::new(StartError::Stopped { reason: error.to_string().into() }),
     };
-    let (home, is_home) = oneshot::channel();
-    let home: Home = Box::new(move |_| {
-        let _ = home.send(());
+    let (on_released, is_released) = oneshot::channel();
+    let on_released: OnReleased = Box::new(move |_| {
+        let _ = on_released.send(());
     });
-    forget(Some(home));
+    forget(Some(on_released));
     // If the runtime ends with this message unread, everything it supervised is gone too. The caller still hears the
     // reason.
-    let _ = is_home.await;
+    let _ = is_released.await;
     reply.answer(Err(error));
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use bursar_budgets::{Device, DeviceError, LedgerConfig};
 use ractor::{ActorProcessingErr, ActorRef};
 
-use super::{RuntimeState, memory::bring_all_home};
+use super::{RuntimeState, memory::release_all_memory};
 use crate::{
-    engine::{EngineArguments, Kept, Status, WeightStore},
+    engine::{EngineArguments, RetainedState, Status, WeightStore},
     event::Event,
     losses::Losses,
     metric::{self, DeviceLabel},
@@ -43,7 +43,7 @@ impl RuntimeState {
         tokio::spawn(async move {
             for (cell, arguments) in engines {
                 drop(cell.kill_and_wait(None).await);
-                bring_all_home(&arguments).await;
+                release_all_memory(&arguments).await;
             }
             let made = match again {
                 None => Err(error),
@@ -66,7 +66,7 @@ impl RuntimeState {
         self.settings.ledger = LedgerConfig { host_total, waiting_max, ..LedgerConfig::of(device.as_ref()) };
         self.shown.device.send_replace(device.clone());
         for engine in self.engines.values_mut() {
-            let (device, weight_store, kept) = (device.clone(), WeightStore::default(), Kept::default());
+            let (device, weight_store, kept) = (device.clone(), WeightStore::default(), RetainedState::default());
             engine.arguments = EngineArguments { device, weight_store, kept, ..engine.arguments.clone() };
             if let Rest::Asleep(_) = engine.arguments.wakefulness.rest() {
                 engine.arguments.wakefulness.set(Rest::Asleep(SleepLevel::Level2));

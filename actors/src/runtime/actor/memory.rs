@@ -4,7 +4,7 @@ use crate::engine::EngineArguments;
 
 /// Returns all memory that an engine's attempts may hold. The threads end first: a thread that still used memory after
 /// it was unmapped would crash the process.
-pub(super) async fn bring_home(arguments: &EngineArguments) {
+pub(super) async fn release_memory(arguments: &EngineArguments) {
     let owner = arguments.last_owner();
     arguments.weight_store.shut_down(owner.generation).await;
     for owner in [owner, arguments.vision_owner()] {
@@ -13,9 +13,9 @@ pub(super) async fn bring_home(arguments: &EngineArguments) {
     }
 }
 
-/// As `bring_home`, then returns the weights too.
-pub(super) async fn bring_all_home(arguments: &EngineArguments) {
-    bring_home(arguments).await;
+/// As `release_memory`, then returns the weights too.
+pub(super) async fn release_all_memory(arguments: &EngineArguments) {
+    release_memory(arguments).await;
     clear_weights(arguments).await;
     arguments.weight_store.clear_processor().await;
 }

@@ -22,7 +22,7 @@ impl Known {
     }
 
     /// Shows that none of its actors runs.
-    pub(super) fn show_fallen(&self) {
+    pub(super) fn show_dead(&self) {
         metric::forget_model(&self.0);
         self.show(true);
     }
@@ -34,11 +34,11 @@ impl Engine {
         let weight_store = &self.arguments.weight_store;
         let was_ready = matches!(*self.arguments.status.look(), Status::Ready(_) | Status::Stopped { .. });
         let is_due = was_ready && self.known.is_none();
-        if let (true, Some(model), Some(processor)) = (is_due, weight_store.model(), weight_store.processor()) {
+        if let (true, Some(model), Some(executor)) = (is_due, weight_store.model(), weight_store.executor()) {
             let (label, architecture) = (self.arguments.label.clone(), Architecture(model.config().architecture()));
-            let dtype = Dtype(processor.target().activation().name());
+            let dtype = Dtype(executor.target().activation().name());
             let quantization = Quantization(model.quantization().unwrap_or("none"));
-            let kv_cache_dtype = KvCacheDtype(model.cache().type_name(&processor.target()));
+            let kv_cache_dtype = KvCacheDtype(model.cache().type_name(&executor.target()));
             self.known = Some(Known(label, architecture, dtype, quantization, kv_cache_dtype));
         }
     }
@@ -63,7 +63,7 @@ impl RuntimeState {
             let is_asleep = matches!(engine.arguments.wakefulness.rest(), Rest::Asleep(_));
             metric::ASLEEP.set(&engine.arguments.label, is_asleep);
         }
-        self.fallen.values().for_each(Known::show_fallen);
+        self.dead_models.values().for_each(Known::show_dead);
     }
 }
 
@@ -72,7 +72,7 @@ impl Drop for RuntimeState {
     fn drop(&mut self) {
         self.engines.values().for_each(|engine| metric::forget_model(&engine.arguments.label));
         let known = self.engines.values().filter_map(|engine| engine.known.as_ref());
-        known.chain(self.fallen.values()).for_each(|known| known.show(false));
+        known.chain(self.dead_models.values()).for_each(|known| known.show(false));
         self.settings.mailbox().forget_shown(self.device().as_ref());
     }
 }

@@ -13,9 +13,9 @@ use crate::{
 /// What must be done, in order.
 pub enum Effect<P: Parts> {
     /// Answer that nothing is loaded while the runtime is shut down.
-    Refuse(P::Order),
+    Refuse(P::LoadRequest),
     /// Stop showing a model of this name that has ended by itself.
-    ForgetFallen {
+    ForgetDead {
         /// The model's name.
         name: String,
     },
@@ -26,7 +26,7 @@ pub enum Effect<P: Parts> {
         /// The engine's number, and the load's.
         generation: u64,
         /// What is loaded.
-        order: P::Order,
+        order: P::LoadRequest,
     },
     /// Say that a dead engine restarts, and take back what it held. Then, after the wait, send
     /// [`Respawn`](super::Input::Respawn).
@@ -158,7 +158,7 @@ pub enum Effect<P: Parts> {
     },
     /// Start an engine of a model that slept. [`Woken`](super::Input::Woken) or [`NotWoken`](super::Input::NotWoken)
     /// follows.
-    Waken {
+    Wake {
         /// The model's name.
         name: String,
         /// The load.

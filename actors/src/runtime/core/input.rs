@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bursar_budgets::DeviceError;
 
-use super::{Parts, nap::Seen};
+use super::{Parts, sleep_state::IdleReport};
 use crate::{
     metric::WakeReason,
     sleep::{SleepError, SleepLevel},
@@ -141,7 +141,7 @@ pub enum Input<P: Parts> {
         may_fit: bool,
     },
     /// What a look saw, once a second and when it was asked for.
-    Look(Vec<Seen>),
+    Look(Vec<IdleReport>),
     /// Every model is to end, and then the runtime.
     ShutDown {
         /// How long running requests may still take.
@@ -160,5 +160,5 @@ pub struct Load<P: Parts> {
     /// It is put to sleep when it has had no request for this long.
     pub sleep_after: Option<Duration>,
     /// What is loaded, and who is told of it.
-    pub order: P::Order,
+    pub order: P::LoadRequest,
 }

@@ -4,7 +4,7 @@ use std::{mem, time::Duration};
 
 use super::{
     child::Child,
-    nap::{Hungry, Nap, Sleepers},
+    sleep_state::{SleepState, Sleepers, WaitingForMemory},
 };
 use crate::{sleep::SleepLevel, supervise::Intensity};
 
@@ -13,7 +13,7 @@ pub struct Model<W, S> {
     /// Identifies it across all its engines. Another model may have its name later.
     pub load: u64,
     /// Whether it is awake.
-    pub nap: Nap<S>,
+    pub sleep_state: SleepState<S>,
     /// It is put to sleep when it has had no request for this long.
     pub sleep_after: Option<Duration>,
     /// How often in a row it was to make room and its requests did not end in time.
@@ -44,8 +44,9 @@ pub struct Ended<W> {
 impl<W, S> Model<W, S> {
     /// A model whose first engine starts.
     pub fn new(load: u64, intensity: Intensity, sleep_after: Option<Duration>, since: Duration) -> Self {
-        let nap = Nap::Waking(Hungry { reason: None, since, was_tried: false, again: Sleepers::none() });
-        Model { load, nap, sleep_after, stayed_busy: 0, life: Life::Goes(Child::new(intensity)), let_go: None }
+        let sleep_state =
+            SleepState::Waking(WaitingForMemory { reason: None, since, was_tried: false, again: Sleepers::none() });
+        Model { load, sleep_state, sleep_after, stayed_busy: 0, life: Life::Goes(Child::new(intensity)), let_go: None }
     }
 
     /// Whether it is not ending.
@@ -55,9 +56,9 @@ impl<W, S> Model<W, S> {
 
     /// Its engine starts again, if it waited for that.
     pub fn start_waking(&mut self) {
-        self.nap = match mem::replace(&mut self.nap, Nap::Asleep(SleepLevel::Level2)) {
-            Nap::Hungry(hungry) => Nap::Waking(hungry),
-            nap => nap,
+        self.sleep_state = match mem::replace(&mut self.sleep_state, SleepState::Asleep(SleepLevel::Level2)) {
+            SleepState::WaitingForMemory(waiting) => SleepState::Waking(waiting),
+            sleep_state => sleep_state,
         };
         self.engine().into_iter().for_each(Child::replaced);
     }

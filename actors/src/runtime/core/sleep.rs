@@ -10,7 +10,7 @@ use std::{mem, time::Duration};
 
 use super::{
     Effect, Parts, RuntimeCore,
-    nap::{Falling, Hungry, Lying, Nap, Next, Seen, Sleepers},
+    sleep_state::{Draining, IdleReport, Next, Releasing, SleepState, Sleepers, WaitingForMemory},
 };
 use crate::{
     metric::{SleepReason, WakeReason},
@@ -28,10 +28,11 @@ impl<P: Parts> RuntimeCore<P> {
         let Some(model) = self.of_load(&name, load).filter(|model| model.is_going() && !model.is_let_go()) else {
             return self.answer_sleepers([sleeper], Err(SleepError::Stopped { reason: "it is shutting down".into() }));
         };
-        match &mut model.nap {
-            Nap::Awake { .. } => {
+        match &mut model.sleep_state {
+            SleepState::Awake { .. } => {
                 let sleepers = Sleepers::one(level, within, sleeper);
-                model.nap = Nap::FallingAsleep(Falling { reason: SleepReason::Call, sleepers, wanted: None });
+                model.sleep_state =
+                    SleepState::Draining(Draining { reason: SleepReason::Call, sleepers, wanted: None });
                 self.effects.push(Effect::FallAsleep {
                     name,
                     load,
@@ -40,17 +41,19 @@ impl<P: Parts> RuntimeCore<P> {
                     stayed_busy: 0,
                 });
             }
-            Nap::Asleep(SleepLevel::Level1) if level == SleepLevel::Level2 => {
+            SleepState::Asleep(SleepLevel::Level1) if level == SleepLevel::Level2 => {
                 let sleepers = Sleepers::one(level, within, sleeper);
                 let next = Next::Sleep(SleepReason::Call, None);
-                model.nap = Nap::LyingDown(Lying { sleepers, next, end: None });
+                model.sleep_state = SleepState::Releasing(Releasing { sleepers, next, end: None });
                 self.effects.push(Effect::LieDown { name, load, level: Some(level) });
             }
-            Nap::Asleep(_) => self.answer_sleepers([sleeper], Ok(())),
-            Nap::Hungry(hungry) | Nap::Waking(hungry) | Nap::LyingDown(Lying { next: Next::Hunger(hungry), .. }) => {
-                hungry.again.join(level, within, sleeper);
+            SleepState::Asleep(_) => self.answer_sleepers([sleeper], Ok(())),
+            SleepState::WaitingForMemory(waiting)
+            | SleepState::Waking(waiting)
+            | SleepState::Releasing(Releasing { next: Next::WaitForMemory(waiting), .. }) => {
+                waiting.again.join(level, within, sleeper);
             }
-            Nap::FallingAsleep(Falling { sleepers, .. }) | Nap::LyingDown(Lying { sleepers, .. }) => {
+            SleepState::Draining(Draining { sleepers, .. }) | SleepState::Releasing(Releasing { sleepers, .. }) => {
                 sleepers.join(level, within, sleeper);
             }
         }
@@ -62,79 +65,83 @@ impl<P: Parts> RuntimeCore<P> {
 
     pub(super) fn wake(&mut self, name: String, load: u64, reason: WakeReason, now: Duration) {
         let Some(model) = self.of_load(&name, load).filter(|model| model.is_going()) else { return };
-        match &mut model.nap {
-            Nap::FallingAsleep(falling) => drop(falling.wanted.get_or_insert(reason)),
-            Nap::LyingDown(Lying { next: Next::Sleep(_, wanted), .. }) => drop(wanted.get_or_insert(reason)),
-            Nap::LyingDown(Lying { next: next @ Next::SleepOn, .. }) => {
+        match &mut model.sleep_state {
+            SleepState::Draining(draining) => drop(draining.wanted.get_or_insert(reason)),
+            SleepState::Releasing(Releasing { next: Next::Sleep(_, wanted), .. }) => drop(wanted.get_or_insert(reason)),
+            SleepState::Releasing(Releasing { next: next @ Next::StayAsleep, .. }) => {
                 *next = Next::Sleep(SleepReason::Call, Some(reason));
             }
-            Nap::Asleep(_) => {
-                self.hunger(
+            SleepState::Asleep(_) => {
+                self.queue_for_memory(
                     name,
-                    Hungry { reason: Some(reason), since: now, was_tried: false, again: Sleepers::none() },
+                    WaitingForMemory { reason: Some(reason), since: now, was_tried: false, again: Sleepers::none() },
                 );
             }
-            Nap::LyingDown(_) | Nap::Hungry(_) | Nap::Waking(_) | Nap::Awake { .. } => {}
+            SleepState::Releasing(_)
+            | SleepState::WaitingForMemory(_)
+            | SleepState::Waking(_)
+            | SleepState::Awake { .. } => {}
         }
     }
 
     /// The model waits for its turn to start.
-    pub(super) fn hunger(&mut self, name: String, hungry: Hungry<P::Sleeper>) {
+    pub(super) fn queue_for_memory(&mut self, name: String, waiting: WaitingForMemory<P::Sleeper>) {
         let Some(model) = self.models.get_mut(&name) else { return };
-        let was_tried = hungry.was_tried;
-        model.nap = Nap::Hungry(hungry);
+        let was_tried = waiting.was_tried;
+        model.sleep_state = SleepState::WaitingForMemory(waiting);
         self.effects.push(Effect::ShowWaking { name: name.clone() });
         match was_tried {
             // It keeps its place.
-            true => self.hungry.push_front(name),
-            false => self.hungry.push_back(name),
+            true => self.waiting.push_front(name),
+            false => self.waiting.push_back(name),
         }
-        self.feed();
+        self.admit_waiting();
     }
 
     /// Lets the first of those that wait try to start, once nothing else moves. If it has not fitted, what could make
     /// room is looked for. Where no model makes room for others, none waits for another.
-    fn feed(&mut self) {
+    fn admit_waiting(&mut self) {
         if self.lost.is_some() {
             return;
         }
-        while let Some(name) = self.hungry.front().cloned() {
+        while let Some(name) = self.waiting.front().cloned() {
             if self.rules.turn.is_some() && self.is_moving() {
                 return;
             }
             let model = self.models.get_mut(&name).filter(|model| model.is_going());
             let Some((model, was_tried)) = model.and_then(|model| {
-                let was_tried = model.nap.hungry().map(|hungry| hungry.was_tried)?;
+                let was_tried = model.sleep_state.waiting().map(|waiting| waiting.was_tried)?;
                 Some((model, was_tried))
             }) else {
-                self.hungry.pop_front();
+                self.waiting.pop_front();
                 continue;
             };
             if was_tried {
                 return self.effects.push(Effect::Look);
             }
-            self.hungry.pop_front();
+            self.waiting.pop_front();
             let load = model.load;
             model.start_waking();
             let generation = self.take_generation();
-            self.effects.push(Effect::Waken { name, load, generation });
+            self.effects.push(Effect::Wake { name, load, generation });
         }
     }
 
     fn is_moving(&self) -> bool {
-        self.models.values().any(|model| model.is_going() && model.nap.is_moving())
+        self.models.values().any(|model| model.is_going() && model.sleep_state.is_moving())
     }
 
     /// Requests have ended, or did not in time.
     pub(super) fn drained(&mut self, name: String, load: u64, drained: Result<(), SleepError>, now: Duration) {
         let Some(model) = self.of_load(&name, load).filter(|model| model.is_going()) else { return };
-        match (mem::replace(&mut model.nap, Nap::Awake { since: now }), drained) {
-            (Nap::FallingAsleep(Falling { reason, sleepers, wanted }), Ok(())) => {
+        match (mem::replace(&mut model.sleep_state, SleepState::Awake { since: now }), drained) {
+            (SleepState::Draining(Draining { reason, sleepers, wanted }), Ok(())) => {
                 model.stayed_busy = 0;
-                model.nap = Nap::LyingDown(Lying { sleepers, next: Next::Sleep(reason, wanted), end: None });
+                model.sleep_state =
+                    SleepState::Releasing(Releasing { sleepers, next: Next::Sleep(reason, wanted), end: None });
                 self.effects.push(Effect::LieDown { name, load, level: None });
             }
-            (Nap::FallingAsleep(Falling { reason, sleepers, .. }), Err(error)) => {
+            (SleepState::Draining(Draining { reason, sleepers, .. }), Err(error)) => {
                 model.stayed_busy += u32::from(reason == SleepReason::Room);
                 self.effects.push(Effect::StayAwake { name: name.clone() });
                 match reason {
@@ -142,57 +149,61 @@ impl<P: Parts> RuntimeCore<P> {
                     // They may have more time.
                     SleepReason::Idle | SleepReason::Room => self.sleep_all(&name, load, sleepers),
                 }
-                self.feed();
+                self.admit_waiting();
             }
-            (nap, _) => model.nap = nap,
+            (sleep_state, _) => model.sleep_state = sleep_state,
         }
     }
 
     /// All device memory of a model is back.
     pub(super) fn fell_asleep(&mut self, name: String, load: u64, level: SleepLevel, now: Duration) {
         let Some(model) = self.of_load(&name, load).filter(|model| model.is_going()) else { return };
-        let Nap::LyingDown(Lying { sleepers, next, end }) = mem::replace(&mut model.nap, Nap::Asleep(level)) else {
+        let SleepState::Releasing(Releasing { sleepers, next, end }) =
+            mem::replace(&mut model.sleep_state, SleepState::Asleep(level))
+        else {
             return;
         };
         if let Some(reason) = end {
             self.answer_sleepers(sleepers.each, Ok(()));
-            if let Next::Hunger(hungry) = next {
-                self.answer_sleepers(hungry.again.each, Ok(()));
+            if let Next::WaitForMemory(waiting) = next {
+                self.answer_sleepers(waiting.again.each, Ok(()));
             }
             return self.end(name, reason);
         }
         // Somebody asked for more while it fell asleep.
         if (level, sleepers.level) == (SleepLevel::Level1, SleepLevel::Level2) {
-            model.nap = Nap::LyingDown(Lying { sleepers, next, end: None });
+            model.sleep_state = SleepState::Releasing(Releasing { sleepers, next, end: None });
             return self.effects.push(Effect::LieDown { name, load, level: Some(SleepLevel::Level2) });
         }
         let (reason, wanted) = match next {
-            Next::Hunger(hungry) => return self.hunger(name, hungry),
+            Next::WaitForMemory(waiting) => return self.queue_for_memory(name, waiting),
             Next::Sleep(reason, wanted) => (Some(reason), wanted),
-            Next::SleepOn => (None, None),
+            Next::StayAsleep => (None, None),
         };
         self.effects.push(Effect::ShowAsleep { name: name.clone(), level, reason });
         self.answer_sleepers(sleepers.each, Ok(()));
         // What it held is there for the one that waits longest.
         self.try_again();
         match wanted {
-            Some(reason) => self
-                .hunger(name, Hungry { reason: Some(reason), since: now, was_tried: false, again: Sleepers::none() }),
-            None => self.feed(),
+            Some(reason) => self.queue_for_memory(
+                name,
+                WaitingForMemory { reason: Some(reason), since: now, was_tried: false, again: Sleepers::none() },
+            ),
+            None => self.admit_waiting(),
         }
     }
 
     /// A model takes requests.
     pub(super) fn woken(&mut self, name: String, load: u64, now: Duration) {
         let Some(model) = self.of_load(&name, load).filter(|model| model.is_going()) else { return };
-        match mem::replace(&mut model.nap, Nap::Awake { since: now }) {
-            Nap::Waking(Hungry { reason, since, again, .. }) => {
+        match mem::replace(&mut model.sleep_state, SleepState::Awake { since: now }) {
+            SleepState::Waking(WaitingForMemory { reason, since, again, .. }) => {
                 let took = now.saturating_sub(since);
                 self.effects.push(Effect::ShowAwake { name: name.clone(), reason, took });
                 self.sleep_all(&name, load, again);
-                self.feed();
+                self.admit_waiting();
             }
-            nap => model.nap = nap,
+            sleep_state => model.sleep_state = sleep_state,
         }
     }
 
@@ -201,12 +212,12 @@ impl<P: Parts> RuntimeCore<P> {
         let may_wait = may_fit && self.rules.turn.is_some();
         let Some(model) = self.models.get_mut(&name).filter(|model| model.is_going()) else { return };
         let load = model.load;
-        match mem::replace(&mut model.nap, Nap::Asleep(SleepLevel::Level2)) {
-            Nap::Waking(hungry) => self.lie_down_after(name, load, hungry, may_wait),
+        match mem::replace(&mut model.sleep_state, SleepState::Asleep(SleepLevel::Level2)) {
+            SleepState::Waking(waiting) => self.lie_down_after(name, load, waiting, may_wait),
             // It has been READY, and failed before that was heard.
-            nap => {
-                let has_engine = nap.has_engine();
-                model.nap = nap;
+            sleep_state => {
+                let has_engine = sleep_state.has_engine();
+                model.sleep_state = sleep_state;
                 if has_engine {
                     self.fail_start(name);
                 }
@@ -214,20 +225,20 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    fn lie_down_after(&mut self, name: String, load: u64, hungry: Hungry<P::Sleeper>, may_wait: bool) {
+    fn lie_down_after(&mut self, name: String, load: u64, waiting: WaitingForMemory<P::Sleeper>, may_wait: bool) {
         let Some(model) = self.models.get_mut(&name) else { return };
-        let (sleepers, next) = match (may_wait, hungry) {
-            (true, hungry) => (Sleepers::none(), Next::Hunger(Hungry { was_tried: true, ..hungry })),
-            (false, hungry @ Hungry { reason: None, .. }) => {
-                model.nap = Nap::Waking(hungry);
+        let (sleepers, next) = match (may_wait, waiting) {
+            (true, waiting) => (Sleepers::none(), Next::WaitForMemory(WaitingForMemory { was_tried: true, ..waiting })),
+            (false, waiting @ WaitingForMemory { reason: None, .. }) => {
+                model.sleep_state = SleepState::Waking(waiting);
                 return self.fail_start(name);
             }
-            (false, hungry) => {
+            (false, waiting) => {
                 self.effects.push(Effect::TellNotWoken { name: name.clone() });
-                (hungry.again, Next::SleepOn)
+                (waiting.again, Next::StayAsleep)
             }
         };
-        model.nap = Nap::LyingDown(Lying { sleepers, next, end: None });
+        model.sleep_state = SleepState::Releasing(Releasing { sleepers, next, end: None });
         self.effects.push(Effect::LieDown { name, load, level: None });
     }
 
@@ -237,8 +248,8 @@ impl<P: Parts> RuntimeCore<P> {
     }
 
     /// Puts models to sleep that have had no request for long, and those that others need the room of.
-    pub(super) fn look(&mut self, seen: &[Seen], now: Duration) {
-        for Seen { name, idle_for, .. } in seen {
+    pub(super) fn look(&mut self, seen: &[IdleReport], now: Duration) {
+        for IdleReport { name, idle_for, .. } in seen {
             let is_due = self
                 .is_awake(name)
                 .is_some_and(|(_, after)| idle_for.zip(after).is_some_and(|(idle_for, after)| idle_for >= after));
@@ -247,7 +258,7 @@ impl<P: Parts> RuntimeCore<P> {
             }
         }
         self.give_up_hunger(seen);
-        let Some(turn) = self.rules.turn.filter(|_| !self.hungry.is_empty()) else { return };
+        let Some(turn) = self.rules.turn.filter(|_| !self.waiting.is_empty()) else { return };
         if self.is_moving() {
             return;
         }
@@ -267,29 +278,30 @@ impl<P: Parts> RuntimeCore<P> {
 
     /// Nothing is left that could make room for the first that waits.
     fn starve(&mut self) {
-        let Some(name) = self.hungry.pop_front() else { return };
+        let Some(name) = self.waiting.pop_front() else { return };
         let Some(model) = self.models.get_mut(&name) else { return };
-        match mem::replace(&mut model.nap, Nap::Asleep(SleepLevel::Level2)) {
-            Nap::Hungry(hungry) => {
+        match mem::replace(&mut model.sleep_state, SleepState::Asleep(SleepLevel::Level2)) {
+            SleepState::WaitingForMemory(waiting) => {
                 let load = model.load;
-                self.lie_down_after(name, load, hungry, false);
+                self.lie_down_after(name, load, waiting, false);
             }
-            nap => model.nap = nap,
+            sleep_state => model.sleep_state = sleep_state,
         }
     }
 
     /// Lets those sleep on that callers no longer wait for.
-    fn give_up_hunger(&mut self, seen: &[Seen]) {
-        for Seen { name, .. } in seen.iter().filter(|seen| !seen.is_awaited) {
+    fn give_up_hunger(&mut self, seen: &[IdleReport]) {
+        for IdleReport { name, .. } in seen.iter().filter(|seen| !seen.is_awaited) {
             let Some(model) = self.models.get_mut(name).filter(|model| model.is_going()) else { continue };
-            match mem::replace(&mut model.nap, Nap::Asleep(SleepLevel::Level2)) {
-                Nap::Hungry(hungry) if hungry.reason.is_some() => {
-                    let (load, sleepers) = (model.load, hungry.again);
-                    model.nap = Nap::LyingDown(Lying { sleepers, next: Next::SleepOn, end: None });
+            match mem::replace(&mut model.sleep_state, SleepState::Asleep(SleepLevel::Level2)) {
+                SleepState::WaitingForMemory(waiting) if waiting.reason.is_some() => {
+                    let (load, sleepers) = (model.load, waiting.again);
+                    model.sleep_state =
+                        SleepState::Releasing(Releasing { sleepers, next: Next::StayAsleep, end: None });
                     self.effects.push(Effect::LieDown { name: name.clone(), load, level: None });
-                    self.hungry.retain(|hungry| hungry != name);
+                    self.waiting.retain(|waiting| waiting != name);
                 }
-                nap => model.nap = nap,
+                sleep_state => model.sleep_state = sleep_state,
             }
         }
     }
@@ -297,8 +309,8 @@ impl<P: Parts> RuntimeCore<P> {
     /// Since when a model is awake that may be put to sleep, and after what time it is idle.
     fn is_awake(&self, name: &str) -> Option<(Duration, Option<Duration>)> {
         let model = self.models.get(name).filter(|model| model.is_going() && !model.is_let_go())?;
-        match model.nap {
-            Nap::Awake { since } => Some((since, model.sleep_after)),
+        match model.sleep_state {
+            SleepState::Awake { since } => Some((since, model.sleep_after)),
             _ => None,
         }
     }
@@ -306,32 +318,34 @@ impl<P: Parts> RuntimeCore<P> {
     fn fall_asleep(&mut self, name: String, reason: SleepReason) {
         let Some(model) = self.models.get_mut(&name) else { return };
         let (load, stayed_busy) = (model.load, model.stayed_busy);
-        model.nap = Nap::FallingAsleep(Falling { reason, sleepers: Sleepers::none(), wanted: None });
+        model.sleep_state = SleepState::Draining(Draining { reason, sleepers: Sleepers::none(), wanted: None });
         self.effects.push(Effect::FallAsleep { name, load, level: None, within: None, stayed_busy });
     }
 
     /// Answers those who waited for a model to sleep that ends instead.
     pub(super) fn end_nap(&mut self, name: &str) {
         let Some(model) = self.models.get_mut(name) else { return };
-        let sleepers = match mem::replace(&mut model.nap, Nap::Asleep(SleepLevel::Level2)) {
-            Nap::LyingDown(Lying { next: Next::Hunger(hungry), .. }) | Nap::Hungry(hungry) | Nap::Waking(hungry) => {
-                hungry.again.each
+        let sleepers = match mem::replace(&mut model.sleep_state, SleepState::Asleep(SleepLevel::Level2)) {
+            SleepState::Releasing(Releasing { next: Next::WaitForMemory(waiting), .. })
+            | SleepState::WaitingForMemory(waiting)
+            | SleepState::Waking(waiting) => waiting.again.each,
+            SleepState::Draining(Draining { sleepers, .. }) | SleepState::Releasing(Releasing { sleepers, .. }) => {
+                sleepers.each
             }
-            Nap::FallingAsleep(Falling { sleepers, .. }) | Nap::LyingDown(Lying { sleepers, .. }) => sleepers.each,
-            Nap::Awake { .. } | Nap::Asleep(_) => Vec::new(),
+            SleepState::Awake { .. } | SleepState::Asleep(_) => Vec::new(),
         };
         self.answer_sleepers(sleepers, Err(SleepError::Stopped { reason: "it has ended".into() }));
     }
 
     /// After a model has gone or its device was replaced, there may be room.
-    pub(super) fn feed_again(&mut self) {
+    pub(super) fn admit_waiting_again(&mut self) {
         self.try_again();
-        self.feed();
+        self.admit_waiting();
     }
 
     fn try_again(&mut self) {
-        let hungry = self.models.values_mut().filter_map(|model| model.nap.hungry());
-        hungry.for_each(|hungry| hungry.was_tried = false);
+        let waiting = self.models.values_mut().filter_map(|model| model.sleep_state.waiting());
+        waiting.for_each(|waiting| waiting.was_tried = false);
     }
 
     fn answer_sleepers(&mut self, sleepers: impl IntoIterator<Item = P::Sleeper>, outcome: Result<(), SleepError>) {

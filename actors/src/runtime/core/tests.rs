@@ -3,12 +3,12 @@
 use super::*;
 
 mod any_order;
-mod naps;
+mod sleep;
 
 struct Names;
 
 impl Parts for Names {
-    type Order = &'static str;
+    type LoadRequest = &'static str;
     type Waiter = &'static str;
     type Sleeper = &'static str;
     type Device = &'static str;
@@ -92,7 +92,7 @@ impl Bed {
 fn told(effect: &Effect<Names>) -> String {
     match effect {
         Effect::Refuse(order) => format!("refuse {order}"),
-        Effect::ForgetFallen { name } => format!("forget fallen {name}"),
+        Effect::ForgetDead { name } => format!("forget fallen {name}"),
         Effect::Begin { name, generation, order } => format!("begin {name} as {generation} for {order}"),
         Effect::RespawnAfter { name, load, death, wait, reason } => {
             format!("respawn {name} of {load} after death {death} and {wait:?}: {reason}")
@@ -111,7 +111,7 @@ fn told(effect: &Effect<Names>) -> String {
         Effect::TakeDevice(device) => format!("take {device}"),
         Effect::Fail { reason } => format!("fail: {reason}"),
         Effect::Stop => text("stop"),
-        effect => naps::told(effect),
+        effect => sleep::told(effect),
     }
 }
 

@@ -11,7 +11,7 @@ use bursar_model::{
 
 use super::*;
 use crate::{
-    scheduler::{NewSequence, PicturePlace, Standing},
+    scheduler::{NewSequence, PicturePlaceholder, SchedulingParams},
     vision::{PinnedPicture, VisionMessage},
 };
 
@@ -56,9 +56,9 @@ fn sequence(id: u64) -> NewSequence {
         next_position: 4,
         produced: 0,
         tokens_max: 8,
-        pictures: vec![PicturePlace { content, cache_rows: [0, 1].into() }],
+        pictures: vec![PicturePlaceholder { content, cache_rows: [0, 1].into() }],
         prefix: PrefixKeys::default(),
-        standing: Standing::default(),
+        scheduling_params: SchedulingParams::default(),
         group: None,
         score_prompt: None,
         stop_tokens: [].into(),

@@ -34,11 +34,11 @@ impl SchedulerCore {
     /// A sequence comes, or comes again.
     pub(super) fn arrive(&mut self, spec: NewSequence) {
         let Past { preemptions, shrinks, charge } = self.sent_away.remove(&spec.id).unwrap_or_default();
-        let waiting = self.waiting.values().map(|sequence| &sequence.spec.standing.tenant);
-        self.tenants.arrive(&spec.standing.tenant, waiting);
-        let known = self.waiting.values().chain(self.running.values()).map(|s| &s.spec.standing.tenant);
-        self.tenants.forget(known.chain([&spec.standing.tenant]));
-        let due = spec.standing.left.map(|_, left| Some(self.now.saturating_add(left)));
+        let waiting = self.waiting.values().map(|sequence| &sequence.spec.scheduling_params.tenant);
+        self.tenants.arrive(&spec.scheduling_params.tenant, waiting);
+        let known = self.waiting.values().chain(self.running.values()).map(|s| &s.spec.scheduling_params.tenant);
+        self.tenants.forget(known.chain([&spec.scheduling_params.tenant]));
+        let due = spec.scheduling_params.left.map(|_, left| Some(self.now.saturating_add(left)));
         self.wait(Sequence { preemptions, shrinks, charge, due, ..Sequence::new(spec) });
     }
 
@@ -65,7 +65,7 @@ impl SchedulerCore {
             let mut sequence = self.waiting.remove(&id).expect("it waits");
             (sequence.has_turn, sequence.passed) = (has_turn, 0);
             if sequence.charge == Charge::None && sequence.produced() == 0 {
-                self.tenants.admit(&sequence.spec.standing.tenant, sequence.prompt);
+                self.tenants.admit(&sequence.spec.scheduling_params.tenant, sequence.prompt);
                 sequence.charge = Charge::Whole;
             }
             if sequence.expected.is_none() {
@@ -106,7 +106,7 @@ impl SchedulerCore {
 
     /// Whether a waiting sequence is more urgent than a running one.
     fn some_may_make_way(&self) -> bool {
-        let priority = |sequence: &Sequence| sequence.spec.standing.priority;
+        let priority = |sequence: &Sequence| sequence.spec.scheduling_params.priority;
         self.waiting.values().map(priority).min() < self.running.values().map(priority).max()
     }
 

@@ -1,7 +1,7 @@
 //! What a step runs: a token of each decoding sequence, and chunks of prompts. While replies are under way, a promised
 //! token interval bounds the prompts, by what steps cost.
 
-use super::{SchedulerCore, Sequence, Share};
+use super::{SchedulerCore, Sequence, SequenceTokens};
 use crate::pace::{Pace, StepWork};
 
 /// Prompt tokens that a step takes beside decoding, whatever is promised: a prompt always makes progress. Larger chunks
@@ -11,7 +11,7 @@ const CHUNK_LEAST: usize = 16;
 impl SchedulerCore {
     /// One token for each decoding sequence, then chunks of prompts up to the step's limit, the oldest first. Beside
     /// running replies, up to what the promised interval allows.
-    pub(super) fn shares(&self) -> Vec<Share> {
+    pub(super) fn shares(&self) -> Vec<SequenceTokens> {
         let runs = |sequence: &&Sequence| {
             !sequence.is_over()
                 && !sequence.waits_to_be_seen()
@@ -20,14 +20,14 @@ impl SchedulerCore {
         };
         let (decoding, prompts): (Vec<_>, Vec<_>) = self.running.values().filter(runs).partition(|s| s.is_decoding());
         // A step has at least as many tokens as sequences.
-        let mut shares: Vec<_> = decoding.iter().map(|s| Share { sequence: s.id(), tokens: 1 }).collect();
+        let mut shares: Vec<_> = decoding.iter().map(|s| SequenceTokens { sequence: s.id(), tokens: 1 }).collect();
         let room = self.limits.step_tokens - shares.len();
         let paced = self.pace.as_ref().filter(|_| !prompts.is_empty() && self.has_streams());
         let tokens = match paced.and_then(|pace| self.within_pace(pace, &decoding, &prompts, room)) {
             Some(room) => split(&prompts, room),
             None => in_order(&prompts, room),
         };
-        let of_prompts = prompts.iter().zip(tokens).map(|(s, tokens)| Share { sequence: s.id(), tokens });
+        let of_prompts = prompts.iter().zip(tokens).map(|(s, tokens)| SequenceTokens { sequence: s.id(), tokens });
         shares.extend(of_prompts.filter(|share| share.tokens > 0));
         shares
     }
@@ -42,7 +42,7 @@ impl SchedulerCore {
     }
 
     /// What the step of these shares computes.
-    pub(super) fn work(&self, shares: &[Share]) -> StepWork {
+    pub(super) fn work(&self, shares: &[SequenceTokens]) -> StepWork {
         let mut work = StepWork::default();
         for share in shares {
             add(&mut work, &self.running[&share.sequence], share.tokens);

@@ -9,14 +9,14 @@ use super::{Effect, SchedulerCore, Sequence};
 use crate::{
     deadline::{Deadline, Deadlines},
     kv::SequenceId,
-    order::{PASSES_MAX, Place},
+    order::{PASSES_MAX, QueuePosition},
     pace::StepWork,
 };
 
 impl Sequence {
     /// Least for the most urgent; of those, for the oldest.
     pub(super) fn urgency(&self) -> (i32, SequenceId) {
-        (self.spec.standing.priority, self.id())
+        (self.spec.scheduling_params.priority, self.id())
     }
 }
 
@@ -27,7 +27,7 @@ impl SchedulerCore {
         let place = |sequence: &Sequence| {
             let (priority, id) = sequence.urgency();
             let had_turn = sequence.losses() > 0;
-            Place::of(priority, had_turn, self.tenants.counter(&sequence.spec.standing.tenant), id)
+            QueuePosition::of(priority, had_turn, self.tenants.counter(&sequence.spec.scheduling_params.tenant), id)
         };
         self.turn.order(self.oldest(), self.waiting.values().map(place))
     }
@@ -93,9 +93,10 @@ impl SchedulerCore {
     /// The running sequences that are less urgent than `next` and may lose their blocks once more, the least urgent and
     /// youngest first.
     pub(super) fn less_urgent(&self, next: &Sequence) -> Vec<SequenceId> {
-        let priority = next.spec.standing.priority;
-        let may_go =
-            |s: &&Sequence| s.spec.standing.priority > priority && !s.is_kept() && !s.has_turn && !s.is_fetching;
+        let priority = next.spec.scheduling_params.priority;
+        let may_go = |s: &&Sequence| {
+            s.spec.scheduling_params.priority > priority && !s.is_kept() && !s.has_turn && !s.is_fetching
+        };
         let mut may_go: Vec<_> = self.running.values().filter(may_go).map(Sequence::urgency).collect();
         may_go.sort_unstable_by_key(|urgency| Reverse(*urgency));
         may_go.into_iter().map(|(_, id)| id).collect()

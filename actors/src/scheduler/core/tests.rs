@@ -10,7 +10,7 @@ use bursar_model::{
 };
 
 use super::*;
-use crate::scheduler::{PicturePlace, Standing};
+use crate::scheduler::{PicturePlaceholder, SchedulingParams};
 
 mod admit;
 mod ahead;
@@ -41,7 +41,7 @@ fn sequence(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
         pictures: Vec::new(),
         stop_tokens: [STOP].into(),
         prefix: PrefixKeys::default(),
-        standing: Standing::default(),
+        scheduling_params: SchedulingParams::default(),
         group: None,
         score_prompt: None,
         sampler: Arc::new(Sampler::new(SamplingParams::default(), 100_000).expect("greedy")),
@@ -410,7 +410,7 @@ fn pictures_are_cut_at_chunk_borders() {
     let mut bed = Bed::new(limits(1, 10, 8));
     let mut spec = sequence(1, 24, 1);
     // The second picture crosses the first border, the third the second. Two of them are the same picture.
-    let place = |tokens: std::ops::Range<usize>, first: u32| PicturePlace {
+    let place = |tokens: std::ops::Range<usize>, first: u32| PicturePlaceholder {
         cache_rows: (first..).take(tokens.len()).collect(),
         content: PictureContent { tokens, hash: PictureHash([first as u8; 32]) },
     };

@@ -16,7 +16,7 @@ fn held(name: u8, rows: usize) -> PictureRequest {
 }
 
 fn want(ticket: u64, pictures: Vec<PictureRequest>) -> Input {
-    Input::Want(Ticket(ticket), Rank::default(), pictures)
+    Input::Want(Ticket(ticket), Priority::default(), pictures)
 }
 
 fn rows(rows: &[u32]) -> Arc<[u32]> {
@@ -155,7 +155,7 @@ fn only_a_full_launch_is_begun_behind_a_running_one() {
 fn an_abandoned_request_makes_room_wherever_it_waits() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(want(1, vec![picture(1, 8)]));
-    let returns = Rank { had_turn: true, ..Rank::default() };
+    let returns = Priority { had_turn: true, ..Priority::default() };
     vision.step(Input::Want(Ticket(2), returns, vec![picture(2, 5)]));
     vision.step(want(3, vec![picture(3, 2)]));
     // It waits for rows. The request after it, which did not pass it, gets them now.
@@ -187,13 +187,13 @@ fn a_request_waiting_for_rows_is_passed_by_so_many_and_no_more() {
         matches!(&effects[..], [Effect::Ready(Ticket(99), _), Effect::Launch(pictures)] if pictures[0].0 == hash(2))
     );
     vision.step(Input::Encoded);
-    let returns = Rank { had_turn: true, ..Rank::default() };
+    let returns = Priority { had_turn: true, ..Priority::default() };
     vision.step(Input::Want(Ticket(100), returns, vec![picture(4, 9)]));
     assert_eq!(vision.step(want(101, vec![picture(3, 1)])), [], "none passes one that had its turn before");
 }
 
-fn rank(priority: i32, tenant: &str) -> Rank {
-    Rank { priority, tenant: Tenant::new(tenant), had_turn: false }
+fn rank(priority: i32, tenant: &str) -> Priority {
+    Priority { priority, tenant: Tenant::new(tenant), had_turn: false }
 }
 
 /// Ends launches until all are answered. Returns the tickets in order.
@@ -217,7 +217,7 @@ fn urgent_pictures_and_those_of_other_tenants_do_not_wait_for_a_backlog() {
     // There are rows for all of them, and four pictures fill a launch.
     let mut vision = VisionCore::new(2000, 40);
     let mut launched = 0;
-    let mut ask = |vision: &mut VisionCore, ticket: u64, rank: Rank| {
+    let mut ask = |vision: &mut VisionCore, ticket: u64, rank: Priority| {
         let key = PictureHash(std::array::from_fn(|place| (ticket >> (place % 2 * 8)) as u8));
         let pictures = vec![PictureRequest { key, rows: 2, patches: 10, has_pixels: true }];
         let effects = vision.step(Input::Want(Ticket(ticket), rank, pictures));
@@ -226,7 +226,7 @@ fn urgent_pictures_and_those_of_other_tenants_do_not_wait_for_a_backlog() {
     (1..=500).for_each(|ticket| ask(&mut vision, ticket, rank(0, "a")));
     ask(&mut vision, 501, rank(0, "b"));
     ask(&mut vision, 502, rank(-1, "a"));
-    ask(&mut vision, 503, Rank { had_turn: true, ..rank(0, "a") });
+    ask(&mut vision, 503, Priority { had_turn: true, ..rank(0, "a") });
     (504..=520).for_each(|ticket| ask(&mut vision, ticket, rank(1, "c")));
     let answers = answers(&mut vision, launched);
     assert_eq!(answers.len(), 520);
@@ -270,7 +270,7 @@ fn a_waiting_request_needs_pixels_even_if_its_picture_is_cached() {
     vision.step(want(2, vec![picture(2, 6)]));
     vision.step(Input::Encoded);
     // The third needs all rows and is not passed, so the fourth waits, although its picture is cached.
-    let returns = Rank { had_turn: true, ..Rank::default() };
+    let returns = Priority { had_turn: true, ..Priority::default() };
     vision.step(Input::Want(Ticket(3), returns, vec![picture(3, 10)]));
     vision.step(want(4, vec![picture(1, 4)]));
     assert!(vision.need_pixels().contains(&hash(1)), "it will have made room by then");
@@ -315,7 +315,7 @@ fn an_evicted_picture_comes_back_from_the_host_without_pixels_or_a_launch() {
     assert_eq!(vision.host_rows(), 12, "and the first keeps its place there");
     let effects = vision.step(Input::Copied);
     assert!(matches!(&effects[..], [Effect::Ready(Ticket(3), rows)] if rows[0].len() == 4), "{effects:?}");
-    assert_eq!(vision.take_found(), Found { pictures: 3, hits: 1, host_hits: 1 });
+    assert_eq!(vision.take_found(), CacheLookup { pictures: 3, hits: 1, host_hits: 1 });
     vision.step(Input::Unpin(vec![hash(1)]));
     let effects = vision.step(want(4, vec![held(2, 8)]));
     let [Effect::Copy { to_host, to_device }] = &effects[..] else { panic!("{effects:?}") };
@@ -376,7 +376,7 @@ type Held = (Vec<PictureHash>, Vec<Arc<[u32]>>);
 #[derive(Clone, Debug)]
 enum Event {
     /// A request for pictures, which decodes all of them, or those that have no place.
-    Want(Vec<u8>, bool, Rank),
+    Want(Vec<u8>, bool, Priority),
     Encoded,
     Copied,
     /// The holder with this number releases its pictures.
@@ -385,9 +385,9 @@ enum Event {
     Withdraw(usize),
 }
 
-fn any_rank() -> impl proptest::strategy::Strategy<Value = Rank> {
+fn any_rank() -> impl proptest::strategy::Strategy<Value = Priority> {
     use proptest::prelude::*;
-    (-1i32..2, 0usize..3, proptest::bool::weighted(0.1)).prop_map(|(priority, tenant, had_turn)| Rank {
+    (-1i32..2, 0usize..3, proptest::bool::weighted(0.1)).prop_map(|(priority, tenant, had_turn)| Priority {
         priority,
         tenant: Tenant::new(["a", "b", "c"][tenant]),
         had_turn,
@@ -421,7 +421,7 @@ proptest::proptest! {
         let mut on_host: Vec<Option<PictureHash>> = vec![None; host_rows];
         // What rows get when copies end.
         let mut copying: VecDeque<Vec<(u32, PictureHash)>> = VecDeque::new();
-        let mut open: BTreeMap<u64, (Vec<u8>, Rank)> = BTreeMap::new();
+        let mut open: BTreeMap<u64, (Vec<u8>, Priority)> = BTreeMap::new();
         let mut held: Vec<Held> = Vec::new();
         let mut launched: VecDeque<Vec<(PictureHash, Arc<[u32]>)>> = VecDeque::new();
         let mut contents: Vec<Option<PictureHash>> = vec![None; cache_rows];

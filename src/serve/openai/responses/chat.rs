@@ -7,7 +7,7 @@ use crate::{
     Chat, ModelHandle,
     serve::{
         body::Room,
-        draft::{self, Places},
+        draft::{self, MediaFields},
         effort::with_effort,
         error::ApiError,
         form::{form, with_format},
@@ -23,7 +23,7 @@ pub(super) async fn chat(
     model: &ModelHandle,
     shared: &Shared,
     room: &mut Room,
-) -> Result<(Chat, Places), ApiError> {
+) -> Result<(Chat, MediaFields), ApiError> {
     let (now, before) = said.split_last().map_or((None, said), |(now, before)| (Some(now), before));
     let before = before.iter().flat_map(|said| &said.items).map(|item| ("previous_response_id".to_owned(), item));
     let now = now.iter().flat_map(|said| &said.items).enumerate().map(|(at, item)| (format!("input[{at}]"), item));

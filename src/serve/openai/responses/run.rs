@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tracing::{Instrument, Span};
 
 use super::{
-    store::{Kept, Said},
+    store::{Said, StoredResponse},
     telling::Telling,
 };
 use crate::{
@@ -39,7 +39,7 @@ pub(super) enum Keeping {
         said: Vec<Arc<Said>>,
     },
     /// It is already, so that it can be polled and cancelled.
-    Now(Arc<Kept>),
+    Now(Arc<StoredResponse>),
 }
 
 impl Run {
@@ -91,7 +91,7 @@ impl Run {
     }
 
     /// Goes on whether or not the client stays. It is answered at once, or with a stream to watch.
-    pub(super) fn in_background(mut self, reply: Reply, kept: &Arc<Kept>, is_streamed: bool) -> Response {
+    pub(super) fn in_background(mut self, reply: Reply, kept: &Arc<StoredResponse>, is_streamed: bool) -> Response {
         let keep_alive = self.shared.options.keep_alive;
         let greetings: Vec<Event> = self.telling.begin().iter().map(sse::typed).collect();
         let answer = Json(kept.told()).into_response();
@@ -107,7 +107,7 @@ impl Run {
         }
     }
 
-    async fn watched(mut self, mut reply: Reply, kept: Arc<Kept>, mut watcher: Option<mpsc::Sender<Event>>) {
+    async fn watched(mut self, mut reply: Reply, kept: Arc<StoredResponse>, mut watcher: Option<mpsc::Sender<Event>>) {
         loop {
             let (told, is_last) = tokio::select! {
                 biased;

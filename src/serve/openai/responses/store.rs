@@ -18,7 +18,7 @@ use crate::serve::{error::ApiError, id, models::shortened};
 
 /// All kept responses of a server.
 pub(in crate::serve) struct Responses {
-    kept: Mutex<VecDeque<Arc<Kept>>>,
+    kept: Mutex<VecDeque<Arc<StoredResponse>>>,
     /// Of all that is kept, also of parts that only later responses still go on from.
     bytes: Arc<AtomicUsize>,
     count_max: usize,
@@ -26,7 +26,7 @@ pub(in crate::serve) struct Responses {
 }
 
 /// One kept response.
-pub(in crate::serve) struct Kept {
+pub(in crate::serve) struct StoredResponse {
     pub(super) id: String,
     /// The key it was asked with; no other sees it.
     owner: Option<usize>,
@@ -75,7 +75,7 @@ impl Responses {
         Responses { kept: Mutex::default(), bytes: Arc::default(), count_max, bytes_max }
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Kept>>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<StoredResponse>>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -92,18 +92,18 @@ impl Responses {
     }
 
     /// Keeps a response. Older ones that have ended go, if there are too many.
-    pub(super) fn keep(&self, owner: Option<usize>, said: Vec<Arc<Said>>, told: Value) -> Arc<Kept> {
+    pub(super) fn keep(&self, owner: Option<usize>, said: Vec<Arc<Said>>, told: Value) -> Arc<StoredResponse> {
         let id = told["id"].as_str().unwrap_or_default().to_owned();
         said.iter().for_each(|said| said.held.count());
         let state = Mutex::new(State { told, answer: None });
-        let kept = Arc::new(Kept { id, owner, said, state, stopped: Notify::new() });
+        let kept = Arc::new(StoredResponse { id, owner, said, state, stopped: Notify::new() });
         self.lock().push_back(kept.clone());
         self.trim();
         kept
     }
 
     /// A kept response has ended. One that was cancelled before stays so.
-    pub(super) fn ended(&self, kept: &Kept, told: &Value) {
+    pub(super) fn ended(&self, kept: &StoredResponse, told: &Value) {
         let items = told["output"].as_array().into_iter().flatten().filter_map(|item| Item::deserialize(item).ok());
         let answer = self.said(items.collect(), told.to_string().len());
         answer.held.count();
@@ -132,12 +132,12 @@ impl Responses {
         }
     }
 
-    pub(super) fn find(&self, owner: Option<usize>, id: &str) -> Option<Arc<Kept>> {
+    pub(super) fn find(&self, owner: Option<usize>, id: &str) -> Option<Arc<StoredResponse>> {
         self.lock().iter().find(|kept| kept.id == id && kept.owner == owner).cloned()
     }
 
     /// The response of this id, or that there is none.
-    pub(super) fn of(&self, owner: Option<usize>, id: &str) -> Result<Arc<Kept>, ApiError> {
+    pub(super) fn of(&self, owner: Option<usize>, id: &str) -> Result<Arc<StoredResponse>, ApiError> {
         let missing = || {
             let told = format!("the response `{}` does not exist", shortened(id));
             ApiError::not_found(told).hint("responses are kept in memory, and the oldest are dropped")
@@ -145,7 +145,7 @@ impl Responses {
         self.find(owner, id).ok_or_else(missing)
     }
 
-    pub(super) fn remove(&self, kept: &Kept) {
+    pub(super) fn remove(&self, kept: &StoredResponse) {
         kept.stop("cancelled");
         self.lock().retain(|other| other.id != kept.id);
     }
@@ -157,7 +157,7 @@ impl State {
     }
 }
 
-impl Kept {
+impl StoredResponse {
     /// The items that it was asked with.
     pub(super) fn input_items(&self) -> Vec<Value> {
         let items = self.said.last().map(|said| &said.items[..]).unwrap_or_default();
@@ -202,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    fn asked(store: &Responses, owner: Option<usize>, id: &str, bytes: usize) -> Arc<Kept> {
+    fn asked(store: &Responses, owner: Option<usize>, id: &str, bytes: usize) -> Arc<StoredResponse> {
         let said = store.said(vec![Item::from("a".to_owned())], bytes);
         store.keep(owner, vec![said], json!({"id": id, "status": "in_progress"}))
     }
@@ -211,7 +211,7 @@ mod tests {
         store.lock().iter().map(|kept| kept.id.clone()).collect()
     }
 
-    fn ended(store: &Responses, kept: &Kept) {
+    fn ended(store: &Responses, kept: &StoredResponse) {
         store.ended(kept, &json!({"id": kept.id, "status": "completed", "output": []}));
     }
 

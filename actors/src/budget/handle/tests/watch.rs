@@ -7,14 +7,14 @@ use std::{sync::Mutex, time::Duration};
 use bursar_budgets::Fence;
 
 use super::*;
-use crate::budget::{Elastic, Order};
+use crate::budget::{Elastic, ResizeOrder};
 
 /// Keys and values that fill the device, except for its canary of 4 MiB and 2 MiB that are free.
 struct Filled {
     bed: Bed,
     lease: Arc<Lease>,
     segment: Segment,
-    heard: Arc<Mutex<Vec<Order>>>,
+    heard: Arc<Mutex<Vec<ResizeOrder>>>,
 }
 
 const MIB: fn(u64) -> Bytes = Bytes::mib;
@@ -26,7 +26,7 @@ impl Filled {
         let segment = Segment::reserve(bed.device.clone(), MIB(64), lease.clone()).expect("addresses");
         segment.back_to(MIB(58)).expect("it is leased");
         bed.budget.move_gate(Label::from("demo"), Gate::Frozen).await.expect("it answers").expect("it freezes");
-        let heard = Arc::<Mutex<Vec<Order>>>::default();
+        let heard = Arc::<Mutex<Vec<ResizeOrder>>>::default();
         let listener = heard.clone();
         let orders = Arc::new(move |order| listener.lock().expect("no panic").push(order));
         bed.budget.obey(&lease, Elastic { floor: MIB(8), most: MIB(58), step: MIB(1), lends: None, orders });
@@ -34,7 +34,7 @@ impl Filled {
     }
 
     /// Advances time by this many seconds. Returns the orders received meanwhile, repeated ones once.
-    async fn pass(&self, seconds: u64) -> Vec<Order> {
+    async fn pass(&self, seconds: u64) -> Vec<ResizeOrder> {
         for _ in 0..seconds {
             self.pass_for(Duration::from_secs(1)).await;
         }
@@ -52,7 +52,7 @@ impl Filled {
         self.bed.snapshot().await;
     }
 
-    fn hear(&self) -> Vec<Order> {
+    fn hear(&self) -> Vec<ResizeOrder> {
         std::mem::take(&mut self.heard.lock().expect("no panic"))
     }
 
@@ -73,7 +73,7 @@ async fn a_neighbours_growth_is_ordered_back_within_a_second_until_covered() {
     let filled = Filled::new().await;
     assert_eq!(filled.pass(3).await, [], "nobody has taken anything");
     filled.bed.device.foreign_takes(MIB(5));
-    let give = Order::GiveUp { to: MIB(55) };
+    let give = ResizeOrder::GiveUp { to: MIB(55) };
     assert_eq!(filled.pass(1).await, [give], "3 of the canary's 4");
     assert!(filled.bed.snapshot().await.canary.is_zero(), "it was given first");
     assert_eq!(filled.pass(2).await, [give], "for as long as it is not done");
@@ -88,7 +88,7 @@ async fn a_growing_neighbour_is_looked_at_sixteen_times_as_often() {
     let filled = Filled::new().await;
     let sixteenth = Duration::from_millis(63);
     filled.bed.device.foreign_takes(MIB(5));
-    assert_eq!(filled.pass(1).await, [Order::GiveUp { to: MIB(55) }]);
+    assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(55) }]);
     // The neighbour takes everything that is free, each time.
     for size in [55, 49, 43] {
         filled.resize(MIB(size)).await;
@@ -96,13 +96,13 @@ async fn a_growing_neighbour_is_looked_at_sixteen_times_as_often() {
         filled.pass_for(sixteenth).await;
         filled.pass_for(sixteenth).await;
         let order = filled.hear().pop().expect("it was looked at within an eighth of a second");
-        assert_eq!(order, Order::GiveUp { to: MIB(size - 6) }, "the canary's 4, and 2 ahead");
+        assert_eq!(order, ResizeOrder::GiveUp { to: MIB(size - 6) }, "the canary's 4, and 2 ahead");
     }
     filled.resize(MIB(37)).await;
     filled.pass(2).await;
     filled.bed.device.foreign_takes(MIB(64));
     filled.pass_for(Duration::from_millis(60)).await;
-    let give = Order::GiveUp { to: MIB(33) };
+    let give = ResizeOrder::GiveUp { to: MIB(33) };
     assert_eq!(filled.hear(), [give], "a glance saw it, and after a quiet second nothing is freed ahead");
 }
 
@@ -110,10 +110,10 @@ async fn a_growing_neighbour_is_looked_at_sixteen_times_as_often() {
 async fn unbacked_bytes_still_leased_do_not_hide_a_neighbour() {
     let filled = Filled::new().await;
     filled.bed.device.foreign_takes(MIB(6));
-    assert_eq!(filled.pass(1).await, [Order::GiveUp { to: MIB(54) }]);
+    assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(54) }]);
     filled.segment.shrink_to(MIB(54), &Fence::passed()).expect("it is there");
     // Half done: the neighbour is as large as before, and the canary does not flicker.
-    assert_eq!(filled.pass(1).await, [Order::GiveUp { to: MIB(54) }]);
+    assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(54) }]);
     let ledger = filled.bed.snapshot().await;
     assert_eq!((ledger.foreign, ledger.canary), (MIB(6), MIB(0)), "{ledger}");
 }
@@ -123,7 +123,7 @@ async fn no_cache_is_asked_to_shrink_below_its_floor() {
     let filled = Filled::new().await;
     filled.resize(MIB(10)).await;
     filled.bed.device.foreign_takes(MIB(64));
-    assert_eq!(filled.pass(1).await, [Order::GiveUp { to: MIB(8) }]);
+    assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(8) }]);
     filled.resize(MIB(8)).await;
     filled.bed.device.foreign_takes(MIB(64));
     assert_eq!(filled.pass(3).await, [], "it has nothing left to give");
@@ -140,7 +140,7 @@ async fn bytes_free_for_ten_seconds_refill_the_canary_then_grow_caches() {
     assert_eq!(filled.pass(30).await, [], "nothing is free but the canary");
     filled.bed.device.foreign_gives_back(MIB(3));
     // The first look to see it is a second later, and the tenth look after that offers growth.
-    let may = |to| Order::MayGrow { to: MIB(to) };
+    let may = |to| ResizeOrder::MayGrow { to: MIB(to) };
     assert_eq!(filled.pass(10).await, []);
     assert_eq!(filled.pass(1).await, [may(57)]);
     assert_eq!(filled.pass(11).await, [may(57)], "nobody took it, and it is offered anew");
@@ -169,7 +169,7 @@ async fn a_waiting_lease_comes_before_growth() {
 async fn a_budgets_successor_repeats_the_standing_orders() {
     let mut filled = Filled::new().await;
     filled.bed.device.foreign_takes(MIB(5));
-    let give = Order::GiveUp { to: MIB(55) };
+    let give = ResizeOrder::GiveUp { to: MIB(55) };
     assert_eq!(filled.pass(1).await, [give]);
     filled.bed.kill().await;
     filled.bed.succeed().await;
@@ -190,7 +190,7 @@ async fn unleased_bytes_of_a_model_being_sized_are_not_a_neighbours() {
     assert_eq!(filled.pass(3).await, []);
     assert!(filled.bed.snapshot().await.foreign.is_zero());
     filled.bed.budget.move_gate(Label::from("other"), Gate::Frozen).await.expect("it answers").expect("it freezes");
-    assert!(matches!(filled.pass(1).await[..], [Order::GiveUp { .. }]), "what is there at READY is a neighbour");
+    assert!(matches!(filled.pass(1).await[..], [ResizeOrder::GiveUp { .. }]), "what is there at READY is a neighbour");
     drop(other);
 }
 

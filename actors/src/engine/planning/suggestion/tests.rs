@@ -42,7 +42,7 @@ impl Subject {
         Subject::of(CheckpointSource::Random(Arc::new(random)), Target::Cuda(gpu))
     }
 
-    fn question<'q>(&'q self, options: &'q LoadOptions, place: Place) -> Question<'q> {
+    fn question<'q>(&'q self, options: &'q LoadOptions, place: MemoryState) -> Question<'q> {
         let pictures = self.checkpoint.image_processor.as_ref();
         Question { model: &self.model, pictures, target: self.target, options, place }
     }
@@ -53,13 +53,13 @@ impl Subject {
     }
 }
 
-fn host_of(total: Bytes) -> Place {
+fn host_of(total: Bytes) -> MemoryState {
     let nothing = Bytes::ZERO;
-    Place { total, overhead: nothing, foreign: nothing, canary: None, page: PAGE, is_host: true }
+    MemoryState { total, overhead: nothing, foreign: nothing, canary: None, page: PAGE, is_host: true }
 }
 
-fn card_of(total: Bytes) -> Place {
-    Place { overhead: Bytes::mib(550), is_host: false, ..host_of(total) }
+fn card_of(total: Bytes) -> MemoryState {
+    MemoryState { overhead: Bytes::mib(550), is_host: false, ..host_of(total) }
 }
 
 fn fits_with(question: &Question<'_>, suggestion: &Suggestion, to: Change) -> bool {
@@ -89,7 +89,7 @@ fn checked(question: &Question<'_>) -> Vec<&'static str> {
         let nearer = match (*to, *from) {
             (Change::Count(to), Change::Count(from)) if to < from => Change::Count(to + step),
             (Change::Count(to), _) => Change::Count(to - 16),
-            (Change::Share(to), _) => Change::Share(((to * 1000.0).round() - 1.0) / 1000.0),
+            (Change::KvShare(to), _) => Change::KvShare(((to * 1000.0).round() - 1.0) / 1000.0),
             (Change::Size(to), Change::Size(from)) if to < from && *knob == "canary" => {
                 Change::Size(to + Bytes::mib(1))
             }
@@ -149,7 +149,7 @@ fn a_fixed_size_lacks_memory_if_large_and_tokens_if_small() {
 #[test]
 fn a_smaller_canary_is_suggested_when_the_canary_blocks() {
     let (subject, options) = (Subject::demo(), LoadOptions::small());
-    let place = Place { canary: Some(Bytes::mib(100)), ..host_of(subject.least(&options) + Bytes::mib(60)) };
+    let place = MemoryState { canary: Some(Bytes::mib(100)), ..host_of(subject.least(&options) + Bytes::mib(60)) };
     let question = subject.question(&options, place);
     let unfit = Forecast::of(&question).expect("it can be planned").unfit.expect("the canary is too large");
     let canary = unfit.suggestions.iter().find(|suggestion| suggestion.knob == "canary").expect("there is one");
@@ -167,7 +167,7 @@ fn a_lack_that_no_knob_can_fix_is_named_so() {
     assert!(helpful.len() == 1 && helpful[0].knob == TOTAL, "{helpful:?}");
     let hint = unfit.hint();
     assert!(hint.contains("`capacity` ") && hint.contains("only one of these"), "{hint}");
-    let card = subject.question(&options, Place { is_host: false, ..question.place });
+    let card = subject.question(&options, MemoryState { is_host: false, ..question.place });
     let unfit = Forecast::of(&card).expect("it can be planned").unfit.expect("as above");
     assert!(unfit.hint().contains("more of the device's memory"), "a card is what it is: {}", unfit.hint());
 }

@@ -48,7 +48,7 @@ fn a_beginning_comes_from_both_places_and_is_shared_when_it_has_come() {
     assert_eq!(kv.allot(&[alike(B, 7, 33, 1)]).short_by, 1, "what comes is not B's yet, and all is held");
     kv.fetched(A);
     assert_eq!(kv.usage(), KvUse { blocks: 4, held: 4, cached: 0 });
-    assert_eq!(kv.allot(&[Demand { more: 0, ..alike(B, 7, 64, 0) }]).tables[0].held, 48);
+    assert_eq!(kv.allot(&[BlockRequest { more: 0, ..alike(B, 7, 64, 0) }]).tables[0].held, 48);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::{
 struct Numbers;
 
 impl Parts for Numbers {
-    type Order = u64;
+    type LoadRequest = u64;
     type Waiter = u64;
     type Sleeper = u64;
     type Device = ();
@@ -135,7 +135,9 @@ impl World {
             }
             Event::Wake(which, load) => {
                 let model = self.core.of_load(NAMES[which], load);
-                if model.is_some_and(|model| model.is_going() && !matches!(model.nap, nap::Nap::Awake { .. })) {
+                if model.is_some_and(|model| {
+                    model.is_going() && !matches!(model.sleep_state, sleep_state::SleepState::Awake { .. })
+                }) {
                     self.wanted.insert(name(which));
                 }
                 Input::Wake { name: name(which), load, reason: WakeReason::Call }
@@ -179,7 +181,7 @@ impl World {
         let seen = |(at, name): (usize, &String)| {
             let is_busy = (self.next + at as u64).is_multiple_of(3);
             let is_awaited = is_busy || self.wanted.contains(name);
-            Seen { name: name.clone(), idle_for: (!is_awaited).then_some(Duration::ZERO), is_awaited }
+            IdleReport { name: name.clone(), idle_for: (!is_awaited).then_some(Duration::ZERO), is_awaited }
         };
         Input::Look(self.models.keys().enumerate().map(seen).collect())
     }
@@ -187,7 +189,7 @@ impl World {
     fn carry_out(&mut self, effect: Effect<Numbers>) {
         match effect {
             Effect::Refuse(order) => self.answered(order),
-            Effect::ForgetFallen { .. } => {}
+            Effect::ForgetDead { .. } => {}
             Effect::Begin { name, generation, order } => {
                 assert!(self.has_device, "engines start on a device");
                 assert_eq!(self.models.insert(name.clone(), true), None, "each model has its name");
@@ -233,7 +235,7 @@ impl World {
                 self.models.insert(name.clone(), false);
                 self.promised.push(Input::FellAsleep { name, load, level: level.unwrap_or(SleepLevel::Level1) });
             }
-            Effect::Waken { name, load, .. } => {
+            Effect::Wake { name, load, .. } => {
                 assert!(self.has_device, "engines start on a device");
                 assert_eq!(self.models.insert(name.clone(), true), Some(false), "one engine at a time");
                 self.promised.push(Input::Woken { name, load });

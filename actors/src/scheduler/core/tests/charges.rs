@@ -11,7 +11,10 @@ use crate::{
 const TENANTS: [&str; 2] = ["a", "b"];
 
 fn of_tenant(tenant: &str, sequence: NewSequence) -> NewSequence {
-    NewSequence { standing: Standing { tenant: Tenant::new(tenant), ..sequence.standing }, ..sequence }
+    NewSequence {
+        scheduling_params: SchedulingParams { tenant: Tenant::new(tenant), ..sequence.scheduling_params },
+        ..sequence
+    }
 }
 
 /// Tokens that the tenant was charged for. There must be two tenants.
@@ -31,7 +34,10 @@ fn a_sequence_that_leaves_before_its_first_step_is_charged_for_nothing() {
     let mut bed = busy();
     let queue = Some(Duration::from_millis(5));
     let late = NewSequence {
-        standing: Standing { left: Deadlines { queue, ..Deadlines::default() }, ..Standing::default() },
+        scheduling_params: SchedulingParams {
+            left: Deadlines { queue, ..Deadlines::default() },
+            ..SchedulingParams::default()
+        },
         ..sequence(3, 30, 1)
     };
     bed.admit(of_tenant("a", sequence(2, 20, 1))).admit(of_tenant("a", late)).stepped(5);
@@ -103,9 +109,9 @@ impl Drawn {
             let rows: Vec<u32> = if is_computed && !comes_again { Vec::new() } else { (0..end as u32).collect() };
             let hash = PictureHash([alike as u8; 32]);
             spec.pictures =
-                vec![PicturePlace { cache_rows: rows.into(), content: PictureContent { tokens: 0..end, hash } }];
+                vec![PicturePlaceholder { cache_rows: rows.into(), content: PictureContent { tokens: 0..end, hash } }];
         }
-        spec.standing.priority = self.priority;
+        spec.scheduling_params.priority = self.priority;
         of_tenant(TENANTS[self.tenant], spec)
     }
 }

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    order::Rank,
+    order::Priority,
     pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
     vision::{self, PictureRequest, Ticket, VisionCore},
 };
@@ -243,7 +243,7 @@ impl Arrivals {
         }
         self.seen.insert(number, (prompt, patches, reply));
         let request = PictureRequest { key: key(number), rows: patches / 4, patches, has_pixels: true };
-        self.encode(vision::Input::Want(Ticket(number), Rank::default(), vec![request]));
+        self.encode(vision::Input::Want(Ticket(number), Priority::default(), vec![request]));
     }
 
     fn admit(&mut self, number: u64, prompt: usize, reply: usize) {

@@ -4,7 +4,7 @@ use super::*;
 
 /// A prompt whose tokens at these places are a picture.
 fn shown(id: u64, prompt: usize, tokens_max: usize, picture: std::ops::Range<usize>) -> NewSequence {
-    let place = PicturePlace {
+    let place = PicturePlaceholder {
         cache_rows: (0..picture.len() as u32).collect(),
         content: PictureContent { tokens: picture, hash: PictureHash([id as u8; 32]) },
     };

@@ -112,7 +112,7 @@ fn a_withdrawn_pool_shrink_is_answered_and_steps_continue() {
 #[test]
 fn a_sequence_losing_its_tail_after_its_pictures_returns() {
     let mut bed = Bed::new(limits(2, 64, 8));
-    let place = PicturePlace {
+    let place = PicturePlaceholder {
         cache_rows: [0, 1, 2].into(),
         content: PictureContent { tokens: 1..4, hash: PictureHash([1; 32]) },
     };
@@ -167,8 +167,8 @@ fn shrinks_make_no_sequence_keep_its_blocks() {
 fn those_that_are_kept_are_vacated_last_and_others_by_urgency() {
     let mut bed = Bed::new(limits(8, 200, 24));
     for (id, priority) in [(1, 0), (2, 1), (3, 0), (4, 0)] {
-        let standing = Standing { priority, ..Standing::default() };
-        bed.admit(NewSequence { standing, ..sequence(id, 40, 4) });
+        let scheduling_params = SchedulingParams { priority, ..SchedulingParams::default() };
+        bed.admit(NewSequence { scheduling_params, ..sequence(id, 40, 4) });
     }
     bed.stepped(5);
     bed.scheduler.running.get_mut(&SequenceId(3)).expect("it runs").preemptions = 2;

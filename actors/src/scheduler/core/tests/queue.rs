@@ -12,7 +12,10 @@ use crate::{
 };
 
 fn urgent(id: u64, priority: i32, prompt: usize, tokens_max: usize) -> NewSequence {
-    NewSequence { standing: Standing { priority, ..Standing::default() }, ..sequence(id, prompt, tokens_max) }
+    NewSequence {
+        scheduling_params: SchedulingParams { priority, ..SchedulingParams::default() },
+        ..sequence(id, prompt, tokens_max)
+    }
 }
 
 impl Bed {
@@ -124,7 +127,10 @@ impl Bed {
 }
 
 fn until(id: u64, prompt: usize, left: Deadlines) -> NewSequence {
-    NewSequence { standing: Standing { left, ..Standing::default() }, ..sequence(id, prompt, 9) }
+    NewSequence {
+        scheduling_params: SchedulingParams { left, ..SchedulingParams::default() },
+        ..sequence(id, prompt, 9)
+    }
 }
 
 fn milliseconds(left: u64) -> Option<Duration> {
@@ -157,7 +163,11 @@ fn a_deadline_of_the_queue_is_met_for_good_though_blocks_are_lost() {
     let mut bed = Bed::new(limits(1, 64, 8));
     let left = Deadlines { queue: milliseconds(10), ..Deadlines::default() };
     let spec = until(1, 3, left);
-    bed.admit(NewSequence { standing: Standing { priority: 1, ..spec.standing.clone() }, ..spec }).stepped(5);
+    bed.admit(NewSequence {
+        scheduling_params: SchedulingParams { priority: 1, ..spec.scheduling_params.clone() },
+        ..spec
+    })
+    .stepped(5);
     bed.admit(urgent(2, 0, 3, 9)).at(500).stepped(5);
     assert_eq!(bed.ids(), [vec![1], vec![2]]);
     bed.at(600);
@@ -197,8 +207,8 @@ fn a_first_token_that_could_not_come_in_time_is_not_begun() {
 }
 
 fn of_tenant(id: u64, tenant: &str, prompt: usize, tokens_max: usize) -> NewSequence {
-    let standing = Standing { tenant: Tenant::new(tenant), ..Standing::default() };
-    NewSequence { standing, ..sequence(id, prompt, tokens_max) }
+    let scheduling_params = SchedulingParams { tenant: Tenant::new(tenant), ..SchedulingParams::default() };
+    NewSequence { scheduling_params, ..sequence(id, prompt, tokens_max) }
 }
 
 /// Runs one sequence at a time: 60 of `busy`, and from the tenth step on 20 of `calm`. Returns which of the latter are
@@ -227,8 +237,9 @@ fn tenants_that_wait_share_by_weight_and_absence_earns_nothing() {
 fn a_tenants_urgent_request_is_before_anothers_fair_share() {
     let mut bed = Bed::new(limits(1, 64, 8));
     bed.admit(of_tenant(1, "busy", 20, 9)).admit(of_tenant(2, "calm", 20, 1));
-    let standing = Standing { priority: -1, tenant: Tenant::new("busy"), ..Standing::default() };
-    bed.admit(NewSequence { standing, ..sequence(3, 20, 1) });
+    let scheduling_params =
+        SchedulingParams { priority: -1, tenant: Tenant::new("busy"), ..SchedulingParams::default() };
+    bed.admit(NewSequence { scheduling_params, ..sequence(3, 20, 1) });
     assert_eq!(bed.ends(), [3, 1, 2], "the one that made way goes on before the other tenant begins");
 }
 
@@ -248,7 +259,7 @@ proptest! {
         // The paper's bound, twice the larger of a prompt and of the replies that run, and a prompt on the oldest's turn.
         let bound = 2 * (2 * 20 * sequences as u64).max(40) + 40;
         while !bed.running.is_empty() {
-            let waiting = bed.scheduler.waiting.values().map(|s| bed.scheduler.tenants.counter(&s.spec.standing.tenant));
+            let waiting = bed.scheduler.waiting.values().map(|s| bed.scheduler.tenants.counter(&s.spec.scheduling_params.tenant));
             let waiting: BTreeSet<_> = waiting.collect();
             if let (Some(least), Some(most)) = (waiting.first(), waiting.last()) {
                 let apart = (most - least) / u64::from(TenantWeights::WEIGHT_MAX);
@@ -277,10 +288,10 @@ struct Drawn {
 }
 
 fn drawn() -> impl Strategy<Value = Drawn> {
-    let standing = (-2i32..3, 0usize..3, proptest::option::weighted(0.1, 0u64..30));
+    let scheduling_params = (-2i32..3, 0usize..3, proptest::option::weighted(0.1, 0u64..30));
     let size = (1usize..60, 1usize..60);
     let (leaves, resize) = (proptest::option::weighted(0.1, 0usize..30), proptest::option::weighted(0.2, 0usize..99));
-    (0usize..4, standing, size, leaves, resize).prop_map(
+    (0usize..4, scheduling_params, size, leaves, resize).prop_map(
         |(steps_before, (priority, tenant, waits), (prompt, reply), leaves, resize)| Drawn {
             steps_before,
             priority,
@@ -372,8 +383,8 @@ fn run(requests: &[Drawn], limits: Limits, looks_ahead: bool) -> Watch {
             leaves.entry(at + 1 + leaving).or_default().push(id);
         }
         let left = Deadlines { queue: drawn.waits.map(Duration::from_millis), ..Deadlines::default() };
-        let standing = Standing { priority: drawn.priority, tenant: Tenant::new(drawn.tenant), left };
-        let new = NewSequence { standing, ..sequence(id, drawn.prompt, drawn.reply) };
+        let scheduling_params = SchedulingParams { priority: drawn.priority, tenant: Tenant::new(drawn.tenant), left };
+        let new = NewSequence { scheduling_params, ..sequence(id, drawn.prompt, drawn.reply) };
         give(&mut bed, &mut watch, Input::Admit(Box::new(new)));
         if let Some(resize) = drawn.resize {
             // The largest request takes 8 blocks.

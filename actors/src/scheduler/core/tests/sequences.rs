@@ -39,7 +39,7 @@ fn a_recomputed_prompt_is_scored_from_where_its_scores_ended() {
     scored.launch(4, None);
     scheduler.running.insert(SequenceId(1), scored);
     let plan = scheduler.plan(
-        &[Share { sequence: SequenceId(1), tokens: 16 }],
+        &[SequenceTokens { sequence: SequenceId(1), tokens: 16 }],
         &[Table { sequence: SequenceId(1), blocks: vec![0, 1], held: 4 }],
     );
     assert_eq!(plan.scored[0].first, 8, "the first seven have scored the tokens 1 to 7");

@@ -10,13 +10,13 @@ use tracing::{debug, warn};
 use super::{
     RuntimeState,
     effects::spawn_engine,
-    memory::{bring_home, clear_weights},
+    memory::{clear_weights, release_memory},
 };
 use crate::{
     engine::{EngineArguments, StartError, Status},
     event::Event,
     metric::{self, SleepReason, WakeReason},
-    runtime::{RuntimeMessage, core::Seen},
+    runtime::{RuntimeMessage, core::IdleReport},
     sleep::{NotWoken, Rest, SleepError, SleepLevel},
     tree,
 };
@@ -41,14 +41,14 @@ impl RuntimeState {
         within: Duration,
     ) {
         let (myself, arguments) = (myself.clone(), self.arguments(&name));
-        arguments.wakefulness.set(Rest::FallingAsleep);
+        arguments.wakefulness.set(Rest::Draining);
         tokio::spawn(async move {
             let drained = drain(&arguments, level, within).await;
             drop(myself.send_message(RuntimeMessage::Drained { name, load, drained }));
         });
     }
 
-    pub(super) fn lie_down(
+    pub(super) fn release_engine(
         &self,
         myself: &ActorRef<RuntimeMessage>,
         name: String,
@@ -61,12 +61,12 @@ impl RuntimeState {
             // Its children die with it.
             drop(cell.kill_and_wait(None).await);
             let dead = started.elapsed();
-            bring_home(&arguments).await;
-            let home = started.elapsed();
+            release_memory(&arguments).await;
+            let on_released = started.elapsed();
             let level = put_weights_away(&arguments, level).await;
             // A failed wake has opened it, and while it is open, memory that others take is not counted.
             drop(arguments.budget.move_gate(arguments.label.clone(), Gate::Frozen).await);
-            debug!(model = %arguments.label, ?dead, ?home, away = ?started.elapsed(), "fell asleep");
+            debug!(model = %arguments.label, ?dead, ?on_released, away = ?started.elapsed(), "fell asleep");
             drop(myself.send_message(RuntimeMessage::FellAsleep { name, load, level }));
         });
     }
@@ -91,7 +91,7 @@ impl RuntimeState {
         self.engines[name].arguments.wakefulness.set(Rest::Waking);
     }
 
-    pub(super) async fn waken(
+    pub(super) async fn wake(
         &mut self,
         myself: &ActorRef<RuntimeMessage>,
         name: String,
@@ -172,11 +172,11 @@ impl RuntimeState {
     }
 
     /// What a look sees.
-    pub(super) fn seen(&self) -> Vec<Seen> {
+    pub(super) fn seen(&self) -> Vec<IdleReport> {
         let seen = |(name, engine): (&String, &super::Engine)| {
             let wakefulness = &engine.arguments.wakefulness;
             let (idle_for, is_awaited) = (wakefulness.idle_for(), wakefulness.is_awaited());
-            Seen { name: name.clone(), idle_for, is_awaited }
+            IdleReport { name: name.clone(), idle_for, is_awaited }
         };
         self.engines.iter().map(seen).collect()
     }

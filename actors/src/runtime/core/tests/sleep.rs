@@ -14,7 +14,7 @@ pub(super) fn told(effect: &Effect<Names>) -> String {
         Effect::StayAwake { name } => format!("{name} stays awake"),
         Effect::ShowAsleep { name, level, reason } => format!("{name} sleeps at {level} for {reason:?}"),
         Effect::ShowWaking { name } => format!("{name} is waking"),
-        Effect::Waken { name, generation, .. } => format!("waken {name} as {generation}"),
+        Effect::Wake { name, generation, .. } => format!("waken {name} as {generation}"),
         Effect::ShowAwake { name, reason, took } => format!("{name} is awake for {reason:?} after {took:?}"),
         Effect::TellNotWoken { name } => format!("{name} did not wake up"),
         Effect::FailStart { name } => format!("{name} did not start"),
@@ -61,7 +61,7 @@ impl Bed {
 
     /// Sees for how many seconds each model has been idle. One that is not has requests, which wait if it sleeps.
     fn look(&mut self, seen: &[(&str, Option<u64>)]) -> Vec<String> {
-        let seen = seen.iter().map(|(name, idle_for)| Seen {
+        let seen = seen.iter().map(|(name, idle_for)| IdleReport {
             name: text(name),
             idle_for: idle_for.map(Duration::from_secs),
             is_awaited: idle_for.is_none(),

@@ -5,7 +5,7 @@ use bursar_model::Depth;
 
 /// How thoroughly a start runs its worst cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rigour {
+pub enum StressLevel {
     /// Once, at the final size, through the layers that prove the planned peaks. For host memory, which is not refused.
     Proof,
     /// Before sizing through a few layers, in which the driver loads kernels and autotuning measures products. At the
@@ -15,19 +15,19 @@ pub enum Rigour {
     Full,
 }
 
-impl Rigour {
+impl StressLevel {
     /// The rigour of a start on this kind of memory, unless the user asks for full stress.
     pub fn of(full_stress: bool, is_host: bool) -> Self {
         match (full_stress, is_host) {
-            (true, _) => Rigour::Full,
-            (false, true) => Rigour::Proof,
-            (false, false) => Rigour::Autotune,
+            (true, _) => StressLevel::Full,
+            (false, true) => StressLevel::Proof,
+            (false, false) => StressLevel::Autotune,
         }
     }
 
     /// Whether worst cases also run before the size is settled.
     pub fn runs_before_sizing(self) -> bool {
-        self != Rigour::Proof
+        self != StressLevel::Proof
     }
 
     /// The layers that a worst case runs through, before sizing or at the final size. `proof` gives the layers that
@@ -37,9 +37,9 @@ impl Rigour {
     /// Those of `proof`, which is called only if it matters.
     pub fn depth<E>(self, is_final: bool, proof: impl FnOnce() -> Result<Depth, E>) -> Result<Depth, E> {
         Ok(match (self, is_final) {
-            (Rigour::Full, _) | (Rigour::Autotune, true) => Depth::Whole,
-            (Rigour::Proof, _) => proof()?,
-            (Rigour::Autotune, false) => proof()?.max(Depth::First(AUTOTUNED_LAYERS)),
+            (StressLevel::Full, _) | (StressLevel::Autotune, true) => Depth::Whole,
+            (StressLevel::Proof, _) => proof()?,
+            (StressLevel::Autotune, false) => proof()?.max(Depth::First(AUTOTUNED_LAYERS)),
         })
     }
 }
@@ -50,27 +50,27 @@ mod tests {
 
     use super::*;
 
-    fn depths(rigour: Rigour, proof: usize) -> [Depth; 2] {
+    fn depths(stress_level: StressLevel, proof: usize) -> [Depth; 2] {
         [false, true].map(|is_final| {
-            let Ok(depth) = rigour.depth(is_final, || Ok::<_, Infallible>(Depth::First(proof)));
+            let Ok(depth) = stress_level.depth(is_final, || Ok::<_, Infallible>(Depth::First(proof)));
             depth
         })
     }
 
     #[test]
     fn a_gpu_autotunes_some_layers_and_is_proven_by_all() {
-        let rigour = Rigour::of(false, false);
-        assert!(rigour.runs_before_sizing());
-        assert_eq!(depths(rigour, 1), [Depth::First(AUTOTUNED_LAYERS), Depth::Whole]);
-        assert_eq!(depths(rigour, 20), [Depth::First(20), Depth::Whole], "its peak may need more of them");
+        let stress_level = StressLevel::of(false, false);
+        assert!(stress_level.runs_before_sizing());
+        assert_eq!(depths(stress_level, 1), [Depth::First(AUTOTUNED_LAYERS), Depth::Whole]);
+        assert_eq!(depths(stress_level, 20), [Depth::First(20), Depth::Whole], "its peak may need more of them");
     }
 
     #[test]
     fn a_host_proves_few_layers_and_full_stress_runs_all_twice() {
-        assert!(!Rigour::of(false, true).runs_before_sizing());
-        assert_eq!(depths(Rigour::of(false, true), 3)[1], Depth::First(3));
+        assert!(!StressLevel::of(false, true).runs_before_sizing());
+        assert_eq!(depths(StressLevel::of(false, true), 3)[1], Depth::First(3));
         for is_host in [false, true] {
-            assert_eq!(depths(Rigour::of(true, is_host), 1), [Depth::Whole; 2]);
+            assert_eq!(depths(StressLevel::of(true, is_host), 1), [Depth::Whole; 2]);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{
 ///
 /// One actor writes each number, and others read the sums when they decide. Nothing depends on when exactly.
 #[derive(Debug, Default)]
-pub struct Card {
+pub struct GpuLoad {
     own: Use,
     all: Arc<Use>,
 }
@@ -20,10 +20,10 @@ struct Use {
     patches: AtomicUsize,
 }
 
-impl Card {
+impl GpuLoad {
     /// The part of another model on the same card.
     pub fn beside(&self) -> Self {
-        Card { own: Use::default(), all: self.all.clone() }
+        GpuLoad { own: Use::default(), all: self.all.clone() }
     }
 
     /// The scheduler has this many replies under way that have begun.
@@ -47,7 +47,7 @@ impl Card {
     }
 }
 
-impl Drop for Card {
+impl Drop for GpuLoad {
     fn drop(&mut self) {
         self.set_streams(0);
         self.set_patches(0);
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn models_on_one_card_see_each_other_until_they_end() {
-        let card = Card::default();
+        let card = GpuLoad::default();
         let [first, second] = [card.beside(), card.beside()];
         first.set_streams(3);
         second.set_patches(40);
@@ -76,6 +76,6 @@ mod tests {
         assert!(first.has_streams(), "the other's");
         drop(second);
         assert!(!first.has_streams() && !first.encodes() && !card.encodes());
-        assert!(!Card::default().beside().has_streams(), "another card");
+        assert!(!GpuLoad::default().beside().has_streams(), "another card");
     }
 }

@@ -1,11 +1,11 @@
 //! A request's rank among those that wait.
 
-use super::{Place, Tenants};
+use super::{QueuePosition, Tenants};
 use crate::tenant::Tenant;
 
 /// What decides when a request is served, besides its age.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rank {
+pub struct Priority {
     /// Lower is served earlier, as in vLLM.
     pub priority: i32,
     /// Whose it is.
@@ -14,9 +14,9 @@ pub struct Rank {
     pub had_turn: bool,
 }
 
-impl Rank {
+impl Priority {
     /// Its place beside others, by what tenants were given.
-    pub(super) fn place<I>(&self, tenants: &Tenants, id: I) -> Place<I> {
-        Place::of(self.priority, self.had_turn, tenants.counter(&self.tenant), id)
+    pub(super) fn place<I>(&self, tenants: &Tenants, id: I) -> QueuePosition<I> {
+        QueuePosition::of(self.priority, self.had_turn, tenants.counter(&self.tenant), id)
     }
 }

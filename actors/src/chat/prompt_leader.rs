@@ -19,7 +19,7 @@ pub(super) enum Lead {
 }
 
 /// The role of a sample among those of its prompt.
-pub(super) enum Part {
+pub(super) enum LeaderRole {
     /// A single sample, or one that no longer waits or is waited for.
     Alone,
     /// Computes the prompt while others wait.
@@ -28,35 +28,35 @@ pub(super) enum Part {
     Follows(watch::Receiver<Option<Lead>>),
 }
 
-impl Part {
+impl LeaderRole {
     /// The roles of `samples` samples.
-    pub(super) fn of(samples: usize) -> Vec<Part> {
+    pub(super) fn of(samples: usize) -> Vec<LeaderRole> {
         if samples < 2 {
-            return (0..samples).map(|_| Part::Alone).collect();
+            return (0..samples).map(|_| LeaderRole::Alone).collect();
         }
         let (leads, follows) = watch::channel(None);
-        let followers = (1..samples).map(|_| Part::Follows(follows.clone()));
-        std::iter::once(Part::Leads(leads)).chain(followers).collect()
+        let followers = (1..samples).map(|_| LeaderRole::Follows(follows.clone()));
+        std::iter::once(LeaderRole::Leads(leads)).chain(followers).collect()
     }
 
     /// Whether others wait for the prompt.
     pub(super) fn leads(&self) -> bool {
-        matches!(self, Part::Leads(_))
+        matches!(self, LeaderRole::Leads(_))
     }
 
     /// Lets the waiting samples go on: the prompt is computed, or given up.
     pub(super) fn announce(&mut self, lead: impl FnOnce() -> Lead) {
-        if let Part::Leads(followers) = std::mem::replace(self, Part::Alone) {
+        if let LeaderRole::Leads(followers) = std::mem::replace(self, LeaderRole::Alone) {
             followers.send_replace(Some(lead()));
         }
     }
 
     /// Waits until the prompt is computed, or the first sample has gone.
     pub(super) async fn wait(&mut self) -> Option<Lead> {
-        let Part::Follows(leader) = self else { return None };
+        let LeaderRole::Follows(leader) = self else { return None };
         let lead = leader.wait_for(Option::is_some).await.ok().and_then(|lead| lead.clone());
         // This drops the receiver. The shared pictures are held until every sample has done so.
-        *self = Part::Alone;
+        *self = LeaderRole::Alone;
         lead
     }
 }
@@ -67,7 +67,7 @@ mod tests {
 
     #[tokio::test]
     async fn followers_wait_for_the_first_sample_unless_it_is_gone() {
-        let mut parts = Part::of(3);
+        let mut parts = LeaderRole::of(3);
         let mut second = parts.pop().expect("three");
         let mut third = parts.pop().expect("three");
         let mut first = parts.pop().expect("three");
@@ -77,10 +77,10 @@ mod tests {
         assert!(matches!(third.wait().await, Some(Lead::Computed { generation: 7, .. })));
         assert!(second.wait().await.is_none(), "nobody waits twice");
 
-        let mut parts = Part::of(2);
+        let mut parts = LeaderRole::of(2);
         let mut second = parts.pop().expect("two");
         drop(parts);
         assert!(second.wait().await.is_none(), "the first has gone without a word");
-        assert!(Part::of(1).pop().expect("one").wait().await.is_none());
+        assert!(LeaderRole::of(1).pop().expect("one").wait().await.is_none());
     }
 }

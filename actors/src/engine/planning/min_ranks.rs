@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::{Lack, Question, forecast::settle};
 use crate::{
     engine::{LoadOptions, StartError},
-    profile::Place,
+    profile::MemoryState,
 };
 
 /// Why a number of devices does not do for a model.
@@ -96,7 +96,7 @@ fn listed(tried: &[RanksTried]) -> String {
 
 /// A model that looks for devices.
 #[derive(Clone, Copy)]
-pub struct Sought<'q> {
+pub struct PlacementQuery<'q> {
     /// The model's name, for messages.
     pub name: &'q str,
     /// Its checkpoint, maybe without weights.
@@ -105,15 +105,15 @@ pub struct Sought<'q> {
     pub options: &'q LoadOptions,
 }
 
-impl Sought<'_> {
+impl PlacementQuery<'_> {
     /// Tries numbers of devices from one on. `at` gives what a rank of so many would compute on and the memory of the
     /// fullest of them, or none if there are fewer.
     ///
     /// # Errors
     /// [`StartError::NoRanksFit`]; any other error of a plan.
-    pub fn fewest(
+    pub fn min_ranks(
         &self,
-        mut at: impl FnMut(usize) -> Result<Option<(Target, Place)>, StartError>,
+        mut at: impl FnMut(usize) -> Result<Option<(Target, MemoryState)>, StartError>,
     ) -> Result<FewestRanks, StartError> {
         let (model, mut tried) = (self.name.to_owned(), Vec::new());
         while let Some((target, place)) = at(tried.len() + 1)? {
@@ -130,8 +130,8 @@ impl Sought<'_> {
     ///
     /// # Errors
     /// Those of a plan.
-    pub fn lack(&self, ranks: usize, target: Target, place: Place) -> Result<Option<RanksLack>, StartError> {
-        let Sought { checkpoint, options, .. } = *self;
+    pub fn lack(&self, ranks: usize, target: Target, place: MemoryState) -> Result<Option<RanksLack>, StartError> {
+        let PlacementQuery { checkpoint, options, .. } = *self;
         let model = match Model::plan_heaviest(checkpoint, &target, ranks) {
             Err(LoadError::Weights(cut @ (WeightError::Ranks(_) | WeightError::Cut { .. }))) => {
                 return Ok(Some(RanksLack::Cut(cut.to_string())));
@@ -155,17 +155,17 @@ mod tests {
     const CPU: Target = Target::Cpu { threads: 1 };
 
     /// What a search among `found` devices of `capacity` comes to.
-    fn fewest(found: usize, capacity: Bytes) -> Result<FewestRanks, StartError> {
+    fn min_ranks(found: usize, capacity: Bytes) -> Result<FewestRanks, StartError> {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
         let options = LoadOptions { kv_tokens: Some(16384), ..LoadOptions::small() };
-        let sought = Sought { name: "demo", checkpoint: &checkpoint, options: &options };
-        let place = Place { is_host: true, ..Place::of_available(capacity, Bytes::kib(64)) };
-        sought.fewest(|ranks| Ok((ranks <= found).then_some((CPU, place))))
+        let sought = PlacementQuery { name: "demo", checkpoint: &checkpoint, options: &options };
+        let place = MemoryState { is_host: true, ..MemoryState::of_available(capacity, Bytes::kib(64)) };
+        sought.min_ranks(|ranks| Ok((ranks <= found).then_some((CPU, place))))
     }
 
     /// What the demo needs of each of so many devices.
     fn needed(ranks: usize) -> Bytes {
-        let error = fewest(ranks, Bytes::mib(1)).expect_err("nothing fits there");
+        let error = min_ranks(ranks, Bytes::mib(1)).expect_err("nothing fits there");
         let StartError::NoRanksFit(NoRanksFit { tried, .. }) = error else { panic!("{error:?}") };
         let RanksTried { lack: RanksLack::Lack(Lack::Memory { needed, .. }), .. } = tried[ranks - 1] else {
             panic!("{tried:?}")
@@ -177,7 +177,7 @@ mod tests {
     fn a_model_is_shared_out_only_as_far_as_it_must_be() {
         let (whole, half) = (needed(1), needed(2));
         assert!(half < whole);
-        let of = |capacity| fewest(4, capacity).expect("it fits");
+        let of = |capacity| min_ranks(4, capacity).expect("it fits");
         assert_eq!(of(whole), FewestRanks { model: "demo".into(), ranks: 1, too_few: vec![] });
         let shared = of(whole - Bytes(1));
         assert_eq!((shared.ranks, shared.too_few.len()), (2, 1));
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn where_no_number_does_each_says_by_how_much() {
         let (whole, half) = (needed(1), needed(2));
-        let error = fewest(3, half - Bytes(1)).expect_err("two heads are for two at most");
+        let error = min_ranks(3, half - Bytes(1)).expect_err("two heads are for two at most");
         let told = error.to_string();
         let short = whole - half + Bytes(1);
         assert!(

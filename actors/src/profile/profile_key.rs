@@ -18,11 +18,11 @@ use super::KvChoice;
 /// not, the names say why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Basis(BTreeMap<String, String>);
+pub struct ProfileKey(BTreeMap<String, String>);
 
 /// The sources of the facts.
 #[derive(Clone, Debug)]
-pub struct BasisParts<'p> {
+pub struct ProfileKeySources<'p> {
     /// Gives the shapes of the weights, the configuration, and the processors' settings.
     pub checkpoint: &'p Checkpoint,
     /// The limits, lowered to the model's own.
@@ -45,11 +45,12 @@ pub struct BasisParts<'p> {
     pub kv: KvChoice,
 }
 
-impl Basis {
+impl ProfileKey {
     /// The facts of a start.
-    pub fn of(parts: &BasisParts<'_>) -> Self {
-        let BasisParts { checkpoint, envelope, target, device, driver, library, total, page, canary, kv } = parts;
-        let mut basis = Basis::default();
+    pub fn of(parts: &ProfileKeySources<'_>) -> Self {
+        let ProfileKeySources { checkpoint, envelope, target, device, driver, library, total, page, canary, kv } =
+            parts;
+        let mut basis = ProfileKey::default();
         basis.add("bursar", env!("CARGO_PKG_VERSION"));
         basis.add("weights", short(checkpoint.weights_fingerprint().to_string()));
         basis.add("cache", checkpoint.cache().name());
@@ -91,7 +92,7 @@ impl Basis {
     }
 
     /// The facts that differ. None if a profile measured under `was` holds under `is`.
-    pub fn differences(was: &Basis, is: &Basis) -> Vec<Difference> {
+    pub fn differences(was: &ProfileKey, is: &ProfileKey) -> Vec<Difference> {
         let names = was.0.keys().chain(is.0.keys().filter(|name| !was.0.contains_key(*name)));
         let both = names.map(|name| (name, was.0.get(name), is.0.get(name)));
         both.filter(|(_, was, is)| was != is).map(|(name, was, is)| Difference::of(name, was, is)).collect()
@@ -171,7 +172,7 @@ mod tests {
     }
 
     /// The basis of a start after `change`.
-    fn basis(change: impl FnOnce(&mut Start)) -> Basis {
+    fn basis(change: impl FnOnce(&mut Start)) -> ProfileKey {
         let mut start = Start {
             checkpoint: Checkpoint::open(demo::checkpoint()).expect("it is embedded"),
             limits: Envelope::small(),
@@ -185,7 +186,7 @@ mod tests {
             kv: KvChoice::default(),
         };
         change(&mut start);
-        Basis::of(&BasisParts {
+        ProfileKey::of(&ProfileKeySources {
             checkpoint: &start.checkpoint,
             envelope: &start.limits,
             target: Target::Cpu { threads: start.threads },
@@ -249,11 +250,11 @@ mod tests {
         ];
         let was = basis(|_| {});
         for (expected, change) in changes {
-            let differences = Basis::differences(&was, &basis(*change));
+            let differences = ProfileKey::differences(&was, &basis(*change));
             let told: Vec<_> = differences.iter().map(Difference::to_string).collect();
             assert_eq!(told, [*expected]);
         }
-        assert_eq!(Basis::differences(&was, &was), []);
+        assert_eq!(ProfileKey::differences(&was, &was), []);
     }
 
     #[test]
@@ -263,12 +264,12 @@ mod tests {
         for (name, fact) in was.facts() {
             let mut changed = was.clone();
             changed.add(name, format!("{fact}!"));
-            let [difference] = Basis::differences(&was, &changed).try_into().expect("one fact is another");
+            let [difference] = ProfileKey::differences(&was, &changed).try_into().expect("one fact is another");
             assert_eq!((&*difference.what, difference.was.as_deref()), (name, Some(fact)));
             changed.remove(name);
-            let [lost] = Basis::differences(&was, &changed).try_into().expect("one fact is missing");
+            let [lost] = ProfileKey::differences(&was, &changed).try_into().expect("one fact is missing");
             assert_eq!(lost.to_string(), format!("{name} was {fact}, is unknown"));
-            let [new] = Basis::differences(&changed, &was).try_into().expect("one fact is new");
+            let [new] = ProfileKey::differences(&changed, &was).try_into().expect("one fact is new");
             assert_eq!(new.to_string(), format!("{name} was unknown, is {fact}"));
         }
     }
@@ -278,7 +279,8 @@ mod tests {
         let was = basis(|_| {});
         let blind =
             basis(|Start { checkpoint, .. }| (checkpoint.image_processor, checkpoint.video_processor) = (None, None));
-        let names: Vec<_> = Basis::differences(&was, &blind).into_iter().map(|difference| difference.what).collect();
+        let names: Vec<_> =
+            ProfileKey::differences(&was, &blind).into_iter().map(|difference| difference.what).collect();
         let settings = ImageProcessorConfig::default().settings().into_iter().map(|(name, _)| name);
         let both = ["processor", "video_processor"].map(|of| settings.clone().map(move |name| format!("{of}.{name}")));
         let mut expected: Vec<_> = both.into_iter().flatten().collect();

@@ -24,7 +24,7 @@ pub(super) enum Kind {
 }
 
 /// Taken and free places.
-pub(super) struct Places {
+pub(super) struct ConnectionSlots {
     taken: Arc<Mutex<Taken>>,
     limit: usize,
     per_address: usize,
@@ -39,21 +39,21 @@ struct Taken {
 }
 
 /// A connection's place, until it is dropped.
-pub(super) struct Place {
+pub(super) struct ConnectionSlot {
     pub(super) kind: Kind,
     address: IpAddr,
     taken: Arc<Mutex<Taken>>,
 }
 
-impl Places {
+impl ConnectionSlots {
     pub(super) fn new(options: &ServeOptions) -> Self {
         let (limit, per_address) = (options.connections.max(1), options.connections_per_address.max(1));
-        Places { taken: Arc::default(), limit, per_address }
+        ConnectionSlots { taken: Arc::default(), limit, per_address }
     }
 
     /// A place for a connection from `address`, in the reserve if `kind` is the reserve
     /// or a usual limit is reached. `None` if the reserve is full too.
-    pub(super) fn take(&self, address: IpAddr, kind: Kind) -> Option<Place> {
+    pub(super) fn take(&self, address: IpAddr, kind: Kind) -> Option<ConnectionSlot> {
         let address = counted_by(address);
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let (usual, reserve) = taken.addresses.get(&address).copied().unwrap_or_default();
@@ -66,7 +66,7 @@ impl Places {
         *all += 1;
         *own += 1;
         taken.show();
-        Some(Place { kind, address, taken: self.taken.clone() })
+        Some(ConnectionSlot { kind, address, taken: self.taken.clone() })
     }
 }
 
@@ -85,7 +85,7 @@ impl Taken {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let (all, own) = taken.counts(self.kind, self.address);
@@ -110,8 +110,8 @@ fn counted_by(address: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    fn places(connections: usize, connections_per_address: usize) -> Places {
-        Places::new(&ServeOptions { connections, connections_per_address, ..ServeOptions::default() })
+    fn places(connections: usize, connections_per_address: usize) -> ConnectionSlots {
+        ConnectionSlots::new(&ServeOptions { connections, connections_per_address, ..ServeOptions::default() })
     }
 
     fn address(text: &str) -> IpAddr {

@@ -18,7 +18,7 @@ use crate::{
 
 /// The sizes that the worst cases of an envelope lead to. All are whole pages.
 #[derive(Clone, Debug)]
-pub struct Needs {
+pub struct MemoryRequirements {
     /// Bytes of the checkpoint's tensors.
     pub weights: Bytes,
     /// What has rounded them to FP8. None if they are plain.
@@ -94,7 +94,7 @@ pub fn rows_on_their_way(envelope: &Envelope, merge: MergeSize) -> usize {
 /// Steps that run at once.
 const STEPS: usize = 2;
 
-impl Needs {
+impl MemoryRequirements {
     /// Plans `model` for `envelope` on `target`.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ impl Needs {
             context_tokens: envelope.context_tokens,
             axes: model.config().decoder().rope_axes.count(),
         });
-        Ok(Needs {
+        Ok(MemoryRequirements {
             weights: model.weight_bytes().round_up(page),
             quantization: model.quantization(),
             step_workspace: peak(true),
@@ -163,7 +163,7 @@ impl Needs {
     pub fn with_host(self, bytes: Bytes) -> Self {
         let host_rows = if self.cache_rows > 0 { (bytes / HOST_ROWS_PART / self.row_bytes) as usize } else { 0 };
         let left = bytes - self.row_bytes * host_rows as u64;
-        Needs { host_rows, host_slots: HostKv::slots_in(self.kv_shape, left), ..self }
+        MemoryRequirements { host_rows, host_slots: HostKv::slots_in(self.kv_shape, left), ..self }
     }
 
     /// Bytes of host memory that keys and values may go to, of all ranks.
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
     use crate::{
         engine::{LoadOptions, Question},
-        profile::{Place, Share, Sizing},
+        profile::{KvShare, MemoryState, Sizing},
     };
 
     const MERGE: MergeSize = MergeSize::new(2);
@@ -316,14 +316,14 @@ mod tests {
             launch_patches: 2 * 10_764,
         };
         let page = Bytes::mib(2);
-        let needs = Needs::plan(&model, target, &envelope, page).expect("its worst cases go together");
+        let needs = MemoryRequirements::plan(&model, target, &envelope, page).expect("its worst cases go together");
         assert!(needs.vision_cache <= Bytes::mib(210), "{}", needs.vision_cache);
         // Measured on 2026-11-21: the card's total, then the context and loaded code, captured graphs, and the canary.
         let (card, beside) = (Bytes::mib(143_155), Bytes::mib(563 + 256));
         let plan = needs.memory_plan();
         let available = card.saturating_sub(beside).saturating_sub(plan.total());
         let sizing =
-            Sizing { available, probe: needs.probe(), share: Share::expected_of(false, card), pinned_tokens: None };
+            Sizing { available, probe: needs.probe(), share: KvShare::expected_of(false, card), pinned_tokens: None };
         let tokens = sizing.blocks(needs.kv_shape, page) * BLOCK_TOKENS;
         assert!(tokens >= 2_230_000, "{tokens} tokens\n{plan}");
     }
@@ -334,7 +334,7 @@ mod tests {
         let target = Target::Cpu { threads: 1 };
         let model = Model::plan(&checkpoint, &target).expect("it is whole");
         let (options, pictures) = (LoadOptions::default(), checkpoint.image_processor.as_ref());
-        let place = Place::of_available(Bytes::gib(8), Bytes::mib(2));
+        let place = MemoryState::of_available(Bytes::gib(8), Bytes::mib(2));
         let question = Question { model: &model, pictures, target, options: &options, place };
         let (inputs, needs) = question.needs().expect("its worst cases go together");
         let limits = &inputs.envelope;
@@ -351,7 +351,8 @@ mod tests {
         let claimed = |target: Target, sequences: usize| {
             let model = Model::plan(&checkpoint, &target).expect("it is whole");
             let envelope = Envelope { sequences, step_tokens: 512, ..Envelope::small() };
-            let needs = Needs::plan(&model, target, &envelope, Bytes::mib(2)).expect("its worst cases go together");
+            let needs = MemoryRequirements::plan(&model, target, &envelope, Bytes::mib(2))
+                .expect("its worst cases go together");
             let inputs = needs.graphs.map_or(Bytes::ZERO, |shape| shape.bytes(Bytes::mib(2)));
             needs.memory_plan().of_class(&Class::Graphs).saturating_sub(inputs)
         };
@@ -366,22 +367,23 @@ mod tests {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
         let (target, page) = (Target::Cpu { threads: 1 }, Bytes::kib(64));
         let model = Model::plan(&checkpoint, &target).expect("it is whole");
-        let needs = Needs::plan(&model, target, &Envelope::small(), page).expect("its worst cases go together");
+        let needs =
+            MemoryRequirements::plan(&model, target, &Envelope::small(), page).expect("its worst cases go together");
         let given = Bytes::mib(8) + Bytes(77);
-        let of_rows = |needs: &Needs| (needs.host_rows_bytes(), needs.host_bytes());
+        let of_rows = |needs: &MemoryRequirements| (needs.host_rows_bytes(), needs.host_bytes());
         let with = needs.clone().with_host(given);
         let (rows, all) = of_rows(&with);
         let (row, block) = (needs.row_bytes, HostKv::bytes(needs.kv_shape, 1));
         assert!(rows <= given / 8 && rows + row > given / 8, "{rows}");
         assert!(all <= given && all + block > given, "{all}");
-        let lines = |needs: &Needs| {
+        let lines = |needs: &MemoryRequirements| {
             let plan = needs.memory_plan();
             let of_host = plan.claims().iter().filter(|claim| claim.class == Class::HostKv).map(|claim| claim.bytes);
             (of_host.collect::<Vec<_>>(), plan.total())
         };
         assert_eq!(lines(&with), (vec![with.host_kv_bytes(), rows], lines(&needs).1), "the device's total is the same");
         assert_eq!(lines(&needs).0, []);
-        let without = Needs { cache_rows: 0, ..needs }.with_host(given);
+        let without = MemoryRequirements { cache_rows: 0, ..needs }.with_host(given);
         assert_eq!(of_rows(&without), (Bytes::ZERO, HostKv::bytes(without.kv_shape, without.host_slots)));
     }
 
@@ -392,7 +394,8 @@ mod tests {
         let target = Target::Cpu { threads: 1 };
         let model = Model::plan(&checkpoint, &target).expect("it is whole");
         let envelope = Envelope { context_tokens: 64, sequences: 2, step_tokens: 127, ..Envelope::small() };
-        let needs = Needs::plan(&model, target, &envelope, Bytes::kib(64)).expect("its worst cases go together");
+        let needs =
+            MemoryRequirements::plan(&model, target, &envelope, Bytes::kib(64)).expect("its worst cases go together");
         let classes: Vec<_> = needs.memory_plan().claims().iter().map(|claim| claim.class.clone()).collect();
         assert_eq!(classes, [Class::Weights, Class::StepWorkspace, Class::StepWorkspace, Class::Kv]);
         assert_eq!((needs.vision_workspace, needs.cache_rows), (Bytes::ZERO, 0));
@@ -405,7 +408,7 @@ mod tests {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
         let (target, page, envelope) = (Target::Cpu { threads: 1 }, Bytes::kib(64), Envelope::small());
         let model = Model::plan(&checkpoint, &target).expect("it is whole");
-        let needs = Needs::plan(&model, target, &envelope, page).expect("its worst cases go together");
+        let needs = MemoryRequirements::plan(&model, target, &envelope, page).expect("its worst cases go together");
         let row = model.picture_row_bytes(&target);
         let rest = needs.vision_cache.checked_sub(row * needs.cache_rows as u64).expect("rows of its own pages");
         assert!(rest < row && needs.cache_rows >= rows_on_their_way(&envelope, MERGE), "all of them: {needs:?}");

@@ -24,7 +24,7 @@ use crate::{
 
 /// What passes are planned for and run on, for each rank. Clones share it.
 #[derive(Clone)]
-pub struct Processor {
+pub struct Executor {
     ranks: Arc<[OfRank]>,
     /// What steps of several GPUs exchange through, where kernels of ours cannot or are not to.
     nccl: Option<Arc<Nccl>>,
@@ -72,7 +72,7 @@ impl Drop for Loaded {
     }
 }
 
-impl Processor {
+impl Executor {
     /// The target for `device`, in the best of its types. Ranks on a CPU share its threads.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl Processor {
         }
     }
 
-    /// The processor for `target` on `device`. On a GPU this loads the kernels and cuBLASLt; for GPUs that cannot reach each
+    /// The executor for `target` on `device`. On a GPU this loads the kernels and cuBLASLt; for GPUs that cannot reach each
     /// other's memory, that are not Hopper's, or with `through_nccl`, NCCL as well.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl Processor {
                 kernels.into_iter().map(|kernels| OfRank::Cuda(Loaded(Some(kernels)))).collect()
             }
         };
-        Ok(Processor { ranks, nccl })
+        Ok(Executor { ranks, nccl })
     }
 
     /// The target that plans are made for.

@@ -8,22 +8,22 @@ use crate::{
 };
 
 /// Where a model is between two times of being awake.
-pub enum Nap<S> {
+pub enum SleepState<S> {
     /// It takes requests, or starts for the first time and waits for no room.
     Awake {
         /// Since when, or since it was loaded.
         since: Duration,
     },
     /// Its requests end.
-    FallingAsleep(Falling<S>),
+    Draining(Draining<S>),
     /// Its engine ends, and what it held is taken back.
-    LyingDown(Lying<S>),
+    Releasing(Releasing<S>),
     /// It holds no device memory.
     Asleep(SleepLevel),
     /// It waits for its turn, or for room.
-    Hungry(Hungry<S>),
+    WaitingForMemory(WaitingForMemory<S>),
     /// Its engine starts.
-    Waking(Hungry<S>),
+    Waking(WaitingForMemory<S>),
 }
 
 /// Who waits for a model to sleep, and what they asked for.
@@ -37,7 +37,7 @@ pub struct Sleepers<S> {
 }
 
 /// A model whose requests end.
-pub struct Falling<S> {
+pub struct Draining<S> {
     /// Why it is to sleep.
     pub reason: SleepReason,
     /// Who waits for that.
@@ -47,7 +47,7 @@ pub struct Falling<S> {
 }
 
 /// A model whose memory is taken back.
-pub struct Lying<S> {
+pub struct Releasing<S> {
     /// Who waits for it to sleep.
     pub sleepers: Sleepers<S>,
     /// What follows.
@@ -61,13 +61,13 @@ pub enum Next<S> {
     /// It sleeps, for this reason. Perhaps it is to wake up at once.
     Sleep(SleepReason, Option<WakeReason>),
     /// It sleeps on, because it could not wake up.
-    SleepOn,
+    StayAsleep,
     /// It waits for room.
-    Hunger(Hungry<S>),
+    WaitForMemory(WaitingForMemory<S>),
 }
 
 /// A model that starts, or is to.
-pub struct Hungry<S> {
+pub struct WaitingForMemory<S> {
     /// Why it wakes up. None if it is loaded.
     pub reason: Option<WakeReason>,
     /// When it was first asked to.
@@ -99,29 +99,29 @@ impl<S> Sleepers<S> {
     }
 }
 
-impl<S> Nap<S> {
+impl<S> SleepState<S> {
     /// Whether it is on its way somewhere, after which there may be more room, or less.
     pub fn is_moving(&self) -> bool {
-        matches!(self, Nap::FallingAsleep(_) | Nap::LyingDown(_) | Nap::Waking(_))
+        matches!(self, SleepState::Draining(_) | SleepState::Releasing(_) | SleepState::Waking(_))
     }
 
     /// What waits for room, if it does.
-    pub fn hungry(&mut self) -> Option<&mut Hungry<S>> {
+    pub fn waiting(&mut self) -> Option<&mut WaitingForMemory<S>> {
         match self {
-            Nap::Hungry(hungry) => Some(hungry),
+            SleepState::WaitingForMemory(waiting) => Some(waiting),
             _ => None,
         }
     }
 
     /// Whether an engine of it runs, or is to.
     pub fn has_engine(&self) -> bool {
-        matches!(self, Nap::Awake { .. } | Nap::FallingAsleep(_) | Nap::Waking(_))
+        matches!(self, SleepState::Awake { .. } | SleepState::Draining(_) | SleepState::Waking(_))
     }
 }
 
 /// What a look saw of a model.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct IdleReport {
     /// Its name.
     pub name: String,
     /// How long it has had no request and no caller that waits. None if it has one.

@@ -15,14 +15,14 @@ use super::{
     device::{each_once, group},
 };
 use crate::{
-    compute::Processor,
-    engine::{FewestRanks, LoadOptions, Sought, StartError},
-    profile::Place,
+    compute::Executor,
+    engine::{FewestRanks, LoadOptions, PlacementQuery, StartError},
+    profile::MemoryState,
 };
 
 /// As few of some devices as each of these models fits on, by plan, and as its heads allow.
 #[derive(Clone)]
-pub struct FewestFor {
+pub struct MinDevicesFor {
     /// The devices to choose from, of which the roomiest are taken: those that are named, or with [`DeviceChoice::Auto`]
     /// every GPU. One that its caller makes is taken as it is.
     pub of: DeviceChoice,
@@ -31,14 +31,14 @@ pub struct FewestFor {
     pub models: Vec<(ModelSource, LoadOptions)>,
 }
 
-impl fmt::Debug for FewestFor {
+impl fmt::Debug for MinDevicesFor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} for {:?}", self.of, self.models.iter().map(|(source, _)| source.name()).collect::<Vec<_>>())
     }
 }
 
 /// The devices that may be taken, and of them those that are open, in the order in which numbers of them are tried.
-pub(super) struct Found {
+pub(super) struct Candidates {
     of: DeviceChoice,
     pub(super) opened: Vec<Arc<dyn Device>>,
 }
@@ -52,15 +52,15 @@ pub(super) struct Planned {
 /// The most GPUs that are looked for.
 const GPUS_MAX: usize = 8;
 
-impl FewestFor {
+impl MinDevicesFor {
     /// The device to take, and what each model says of it. It reads the models' settings, and opens devices.
     pub(super) fn choose(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<FewestRanks>), StartError> {
         let (of, _) = self.of.chosen(canary)?;
-        let (found, free) = Found::roomiest_of(of)?;
+        let (found, free) = Candidates::roomiest_of(of)?;
         let chosen: Vec<_> = self
             .models
             .iter()
-            .map(|(source, options)| found.fewest(source, options, canary))
+            .map(|(source, options)| found.min_ranks(source, options, canary))
             .collect::<Result<_, _>>()?;
         let asked = self.models.iter().filter_map(|(_, options)| options.ranks.map(NonZeroUsize::get));
         let ranks =
@@ -90,10 +90,10 @@ pub fn open_settings(files: CheckpointSource) -> Result<(Checkpoint, Option<Stri
     }
 }
 
-impl Found {
+impl Candidates {
     /// None is open yet.
     fn of(of: DeviceChoice) -> Self {
-        Found { of, opened: Vec::new() }
+        Candidates { of, opened: Vec::new() }
     }
 
     /// All of them, the roomiest first, and what is free on each by its number. Of all GPUs, those before the first that cannot
@@ -105,7 +105,7 @@ impl Found {
         if let DeviceChoice::CudaRanks(ordinals) = &of {
             each_once(ordinals)?;
         }
-        let mut found = Found::of(of);
+        let mut found = Candidates::of(of);
         loop {
             match found.open_one() {
                 Ok(true) => {}
@@ -172,14 +172,14 @@ impl Found {
         let stored = files.stored_type()?;
         let checkpoint = open_settings(files)?.0.with_quantization(options.quantization);
         let Some(first) = self.opened.first() else { return Ok(None) };
-        let best = Processor::best_target(first, options.threads)?;
+        let best = Executor::best_target(first, options.threads)?;
         let target = options.dtype.on(best, stored)?;
         let checkpoint = checkpoint.with_cache(options.kv_cache_dtype.on(&target)?);
         Ok(Some(Planned { checkpoint, target }))
     }
 
     /// The fewest of them that a model fits on, which is one where none can be looked at.
-    fn fewest(
+    fn min_ranks(
         &self,
         source: &ModelSource,
         options: &LoadOptions,
@@ -201,9 +201,9 @@ impl Found {
     ) -> Result<FewestRanks, StartError> {
         let Planned { checkpoint, target } = planned;
         let name = options.name.clone().unwrap_or_else(|| source.name());
-        Sought { name: &name, checkpoint, options }.fewest(|ranks| {
+        PlacementQuery { name: &name, checkpoint, options }.min_ranks(|ranks| {
             let Some(first) = self.opened.get(..ranks) else { return Ok(None) };
-            let places = first.iter().map(|device| Place::of_device(&**device, canary));
+            let places = first.iter().map(|device| MemoryState::of_device(&**device, canary));
             let places = places.collect::<Result<Vec<_>, _>>()?;
             let fullest = *places.iter().min_by_key(|place| place.available()).expect("there is one");
             Ok(Some((target.of_ranks(ranks), fullest)))
@@ -219,7 +219,7 @@ impl Found {
             (of, ranks) => {
                 let mut first: Vec<usize> = roomiest_first(free).into_iter().take(ranks).collect();
                 first.sort_unstable();
-                Found { of, opened: self.opened }.these(&first)
+                Candidates { of, opened: self.opened }.these(&first)
             }
         }
     }
@@ -277,10 +277,10 @@ mod tests {
         let host =
             |gib| Arc::new(HostDevice::new(HostConfig::new(Bytes::gib(gib))).expect("a host")) as Arc<dyn Device>;
         let found = |of: DeviceChoice| {
-            let mut found = Found { of, opened: [2, 12, 11, 12].map(host).to_vec() };
+            let mut found = Candidates { of, opened: [2, 12, 11, 12].map(host).to_vec() };
             let free = found.arrange().expect("they say what is free");
             move |ranks| {
-                format!("{:?}", Found { of: found.of.clone(), opened: found.opened.clone() }.first(&free, ranks))
+                format!("{:?}", Candidates { of: found.of.clone(), opened: found.opened.clone() }.first(&free, ranks))
             }
         };
         let named = found(DeviceChoice::CudaRanks(vec![4, 5, 6, 7]));
@@ -292,8 +292,11 @@ mod tests {
     #[test]
     fn a_device_that_is_named_and_not_there_is_told_of() {
         let of = DeviceChoice::CudaRanks(vec![61, 62]);
-        assert!(matches!(Found::roomiest_of(of), Err(DeviceError::NoDevice { .. } | DeviceError::Unusable { .. })));
-        let twice = Found::roomiest_of(DeviceChoice::CudaRanks(vec![0, 0])).map(drop).expect_err("it is one");
+        assert!(matches!(
+            Candidates::roomiest_of(of),
+            Err(DeviceError::NoDevice { .. } | DeviceError::Unusable { .. })
+        ));
+        let twice = Candidates::roomiest_of(DeviceChoice::CudaRanks(vec![0, 0])).map(drop).expect_err("it is one");
         assert!(twice.to_string().contains("names a GPU twice"), "{twice}");
     }
 }

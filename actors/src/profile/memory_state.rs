@@ -4,7 +4,7 @@ use bursar_budgets::{Bytes, Device, DeviceError, Snapshot};
 
 /// A device's memory, and how much of it is already in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct MemoryState {
     /// The device's memory.
     pub total: Bytes,
     /// Bytes that our process already uses: outside leases, and in leases of others than this model.
@@ -22,7 +22,7 @@ pub struct Place {
 /// What our process uses of a GPU outside leases: measured on an H200 with driver 580 at READY (`benches/h200.md`).
 pub const OVERHEAD_AT_READY: Bytes = Bytes::mib(548);
 
-impl Place {
+impl MemoryState {
     /// A device that this process has opened and uses for nothing yet. By READY more is loaded than a GPU's context.
     ///
     /// # Errors
@@ -31,13 +31,20 @@ impl Place {
         let (memory, ours, is_host) = (device.memory()?, device.overhead(), device.is_host_memory());
         let foreign = memory.total.saturating_sub(memory.free).saturating_sub(ours);
         let overhead = if is_host { ours } else { ours.max(OVERHEAD_AT_READY) };
-        Ok(Place { total: memory.total, overhead, foreign, canary, page: device.page(), is_host })
+        Ok(MemoryState { total: memory.total, overhead, foreign, canary, page: device.page(), is_host })
     }
 
     /// A device on which exactly this much is available.
     pub fn of_available(available: Bytes, page: Bytes) -> Self {
         let nothing = Bytes::ZERO;
-        Place { total: available, overhead: nothing, foreign: nothing, canary: Some(nothing), page, is_host: false }
+        MemoryState {
+            total: available,
+            overhead: nothing,
+            foreign: nothing,
+            canary: Some(nothing),
+            page,
+            is_host: false,
+        }
     }
 
     /// The device as a ledger sees it, for a model that already holds `leased` bytes.
@@ -46,7 +53,7 @@ impl Place {
         let Snapshot { total, foreign, canary_wanted, .. } = *ledger;
         // A default canary stays none, because on a larger device the default differs.
         let canary = Some(canary_wanted).filter(|canary| *canary != default_canary(total));
-        Place { total, overhead, foreign, canary, page, is_host }
+        MemoryState { total, overhead, foreign, canary, page, is_host }
     }
 
     /// Bytes kept free on purpose.

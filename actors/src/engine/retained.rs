@@ -9,7 +9,7 @@ use crate::profile::ProfileRecord;
 
 /// One per model, held by the runtime. Clones share it.
 #[derive(Clone, Default)]
-pub struct Kept(Arc<Mutex<Contents>>);
+pub struct RetainedState(Arc<Mutex<Contents>>);
 
 #[derive(Default)]
 struct Contents {
@@ -24,7 +24,7 @@ pub(super) struct Opened {
     pub(super) context: Arc<ModelContext>,
 }
 
-impl Kept {
+impl RetainedState {
     pub(super) fn keep_opened(&self, opened: Opened) {
         self.contents().opened = Some(opened);
     }

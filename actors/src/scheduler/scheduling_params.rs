@@ -4,7 +4,7 @@ use crate::{deadline::Deadlines, tenant::Tenant};
 
 /// What decides when a sequence is served, besides its age, and whether.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct SchedulingParams {
     /// Lower is served earlier, as in vLLM.
     pub priority: i32,
     /// Whose it is.

@@ -6,7 +6,7 @@ use crate::metric::{self, DeviceLabel, GroupLabel};
 
 /// One card: a device alone, or that of one rank of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Card {
+pub(super) struct Gpu {
     label: DeviceLabel,
     /// By its driver.
     memory: DeviceMemory,
@@ -24,13 +24,13 @@ pub(super) struct Card {
 ///
 /// # Errors
 /// Any error of the device.
-pub(super) fn look(device: &dyn Device, ours: Bytes, beside: Bytes) -> Result<Vec<Card>, DeviceError> {
+pub(super) fn look(device: &dyn Device, ours: Bytes, beside: Bytes) -> Result<Vec<Gpu>, DeviceError> {
     let look = |(card, label): (&dyn Device, String)| {
         let memory = card.memory()?;
         let beyond = card.process_bytes().map(|held| held.saturating_sub(card.overhead() + ours));
         let known = beyond.unwrap_or_default().min(beside);
         let overhead = card.overhead() + known;
-        Ok(Card {
+        Ok(Gpu {
             label: DeviceLabel::named(label),
             memory,
             overhead,
@@ -47,19 +47,19 @@ pub(super) fn look(device: &dyn Device, ours: Bytes, beside: Bytes) -> Result<Ve
 }
 
 /// The [fullest](CardLine::fullest_of) of these cards.
-pub(super) fn fullest(cards: &[Card]) -> Option<DeviceLabel> {
-    let lines: Vec<_> = cards.iter().map(Card::line).collect();
+pub(super) fn fullest(gpus: &[Gpu]) -> Option<DeviceLabel> {
+    let lines: Vec<_> = gpus.iter().map(Gpu::line).collect();
     CardLine::fullest_of(&lines).map(|card| DeviceLabel::named(card.device.clone()))
 }
 
-impl Card {
+impl Gpu {
     /// The same with what other processes and drift were found to be in `before`.
-    pub(super) fn with_others_of(self, before: &Card) -> Card {
-        Card { foreign: before.foreign, drift: before.drift, ..self }
+    pub(super) fn with_others_of(self, before: &Gpu) -> Gpu {
+        Gpu { foreign: before.foreign, drift: before.drift, ..self }
     }
 
     pub(super) fn line(&self) -> CardLine {
-        let Card { label, memory, overhead, foreign, .. } = self;
+        let Gpu { label, memory, overhead, foreign, .. } = self;
         let device = label.as_str().to_owned();
         CardLine { device, total: memory.total, overhead: *overhead, foreign: *foreign }
     }
@@ -100,28 +100,28 @@ mod tests {
         ranks[0].drifts(MIB(3));
         ranks[1].overhead_grows(MIB(2));
         ranks[2].foreign_takes(MIB(5));
-        let cards = look(&group, MIB(4), MIB(1)).expect("they answer");
-        let told = cards.iter().map(|card| (card.label.as_str(), card.overhead, card.foreign, card.drift));
+        let gpus = look(&group, MIB(4), MIB(1)).expect("they answer");
+        let told = gpus.iter().map(|card| (card.label.as_str(), card.overhead, card.foreign, card.drift));
         let expected = [
             ("host#0", MIB(1), MIB(2), Some(MIB(2))),
             ("host#1", MIB(2), MIB(0), Some(MIB(0))),
             ("host#2", MIB(0), MIB(5), Some(MIB(0))),
         ];
         assert_eq!(told.collect::<Vec<_>>(), expected, "what drifts is foreign until it is known");
-        for Card { memory, overhead, backed, foreign, .. } in &cards {
+        for Gpu { memory, overhead, backed, foreign, .. } in &gpus {
             assert_eq!(memory.free + *overhead + *backed + *foreign, memory.total);
         }
-        assert_eq!(fullest(&cards), Some(DeviceLabel::named("host#2".into())));
+        assert_eq!(fullest(&gpus), Some(DeviceLabel::named("host#2".into())));
     }
 
     #[test]
     fn no_card_is_the_fullest_of_equal_ones() {
         let ranks = [host(), host()];
         let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:2").expect("alike");
-        let cards = || look(&group, Bytes::ZERO, Bytes::ZERO).expect("they answer");
-        assert_eq!(fullest(&cards()), None);
+        let gpus = || look(&group, Bytes::ZERO, Bytes::ZERO).expect("they answer");
+        assert_eq!(fullest(&gpus()), None);
         assert_eq!(fullest(&look(&*host(), Bytes::ZERO, Bytes::ZERO).expect("it answers")), None, "alone");
         ranks[1].foreign_takes(MIB(1));
-        assert_eq!(fullest(&cards()), Some(DeviceLabel::named("host#1".into())));
+        assert_eq!(fullest(&gpus()), Some(DeviceLabel::named("host#1".into())));
     }
 }

@@ -7,13 +7,13 @@ use crate::{deadline::Deadlines, tenant::Tenant};
 
 /// What a chat says of its turn.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ChatStanding {
+pub(super) struct ChatScheduling {
     pub(super) priority: i32,
     pub(super) tenant: Tenant,
     pub(super) deadlines: Deadlines,
 }
 
-impl ChatStanding {
+impl ChatScheduling {
     /// # Errors
     /// [`ChatError::TenantName`].
     pub(super) fn check(&self) -> Result<(), ChatError> {
