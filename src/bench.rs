@@ -34,14 +34,13 @@ use self::{
     measure::{Meter, Run},
     report::{Figure, LeftOut, PlannedWork, Report, Roofline, Unit},
     roofline::{Planner, Rates},
-    workload::{Part, PictureCut, Pictures, Prompts, Workload},
+    workload::{Measurement, PatchGeometry, PictureLoad, Prompts, Workload},
 };
 use crate::{
     DeviceOptions,
     failure::{Failure, report},
-    model,
+    model, shared_output,
     signals::Signals,
-    told,
 };
 
 pub use options::Options;
@@ -75,7 +74,7 @@ pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> Exi
     };
     match (options.json, told) {
         (true, Err(failure)) => {
-            println!("{}", told::failure(&failure));
+            println!("{}", shared_output::failure(&failure));
             ExitCode::FAILURE
         }
         (_, told) => report(told),
@@ -136,7 +135,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         bar: bar(!options.json),
     };
     bench.say(&bench.report);
-    if options.wants(Part::Start) {
+    if options.wants(Measurement::Start) {
         let milliseconds = ready.as_secs_f64() * 1e3;
         bench.add(Figure::plain("start", "process start to ready", milliseconds, Unit::Milliseconds));
         let snapshot = runtime.budget().snapshot().await.map_err(|error| Failure {
@@ -153,11 +152,11 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         signal = ended(&mut signals) => Err(signal),
     };
     match outcome {
-        Err(failure) if options.json => bench.report.ended_by = Some(told::failure(&failure)),
+        Err(failure) if options.json => bench.report.ended_by = Some(shared_output::failure(&failure)),
         outcome => outcome?,
     }
     let is_whole = bench.report.ended_by.is_none();
-    if options.wants(Part::Start) && is_whole {
+    if options.wants(Measurement::Start) && is_whole {
         // Less than at READY would mean an allocation outside leases.
         driver_free(&runtime, "end", "at the end").into_iter().for_each(|figure| bench.add(figure));
     }
@@ -201,13 +200,13 @@ fn bar(shown: bool) -> ProgressBar {
 }
 
 /// How the model's pictures are cut, if it takes any. What is wrong with its settings, loading says.
-async fn picture_cut(source: &ModelSource) -> Option<PictureCut> {
+async fn picture_cut(source: &ModelSource) -> Option<PatchGeometry> {
     let origin = source.origin().clone();
     let cut = move || {
         let random = registry::without_weights(origin.bring_settings().ok()?).ok()?;
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).ok()?;
         let patch = FamilyConfig::of(&checkpoint).ok()?.patch()?.side as u32;
-        Some(PictureCut { patch, tiling: checkpoint.image_processor?.config().tiling })
+        Some(PatchGeometry { patch, tiling: checkpoint.image_processor?.config().tiling })
     };
     tokio::task::spawn_blocking(cut).await.ok()?
 }
@@ -269,17 +268,17 @@ impl Bench {
         self.bar.set_message("nothing: warming up");
         self.meter.text(warm, 8).await?;
         let workload = self.workload;
-        if options.wants(Part::Decode) {
+        if options.wants(Measurement::Decode) {
             for &batch in workload.batches {
                 self.decode(batch).await?;
             }
         }
-        if options.wants(Part::Prefill) {
+        if options.wants(Measurement::Prefill) {
             for &prompts in workload.prefill {
                 self.prefill(prompts).await?;
             }
         }
-        if options.wants(Part::Pictures) {
+        if options.wants(Measurement::PictureLoad) {
             for pictures in &workload.pictures {
                 for &reply in pictures.replies {
                     self.pictures(pictures, reply).await?;
@@ -335,8 +334,8 @@ impl Bench {
         Ok(())
     }
 
-    async fn pictures(&mut self, pictures: &Pictures, reply: usize) -> Result<(), Failure> {
-        let Pictures { count, width, height, .. } = *pictures;
+    async fn pictures(&mut self, pictures: &PictureLoad, reply: usize) -> Result<(), Failure> {
+        let PictureLoad { count, width, height, .. } = *pictures;
         let id = format!("pictures_{count}x{width}x{height}_{reply}");
         let plural = if reply == 1 { "" } else { "s" };
         let name = format!("{count} requests with a picture of {width} x {height}, {reply} token{plural} out");

@@ -3,9 +3,9 @@
 mod command;
 mod input;
 mod options;
+mod print;
 mod session;
 mod shown;
-mod told;
 
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ use bursar::{ChatError, LoadOptions};
 
 pub use options::Options;
 
-use self::{input::Interrupts, session::Session, told::Ended};
+use self::{input::Interrupts, print::Ended, session::Session};
 use crate::{DeviceOptions, failure::Failure, model};
 
 /// How the command ended.
@@ -31,7 +31,7 @@ const INTERRUPTED: u8 = 130;
 
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     let over = talk(device, &options).await.unwrap_or_else(|failure| {
-        told::failure_of_all(&failure, &options);
+        print::failure_of_all(&failure, &options);
         Over::Failed
     });
     match over {
@@ -58,12 +58,12 @@ async fn talk(device: &DeviceOptions, options: &Options) -> Result<Over, Failure
         Some(question) if options.n > 1 => {
             let asked = shown.ask(blank, question);
             tokio::select! {
-                outcome = told::samples(&model, asked, options) => outcome,
+                outcome = print::samples(&model, asked, options) => outcome,
                 () = interrupts.next() => Ok(Over::Interrupted),
             }
         }
         Some(question) => {
-            let ended = told::stream(&model, shown.ask(blank, question), options, &mut interrupts).await;
+            let ended = print::stream(&model, shown.ask(blank, question), options, &mut interrupts).await;
             ended.map_err(Failure::from).map(|ended| match ended {
                 Ended::Interrupted { .. } => Over::Interrupted,
                 Ended::Done { .. } | Ended::Unread => Over::Well,

@@ -18,7 +18,7 @@ use crate::{
     DeviceOptions,
     failure::{self, Failure, report},
     knobs::KnobOptions,
-    model, told,
+    model, shared_output,
 };
 
 /// What happens when the device refuses memory, tried on host memory phase by phase; of several devices, when the last
@@ -66,7 +66,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     let drilled = match drill(device, faults, &options).await {
         Ok(drilled) => drilled,
         Err(failure) if options.json => {
-            println!("{}", told::failure(&failure));
+            println!("{}", shared_output::failure(&failure));
             return ExitCode::FAILURE;
         }
         Err(failure) => return report(Err(failure)),
@@ -87,7 +87,7 @@ const CANNOT_BE_READ: u8 = 2;
 fn refuse(error: FaultPlanError, is_json: bool) -> ExitCode {
     let failure = Failure::from(error);
     match is_json {
-        true => println!("{}", told::failure(&failure)),
+        true => println!("{}", shared_output::failure(&failure)),
         false => failure::tell(&failure),
     }
     ExitCode::from(CANNOT_BE_READ)
@@ -161,7 +161,7 @@ async fn start(
 }
 
 fn tell(drilled: &Drilled) {
-    told::attempts(&drilled.attempts);
+    shared_output::attempts(&drilled.attempts);
     match (&drilled.error, &drilled.hint) {
         (Some(error), Some(hint)) => println!("not ready: {error}\nhint: {hint}"),
         _ => println!("the model is ready"),

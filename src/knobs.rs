@@ -249,7 +249,7 @@ mod tests {
     fn typed(arguments: &[&str]) -> KnobOptions {
         let command = KnobOptions::augment_args(Command::new("bursar").no_binary_name(true));
         command.clone().debug_assert();
-        let arguments = crate::typed::as_ours(arguments.iter().map(Into::into));
+        let arguments = crate::flag_spelling::as_ours(arguments.iter().map(Into::into));
         let matches = command.try_get_matches_from(arguments).unwrap_or_else(|error| panic!("{error}"));
         KnobOptions::from_arg_matches(&matches).expect("they are there")
     }

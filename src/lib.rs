@@ -95,10 +95,10 @@ pub use bursar_actors::{
     runtime::{MetricsServer, MetricsText, ServeMetricsError},
 };
 pub use bursar_budgets::{
-    Address, Bytes, CardLine, Claim, Class, ClassLine, CudaDevice, Device, DeviceError, DeviceGroup, DeviceMemory,
-    DoesNotFit, Fence, Frame, GIB, Gate, GateLine, Hint, Holding, HostConfig, HostCopy, HostDevice, HostMemory, KIB,
-    Knob, Label, Lease, LeaseId, LeaseLine, LeaseMeter, LeaseState, MIB, Memory, MemoryPlan, Overhead, Overloaded,
-    Owner, Pages, ParseBytesError, Priority, Refusal, Resized, Revoker, Segment, Snapshot, Stretch, Timeline,
+    Address, Bytes, Claim, Class, ClassLine, CudaDevice, Device, DeviceError, DeviceGroup, DeviceMemory, DoesNotFit,
+    Fence, Frame, GIB, Gate, GateLine, GpuLine, Hint, Holding, HostConfig, HostCopy, HostDevice, HostMemory, KIB, Knob,
+    Label, Lease, LeaseId, LeaseLine, LeaseMeter, LeaseState, MIB, Memory, MemoryPlan, Overhead, Overloaded, Owner,
+    Pages, ParseBytesError, Priority, Refusal, Resized, RevokeHandle, Segment, Snapshot, Temporary, Timeline,
     WaitingLine, Workspace, WorkspaceFull,
 };
 pub use bursar_kernels::{BLOCK_TOKENS, BlasSearch, KernelError, OpenError, Target, keep_multicast_off};

@@ -8,6 +8,7 @@ mod chat;
 mod device;
 mod drill;
 mod failure;
+mod flag_spelling;
 #[cfg(feature = "hub")]
 mod hub;
 mod knobs;
@@ -22,11 +23,10 @@ mod progress;
 mod reference;
 #[cfg(feature = "serve")]
 mod serving;
+mod shared_output;
 mod signals;
-mod told;
 mod top;
 mod tour;
-mod typed;
 
 use std::{
     env,
@@ -101,7 +101,8 @@ fn main() -> ExitCode {
 
 async fn run() -> ExitCode {
     let main = Instant::now();
-    let cli = Cli::try_parse_from(typed::as_ours(env::args_os())).unwrap_or_else(|error| logging::refuse(&error));
+    let cli =
+        Cli::try_parse_from(flag_spelling::as_ours(env::args_os())).unwrap_or_else(|error| logging::refuse(&error));
     cli.log.begin(cli.command.as_ref().map_or(Requests::Steps, Command::requests));
     let serves = match &cli.command {
         #[cfg(feature = "serve")]

@@ -1,7 +1,7 @@
 //! `bursar plan`: what a model would take of a device and serve there, without a GPU and without its weights.
 
+mod device_spec;
 mod gpu;
-mod place;
 mod report;
 mod shapes;
 mod unquantized;
@@ -19,13 +19,15 @@ use clap::Args;
 use serde_json::json;
 use tokio::task::JoinError;
 
-use self::{gpu::Gpu, place::Planned, place::Wish, report::Report, shapes::Shapes, unquantized::Unquantized};
+use self::{
+    device_spec::DeviceSpec, device_spec::Planned, gpu::Gpu, report::Report, shapes::Shapes, unquantized::Unquantized,
+};
 use crate::{
     DeviceOptions,
     device::RANKS_MAX,
     failure::{self, Failure},
     knobs::KnobOptions,
-    model, told,
+    model, shared_output,
 };
 
 /// Options of `bursar plan`.
@@ -70,7 +72,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     match planned {
         Ok(ref report) if is_json => println!("{}", json!(report)),
         Ok(ref report) => print!("{report}"),
-        Err(ref failure) if is_json => println!("{}", told::failure(failure)),
+        Err(ref failure) if is_json => println!("{}", shared_output::failure(failure)),
         Err(ref failure) => failure::tell(failure),
     }
     match planned {
@@ -91,7 +93,7 @@ async fn list(device: &DeviceOptions, options: Options) -> ExitCode {
         Ok(shapes) => print!("{shapes}"),
         Err(failure) => {
             match is_json {
-                true => println!("{}", told::failure(&failure)),
+                true => println!("{}", shared_output::failure(&failure)),
                 false => failure::tell(&failure),
             }
             return ExitCode::from(CANNOT_BE_PLANNED);
@@ -110,7 +112,7 @@ fn death(died: &JoinError) -> Failure {
 fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let load = options.knobs.options(device.blas())?;
     let source = options.source()?;
-    let planned = Planned::of(&Wish {
+    let planned = Planned::of(&DeviceSpec {
         choice: device.choice()?,
         gpu: options.gpu.as_ref(),
         total: options.total,

@@ -21,7 +21,7 @@ use crate::{
     knobs::KnobOptions,
     model,
     progress::Bar,
-    told,
+    shared_output,
 };
 
 /// Sizes a model on this device, even if a profile is recorded. Prints the result, and records it for later starts.
@@ -54,7 +54,7 @@ struct Profile {
 
 /// The progress events of a start.
 #[derive(Default)]
-struct Heard {
+struct StartEvents {
     attempts: Vec<AttemptReport>,
     phases: Vec<(Phase, Instant)>,
 }
@@ -70,7 +70,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(failure) if options.json => {
-            println!("{}", told::failure(&failure));
+            println!("{}", shared_output::failure(&failure));
             ExitCode::FAILURE
         }
         Err(failure) => report(Err(failure)),
@@ -93,7 +93,7 @@ async fn size(
     load: LoadOptions,
     options: &Options,
 ) -> Result<Profile, Failure> {
-    let heard = Arc::new(Mutex::new(Heard::default()));
+    let heard = Arc::new(Mutex::new(StartEvents::default()));
     let (bar, listening, begun) = (Bar::new(!options.json), heard.clone(), Instant::now());
     let listen = move |progress: Progress| {
         let mut heard = listening.lock().unwrap_or_else(PoisonError::into_inner);
@@ -108,7 +108,7 @@ async fn size(
     let ready = Instant::now();
     let serving = model.serving().await?;
     let ledger = runtime.budget().measure().await.map_err(RuntimeError::from)?;
-    let Heard { attempts, phases } = std::mem::take(&mut *heard.lock().unwrap_or_else(PoisonError::into_inner));
+    let StartEvents { attempts, phases } = std::mem::take(&mut *heard.lock().unwrap_or_else(PoisonError::into_inner));
     let ends = phases.iter().skip(1).map(|(_, at)| *at).chain([ready]);
     // A repeated phase belongs to a later attempt, so the last one counts.
     let mut seconds: BTreeMap<_, _> =
@@ -124,7 +124,7 @@ async fn size(
 }
 
 fn tell(Profile { attempts, seconds, record, overhead, ledger }: &Profile) {
-    told::attempts(attempts);
+    shared_output::attempts(attempts);
     println!();
     for (worst_case, workspace) in &record.peaks {
         println!("{:>14}  {worst_case}", workspace.to_string());

@@ -100,7 +100,7 @@ pub async fn run(options: Options, served: Option<SocketAddr>) -> ExitCode {
     });
     match seen {
         Err(ref failure) if is_json => {
-            println!("{}", crate::told::failure(failure));
+            println!("{}", crate::shared_output::failure(failure));
             ExitCode::FAILURE
         }
         seen => failure::report(seen),

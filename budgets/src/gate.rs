@@ -100,9 +100,9 @@ impl Hint for GateError {
 
 /// What each claimant held when a gate froze.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seats(BTreeMap<(Label, Class), Bytes>);
+pub struct Reservations(BTreeMap<(Label, Class), Bytes>);
 
-impl Seats {
+impl Reservations {
     /// Adds to what this claimant held.
     pub fn add(&mut self, owner: &Owner, class: &Class, bytes: Bytes) {
         *self.0.entry((owner.name.clone(), class.clone())).or_default() += bytes;

@@ -10,7 +10,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{AtomicBytes, Backing, Bytes, Class, Fence, Label, Owner, Priority, Request, RequestId, Revoker};
+use crate::{AtomicBytes, Backing, Bytes, Class, Fence, Label, Owner, Priority, Request, RequestId, RevokeHandle};
 
 /// A lease's number. A ledger never uses one twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -124,7 +124,7 @@ pub trait ReleaseNotes: Send + Sync {
 
     /// This lease now pays for a segment. Keep the revoker to reclaim from a dead owner: its segment may live on in a
     /// thread that has not noticed the death.
-    fn segment_reserved(&self, _lease: LeaseId, _revoker: Revoker) {}
+    fn segment_reserved(&self, _lease: LeaseId, _revoker: RevokeHandle) {}
 }
 
 /// The right to a number of bytes of one class, held by one owner. Dropping it posts a release note.
@@ -155,7 +155,7 @@ pub struct Lease {
     bytes: AtomicBytes,
     meter: LeaseMeter,
     notes: Arc<dyn ReleaseNotes>,
-    parting: Mutex<Parting>,
+    pending_release: Mutex<PendingRelease>,
 }
 
 /// How much of a lease is in use, readable while its holder works with it. A budget uses this to tell our memory from
@@ -202,7 +202,7 @@ impl LeaseMeter {
 
 /// What segments that ended before their lease left for its release note.
 #[derive(Default)]
-struct Parting {
+struct PendingRelease {
     fence: Fence,
     backings: Vec<Backing>,
 }
@@ -216,7 +216,7 @@ impl Lease {
             holding: grant.holding.clone(),
             meter: LeaseMeter::default(),
             notes,
-            parting: Mutex::default(),
+            pending_release: Mutex::default(),
         }
     }
 
@@ -307,27 +307,27 @@ impl Lease {
 
     /// A fence that passes once all fences of its ended segments have.
     pub(crate) fn parting_fence(&self) -> Fence {
-        self.parting.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).fence.clone()
+        self.pending_release.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).fence.clone()
     }
 
-    pub(crate) fn announce(&self, revoker: Revoker) {
+    pub(crate) fn announce(&self, revoker: RevokeHandle) {
         self.meter.0.has_segments.store(true, SeqCst);
         self.notes.segment_reserved(self.id(), revoker);
     }
 
     /// Keeps a fence, and perhaps memory that stays backed until then, for the release note.
     pub(crate) fn part(&self, fence: Fence, backing: Option<Backing>) {
-        let mut parting = self.parting.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let before = std::mem::take(&mut parting.fence);
-        parting.fence = before.and(fence);
-        parting.backings.extend(backing);
+        let mut pending_release = self.pending_release.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let before = std::mem::take(&mut pending_release.fence);
+        pending_release.fence = before.and(fence);
+        pending_release.backings.extend(backing);
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let Parting { fence, backings } =
-            std::mem::take(self.parting.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        let PendingRelease { fence, backings } =
+            std::mem::take(self.pending_release.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
         self.notes.post(ReleaseNote { lease: self.holding.id, fence, backings });
     }
 }

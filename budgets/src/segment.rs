@@ -37,14 +37,14 @@ pub struct Segment {
 }
 
 /// The memory of a segment. Dropping the last one unbacks the memory and releases the addresses.
-pub struct Backing(Arc<Stretch>);
+pub struct Backing(Arc<Mapping>);
 
 /// Takes a segment's memory away while the segment itself may still exist: this is how the budget reclaims what a dead
 /// owner held. The addresses stay reserved until the segment drops, so a late use faults and reaches no other memory.
 #[derive(Clone)]
-pub struct Revoker(Weak<Stretch>);
+pub struct RevokeHandle(Weak<Mapping>);
 
-struct Stretch {
+struct Mapping {
     device: Arc<dyn Device>,
     /// One for each rank of a group.
     addresses: Vec<Address>,
@@ -74,8 +74,8 @@ impl Segment {
         let reserved = bytes_max.round_up(device.page());
         let address = device.reserve(reserved)?;
         let addresses = device.addresses(address);
-        let stretch = Arc::new(Stretch { device, addresses, reserved, extent: Mutex::default() });
-        lease.announce(Revoker(Arc::downgrade(&stretch)));
+        let stretch = Arc::new(Mapping { device, addresses, reserved, extent: Mutex::default() });
+        lease.announce(RevokeHandle(Arc::downgrade(&stretch)));
         Ok(Segment { backing: Some(Backing(stretch)), lease })
     }
 
@@ -187,8 +187,8 @@ impl Segment {
     }
 
     /// A handle that can take the memory away, should the owner die.
-    pub fn revoker(&self) -> Revoker {
-        Revoker(Arc::downgrade(&self.backing.as_ref().expect("a segment has its backing until it drops").0))
+    pub fn revoker(&self) -> RevokeHandle {
+        RevokeHandle(Arc::downgrade(&self.backing.as_ref().expect("a segment has its backing until it drops").0))
     }
 
     /// Ends the segment. Its memory goes back once this fence has passed and the device has finished everything issued
@@ -197,7 +197,7 @@ impl Segment {
         self.lease.part(fence, None);
     }
 
-    fn stretch(&self) -> &Stretch {
+    fn stretch(&self) -> &Mapping {
         &self.backing.as_ref().expect("a segment has its backing until it drops").0
     }
 }
@@ -221,7 +221,7 @@ impl Drop for Segment {
     }
 }
 
-impl Revoker {
+impl RevokeHandle {
     /// Unbacks everything, now. The device must be past its last use: ask the ledger, which waits for the fence. Does
     /// nothing if the segment is gone or already revoked.
     ///
@@ -240,7 +240,7 @@ impl Revoker {
     }
 }
 
-impl Stretch {
+impl Mapping {
     fn address(&self) -> Address {
         self.addresses[0]
     }
@@ -261,14 +261,14 @@ impl Stretch {
     }
 }
 
-impl Drop for Stretch {
+impl Drop for Mapping {
     fn drop(&mut self) {
         // Fails on a lost device, which has lost the memory too. There is no caller to tell.
         let _ = self.device.release_reservation(self.address());
     }
 }
 
-impl fmt::Debug for Stretch {
+impl fmt::Debug for Mapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {} backed at {}", self.lock().backed, self.reserved, self.address())
     }
@@ -280,7 +280,7 @@ impl fmt::Debug for Backing {
     }
 }
 
-impl fmt::Debug for Revoker {
+impl fmt::Debug for RevokeHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "revoker of {:?}", self.0.upgrade())
     }

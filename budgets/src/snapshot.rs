@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     Bytes, Class, Gate, Label, LeaseId, Ledger, Memory, Owner, Priority, RequestId,
-    ledger::{State, Wish},
+    ledger::{RequestKind, State},
     table,
 };
 
@@ -45,12 +45,12 @@ pub struct Snapshot {
     pub gates: Vec<GateLine>,
     /// The cards of a [group](crate::DeviceGroup), by rank, as last looked at. Empty for one device.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub cards: Vec<CardLine>,
+    pub cards: Vec<GpuLine>,
 }
 
 /// One card of a group. What is granted is granted on each, and the sums of the snapshot are those of the fullest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct CardLine {
+pub struct GpuLine {
     /// The card's label, such as `cuda:1`.
     pub device: String,
     /// All memory of the card.
@@ -123,10 +123,10 @@ pub struct GateLine {
     pub gate: Gate,
 }
 
-impl CardLine {
+impl GpuLine {
     /// The card on which overhead and other processes leave the least. None of one card alone, or if all leave the same.
-    pub fn fullest_of(cards: &[CardLine]) -> Option<&CardLine> {
-        let left = |card: &&CardLine| card.total.saturating_sub(card.overhead + card.foreign);
+    pub fn fullest_of(cards: &[GpuLine]) -> Option<&GpuLine> {
+        let left = |card: &&GpuLine| card.total.saturating_sub(card.overhead + card.foreign);
         let fullest = cards.iter().min_by_key(left)?;
         cards.iter().any(|card| left(&card) > left(&fullest)).then_some(fullest)
     }
@@ -163,8 +163,8 @@ impl Ledger {
         let waiting = self.waiting().map(|waiting| WaitingLine {
             request: waiting.id,
             grows: match waiting.wish {
-                Wish::Grow { lease, .. } => Some(lease),
-                Wish::New(_) => None,
+                RequestKind::Grow { lease, .. } => Some(lease),
+                RequestKind::New(_) => None,
             },
             bytes: waiting.bytes,
             priority: waiting.priority,
@@ -209,7 +209,7 @@ impl Snapshot {
     }
 
     /// What is neither granted, nor overhead, nor foreign, nor kept free on a card.
-    pub fn free_on(&self, card: &CardLine) -> Bytes {
+    pub fn free_on(&self, card: &GpuLine) -> Bytes {
         card.total.saturating_sub(card.overhead + card.foreign + self.granted + self.canary)
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{Backing, DeviceError, Fence, LeaseId, ReleaseNote, Revoker};
+use crate::{Backing, DeviceError, Fence, LeaseId, ReleaseNote, RevokeHandle};
 
 /// Keeps, for every lease that is being given back, its fence and the memory that stays backed until then; and the
 /// revokers of all segments, whose owners may die.
@@ -25,7 +25,7 @@ use crate::{Backing, DeviceError, Fence, LeaseId, ReleaseNote, Revoker};
 #[derive(Debug, Default)]
 pub struct FenceWatch {
     pending: BTreeMap<LeaseId, Pending>,
-    revokers: BTreeMap<LeaseId, Vec<Revoker>>,
+    revokers: BTreeMap<LeaseId, Vec<RevokeHandle>>,
     /// Leases whose memory is being given back to the device now.
     coming: BTreeSet<LeaseId>,
 }
@@ -35,7 +35,7 @@ pub struct FenceWatch {
 #[must_use = "its memory stays backed until it is released"]
 pub struct PendingReclaim {
     lease: LeaseId,
-    revokers: Vec<Revoker>,
+    revokers: Vec<RevokeHandle>,
     backings: Vec<Backing>,
 }
 
@@ -49,7 +49,7 @@ struct Pending {
 impl FenceWatch {
     /// This lease now pays for a segment. If the ledger no longer holds the lease (the thread of a dead owner that has
     /// not noticed), revoke the segment at once instead.
-    pub fn segment_reserved(&mut self, lease: LeaseId, revoker: Revoker) {
+    pub fn segment_reserved(&mut self, lease: LeaseId, revoker: RevokeHandle) {
         let revokers = self.revokers.entry(lease).or_default();
         revokers.retain(|revoker| !revoker.is_spent());
         revokers.push(revoker);
@@ -162,7 +162,7 @@ impl PendingReclaim {
 
     /// Whether nothing has to be given back.
     pub fn is_light(&self) -> bool {
-        self.revokers.iter().all(Revoker::is_spent) && self.backings.is_empty()
+        self.revokers.iter().all(RevokeHandle::is_spent) && self.backings.is_empty()
     }
 
     /// Gives the memory back to the device, which may take a third of a second for a whole card.
@@ -170,7 +170,7 @@ impl PendingReclaim {
     /// # Errors
     /// Any error of the device. Calling it again is allowed.
     pub fn bring(&mut self) -> Result<(), DeviceError> {
-        self.revokers.iter().try_for_each(Revoker::revoke)?;
+        self.revokers.iter().try_for_each(RevokeHandle::revoke)?;
         self.backings.clear();
         Ok(())
     }

@@ -56,7 +56,7 @@ pub struct Frame<'w> {
 
 /// One temporary. It cannot outlive its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretch<'f> {
+pub struct Temporary<'f> {
     /// Its address, a multiple of 256 bytes from the workspace's start.
     pub address: Address,
     /// Its length, before rounding.
@@ -174,10 +174,10 @@ impl Frame<'_> {
     ///
     /// # Panics
     /// If a frame on top of this one is open: our bug, since memory would be freed in the wrong order.
-    pub fn take(&self, bytes: Bytes) -> Result<Stretch<'_>, WorkspaceFull> {
+    pub fn take(&self, bytes: Bytes) -> Result<Temporary<'_>, WorkspaceFull> {
         self.assert_on_top("take from it");
         let address = self.workspace.take(bytes)?;
-        Ok(Stretch { address, bytes, frame: PhantomData })
+        Ok(Temporary { address, bytes, frame: PhantomData })
     }
 
     /// Opens a frame on top of this one.

@@ -54,13 +54,13 @@ fn a_gate_moves_only_as_its_table_says() {
 
 #[test]
 fn a_seat_counts_a_name_in_all_its_lives() {
-    let mut seats = Seats::default();
-    seats.add(&Owner::new("kv", 0), &Class::Kv, Bytes(5));
-    seats.add(&Owner::new("kv", 1), &Class::Kv, Bytes(7));
-    seats.add(&Owner::new("kv", 0), &Class::Graphs, Bytes(1));
-    assert_eq!(seats.seat(&Owner::new("kv", 2), &Class::Kv), Some(Bytes(12)));
-    assert_eq!(seats.seat(&Owner::new("kv", 2), &Class::Graphs), Some(Bytes(1)));
-    assert_eq!(seats.seat(&Owner::new("kv", 2), &Class::Host), None);
+    let mut reservations = Reservations::default();
+    reservations.add(&Owner::new("kv", 0), &Class::Kv, Bytes(5));
+    reservations.add(&Owner::new("kv", 1), &Class::Kv, Bytes(7));
+    reservations.add(&Owner::new("kv", 0), &Class::Graphs, Bytes(1));
+    assert_eq!(reservations.seat(&Owner::new("kv", 2), &Class::Kv), Some(Bytes(12)));
+    assert_eq!(reservations.seat(&Owner::new("kv", 2), &Class::Graphs), Some(Bytes(1)));
+    assert_eq!(reservations.seat(&Owner::new("kv", 2), &Class::Host), None);
 }
 
 #[test]

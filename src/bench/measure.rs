@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use super::{
     draw::Draw,
-    workload::{Pictures, Prompts},
+    workload::{PictureLoad, Prompts},
 };
 use crate::failure::Failure;
 
@@ -64,7 +64,7 @@ impl Meter {
     ///
     /// # Errors
     /// As [`text`](Meter::text).
-    pub async fn pictures(&mut self, pictures: &Pictures, reply: usize) -> Result<Run, Failure> {
+    pub async fn pictures(&mut self, pictures: &PictureLoad, reply: usize) -> Result<Run, Failure> {
         let bytes = 3 * pictures.width as usize * pictures.height as usize;
         let chats: Result<Vec<_>, Failure> = (0..pictures.count)
             .map(|_| {

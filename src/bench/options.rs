@@ -6,7 +6,7 @@ use clap::Args;
 use super::{
     replay::ReplayOptions,
     roofline::Rates,
-    workload::{FULL, Part, QUICK, Workload},
+    workload::{FULL, Measurement, QUICK, Workload},
 };
 use crate::{failure::Failure, knobs::KnobOptions, model::ModelOptions};
 
@@ -20,7 +20,7 @@ pub struct Options {
     pub json: bool,
     /// Measures only these kinds of figures. By default, all kinds.
     #[arg(long, value_delimiter = ',', value_name = "KIND,..")]
-    only: Vec<Part>,
+    only: Vec<Measurement>,
     /// Uses small sizes, which run within seconds on a CPU.
     #[arg(long)]
     quick: bool,
@@ -62,7 +62,7 @@ fn rate(text: &str) -> Result<f64, String> {
 
 impl Options {
     /// Whether figures of this kind were asked for.
-    pub fn wants(&self, part: Part) -> bool {
+    pub fn wants(&self, part: Measurement) -> bool {
         self.only.is_empty() || self.only.contains(&part)
     }
 

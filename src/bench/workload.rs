@@ -6,13 +6,13 @@ use clap::ValueEnum;
 
 /// A kind of figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Part {
+pub enum Measurement {
     /// Decode steps, by batch size.
     Decode,
     /// Prompts of one length, in tokens per second.
     Prefill,
     /// Requests with one picture each, in requests per second.
-    Pictures,
+    PictureLoad,
     /// From the start of the process to the first request, and what memory is used for.
     Start,
 }
@@ -28,7 +28,7 @@ pub struct Prompts {
 
 /// Requests with one picture each.
 #[derive(Clone, Copy, Debug)]
-pub struct Pictures {
+pub struct PictureLoad {
     /// How many run at once.
     pub count: usize,
     /// Width in pixels.
@@ -41,7 +41,7 @@ pub struct Pictures {
 
 /// How a model's pictures are cut.
 #[derive(Clone, Copy, Debug)]
-pub struct PictureCut {
+pub struct PatchGeometry {
     /// Pixels along a patch's side.
     pub patch: u32,
     /// Into tiles, if it is.
@@ -59,9 +59,9 @@ pub struct Workload {
     pub batches: &'static [usize],
     /// Prompts answered with one token.
     pub prefill: &'static [Prompts],
-    pub pictures: [Pictures; 2],
+    pub pictures: [PictureLoad; 2],
     /// How pictures are cut.
-    pub cut: PictureCut,
+    pub cut: PatchGeometry,
     /// Tokens in a step.
     pub step_tokens: usize,
 }
@@ -77,10 +77,10 @@ pub const FULL: Workload = Workload {
         Prompts { count: 8, length: 8000 },
     ],
     pictures: [
-        Pictures { count: 64, width: 1036, height: 1036, replies: &[1, 128] },
-        Pictures { count: 16, width: 1932, height: 1092, replies: &[1, 128] },
+        PictureLoad { count: 64, width: 1036, height: 1036, replies: &[1, 128] },
+        PictureLoad { count: 16, width: 1932, height: 1092, replies: &[1, 128] },
     ],
-    cut: PictureCut { patch: 14, tiling: None },
+    cut: PatchGeometry { patch: 14, tiling: None },
     step_tokens: Envelope::gpu().step_tokens,
 };
 
@@ -91,10 +91,10 @@ pub const QUICK: Workload = Workload {
     batches: &[1, 4, 16],
     prefill: &[Prompts { count: 4, length: 64 }, Prompts { count: 2, length: 256 }],
     pictures: [
-        Pictures { count: 4, width: 224, height: 224, replies: &[1, 8] },
-        Pictures { count: 2, width: 448, height: 336, replies: &[1, 8] },
+        PictureLoad { count: 4, width: 224, height: 224, replies: &[1, 8] },
+        PictureLoad { count: 2, width: 448, height: 336, replies: &[1, 8] },
     ],
-    cut: PictureCut { patch: 14, tiling: None },
+    cut: PatchGeometry { patch: 14, tiling: None },
     step_tokens: 256,
 };
 
@@ -107,10 +107,10 @@ const AROUND: usize = 128;
 impl Workload {
     /// The same for a model whose pictures are cut by `cut`: each picture's sides become the nearest whole number of
     /// merged patches, so that none is resized unless it is stretched over tiles.
-    pub fn cut_by(self, cut: PictureCut) -> Workload {
+    pub fn cut_by(self, cut: PatchGeometry) -> Workload {
         let factor = cut.patch * MERGE.side() as u32;
         let whole = |side: u32| (side + factor / 2) / factor * factor;
-        let pictures = self.pictures.map(|pictures| Pictures {
+        let pictures = self.pictures.map(|pictures| PictureLoad {
             width: whole(pictures.width),
             height: whole(pictures.height),
             ..pictures
@@ -119,10 +119,10 @@ impl Workload {
     }
 
     /// Patches of each picture.
-    pub fn patches(&self, pictures: &Pictures) -> usize {
-        let PictureCut { patch, tiling } = self.cut;
+    pub fn patches(&self, pictures: &PictureLoad) -> usize {
+        let PatchGeometry { patch, tiling } = self.cut;
         let of = |width: u32, height: u32| (width / patch) as usize * (height / patch) as usize;
-        let Pictures { width, height, .. } = *pictures;
+        let PictureLoad { width, height, .. } = *pictures;
         let Some(tiling) = tiling else { return of(width, height) };
         let tiles = tiling.choose(Size { width, height }, u64::MAX).expect("a picture has pixels");
         tiles.count() * of(tiling.side, tiling.side)
@@ -167,9 +167,9 @@ mod tests {
 
     use super::*;
 
-    const SIXTEEN: PictureCut = PictureCut { patch: 16, tiling: None };
-    const TILES: PictureCut =
-        PictureCut { patch: 14, tiling: Some(Tiling { side: 448, least: 1, most: 12, has_thumbnail: true }) };
+    const SIXTEEN: PatchGeometry = PatchGeometry { patch: 16, tiling: None };
+    const TILES: PatchGeometry =
+        PatchGeometry { patch: 14, tiling: Some(Tiling { side: 448, least: 1, most: 12, has_thumbnail: true }) };
 
     #[test]
     fn pictures_in_tiles_have_the_patches_of_all_of_them() {
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn no_picture_of_the_full_workload_is_resized() {
         for (shape, patch) in [("qwen2.5-vl-7b", 14), ("qwen3-vl-8b", 16)] {
-            let workload = FULL.cut_by(PictureCut { patch, tiling: None });
+            let workload = FULL.cut_by(PatchGeometry { patch, tiling: None });
             let random = shape_settings(shape).expect("a known shape");
             let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
             let processor = checkpoint.image_processor.expect("it takes pictures");

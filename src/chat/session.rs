@@ -11,12 +11,12 @@ use super::{
     command::{HELP, Line},
     input::{Interrupts, lines},
     options::Options,
+    print::{self, Ended},
     shown::Shown,
-    told::{self, Ended},
 };
 use crate::{failure::Failure, logging};
 
-struct Turn {
+struct ConversationTurn {
     question: String,
     shown: Shown,
     answer: String,
@@ -29,7 +29,7 @@ pub struct Session<'s> {
     limits: &'s ImageLimits,
     /// The chat without turns.
     blank: Chat,
-    turns: Vec<Turn>,
+    turns: Vec<ConversationTurn>,
     /// What the next question shows.
     shown: Shown,
 }
@@ -85,7 +85,7 @@ impl<'s> Session<'s> {
             match outcome {
                 Ok(Next::Line) => {}
                 Ok(Next::End(over)) => return Ok(over),
-                Err(failure) => told::failure(&failure, self.options.json),
+                Err(failure) => print::failure(&failure, self.options.json),
             }
         }
     }
@@ -151,7 +151,7 @@ impl<'s> Session<'s> {
     async fn ask(&mut self, question: String, interrupts: &mut Interrupts) -> Result<Next, Failure> {
         let ended = loop {
             let asked = self.shown.ask(self.conversation(), &question);
-            match told::stream(self.model, asked, self.options, interrupts).await {
+            match print::stream(self.model, asked, self.options, interrupts).await {
                 Err(ChatError::TooLong { .. }) if self.options.forget_oldest && !self.turns.is_empty() => {
                     self.turns.remove(0);
                     self.note("the context is full; the oldest turn was dropped");
@@ -164,7 +164,7 @@ impl<'s> Session<'s> {
             // No reply came, so nothing is kept, and the next question shows the same files.
             Ok(Ended::Interrupted { text }) if text.is_empty() => {}
             Ok(Ended::Done { text } | Ended::Interrupted { text }) => {
-                self.turns.push(Turn { question, shown: mem::take(&mut self.shown), answer: text });
+                self.turns.push(ConversationTurn { question, shown: mem::take(&mut self.shown), answer: text });
             }
             Err(error) => {
                 self.forget_what_fails(&error);

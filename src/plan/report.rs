@@ -8,7 +8,7 @@ use bursar_budgets::{MemoryPlan, grouped};
 use bursar_model::Model;
 use serde::Serialize;
 
-use super::{place::Planned, unquantized::Unquantized};
+use super::{device_spec::Planned, unquantized::Unquantized};
 use crate::knobs;
 
 /// Common sequence lengths, prompt and reply together; the context length is added.
@@ -40,11 +40,11 @@ pub struct Report {
     /// Sequences at once, by their length.
     concurrency: Vec<Concurrency>,
     /// The largest picture; none for a text model.
-    picture: Option<Picture>,
+    picture: Option<PictureReport>,
     /// The largest inputs, after the model's own limits.
     envelope: Envelope,
     /// Changes each of which alone makes it fit.
-    suggestions: Vec<Told>,
+    suggestions: Vec<SuggestionLine>,
     /// Knobs that no value makes sufficient alone, by the names that they were set by.
     not_enough_alone: Vec<String>,
     /// Settings without effect, files that the plan had to do without, and what it found.
@@ -55,7 +55,7 @@ pub struct Report {
 
 /// A suggestion as the user would type it, under the name that was typed.
 #[derive(Serialize)]
-struct Told {
+struct SuggestionLine {
     knob: &'static str,
     from: Change,
     to: Change,
@@ -94,7 +94,7 @@ struct Concurrency {
 }
 
 #[derive(Serialize)]
-struct Picture {
+struct PictureReport {
     pixels: u64,
     patches: usize,
     tokens: usize,
@@ -165,7 +165,7 @@ impl Report {
 }
 
 /// The largest picture that the processor produces.
-fn picture(inputs: &EffectiveLimits, model: &Model) -> Option<Picture> {
+fn picture(inputs: &EffectiveLimits, model: &Model) -> Option<PictureReport> {
     let (merge, patch) = (model.config().merge()?, model.config().patch()?);
     let config = inputs.pictures.as_ref()?.config();
     let limit = config.pixel_bounds.max;
@@ -176,11 +176,11 @@ fn picture(inputs: &EffectiveLimits, model: &Model) -> Option<Picture> {
     let pixels = patches as u64 * patch_pixels;
     let side = (tokens.isqrt() * merge.side() * patch.side) as u64;
     let fits_context = tokens + 2 <= envelope.context_tokens;
-    Some(Picture { pixels, patches, tokens, side, tiles, model_pixels: inputs.own_pixels, fits_context })
+    Some(PictureReport { pixels, patches, tokens, side, tiles, model_pixels: inputs.own_pixels, fits_context })
 }
 
 /// A suggestion under its flag; `total` is the flag of the device's memory.
-fn told(suggestion: &Suggestion, total: &str) -> Option<Told> {
+fn told(suggestion: &Suggestion, total: &str) -> Option<SuggestionLine> {
     let Suggestion { knob, name, from, to, setting, frees } = suggestion.clone();
     let to = to?;
     let is_object = setting.as_ref().is_some_and(|setting| setting.value.is_object());
@@ -189,7 +189,7 @@ fn told(suggestion: &Suggestion, total: &str) -> Option<Told> {
         Some(setting) => (knobs::flag(setting).0, to.to_string()),
         None => (total.to_owned(), to.to_string()),
     };
-    Some(Told { knob, from, to, flag, value, frees, name, is_object })
+    Some(SuggestionLine { knob, from, to, flag, value, frees, name, is_object })
 }
 
 impl fmt::Display for Report {
@@ -232,7 +232,7 @@ impl Report {
         if !self.suggestions.is_empty() {
             writeln!(f, "Each of these changes is enough to make it fit:")?;
         }
-        for Told { from, flag, value, frees, name, is_object, .. } in &self.suggestions {
+        for SuggestionLine { from, flag, value, frees, name, is_object, .. } in &self.suggestions {
             let quote = if *is_object { "'" } else { "" };
             let typed = format!("{flag} {quote}{value}{quote}");
             let instead = format!("instead of {name} {from}");
@@ -252,9 +252,9 @@ fn count(number: usize) -> String {
     grouped(number as u64)
 }
 
-impl Picture {
+impl PictureReport {
     fn tell(&self, f: &mut fmt::Formatter<'_>, context_tokens: usize) -> fmt::Result {
-        let Picture { pixels, tokens, side, tiles, model_pixels, .. } = self;
+        let PictureReport { pixels, tokens, side, tiles, model_pixels, .. } = self;
         let plural = if *tokens == 1 { "token" } else { "tokens" };
         let (pixels, tokens, context_tokens) = (grouped(*pixels), count(*tokens), count(context_tokens));
         match tiles {

@@ -11,13 +11,13 @@ use bursar_model::{
 };
 use serde::Serialize;
 
-use super::{gpu::Gpu, place::absent_place};
+use super::{device_spec::absent_place, gpu::Gpu};
 use crate::failure::Failure;
 
 /// All shapes, each planned for each card as `bursar plan --shape NAME --gpu CARD` does.
 #[derive(Serialize)]
 pub struct Shapes {
-    cards: Vec<Card>,
+    cards: Vec<GpuModel>,
     shapes: Vec<Shape>,
     /// How many cards share each shape out.
     ranks: usize,
@@ -28,7 +28,7 @@ pub struct Shapes {
 
 /// A card, by its numbers.
 #[derive(Serialize)]
-struct Card {
+struct GpuModel {
     name: String,
     total: Bytes,
 }
@@ -51,7 +51,7 @@ impl Shapes {
         let cards: Vec<Gpu> = Gpu::of_each_size().collect();
         let shape = |name| Shape::of(name, &cards, ranks, load, canary);
         let shapes = registry::shapes().map(shape).collect::<Result<_, _>>()?;
-        let named = |gpu: &Gpu| Card { name: gpu.name.clone(), total: gpu.total.unwrap_or_default() };
+        let named = |gpu: &Gpu| GpuModel { name: gpu.name.clone(), total: gpu.total.unwrap_or_default() };
         let quantization = load.quantization;
         Ok(Shapes { cards: cards.iter().map(named).collect(), shapes, ranks, quantization })
     }

@@ -64,7 +64,7 @@ impl Access {
         self.fault = response.extensions().get::<ApiError>().map(ApiError::fault);
         // Nothing is sent of the body.
         self.is_whole = self.method == Method::HEAD;
-        response.map(|body| Body::new(Told { body, access: self }))
+        response.map(|body| Body::new(LoggedBody { body, access: self }))
     }
 }
 
@@ -113,12 +113,12 @@ pub(super) fn ended(response: &Value) {
 }
 
 /// A body that is told of.
-struct Told {
+struct LoggedBody {
     body: Body,
     access: Access,
 }
 
-impl HttpBody for Told {
+impl HttpBody for LoggedBody {
     type Data = Bytes;
     type Error = axum::Error;
 

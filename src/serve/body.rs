@@ -81,7 +81,7 @@ impl Bodies {
 }
 
 /// The place of a request among what is held, if it has one: its body, and what it has made the server read.
-pub(super) type Room = Option<OwnedSemaphorePermit>;
+pub(super) type BodyPermit = Option<OwnedSemaphorePermit>;
 
 /// A body as JSON. It keeps its place among the bodies that are held until it is dropped.
 pub(super) struct JsonBody<T> {

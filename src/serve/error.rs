@@ -10,7 +10,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use super::words;
+use super::client_names;
 use crate::{ChatError, Deadline, ErrorKind, Hint, LayoutError, SamplingError, TextError};
 
 /// Seconds after which a client may ask a full model again: about a reply.
@@ -34,12 +34,12 @@ fn bounded(text: String, characters_max: usize) -> String {
 #[derive(Clone, Debug)]
 pub(super) struct ApiError {
     pub(super) status: StatusCode,
-    told: Box<Told>,
+    told: Box<ErrorDetails>,
 }
 
 /// What is told with the status.
 #[derive(Clone, Debug, Default)]
-struct Told {
+struct ErrorDetails {
     /// OpenAI's `type`.
     kind: &'static str,
     /// OpenAI's `code`.
@@ -63,7 +63,7 @@ pub(super) enum Shape {
 impl ApiError {
     pub(super) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         let message = bounded(message.into(), MESSAGE_CHARACTERS);
-        ApiError { status, told: Box::new(Told { kind, message, ..Told::default() }) }
+        ApiError { status, told: Box::new(ErrorDetails { kind, message, ..ErrorDetails::default() }) }
     }
 
     /// A field is wrong.
@@ -139,7 +139,7 @@ impl ApiError {
 
     /// The body of the answer, and of the event that ends a broken stream.
     pub(super) fn body(&self, shape: Shape) -> Value {
-        let Told { kind, code, param, message, hint, anthropic, .. } = &*self.told;
+        let ErrorDetails { kind, code, param, message, hint, anthropic, .. } = &*self.told;
         let message = anthropic.as_ref().filter(|_| shape == Shape::Anthropic).unwrap_or(message);
         let message = match hint.is_empty() {
             true => message.clone(),
@@ -155,7 +155,7 @@ impl ApiError {
 
     /// What kind of error it is and the field at fault, for logs: its message may repeat the request.
     pub(super) fn fault(&self) -> (&'static str, Option<String>) {
-        let Told { kind, code, param, .. } = &*self.told;
+        let ErrorDetails { kind, code, param, .. } = &*self.told;
         (code.unwrap_or(kind), param.clone())
     }
 
@@ -199,12 +199,12 @@ impl IntoResponse for ApiError {
 
 impl From<ChatError> for ApiError {
     fn from(error: ChatError) -> Self {
-        let message = words::for_clients(&error.for_author());
+        let message = client_names::for_clients(&error.for_author());
         let hint = match &error {
             ChatError::Stopped { .. } | ChatError::ShuttingDown | ChatError::NotStarted(_) => {
                 "use another model or server, or tell the operator of this one".to_owned()
             }
-            error => words::for_clients(&error.hint()),
+            error => client_names::for_clients(&error.hint()),
         };
         let answer = match (&error, error.kind()) {
             // In OpenAI's words, which litellm and agents look for.

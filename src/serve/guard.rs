@@ -10,7 +10,8 @@ use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
-    access::Used, body::Room, error::ApiError, openai::usage::UsageTold, options::ServeOptions, standing::Standing,
+    access::Used, body::BodyPermit, error::ApiError, header_params::HeaderParams, openai::usage::UsageTold,
+    options::ServeOptions,
 };
 use crate::Hint;
 
@@ -60,7 +61,7 @@ pub(super) struct Client {
     permits: Option<Arc<Semaphore>>,
     key: Option<usize>,
     is_admin: bool,
-    standing: Standing,
+    header_params: HeaderParams,
     used: Used,
 }
 
@@ -68,13 +69,13 @@ pub(super) struct Client {
 #[derive(Default)]
 pub(super) struct Held {
     _permits: Option<OwnedSemaphorePermit>,
-    room: Room,
+    room: BodyPermit,
     used: Used,
 }
 
 impl Held {
     /// Its room, which grows by what is read for it.
-    pub(super) fn room(&mut self) -> &mut Room {
+    pub(super) fn room(&mut self) -> &mut BodyPermit {
         &mut self.room
     }
 
@@ -86,13 +87,13 @@ impl Held {
 
 impl Client {
     /// The same, of whose request this is known.
-    pub(super) fn asking(self, standing: Standing, used: Used) -> Self {
-        Client { standing, used, ..self }
+    pub(super) fn asking(self, header_params: HeaderParams, used: Used) -> Self {
+        Client { header_params, used, ..self }
     }
 
     /// What its request says of its turn.
-    pub(super) fn standing(&self) -> &Standing {
-        &self.standing
+    pub(super) fn header_params(&self) -> &HeaderParams {
+        &self.header_params
     }
 
     pub(super) fn is_admin(&self) -> bool {

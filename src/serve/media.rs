@@ -16,7 +16,7 @@ use serde::Deserialize;
 use tokio::sync::Semaphore;
 
 use super::{
-    body::{self, LARGE, Room},
+    body::{self, BodyPermit, LARGE},
     data_uri::{self, DataUri},
     error::ApiError,
     film::Film,
@@ -71,7 +71,7 @@ impl Sizes {
 }
 
 /// What was found at a link.
-pub(super) enum Seen {
+pub(super) enum LoadedMedia {
     Picture(Image),
     Film(Video),
 }
@@ -220,8 +220,8 @@ pub(super) async fn read(
     links: Vec<Link>,
     facts: Option<&ModelFacts>,
     shared: &Shared,
-    room: &mut Room,
-) -> Result<Vec<Seen>, ApiError> {
+    room: &mut BodyPermit,
+) -> Result<Vec<LoadedMedia>, ApiError> {
     let count: usize = links.iter().map(Link::pictures).sum();
     if let Some(link) = links.last().filter(|_| count > PICTURES_MAX) {
         let told = format!("the request has {count} pictures and frames; the limit is {PICTURES_MAX}");
@@ -254,17 +254,17 @@ impl FilmShare {
     }
 }
 
-async fn see(link: Link, facts: Option<&ModelFacts>, reading: &Reading<'_>) -> Result<Seen, ApiError> {
+async fn see(link: Link, facts: Option<&ModelFacts>, reading: &Reading<'_>) -> Result<LoadedMedia, ApiError> {
     let Link { param, what, sizes, is_low } = link;
     let sizes = facts.filter(|_| is_low).map_or(sizes, |facts| sizes.low(facts));
     match what {
-        What::Picture(source) => Ok(Seen::Picture(sizes.apply(picture(source, &param, reading).await?))),
+        What::Picture(source) => Ok(LoadedMedia::Picture(sizes.apply(picture(source, &param, reading).await?))),
         What::Frames(sources, fps) => {
             let mut frames = Vec::with_capacity(sources.len());
             for source in sources {
                 frames.push(picture(source, &param, reading).await?);
             }
-            Ok(Seen::Film(Video::from_frames(frames, fps)))
+            Ok(LoadedMedia::Film(Video::from_frames(frames, fps)))
         }
         What::Film(Source::Bytes(bytes), fps) => reading.film(Film::Bytes(bytes), fps, &param).await,
         What::Film(Source::Url(url), fps) => {
@@ -273,13 +273,13 @@ async fn see(link: Link, facts: Option<&ModelFacts>, reading: &Reading<'_>) -> R
             reading.film(Film::Bytes(bytes.into()), fps, &param).await
         }
         What::Film(Source::File(name), fps) => match reading.look(&param, name).await? {
-            Found::Film(file) => reading.film(Film::File(file), fps, &param).await,
-            Found::Frames(files) => {
+            LocalMedia::Film(file) => reading.film(Film::File(file), fps, &param).await,
+            LocalMedia::Frames(files) => {
                 let mut frames = Vec::with_capacity(files.len());
                 for file in files {
                     frames.push(reading.open(file, &param).await?);
                 }
-                Ok(Seen::Film(Video::from_frames(frames, fps)))
+                Ok(LoadedMedia::Film(Video::from_frames(frames, fps)))
             }
         },
     }
@@ -307,11 +307,11 @@ struct Reading<'s> {
     /// Bytes that may still be read.
     left: AtomicU64,
     share: FilmShare,
-    room: Mutex<&'s mut Room>,
+    room: Mutex<&'s mut BodyPermit>,
 }
 
 /// What a name below the media root leads to.
-enum Found {
+enum LocalMedia {
     Film(File),
     /// The pictures in a folder, by name.
     Frames(Vec<PathBuf>),
@@ -350,19 +350,19 @@ impl Reading<'_> {
     }
 
     /// The film or the folder of this name.
-    async fn look(&self, param: &str, name: String) -> Result<Found, ApiError> {
+    async fn look(&self, param: &str, name: String) -> Result<LocalMedia, ApiError> {
         let root = self.shared.options.media_root.clone();
         let look = move |param: &str| {
             let found = allowed_file(&name, param, root.as_deref())?;
             match found.is_dir() {
-                true => files_of(&found, param, root.as_deref()).map(Found::Frames),
-                false => plain(&found, param).map(Found::Film),
+                true => files_of(&found, param, root.as_deref()).map(LocalMedia::Frames),
+                false => plain(&found, param).map(LocalMedia::Film),
             }
         };
         self.on_disk(param, look).await
     }
 
-    async fn film(&self, film: Film, fps: f64, param: &str) -> Result<Seen, ApiError> {
+    async fn film(&self, film: Film, fps: f64, param: &str) -> Result<LoadedMedia, ApiError> {
         let FilmShare { frames_max, bytes_max } = self.share;
         if frames_max == 0 {
             let error =
@@ -372,7 +372,7 @@ impl Reading<'_> {
         let sampling = FrameSampling { frames_per_second: fps, frames_max, bytes_max };
         let video = self.shared.films.read(film, sampling, param).await?;
         self.count(video.bytes().0, param)?;
-        Ok(Seen::Film(video))
+        Ok(LoadedMedia::Film(video))
     }
 }
 

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::{
-    body::Room,
+    body::BodyPermit,
     error::ApiError,
-    media::{self, Link, Seen},
+    media::{self, Link, LoadedMedia},
     service::Service,
 };
 use crate::{Hint, Image};
@@ -14,7 +14,7 @@ use crate::{Hint, Image};
 pub struct ReadPictures {
     /// The pictures.
     pub pictures: Vec<Image>,
-    _room: Room,
+    _room: BodyPermit,
 }
 
 /// Why a picture was not read: a host or folder that is not allowed, a size, or something that is no picture.
@@ -58,8 +58,8 @@ impl Service {
         let mut room = None;
         let seen = media::read(links.map_err(NotRead)?, None, self.shared(), &mut room).await.map_err(NotRead)?;
         let pictures = seen.into_iter().filter_map(|seen| match seen {
-            Seen::Picture(picture) => Some(picture),
-            Seen::Film(_) => None,
+            LoadedMedia::Picture(picture) => Some(picture),
+            LoadedMedia::Film(_) => None,
         });
         Ok(ReadPictures { pictures: pictures.collect(), _room: room })
     }

@@ -36,15 +36,14 @@ use super::{
     fetch::Fetcher,
     film::FilmReader,
     guard::{Client, Guard, Local},
+    header_params::HeaderParams,
     health, id, memory,
     models::{ModelState, Models, shortened},
     neighbour,
     openai::{self, responses::store::Responses},
     openapi,
     options::ServeOptions,
-    page, sleep,
-    standing::Standing,
-    tokens,
+    page, sleep, tokens,
 };
 use crate::{ModelHandle, Reply, Runtime};
 
@@ -294,12 +293,12 @@ async fn admitted(State(shared): State<Arc<Shared>>, mut request: Request, next:
     let is_local = request.extensions().get::<Local>().is_some();
     let admitted = shared.guard.admit_at(request.headers(), is_local);
     match admitted.and_then(|client| {
-        let standing = Standing::of(request.headers(), shared.guard.tenant_of(&client))?;
-        Ok((client, standing))
+        let header_params = HeaderParams::of(request.headers(), shared.guard.tenant_of(&client))?;
+        Ok((client, header_params))
     }) {
-        Ok((client, standing)) => {
+        Ok((client, header_params)) => {
             let used = request.extensions_mut().remove::<Used>().unwrap_or_default();
-            request.extensions_mut().insert(client.asking(standing, used));
+            request.extensions_mut().insert(client.asking(header_params, used));
             next.run(request).await
         }
         Err(error) => error.into_response(),

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 
 use ratatui::style::{Color, Modifier, Style};
 
-use super::view::Part;
+use super::view::MemoryPart;
 
 /// When to use colours, as it is typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -56,7 +56,7 @@ impl Colours {
     }
 
     /// The colour of a part of the device; none if its letter marks it.
-    pub fn part(self, part: Part) -> Option<Color> {
+    pub fn part(self, part: MemoryPart) -> Option<Color> {
         match self {
             Colours::True => Some(true_colour(part)),
             Colours::Sixteen => Some(one_of_sixteen(part)),
@@ -108,62 +108,62 @@ impl Colours {
     }
 }
 
-fn true_colour(part: Part) -> Color {
+fn true_colour(part: MemoryPart) -> Color {
     let (red, green, blue) = match part {
-        Part::Overhead => (0x6e, 0x76, 0x81),
-        Part::Foreign => (0xa3, 0x6a, 0x5e),
-        Part::Weights => (0x38, 0x8b, 0xfd),
-        Part::KvUsed => (0x2e, 0xa0, 0x43),
-        Part::KvCached => (0x7e, 0xe7, 0x87),
-        Part::KvFree => (0x1f, 0x5c, 0x36),
-        Part::StepWorkspace => (0x89, 0x57, 0xe5),
-        Part::VisionWorkspace => (0xd2, 0xa8, 0xff),
-        Part::VisionCache => (0xdb, 0x61, 0xa2),
-        Part::Graphs => (0x39, 0xc5, 0xcf),
-        Part::Tenants => (0xf0, 0x88, 0x3e),
-        Part::Other => (0xff, 0x7b, 0x72),
-        Part::Canary => (0xf2, 0xcc, 0x60),
-        Part::Free => (0x48, 0x4f, 0x58),
+        MemoryPart::Overhead => (0x6e, 0x76, 0x81),
+        MemoryPart::Foreign => (0xa3, 0x6a, 0x5e),
+        MemoryPart::Weights => (0x38, 0x8b, 0xfd),
+        MemoryPart::KvUsed => (0x2e, 0xa0, 0x43),
+        MemoryPart::KvCached => (0x7e, 0xe7, 0x87),
+        MemoryPart::KvFree => (0x1f, 0x5c, 0x36),
+        MemoryPart::StepWorkspace => (0x89, 0x57, 0xe5),
+        MemoryPart::VisionWorkspace => (0xd2, 0xa8, 0xff),
+        MemoryPart::VisionCache => (0xdb, 0x61, 0xa2),
+        MemoryPart::Graphs => (0x39, 0xc5, 0xcf),
+        MemoryPart::Tenants => (0xf0, 0x88, 0x3e),
+        MemoryPart::Other => (0xff, 0x7b, 0x72),
+        MemoryPart::Canary => (0xf2, 0xcc, 0x60),
+        MemoryPart::Free => (0x48, 0x4f, 0x58),
     };
     Color::Rgb(red, green, blue)
 }
 
-fn one_of_sixteen(part: Part) -> Color {
+fn one_of_sixteen(part: MemoryPart) -> Color {
     match part {
-        Part::Overhead => Color::DarkGray,
-        Part::Foreign => Color::White,
-        Part::Weights => Color::Blue,
-        Part::KvUsed => Color::Green,
-        Part::KvCached => Color::LightGreen,
-        Part::KvFree => Color::Cyan,
-        Part::StepWorkspace => Color::Magenta,
-        Part::VisionWorkspace => Color::LightMagenta,
-        Part::VisionCache => Color::LightBlue,
-        Part::Graphs => Color::LightCyan,
-        Part::Tenants => Color::Red,
-        Part::Other => Color::LightRed,
-        Part::Canary => Color::Yellow,
-        Part::Free => Color::Gray,
+        MemoryPart::Overhead => Color::DarkGray,
+        MemoryPart::Foreign => Color::White,
+        MemoryPart::Weights => Color::Blue,
+        MemoryPart::KvUsed => Color::Green,
+        MemoryPart::KvCached => Color::LightGreen,
+        MemoryPart::KvFree => Color::Cyan,
+        MemoryPart::StepWorkspace => Color::Magenta,
+        MemoryPart::VisionWorkspace => Color::LightMagenta,
+        MemoryPart::VisionCache => Color::LightBlue,
+        MemoryPart::Graphs => Color::LightCyan,
+        MemoryPart::Tenants => Color::Red,
+        MemoryPart::Other => Color::LightRed,
+        MemoryPart::Canary => Color::Yellow,
+        MemoryPart::Free => Color::Gray,
     }
 }
 
 /// The letter of a part, used without colours.
-pub fn letter(part: Part) -> char {
+pub fn letter(part: MemoryPart) -> char {
     match part {
-        Part::Overhead => 'o',
-        Part::Foreign => 'f',
-        Part::Weights => 'W',
-        Part::KvUsed => 'K',
-        Part::KvCached => 'k',
-        Part::KvFree => '-',
-        Part::StepWorkspace => 'S',
-        Part::VisionWorkspace => 'V',
-        Part::VisionCache => 'v',
-        Part::Graphs => 'G',
-        Part::Tenants => 'T',
-        Part::Other => 'x',
-        Part::Canary => 'C',
-        Part::Free => '.',
+        MemoryPart::Overhead => 'o',
+        MemoryPart::Foreign => 'f',
+        MemoryPart::Weights => 'W',
+        MemoryPart::KvUsed => 'K',
+        MemoryPart::KvCached => 'k',
+        MemoryPart::KvFree => '-',
+        MemoryPart::StepWorkspace => 'S',
+        MemoryPart::VisionWorkspace => 'V',
+        MemoryPart::VisionCache => 'v',
+        MemoryPart::Graphs => 'G',
+        MemoryPart::Tenants => 'T',
+        MemoryPart::Other => 'x',
+        MemoryPart::Canary => 'C',
+        MemoryPart::Free => '.',
     }
 }
 
@@ -194,10 +194,10 @@ mod tests {
     #[test]
     fn no_two_parts_look_alike() {
         for colours in [Colours::True, Colours::Sixteen] {
-            let all: BTreeSet<_> = Part::ALL.iter().map(|part| format!("{:?}", colours.part(*part))).collect();
-            assert_eq!(all.len(), Part::ALL.len(), "{colours:?}");
+            let all: BTreeSet<_> = MemoryPart::ALL.iter().map(|part| format!("{:?}", colours.part(*part))).collect();
+            assert_eq!(all.len(), MemoryPart::ALL.len(), "{colours:?}");
         }
-        let letters: BTreeSet<_> = Part::ALL.iter().map(|part| letter(*part)).collect();
-        assert_eq!(letters.len(), Part::ALL.len());
+        let letters: BTreeSet<_> = MemoryPart::ALL.iter().map(|part| letter(*part)).collect();
+        assert_eq!(letters.len(), MemoryPart::ALL.len());
     }
 }

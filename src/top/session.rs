@@ -37,7 +37,7 @@ const INTERVALS: [Duration; 8] = [
 
 /// A scrape and its time.
 #[derive(Debug)]
-struct Seen {
+struct TimedScrape {
     at: Duration,
     scrape: Scrape,
 }
@@ -94,9 +94,9 @@ pub struct Session {
     pub top: Option<usize>,
     /// How much fit at the last draw.
     pub room: Viewport,
-    latest: Option<Rc<Seen>>,
+    latest: Option<Rc<TimedScrape>>,
     /// Scrapes of the last minute, the oldest first, without the latest.
-    earlier: VecDeque<Rc<Seen>>,
+    earlier: VecDeque<Rc<TimedScrape>>,
     lost: Option<Lost>,
     began_anew: Option<Duration>,
     view: Option<View>,
@@ -131,13 +131,13 @@ impl Session {
                 let since = self.lost.as_ref().map_or(at, |lost| lost.since);
                 self.lost = Some(Lost { since, error });
             }
-            Ok(scrape) => self.see(Seen { at, scrape }),
+            Ok(scrape) => self.see(TimedScrape { at, scrape }),
         }
     }
 
-    fn see(&mut self, seen: Seen) {
+    fn see(&mut self, seen: TimedScrape) {
         self.lost = None;
-        let went_back = |before: &Rc<Seen>| is_another(&seen.scrape, &before.scrape);
+        let went_back = |before: &Rc<TimedScrape>| is_another(&seen.scrape, &before.scrape);
         if self.latest.as_ref().is_some_and(went_back) {
             // Another process's counts say nothing about this one.
             (self.latest, self.began_anew) = (None, Some(seen.at));
@@ -146,7 +146,7 @@ impl Session {
         }
         let last = self.latest.as_ref().and_then(|last| since(last, seen.at));
         // After a pause there may be none from a minute ago.
-        let is_a_minute_ago = |earlier: &&Rc<Seen>| earlier.at + MINUTE <= seen.at;
+        let is_a_minute_ago = |earlier: &&Rc<TimedScrape>| earlier.at + MINUTE <= seen.at;
         let first = self.earlier.iter().rfind(is_a_minute_ago).or(self.earlier.front()).or(self.latest.as_ref());
         let minute = first.and_then(|first| since(first, seen.at));
         let is_about_one = |seconds: f64| (SHORTEST.as_secs_f64()..2.0 * MINUTE.as_secs_f64()).contains(&seconds);
@@ -159,8 +159,8 @@ impl Session {
         self.keep(before, seen.at);
     }
 
-    fn keep(&mut self, before: Option<Rc<Seen>>, now: Duration) {
-        let is_apart = |before: &Rc<Seen>| self.earlier.back().is_none_or(|last| before.at >= last.at + APART);
+    fn keep(&mut self, before: Option<Rc<TimedScrape>>, now: Duration) {
+        let is_apart = |before: &Rc<TimedScrape>| self.earlier.back().is_none_or(|last| before.at >= last.at + APART);
         self.earlier.extend(before.filter(is_apart));
         // Keep one older than a minute until the next is too, so that at least a minute is covered.
         while self.earlier.get(1).is_some_and(|second| second.at + MINUTE <= now) {
@@ -265,7 +265,7 @@ impl Session {
     }
 }
 
-fn since(seen: &Seen, now: Duration) -> Option<Since<'_>> {
+fn since(seen: &TimedScrape, now: Duration) -> Option<Since<'_>> {
     let seconds = now.saturating_sub(seen.at).as_secs_f64();
     (seconds > 0.0).then_some(Since { before: &seen.scrape.samples, seconds })
 }

@@ -6,7 +6,7 @@ mod model;
 use serde::Serialize;
 
 pub use self::{
-    device::{CardView, DeviceView, LeaseView, Part, Piece},
+    device::{DeviceView, GpuView, LeaseView, MemoryPart, Piece},
     model::{Cache, Kv, Latency, ModelState, ModelView, Speed},
 };
 use super::{
@@ -48,7 +48,7 @@ pub struct Count {
 
 /// A scrape, and the earlier ones it is compared with.
 #[derive(Clone, Copy, Debug)]
-pub struct Look<'a> {
+pub struct ScrapeWindow<'a> {
     /// The newest.
     pub now: &'a Samples,
     /// The one before it, for rates.
@@ -60,7 +60,7 @@ pub struct Look<'a> {
 impl View {
     /// The view of `scrape`, given earlier ones.
     pub fn of(scrape: &Scrape, last: Option<Since<'_>>, minute: Option<Since<'_>>) -> Self {
-        let look = Look { now: &scrape.samples, last, minute };
+        let look = ScrapeWindow { now: &scrape.samples, last, minute };
         let (events, no_events) = match &scrape.events {
             Events::Told(events) => (events.clone(), None),
             Events::NotTold => (Vec::new(), Some("this process does not serve events".to_owned())),

@@ -1,6 +1,6 @@
 //! The cards of a device, each looked at alone: what of it is ours, what other processes hold.
 
-use bursar_budgets::{Bytes, CardLine, Device, DeviceError, DeviceMemory};
+use bursar_budgets::{Bytes, Device, DeviceError, DeviceMemory, GpuLine};
 
 use crate::metric::{self, DeviceLabel, GroupLabel};
 
@@ -46,10 +46,10 @@ pub(super) fn look(device: &dyn Device, ours: Bytes, beside: Bytes) -> Result<Ve
     }
 }
 
-/// The [fullest](CardLine::fullest_of) of these cards.
+/// The [fullest](GpuLine::fullest_of) of these cards.
 pub(super) fn fullest(gpus: &[Gpu]) -> Option<DeviceLabel> {
     let lines: Vec<_> = gpus.iter().map(Gpu::line).collect();
-    CardLine::fullest_of(&lines).map(|card| DeviceLabel::named(card.device.clone()))
+    GpuLine::fullest_of(&lines).map(|card| DeviceLabel::named(card.device.clone()))
 }
 
 impl Gpu {
@@ -58,10 +58,10 @@ impl Gpu {
         Gpu { foreign: before.foreign, drift: before.drift, ..self }
     }
 
-    pub(super) fn line(&self) -> CardLine {
+    pub(super) fn line(&self) -> GpuLine {
         let Gpu { label, memory, overhead, foreign, .. } = self;
         let device = label.as_str().to_owned();
-        CardLine { device, total: memory.total, overhead: *overhead, foreign: *foreign }
+        GpuLine { device, total: memory.total, overhead: *overhead, foreign: *foreign }
     }
 
     /// Sets the gauges of this card of `group`.

@@ -13,7 +13,7 @@ use std::{
 
 use bursar_budgets::{
     Bytes, Device, DeviceError, FenceWatch, Gate, Holding, Label, LeaseId, LeaseMeter, Memory, PendingReclaim,
-    ReleaseNote, ReleaseNotes, RequestId, Revoker,
+    ReleaseNote, ReleaseNotes, RequestId, RevokeHandle,
 };
 use dashmap::DashMap;
 use ractor::{ActorId, ActorRef};
@@ -69,7 +69,7 @@ pub(super) enum Note {
     /// The lease has ended.
     Released(ReleaseNote),
     /// A segment is paid for by this lease.
-    Segment(LeaseId, Revoker),
+    Segment(LeaseId, RevokeHandle),
     /// The owner obeys orders from now on.
     Obeys(LeaseId, Elastic),
     /// A model needs more of its keys and values than before.
@@ -224,7 +224,7 @@ impl BudgetMailbox {
     }
 
     /// A dead owner's thread came late: its lease is gone, and so is the memory.
-    pub(super) fn revoke(revoker: Revoker) {
+    pub(super) fn revoke(revoker: RevokeHandle) {
         // Memory that a lost device cannot take back is gone. Any other failure shows when the revoker drops.
         tokio::task::spawn_blocking(move || drop(revoker.revoke()));
     }
@@ -275,7 +275,7 @@ impl ReleaseNotes for BudgetMailbox {
         self.put(Note::Released(note));
     }
 
-    fn segment_reserved(&self, lease: LeaseId, revoker: Revoker) {
+    fn segment_reserved(&self, lease: LeaseId, revoker: RevokeHandle) {
         self.put(Note::Segment(lease, revoker));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bursar_budgets::{Bytes, CardLine, Class, DeviceError, Refusal, Snapshot};
+use bursar_budgets::{Bytes, Class, DeviceError, GpuLine, Refusal, Snapshot};
 use bursar_kernels::{KernelError, OpenError};
 use serde::Serialize;
 
@@ -45,7 +45,7 @@ impl Evidence {
         };
         let free = free.or(ledger.map(|ledger| ledger.free)).unwrap_or_default();
         let foreign = ledger.map(|ledger| ledger.foreign).unwrap_or_default();
-        let fullest = || CardLine::fullest_of(&ledger?.cards).map(|card| card.device.clone());
+        let fullest = || GpuLine::fullest_of(&ledger?.cards).map(|card| card.device.clone());
         let card = refused.and_then(DeviceError::card).map(str::to_owned).or_else(fullest);
         Some(Evidence { phase, class: class.cloned(), asked, free, foreign, card, said: error.to_string() })
     }
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn evidence_names_the_card_that_refused_or_has_the_least_left() {
-        let card = |device: &str, foreign| CardLine {
+        let card = |device: &str, foreign| GpuLine {
             device: device.to_owned(),
             total: MIB(64),
             overhead: Bytes::ZERO,

@@ -1,6 +1,6 @@
 //! Assertions that hold before and after every step of a ledger.
 
-use super::{Ledger, Memory, State, Wish};
+use super::{Ledger, Memory, RequestKind, State};
 use crate::Bytes;
 
 impl Ledger {
@@ -57,7 +57,7 @@ impl Ledger {
             }
         }
         for waiting in self.waiting() {
-            if let Wish::Grow { lease, to } = waiting.wish {
+            if let RequestKind::Grow { lease, to } = waiting.wish {
                 let entry = self.leases.get(&lease).expect("only a lease that is held waits to grow");
                 assert_eq!(entry.state, State::Held, "only a lease that is held waits to grow");
                 assert_eq!(to, entry.holding.bytes + waiting.bytes, "growth is the difference");
@@ -203,7 +203,7 @@ mod tests {
     fn a_wait_for_another_difference_fails_the_audit() {
         let mut ledger = ledger();
         ask(&mut ledger, 3, Class::Weights, 300);
-        let wish = Wish::Grow { lease: KV, to: Bytes(900) };
+        let wish = RequestKind::Grow { lease: KV, to: Bytes(900) };
         let waiting = Waiting { id: RequestId(9), priority: Default::default(), bytes: Bytes(301), wish };
         ledger.device_queue.push(waiting).unwrap();
         ledger.audit();

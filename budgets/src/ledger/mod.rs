@@ -15,7 +15,7 @@ pub use input::Input;
 
 use crate::{
     Account, Admission, Bytes, Class, Device, Gate, Grant, Holding, Label, LeaseId, Memory, Owner, Request, RequestId,
-    Resized, Seats, Waiting,
+    Reservations, Resized, Waiting,
 };
 
 /// What a ledger starts from.
@@ -71,9 +71,9 @@ pub struct Ledger {
     /// Leases by owner, so that a claim looks only at leases of its own name.
     owners: BTreeMap<Owner, BTreeSet<LeaseId>>,
     next_lease: LeaseId,
-    device_queue: Admission<Wish>,
-    host_queue: Admission<Wish>,
-    gates: BTreeMap<Label, Post>,
+    device_queue: Admission<RequestKind>,
+    host_queue: Admission<RequestKind>,
+    gates: BTreeMap<Label, GateState>,
     /// The last generation of each name known to be dead.
     dead: BTreeMap<Label, u64>,
     /// Dead owners that still hold leases.
@@ -107,16 +107,16 @@ pub(crate) enum State {
 
 /// What a waiting request will get.
 #[derive(Clone, Debug)]
-pub(crate) enum Wish {
+pub(crate) enum RequestKind {
     New(Request),
     Grow { lease: LeaseId, to: Bytes },
 }
 
 /// A model's gate, and what each claimant held when it froze.
 #[derive(Clone, Debug, Default)]
-struct Post {
+struct GateState {
     gate: Gate,
-    seats: Seats,
+    reservations: Reservations,
 }
 
 /// A request for more, as the gate sees it.
@@ -156,7 +156,7 @@ impl Ledger {
             if !holding.class.is_guest() {
                 ledger.gates.entry(holding.model.clone()).or_default();
             }
-            ledger.enter(holding);
+            ledger.insert(holding);
         }
         ledger
     }
@@ -266,7 +266,7 @@ impl Ledger {
         self.leases.values()
     }
 
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = &Waiting<Wish>> {
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = &Waiting<RequestKind>> {
         self.device_queue.iter().chain(self.host_queue.iter())
     }
 
@@ -289,7 +289,7 @@ impl Ledger {
     }
 
     /// Adds a new lease to all books.
-    fn enter(&mut self, holding: Holding) {
+    fn insert(&mut self, holding: Holding) {
         let id = holding.id;
         self.account_mut(holding.class.memory()).granted += holding.bytes;
         self.owners.entry(holding.owner.clone()).or_default().insert(id);
@@ -298,7 +298,7 @@ impl Ledger {
     }
 
     /// Removes a lease from all books.
-    fn strike(&mut self, lease: LeaseId) -> Holding {
+    fn remove(&mut self, lease: LeaseId) -> Holding {
         let holding = self.leases.remove(&lease).expect("looked up by the caller").holding;
         self.account_mut(holding.class.memory()).granted -= holding.bytes;
         let left = self.owners.get_mut(&holding.owner).expect("entered with its owner");
@@ -316,14 +316,14 @@ impl Ledger {
         }
     }
 
-    fn queue(&self, memory: Memory) -> &Admission<Wish> {
+    fn queue(&self, memory: Memory) -> &Admission<RequestKind> {
         match memory {
             Memory::Device => &self.device_queue,
             Memory::Host => &self.host_queue,
         }
     }
 
-    fn queue_mut(&mut self, memory: Memory) -> &mut Admission<Wish> {
+    fn queue_mut(&mut self, memory: Memory) -> &mut Admission<RequestKind> {
         match memory {
             Memory::Device => &mut self.device_queue,
             Memory::Host => &mut self.host_queue,
@@ -339,7 +339,7 @@ impl Ledger {
             self.gates.entry(request.model.clone()).or_default();
         }
         let (memory, priority, bytes) = (request.class.memory(), request.priority, request.bytes);
-        let wish = Waiting { id, priority, bytes, wish: Wish::New(request) };
+        let wish = Waiting { id, priority, bytes, wish: RequestKind::New(request) };
         self.fulfil_or_queue(memory, wish, wait, effects);
     }
 
@@ -371,7 +371,7 @@ impl Ledger {
             .map(|holding| holding.bytes)
             .sum();
         let asked = held.saturating_add(claim.more);
-        let seat = match (post.gate, post.seats.seat(claim.owner, claim.class)) {
+        let seat = match (post.gate, post.reservations.seat(claim.owner, claim.class)) {
             (Gate::Open, _) => return Ok(()),
             (Gate::Frozen, _) if claim.class.is_guest() => return Ok(()),
             (Gate::Frozen, Some(_)) if claim.class.is_elastic() => return Ok(()),
@@ -390,11 +390,11 @@ impl Ledger {
         if let Err(reason) = self.check_gate(Claim { owner, class, model, more }) {
             return refuse(id, reason, effects);
         }
-        let wish = Waiting { id, priority, bytes: more, wish: Wish::Grow { lease, to } };
+        let wish = Waiting { id, priority, bytes: more, wish: RequestKind::Grow { lease, to } };
         self.fulfil_or_queue(memory, wish, wait, effects);
     }
 
-    fn fulfil_or_queue(&mut self, memory: Memory, wish: Waiting<Wish>, wait: bool, effects: &mut Vec<Effect>) {
+    fn fulfil_or_queue(&mut self, memory: Memory, wish: Waiting<RequestKind>, wait: bool, effects: &mut Vec<Effect>) {
         let (account, id, asked) = (self.account(memory), wish.id, wish.bytes);
         let (available, attainable, size) = (account.available(), account.attainable(), wish.wish.size());
         if let Some(short_by) = size.checked_sub(attainable).filter(|short| !short.is_zero()) {
@@ -417,16 +417,16 @@ impl Ledger {
     }
 
     /// Grants a request that fits.
-    fn fulfil(&mut self, wish: Waiting<Wish>, effects: &mut Vec<Effect>) {
+    fn fulfil(&mut self, wish: Waiting<RequestKind>, effects: &mut Vec<Effect>) {
         match wish.wish {
-            Wish::New(request) => {
+            RequestKind::New(request) => {
                 let id = self.next_lease;
                 self.next_lease = id.next();
                 let holding = Holding::of(id, request);
-                self.enter(holding.clone());
+                self.insert(holding.clone());
                 effects.push(Effect::Granted(Grant { request: wish.id, holding }));
             }
-            Wish::Grow { lease, to } => self.set_size(wish.id, lease, to, effects),
+            RequestKind::Grow { lease, to } => self.set_size(wish.id, lease, to, effects),
         }
     }
 
@@ -463,22 +463,22 @@ impl Ledger {
             self.gates.remove(&model);
             return effects.push(Effect::GateMoved { model, to });
         }
-        (post.gate, post.seats) = (to, Seats::default());
+        (post.gate, post.reservations) = (to, Reservations::default());
         if to == Gate::Frozen {
             for holding in &held {
-                post.seats.add(&holding.owner, &holding.class, holding.bytes);
+                post.reservations.add(&holding.owner, &holding.class, holding.bytes);
             }
         }
         effects.push(Effect::GateMoved { model, to });
     }
 }
 
-impl Wish {
+impl RequestKind {
     /// The size that the lease would have.
     fn size(&self) -> Bytes {
         match self {
-            Wish::New(request) => request.bytes,
-            Wish::Grow { to, .. } => *to,
+            RequestKind::New(request) => request.bytes,
+            RequestKind::Grow { to, .. } => *to,
         }
     }
 }

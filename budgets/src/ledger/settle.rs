@@ -1,6 +1,6 @@
 //! How leases end, and what follows from any change: the canary, orders to shrink, and requests that can now be served.
 
-use super::{Claim, Effect, Entry, Ledger, Memory, Refusal, State, Wish, refuse};
+use super::{Claim, Effect, Entry, Ledger, Memory, Refusal, RequestKind, State, refuse};
 use crate::{Bytes, LeaseId, Owner, Waiting};
 
 impl Ledger {
@@ -30,7 +30,7 @@ impl Ledger {
         self.dead.insert(owner.name.clone(), owner.generation);
         let reason = || Refusal::OwnerDead { owner: owner.clone() };
         self.withdraw(
-            |waiting| matches!(&waiting.wish, Wish::New(request) if is_gone(&request.owner, &owner)),
+            |waiting| matches!(&waiting.wish, RequestKind::New(request) if is_gone(&request.owner, &owner)),
             |_| reason(),
             effects,
         );
@@ -55,14 +55,15 @@ impl Ledger {
     }
 
     pub(super) fn withdraw_growth(&mut self, lease: LeaseId, reason: Refusal, effects: &mut Vec<Effect>) {
-        let grows = |waiting: &Waiting<Wish>| matches!(waiting.wish, Wish::Grow { lease: of, .. } if of == lease);
+        let grows =
+            |waiting: &Waiting<RequestKind>| matches!(waiting.wish, RequestKind::Grow { lease: of, .. } if of == lease);
         self.withdraw(grows, |_| reason.clone(), effects);
     }
 
     pub(super) fn withdraw(
         &mut self,
-        leaves: impl Fn(&Waiting<Wish>) -> bool,
-        reason: impl Fn(&Waiting<Wish>) -> Refusal,
+        leaves: impl Fn(&Waiting<RequestKind>) -> bool,
+        reason: impl Fn(&Waiting<RequestKind>) -> Refusal,
         effects: &mut Vec<Effect>,
     ) {
         for memory in [Memory::Device, Memory::Host] {
@@ -73,7 +74,7 @@ impl Ledger {
     }
 
     fn free(&mut self, lease: LeaseId, effects: &mut Vec<Effect>) {
-        let holding = self.strike(lease);
+        let holding = self.remove(lease);
         effects.push(Effect::Freed { lease, bytes: holding.bytes });
     }
 
@@ -196,10 +197,10 @@ impl Ledger {
         }
     }
 
-    fn check_wish(&self, waiting: &Waiting<Wish>) -> Result<(), Refusal> {
+    fn check_wish(&self, waiting: &Waiting<RequestKind>) -> Result<(), Refusal> {
         let (owner, class, model) = match &waiting.wish {
-            Wish::New(request) => (&request.owner, &request.class, &request.model),
-            Wish::Grow { lease, .. } => {
+            RequestKind::New(request) => (&request.owner, &request.class, &request.model),
+            RequestKind::Grow { lease, .. } => {
                 let holding = &self.leases[lease].holding;
                 (&holding.owner, &holding.class, &holding.model)
             }

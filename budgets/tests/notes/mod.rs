@@ -2,13 +2,13 @@
 
 use std::sync::Mutex;
 
-use bursar_budgets::{LeaseId, ReleaseNote, ReleaseNotes, Revoker};
+use bursar_budgets::{LeaseId, ReleaseNote, ReleaseNotes, RevokeHandle};
 
 /// Collects notes, as a budget actor would.
 #[derive(Default)]
 pub struct Notes {
     pub posted: Mutex<Vec<ReleaseNote>>,
-    pub revokers: Mutex<Vec<(LeaseId, Revoker)>>,
+    pub revokers: Mutex<Vec<(LeaseId, RevokeHandle)>>,
 }
 
 impl ReleaseNotes for Notes {
@@ -16,7 +16,7 @@ impl ReleaseNotes for Notes {
         self.posted.lock().unwrap().push(note);
     }
 
-    fn segment_reserved(&self, lease: LeaseId, revoker: Revoker) {
+    fn segment_reserved(&self, lease: LeaseId, revoker: RevokeHandle) {
         self.revokers.lock().unwrap().push((lease, revoker));
     }
 }

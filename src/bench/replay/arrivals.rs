@@ -23,12 +23,12 @@ pub struct Caller {
     /// The functions that it offers.
     pub tools: Vec<Value>,
     pub system: Option<String>,
-    pub turns: Vec<Turn>,
+    pub turns: Vec<ReplayRequest>,
 }
 
 /// A request.
 #[derive(Clone, Debug)]
-pub struct Turn {
+pub struct ReplayRequest {
     /// Figures are told by kind.
     pub kind: Kind,
     /// From the end of the last reply until it is asked.
@@ -46,9 +46,9 @@ pub enum Asked {
     /// A whole request, which replaces what was said before.
     Whole(Box<Chat>),
     /// A turn of the user, after pictures.
-    Said { text: String, pictures: Vec<Picture> },
+    Said { text: String, pictures: Vec<ReplayPicture> },
     /// The last reply was a call of this function, and this is its result.
-    Result { call: Value, text: String, pictures: Vec<Picture> },
+    Result { call: Value, text: String, pictures: Vec<ReplayPicture> },
 }
 
 /// A run of tokens. Equal ones are equal in all requests.
@@ -60,7 +60,7 @@ pub struct Piece {
 
 /// A picture.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Picture {
+pub enum ReplayPicture {
     /// In a file, which is read before the start.
     File(PathBuf),
     /// Of random pixels.
@@ -73,16 +73,16 @@ pub enum Kind {
     /// New text alone, perhaps after a history with pictures.
     Text,
     /// Shows a new picture.
-    Picture,
+    ReplayPicture,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 2] = [Kind::Text, Kind::Picture];
+    pub const ALL: [Kind; 2] = [Kind::Text, Kind::ReplayPicture];
 
     pub fn name(self) -> &'static str {
         match self {
             Kind::Text => "text",
-            Kind::Picture => "picture",
+            Kind::ReplayPicture => "picture",
         }
     }
 }
@@ -142,7 +142,7 @@ mod tests {
     fn caller(seconds: f64, pieces: &[usize], reply: usize) -> Caller {
         let piece = |(seed, tokens): (usize, &usize)| Piece { seed: seed as u64, tokens: *tokens };
         let asked = Asked::Tokens(pieces.iter().enumerate().map(piece).collect());
-        let turn = Turn { kind: Kind::Text, pause: Duration::ZERO, asked, reply };
+        let turn = ReplayRequest { kind: Kind::Text, pause: Duration::ZERO, asked, reply };
         Caller { at: Duration::from_secs_f64(seconds), tools: Vec::new(), system: None, turns: vec![turn] }
     }
 

@@ -170,7 +170,7 @@ mod tests {
             answered: vec![
                 answered(Kind::Text, 20, &[5, 5, 60]),
                 answered(Kind::Text, 30, &[5]),
-                answered(Kind::Picture, 200, &[]),
+                answered(Kind::ReplayPicture, 200, &[]),
             ],
             failed: vec!["too many".to_owned(), "too many".to_owned()],
             counts: None,

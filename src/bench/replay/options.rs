@@ -67,7 +67,7 @@ impl ReplayOptions {
     pub fn runs(&self, seed: u64, quick: bool) -> Result<Vec<Arrivals>, Failure> {
         let side = self.picture_side.unwrap_or(if quick { 224 } else { 1036 });
         if let Some(trace) = &self.trace {
-            let read = read::trace(trace, &read::Pictures { folder: self.pictures_in.as_deref(), side })?;
+            let read = read::trace(trace, &read::PictureLoad { folder: self.pictures_in.as_deref(), side })?;
             if self.rate.is_empty() {
                 return Ok(read);
             }

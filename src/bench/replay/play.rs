@@ -13,7 +13,7 @@ use tokio::{sync::mpsc, task::JoinSet, time::sleep_until};
 
 use super::{
     super::{draw::Draw, measure::greedy},
-    arrivals::{Arrivals, Asked, Caller, Kind, Picture, Piece, Turn},
+    arrivals::{Arrivals, Asked, Caller, Kind, Piece, ReplayPicture, ReplayRequest},
     figures::{Answered, Times},
 };
 use crate::failure::Failure;
@@ -58,7 +58,7 @@ impl Player {
         for turn in arrivals.callers.iter().flat_map(|caller| &caller.turns) {
             let Asked::Said { pictures, .. } = &turn.asked else { continue };
             for picture in pictures {
-                if let Picture::File(path) = picture
+                if let ReplayPicture::File(path) = picture
                     && !files.contains_key(path)
                 {
                     let bytes = std::fs::read(path).map_err(|error| Failure {
@@ -111,7 +111,7 @@ impl Player {
         let mut at = started + caller.at;
         let opened = caller.system.iter().fold(Chat::new(), |chat, system| chat.system(system));
         let mut history = if self.shows_tools { opened.tools(caller.tools) } else { opened };
-        for (place, Turn { kind, pause, asked, reply }) in caller.turns.into_iter().enumerate() {
+        for (place, ReplayRequest { kind, pause, asked, reply }) in caller.turns.into_iter().enumerate() {
             at += pause;
             sleep_until((at - AHEAD.min(at.saturating_duration_since(Instant::now()))).into()).await;
             let draw = Draw::new(self.seed ^ (((number as u64) << 20) + place as u64 + 1));
@@ -164,12 +164,12 @@ impl Player {
         pieces.iter().flat_map(of).collect()
     }
 
-    async fn show(&self, chat: Chat, pictures: Vec<Picture>) -> Result<Chat, String> {
+    async fn show(&self, chat: Chat, pictures: Vec<ReplayPicture>) -> Result<Chat, String> {
         let mut shown = chat;
         for picture in pictures {
             let image = match picture {
-                Picture::File(path) => Image::from_bytes(self.files[&path].clone()),
-                Picture::Drawn { seed, width, height } => {
+                ReplayPicture::File(path) => Image::from_bytes(self.files[&path].clone()),
+                ReplayPicture::Drawn { seed, width, height } => {
                     let seed = seed ^ self.seed;
                     let pixels = move || Draw::new(seed).bytes(3 * width as usize * height as usize);
                     let pixels = tokio::task::spawn_blocking(pixels).await.map_err(|error| error.to_string())?;

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    arrivals::{Arrivals, Asked, Caller, Kind, Picture, Piece, Turn},
+    arrivals::{Arrivals, Asked, Caller, Kind, Piece, ReplayPicture, ReplayRequest},
     messages,
 };
 use crate::failure::Failure;
@@ -60,7 +60,7 @@ struct Line {
 }
 
 /// Where pictures come from.
-pub struct Pictures<'p> {
+pub struct PictureLoad<'p> {
     /// The folder of a trace's pictures. Without it, those of runs are drawn.
     pub folder: Option<&'p Path>,
     /// The sides of a drawn one, in pixels.
@@ -71,7 +71,7 @@ pub struct Pictures<'p> {
 ///
 /// # Errors
 /// Names the line and what is wrong with it.
-pub fn trace(path: &Path, pictures: &Pictures<'_>) -> Result<Vec<Arrivals>, Failure> {
+pub fn trace(path: &Path, pictures: &PictureLoad<'_>) -> Result<Vec<Arrivals>, Failure> {
     let wrong = |error: String| Failure {
         error: format!("the trace {} cannot be read: {error}", path.display()),
         hint: "docs/commands.md describes the formats, under bench".to_owned(),
@@ -100,16 +100,16 @@ fn is_one_object(text: &str) -> bool {
     }
 }
 
-fn drawn(run: Run, pictures: &Pictures<'_>) -> Result<Arrivals, String> {
+fn drawn(run: Run, pictures: &PictureLoad<'_>) -> Result<Arrivals, String> {
     let caller = |(number, drawn): (usize, Drawn)| {
         let Drawn { t, prompt, out, file, seed } = drawn;
-        let kind = if file.is_empty() { Kind::Text } else { Kind::Picture };
+        let kind = if file.is_empty() { Kind::Text } else { Kind::ReplayPicture };
         let asked = match (kind, pictures.folder) {
             (Kind::Text, _) => Asked::Tokens(vec![Piece { seed, tokens: prompt }]),
-            (Kind::Picture, folder) => {
+            (Kind::ReplayPicture, folder) => {
                 let side = pictures.side;
-                let drawn = Picture::Drawn { seed, width: side, height: side };
-                let picture = folder.map_or(drawn, |folder| Picture::File(folder.join(&file)));
+                let drawn = ReplayPicture::Drawn { seed, width: side, height: side };
+                let picture = folder.map_or(drawn, |folder| ReplayPicture::File(folder.join(&file)));
                 Asked::Said { text: "Describe.".to_owned(), pictures: vec![picture] }
             }
         };
@@ -118,7 +118,7 @@ fn drawn(run: Run, pictures: &Pictures<'_>) -> Result<Arrivals, String> {
             return Err(wrong("prompt is 0"));
         }
         let at = seconds(t).ok_or_else(|| wrong("t is not a time"))?;
-        Ok(alone(at, Turn { kind, pause: Duration::ZERO, asked, reply: out.max(1) }))
+        Ok(alone(at, ReplayRequest { kind, pause: Duration::ZERO, asked, reply: out.max(1) }))
     };
     let callers = run.requests.into_iter().enumerate().map(caller).collect::<Result<_, String>>()?;
     Ok(in_order(run.name.clone(), callers))
@@ -155,13 +155,13 @@ fn caller(line: Line, beside: &Path) -> Result<Caller, String> {
     let turn = match (body, line.input_length) {
         (Some(body), _) => {
             let messages::Read { chat, reply, pictures } = messages::read(&body, beside)?;
-            let kind = if pictures > 0 { Kind::Picture } else { Kind::Text };
+            let kind = if pictures > 0 { Kind::ReplayPicture } else { Kind::Text };
             let reply = line.output_length.or(reply).unwrap_or(REPLY).max(1);
-            Turn { kind, pause: Duration::ZERO, asked: Asked::Whole(Box::new(chat)), reply }
+            ReplayRequest { kind, pause: Duration::ZERO, asked: Asked::Whole(Box::new(chat)), reply }
         }
         (None, Some(tokens)) => {
             let reply = line.output_length.ok_or("output_length is missing")?.max(1);
-            Turn {
+            ReplayRequest {
                 kind: Kind::Text,
                 pause: Duration::ZERO,
                 asked: Asked::Tokens(hashed(&line.hash_ids, tokens)?),
@@ -196,7 +196,7 @@ fn seconds(seconds: f64) -> Option<Duration> {
     Duration::try_from_secs_f64(seconds).ok()
 }
 
-fn alone(at: Duration, turn: Turn) -> Caller {
+fn alone(at: Duration, turn: ReplayRequest) -> Caller {
     Caller { at, tools: Vec::new(), system: None, turns: vec![turn] }
 }
 
@@ -209,9 +209,9 @@ fn in_order(name: String, mut callers: Vec<Caller>) -> Arrivals {
 mod tests {
     use super::*;
 
-    const SIDE: Pictures<'_> = Pictures { folder: None, side: 28 };
+    const SIDE: PictureLoad<'_> = PictureLoad { folder: None, side: 28 };
 
-    fn read(text: &str, pictures: &Pictures<'_>) -> Result<Vec<Arrivals>, String> {
+    fn read(text: &str, pictures: &PictureLoad<'_>) -> Result<Vec<Arrivals>, String> {
         let path = std::env::temp_dir().join(format!("bursar-trace-{}-{:p}.json", std::process::id(), text));
         fs::write(&path, text).expect("it is written");
         let read = trace(&path, pictures).map_err(|failure| failure.error);
@@ -226,17 +226,17 @@ mod tests {
             {"t": 0.25, "kind": "picture", "prompt": 0, "out": 100, "file": "p0000.jpg", "seed": 8}]}]}"#;
         let [run] = read(text, &SIDE).expect("it is a trace").try_into().expect("one run");
         assert_eq!((&*run.name, run.requests(), run.rate()), ("4/s", 2, Some(4.0)));
-        let turns: Vec<&Turn> = run.callers.iter().flat_map(|caller| &caller.turns).collect();
-        assert_eq!((turns[0].kind, turns[0].reply, turns[1].kind), (Kind::Picture, 100, Kind::Text));
+        let turns: Vec<&ReplayRequest> = run.callers.iter().flat_map(|caller| &caller.turns).collect();
+        assert_eq!((turns[0].kind, turns[0].reply, turns[1].kind), (Kind::ReplayPicture, 100, Kind::Text));
         assert!(matches!(&turns[1].asked, Asked::Tokens(pieces) if *pieces == [Piece { seed: 7, tokens: 600 }]));
-        let pictures = |turn: &Turn| match &turn.asked {
+        let pictures = |turn: &ReplayRequest| match &turn.asked {
             Asked::Said { pictures, .. } => pictures.clone(),
             other => panic!("{other:?}"),
         };
-        assert_eq!(pictures(turns[0]), [Picture::Drawn { seed: 8, width: 28, height: 28 }]);
-        let folder = Pictures { folder: Some(Path::new("/pictures")), side: 28 };
+        assert_eq!(pictures(turns[0]), [ReplayPicture::Drawn { seed: 8, width: 28, height: 28 }]);
+        let folder = PictureLoad { folder: Some(Path::new("/pictures")), side: 28 };
         let [run] = read(text, &folder).expect("it is a trace").try_into().expect("one run");
-        assert_eq!(pictures(&run.callers[0].turns[0]), [Picture::File("/pictures/p0000.jpg".into())]);
+        assert_eq!(pictures(&run.callers[0].turns[0]), [ReplayPicture::File("/pictures/p0000.jpg".into())]);
     }
 
     #[test]
@@ -262,7 +262,7 @@ mod tests {
 {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"type": "text", "text": "What?"}]}], "max_completion_tokens": 3}"#;
         let [run] = read(text, &SIDE).expect("it is a trace").try_into().expect("one run");
         let facts = |at: usize| (run.callers[at].turns[0].kind, run.callers[at].turns[0].reply);
-        assert_eq!((facts(0), facts(1)), ((Kind::Text, 12), (Kind::Picture, 3)));
+        assert_eq!((facts(0), facts(1)), ((Kind::Text, 12), (Kind::ReplayPicture, 3)));
         assert!(matches!(run.callers[0].turns[0].asked, Asked::Whole(_)));
     }
 

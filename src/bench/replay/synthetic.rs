@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     super::draw::Draw,
-    arrivals::{Arrivals, Asked, Caller, Kind, Picture, Piece, Turn},
+    arrivals::{Arrivals, Asked, Caller, Kind, Piece, ReplayPicture, ReplayRequest},
 };
 
 /// What is drawn.
@@ -116,38 +116,43 @@ impl Drawing<'_> {
         Duration::from_millis(milliseconds as u64)
     }
 
-    fn tokens(&mut self) -> Turn {
+    fn tokens(&mut self) -> ReplayRequest {
         let tokens = self.length(600.0, 0.9, 50, 6000);
         let asked = Asked::Tokens(vec![Piece { seed: self.draw.next(), tokens }]);
         let reply = self.length(150.0, 0.7, 8, 512);
-        Turn { kind: Kind::Text, pause: Duration::ZERO, asked, reply }
+        ReplayRequest { kind: Kind::Text, pause: Duration::ZERO, asked, reply }
     }
 
-    fn drawn(&mut self) -> Picture {
-        Picture::Drawn { seed: self.draw.next(), width: self.amount.side, height: self.amount.side }
+    fn drawn(&mut self) -> ReplayPicture {
+        ReplayPicture::Drawn { seed: self.draw.next(), width: self.amount.side, height: self.amount.side }
     }
 
-    fn picture(&mut self, reply: f64) -> Turn {
+    fn picture(&mut self, reply: f64) -> ReplayRequest {
         let asked = Asked::Said { text: "Describe.".to_owned(), pictures: vec![self.drawn()] };
-        Turn { kind: Kind::Picture, pause: Duration::ZERO, asked, reply: self.length(reply, 0.4, 16, 256) }
+        ReplayRequest {
+            kind: Kind::ReplayPicture,
+            pause: Duration::ZERO,
+            asked,
+            reply: self.length(reply, 0.4, 16, 256),
+        }
     }
 
-    fn question(&mut self, turn: u32, length: f64, reply: f64) -> Turn {
+    fn question(&mut self, turn: u32, length: f64, reply: f64) -> ReplayRequest {
         let count = self.length(length, 0.8, 4, 2000);
         let pause = if turn == 0 { Duration::ZERO } else { self.pause(3.0) };
         let asked = Asked::Said { text: words(self.draw, count), pictures: Vec::new() };
-        Turn { kind: Kind::Text, pause, asked, reply: self.length(reply, 0.7, 8, 512) }
+        ReplayRequest { kind: Kind::Text, pause, asked, reply: self.length(reply, 0.7, 8, 512) }
     }
 
-    fn result(&mut self, turn: u32) -> Turn {
+    fn result(&mut self, turn: u32) -> ReplayRequest {
         let shows = turn.is_multiple_of(3);
         let count = self.length(400.0, 0.8, 8, 2000);
         let call = json!({ "type": "function", "function": { "name": "open", "arguments": { "place": words(self.draw, 3) } } });
         let pictures = if shows { vec![self.drawn()] } else { Vec::new() };
         let text = words(self.draw, count);
-        let kind = if shows { Kind::Picture } else { Kind::Text };
+        let kind = if shows { Kind::ReplayPicture } else { Kind::Text };
         let asked = Asked::Result { call, text, pictures };
-        Turn { kind, pause: self.pause(0.3), asked, reply: self.length(60.0, 0.7, 8, 512) }
+        ReplayRequest { kind, pause: self.pause(0.3), asked, reply: self.length(60.0, 0.7, 8, 512) }
     }
 }
 
@@ -206,7 +211,7 @@ mod tests {
     #[test]
     fn mixed_requests_are_those_of_the_peers_trace() {
         let arrivals = Synthetic::Mixed.arrivals(Amount { seconds: 300.0, ..AMOUNT }, 1);
-        let turns: Vec<&Turn> = arrivals.callers.iter().flat_map(|caller| &caller.turns).collect();
+        let turns: Vec<&ReplayRequest> = arrivals.callers.iter().flat_map(|caller| &caller.turns).collect();
         let texts: Vec<usize> = turns
             .iter()
             .filter_map(|turn| match &turn.asked {
@@ -226,7 +231,7 @@ mod tests {
         let arrivals = Synthetic::Agents.arrivals(AMOUNT, 1);
         for caller in &arrivals.callers {
             assert!((5..=11).contains(&caller.turns.len()) && caller.tools.len() == 6);
-            let shown = caller.turns.iter().filter(|turn| turn.kind == Kind::Picture).count();
+            let shown = caller.turns.iter().filter(|turn| turn.kind == Kind::ReplayPicture).count();
             assert_eq!(shown, (caller.turns.len() - 1) / 3);
         }
         let systems: std::collections::BTreeSet<_> = arrivals.callers.iter().map(|caller| &caller.system).collect();

@@ -19,15 +19,15 @@ use crate::{
 /// Tells a reply until `message_stop`, or an `error`. The reply has [token ids](crate::Chat::token_ids), which come
 /// first: `message_start` counts the prompt by them.
 pub(super) fn stream(head: Head, reply: Reply, held: Held, keep_alive: Duration) -> Response {
-    let telling = Telling { head, blocks: 0, open: None, held };
-    let events = sse::told(reply, telling, |telling, heard| {
+    let encoder = EventEncoder { head, blocks: 0, open: None, held };
+    let events = sse::told(reply, encoder, |encoder, heard| {
         let is_last = matches!(heard, Ok(ChatEvent::Done { .. }) | Err(_));
-        (telling.told(heard).iter().map(sse::typed).collect(), is_last)
+        (encoder.told(heard).iter().map(sse::typed).collect(), is_last)
     });
     sse::response(events, keep_alive)
 }
 
-struct Telling {
+struct EventEncoder {
     head: Head,
     /// Blocks that were begun.
     blocks: usize,
@@ -43,7 +43,7 @@ enum Open {
     Call,
 }
 
-impl Telling {
+impl EventEncoder {
     fn told(&mut self, heard: Result<ChatEvent, ChatError>) -> Vec<Value> {
         match heard {
             Ok(ChatEvent::PromptIds(ids)) => {
@@ -121,15 +121,15 @@ mod tests {
     use super::*;
     use crate::{FinishReason, Usage};
 
-    fn telling() -> Telling {
+    fn encoder() -> EventEncoder {
         let head = Head { id: "msg_1".to_owned(), model: "demo".to_owned(), omits_thinking: false, tokens_max: 8 };
-        Telling { head, blocks: 0, open: None, held: Held::default() }
+        EventEncoder { head, blocks: 0, open: None, held: Held::default() }
     }
 
     /// The types of the events, with the index of their block.
     fn told(events: Vec<Result<ChatEvent, ChatError>>) -> Vec<(String, Option<u64>)> {
-        let mut telling = telling();
-        let told = events.into_iter().flat_map(|event| telling.told(event));
+        let mut encoder = encoder();
+        let told = events.into_iter().flat_map(|event| encoder.told(event));
         told.map(|told| {
             let kind = told.pointer("/delta/type").or_else(|| told.get("type")).and_then(Value::as_str);
             (kind.unwrap_or_default().to_owned(), told["index"].as_u64())
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn a_broken_reply_ends_in_an_error_of_anthropics_shape() {
         let error = ChatError::Stopped { reason: "it died".into() };
-        let told = telling().told(Err(error));
+        let told = encoder().told(Err(error));
         assert_eq!(told[0]["error"]["type"], "overloaded_error");
         assert_eq!(told.len(), 1);
     }

@@ -18,8 +18,8 @@ use super::{
 use crate::{
     Chat, ModelHandle, Role, ToolChoice,
     serve::{
-        body::{JsonBody, Room},
-        draft::{self, MediaFields},
+        body::{BodyPermit, JsonBody},
+        draft_message::{self, MediaFields},
         effort::with_effort,
         error::ApiError,
         form::form,
@@ -48,7 +48,7 @@ pub(in crate::serve) async fn create(
     let is_streamed = request.stream.unwrap_or_default();
     let mut held = client.hold(1, room)?;
     let (chat, places) = chat(request, &model, &shared, held.room()).await?;
-    let chat = client.standing().apply(chat.max_tokens(tokens_max));
+    let chat = client.header_params().apply(chat.max_tokens(tokens_max));
     let refused = |error| places.error(error);
     if is_streamed {
         let reply = shared.served(model.chat(chat.token_ids()).await.map_err(refused)?);
@@ -77,7 +77,7 @@ async fn chat(
     mut request: MessagesRequest,
     model: &ModelHandle,
     shared: &Shared,
-    room: &mut Room,
+    room: &mut BodyPermit,
 ) -> Result<(Chat, MediaFields), ApiError> {
     if request.mcp_servers.as_ref().is_some_and(|servers| !servers.is_empty()) {
         let error =
@@ -87,7 +87,7 @@ async fn chat(
     let drafts = turns::drafts(&mut request)?;
     // Anthropic's way to begin a reply for the model. Calls are whole, so nothing goes on after them.
     let continues = drafts.last().is_some_and(|last| last.role == Role::Assistant && last.calls.is_empty());
-    let (mut chat, places) = draft::chat(drafts, model, shared, room).await?;
+    let (mut chat, places) = draft_message::chat(drafts, model, shared, room).await?;
     if continues {
         chat = chat.continue_final_message();
     }

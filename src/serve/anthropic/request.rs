@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::serve::{
     body::{self, FromJson},
     error::ApiError,
-    listed::{Listed, Wrapped},
+    one_or_many::{OneOrMany, Wrapped},
 };
 
 /// `POST /v1/messages`, and `/v1/messages/count_tokens`. Fields that are not here are ignored, such as `cache_control`:
@@ -17,7 +17,7 @@ pub(in crate::serve) struct MessagesRequest {
     pub(super) model: Option<String>,
     pub(super) messages: Vec<Message>,
     pub(super) max_tokens: Option<usize>,
-    pub(super) system: Option<Listed<Block>>,
+    pub(super) system: Option<OneOrMany<Block>>,
     pub(super) stop_sequences: Option<Vec<String>>,
     pub(super) stream: Option<bool>,
     pub(super) temperature: Option<f64>,
@@ -43,7 +43,7 @@ impl FromJson for MessagesRequest {
 #[schemars(rename = "AnthropicMessage")]
 pub(super) struct Message {
     pub(super) role: String,
-    pub(super) content: Listed<Block>,
+    pub(super) content: OneOrMany<Block>,
 }
 
 /// A block of a message. `type` determines which of the other fields are used.
@@ -61,7 +61,7 @@ pub(super) struct Block {
     pub(super) name: Option<String>,
     pub(super) input: Option<Value>,
     pub(super) tool_use_id: Option<String>,
-    pub(super) content: Option<Listed<Block>>,
+    pub(super) content: Option<OneOrMany<Block>>,
     pub(super) is_error: Option<bool>,
 }
 

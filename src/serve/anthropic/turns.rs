@@ -6,7 +6,7 @@ use super::request::{Block, Message, MessagesRequest, Source, Tool};
 use crate::{
     Content, Role,
     serve::{
-        draft::{Draft, Piece},
+        draft_message::{DraftMessage, Piece},
         error::ApiError,
         media::Link,
         models::shortened,
@@ -15,10 +15,10 @@ use crate::{
 };
 
 /// All turns. Messages of one role after another are one turn, as Anthropic's API joins them.
-pub(super) fn drafts(request: &mut MessagesRequest) -> Result<Vec<Draft>, ApiError> {
+pub(super) fn drafts(request: &mut MessagesRequest) -> Result<Vec<DraftMessage>, ApiError> {
     let mut drafts = Vec::new();
     if let Some(system) = request.system.take() {
-        drafts.push(Draft::new(Role::System, pieces(system.0, "system")?));
+        drafts.push(DraftMessage::new(Role::System, pieces(system.0, "system")?));
     }
     for (index, message) in std::mem::take(&mut request.messages).into_iter().enumerate() {
         turns(message, index, &mut drafts)?;
@@ -26,17 +26,17 @@ pub(super) fn drafts(request: &mut MessagesRequest) -> Result<Vec<Draft>, ApiErr
     Ok(drafts)
 }
 
-fn turns(message: Message, index: usize, drafts: &mut Vec<Draft>) -> Result<(), ApiError> {
+fn turns(message: Message, index: usize, drafts: &mut Vec<DraftMessage>) -> Result<(), ApiError> {
     let (param, blocks) = (format!("messages[{index}].content"), message.content.0);
     match message.role.as_str() {
         "user" => user(blocks, &param, drafts),
         "assistant" => {
             let draft = assistant(blocks, &param)?;
-            Draft::join(drafts, draft);
+            DraftMessage::join(drafts, draft);
             Ok(())
         }
         "system" => {
-            Draft::join(drafts, Draft::new(Role::System, pieces(blocks, &param)?));
+            DraftMessage::join(drafts, DraftMessage::new(Role::System, pieces(blocks, &param)?));
             Ok(())
         }
         other => {
@@ -47,7 +47,7 @@ fn turns(message: Message, index: usize, drafts: &mut Vec<Draft>) -> Result<(), 
 }
 
 /// Results of tools, one a turn, then what the user says.
-fn user(blocks: Vec<Block>, param: &str, drafts: &mut Vec<Draft>) -> Result<(), ApiError> {
+fn user(blocks: Vec<Block>, param: &str, drafts: &mut Vec<DraftMessage>) -> Result<(), ApiError> {
     let mut said = Vec::new();
     for (at, block) in blocks.into_iter().enumerate() {
         let param = format!("{param}[{at}]");
@@ -57,7 +57,7 @@ fn user(blocks: Vec<Block>, param: &str, drafts: &mut Vec<Draft>) -> Result<(), 
         }
     }
     if !said.is_empty() {
-        Draft::join(drafts, Draft::new(Role::User, said));
+        DraftMessage::join(drafts, DraftMessage::new(Role::User, said));
     }
     Ok(())
 }
@@ -65,7 +65,7 @@ fn user(blocks: Vec<Block>, param: &str, drafts: &mut Vec<Draft>) -> Result<(), 
 /// Before the result of a tool that failed.
 const FAILED: &str = "Error: ";
 
-fn result(block: Block, param: &str) -> Result<Draft, ApiError> {
+fn result(block: Block, param: &str) -> Result<DraftMessage, ApiError> {
     let of = block.tool_use_id.ok_or_else(|| lacks(param, "tool_result", "tool_use_id"))?;
     let mut shown = pieces(block.content.map(|content| content.0).unwrap_or_default(), &format!("{param}.content"))?;
     if block.is_error.unwrap_or_default() {
@@ -75,11 +75,11 @@ fn result(block: Block, param: &str) -> Result<Draft, ApiError> {
             _ => shown.insert(0, Piece::text(FAILED)),
         }
     }
-    Ok(Draft::result(of, shown))
+    Ok(DraftMessage::result(of, shown))
 }
 
-fn assistant(blocks: Vec<Block>, param: &str) -> Result<Draft, ApiError> {
-    let mut draft = Draft::new(Role::Assistant, Vec::new());
+fn assistant(blocks: Vec<Block>, param: &str) -> Result<DraftMessage, ApiError> {
+    let mut draft = DraftMessage::new(Role::Assistant, Vec::new());
     for (at, block) in blocks.into_iter().enumerate() {
         let param = format!("{param}[{at}]");
         match block.kind.as_str() {
@@ -202,7 +202,7 @@ mod tests {
     use crate::ToolChoice;
     use crate::serve::{body::FromJson, error::Shape};
 
-    fn told(body: &Value) -> Result<Vec<Draft>, Value> {
+    fn told(body: &Value) -> Result<Vec<DraftMessage>, Value> {
         let error = |error: ApiError| error.body(Shape::OpenAi)["error"].clone();
         drafts(&mut MessagesRequest::from_json(body.to_string().as_bytes()).map_err(error)?).map_err(error)
     }

@@ -16,8 +16,8 @@ use super::{
 use crate::{
     Chat, ModelHandle, ToolChoice,
     serve::{
-        body::{JsonBody, Room},
-        draft::{self, MediaFields},
+        body::{BodyPermit, JsonBody},
+        draft_message::{self, MediaFields},
         effort::with_effort,
         error::ApiError,
         form::with_format,
@@ -44,7 +44,7 @@ pub(in crate::serve) async fn complete(
     }
     let mut held = client.hold(samples, room)?;
     let (chat, places) = chat(fields, &model, &shared, held.room()).await?;
-    let chat = client.standing().apply(chat);
+    let chat = client.header_params().apply(chat);
     let chat = sampling.apply(chat)?;
     let replies = model.samples(chat, samples).await.map_err(|error| places.error(error))?;
     let replies: Vec<_> = replies.into_iter().map(|reply| shared.served(reply)).collect();
@@ -63,13 +63,13 @@ pub(in crate::serve) async fn chat(
     fields: ChatFields,
     model: &ModelHandle,
     shared: &Shared,
-    room: &mut Room,
+    room: &mut BodyPermit,
 ) -> Result<(Chat, MediaFields), ApiError> {
     if fields.modalities.iter().flatten().any(|modality| modality != "text") {
         return Err(ApiError::invalid("modalities", "replies can only be text").hint("set `modalities` to `text` only"));
     }
     let sizes = fields.mm_processor_kwargs.unwrap_or_default();
-    let (mut chat, places) = draft::chat(turns::drafts(fields.messages, sizes)?, model, shared, room).await?;
+    let (mut chat, places) = draft_message::chat(turns::drafts(fields.messages, sizes)?, model, shared, room).await?;
     chat = fields.max_completion_tokens.or(fields.max_tokens).into_iter().fold(chat, Chat::max_tokens);
     chat = scored(chat, fields.logprobs, fields.top_logprobs)?;
     if let Some(top) = fields.prompt_logprobs {

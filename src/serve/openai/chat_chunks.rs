@@ -63,12 +63,12 @@ struct FunctionDelta {
 /// A stream of chunks, the first of which are each reply's role.
 pub(super) fn stream(chunks: Chunks, replies: Vec<Reply>, keep_alive: Duration) -> Response {
     let samples = replies.iter().map(|_| Sample::default()).collect();
-    let telling = Telling { chunks, samples };
-    let greetings = (0..replies.len()).map(|index| telling.greeting(index)).collect();
-    chunks::stream(greetings, replies, telling, keep_alive)
+    let encoder = ChatEncoder { chunks, samples };
+    let greetings = (0..replies.len()).map(|index| encoder.greeting(index)).collect();
+    chunks::stream(greetings, replies, encoder, keep_alive)
 }
 
-struct Telling {
+struct ChatEncoder {
     chunks: Chunks,
     samples: Vec<Sample>,
 }
@@ -84,7 +84,7 @@ struct Sample {
     usage: Usage,
 }
 
-impl chunks::Telling for Telling {
+impl chunks::ChunkEncoder for ChatEncoder {
     fn told(&mut self, index: usize, event: ChatEvent) -> Vec<Event> {
         let delta = match event {
             ChatEvent::Token(score) => {
@@ -131,7 +131,7 @@ impl chunks::Telling for Telling {
     }
 }
 
-impl Telling {
+impl ChatEncoder {
     fn greeting(&self, index: usize) -> Event {
         let delta = Delta { role: Some("assistant"), content: Some(String::new()), ..Delta::default() };
         sse::json(&self.chunks.chunk(Choice { index, delta, ..Choice::default() }))

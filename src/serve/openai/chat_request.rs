@@ -11,8 +11,8 @@ use crate::{
         body::{self, FromJson},
         error::ApiError,
         form::{form, json_of},
-        listed::{Listed, Wrapped},
         media::Sizes,
+        one_or_many::{OneOrMany, Wrapped},
     },
 };
 
@@ -32,7 +32,7 @@ impl FromJson for ChatRequest {
 #[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct ChatFields {
     pub(super) model: Option<String>,
-    pub(super) messages: Vec<Turn>,
+    pub(super) messages: Vec<ChatMessage>,
     pub(super) max_tokens: Option<usize>,
     pub(super) max_completion_tokens: Option<usize>,
     pub(super) logprobs: Option<bool>,
@@ -53,9 +53,9 @@ pub(in crate::serve) struct ChatFields {
 
 /// A message.
 #[derive(Default, Deserialize, JsonSchema)]
-pub(in crate::serve) struct Turn {
+pub(in crate::serve) struct ChatMessage {
     pub(super) role: String,
-    pub(super) content: Option<Listed<Part>>,
+    pub(super) content: Option<OneOrMany<ContentPart>>,
     pub(super) tool_calls: Option<Vec<Call>>,
     pub(super) tool_call_id: Option<String>,
     pub(super) reasoning: Option<String>,
@@ -64,7 +64,7 @@ pub(in crate::serve) struct Turn {
 
 /// A part of a message. `type` determines which of the other fields are used.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
-pub(in crate::serve) struct Part {
+pub(in crate::serve) struct ContentPart {
     #[serde(rename = "type")]
     pub(super) kind: String,
     pub(super) text: Option<String>,
@@ -79,14 +79,14 @@ pub(in crate::serve) struct Part {
     pub(super) detail: Option<String>,
     pub(super) video_url: Option<Wrapped<Link>>,
     /// Frames of a video, as in Qwen's examples.
-    pub(super) video: Option<Listed<String>>,
+    pub(super) video: Option<OneOrMany<String>>,
     /// Frames per second: of `video`, or to sample from a video file.
     pub(super) fps: Option<f64>,
 }
 
-impl From<String> for Part {
+impl From<String> for ContentPart {
     fn from(text: String) -> Self {
-        Part { kind: "text".to_owned(), text: Some(text), ..Part::default() }
+        ContentPart { kind: "text".to_owned(), text: Some(text), ..ContentPart::default() }
     }
 }
 

@@ -57,7 +57,7 @@ impl Chunks {
 }
 
 /// What tells of the replies' events.
-pub(super) trait Telling: Send + 'static {
+pub(super) trait ChunkEncoder: Send + 'static {
     /// The chunks of one event of the reply of this index.
     fn told(&mut self, index: usize, event: ChatEvent) -> Vec<Event>;
 
@@ -66,11 +66,16 @@ pub(super) trait Telling: Send + 'static {
 }
 
 /// These events, then what is told of the replies. An error in the middle is a chunk of its own, the last but one.
-pub(super) fn stream(first: Vec<Event>, replies: Vec<Reply>, telling: impl Telling, keep_alive: Duration) -> Response {
+pub(super) fn stream(
+    first: Vec<Event>,
+    replies: Vec<Reply>,
+    encoder: impl ChunkEncoder,
+    keep_alive: Duration,
+) -> Response {
     let replies = replies.into_iter().enumerate();
     let heard = stream::select_all(replies.map(|(index, reply)| reply.map(move |event| (index, event))));
-    let told = sse::told(heard, telling, |telling, (index, event)| match event {
-        Ok(event) => (telling.told(index, event), telling.has_ended()),
+    let told = sse::told(heard, encoder, |encoder, (index, event)| match event {
+        Ok(event) => (encoder.told(index, event), encoder.has_ended()),
         Err(error) => (vec![sse::json(&ApiError::from(error).body(Shape::OpenAi)), sse::done()], true),
     });
     sse::response(stream::iter(first).chain(told), keep_alive)

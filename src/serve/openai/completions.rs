@@ -108,7 +108,7 @@ async fn ask(
             chat = if echo.has_scores { chat.prompt_log_probabilities(top) } else { chat };
         }
         chat = if echo.has_ids { chat.token_ids() } else { chat };
-        chat = client.standing().apply(sampling.apply(chat)?);
+        chat = client.header_params().apply(sampling.apply(chat)?);
         chat = format.iter().cloned().fold(chat, Chat::format);
         let replies = model.samples(chat, count).await?;
         asked.extend(replies.into_iter().map(|reply| (Sample::new(echo.clone()), shared.served(reply))));
@@ -130,12 +130,12 @@ impl Samples {
     }
 }
 
-struct Telling {
+struct CompletionEncoder {
     chunks: Chunks,
     samples: Samples,
 }
 
-impl chunks::Telling for Telling {
+impl chunks::ChunkEncoder for CompletionEncoder {
     fn told(&mut self, index: usize, event: ChatEvent) -> Vec<Event> {
         let is_end = matches!(event, ChatEvent::Done { .. });
         let choice = self.samples.of[index].heard(index, event);
@@ -155,7 +155,7 @@ fn streamed(chunks: Chunks, samples: Samples, replies: Vec<Reply>, keep_alive: D
     let echoes = samples.of.iter().map(Sample::echoed).enumerate();
     let echoes = echoes.filter_map(|(index, text)| Some(Choice::new(index, text?)));
     let first = echoes.map(|choice| sse::json(&chunks.chunk(choice))).collect();
-    chunks::stream(first, replies, Telling { chunks, samples }, keep_alive)
+    chunks::stream(first, replies, CompletionEncoder { chunks, samples }, keep_alive)
 }
 
 async fn whole(head: &Head, mut samples: Samples, replies: Vec<Reply>, held: Held) -> Result<Response, ApiError> {

@@ -11,7 +11,7 @@ use crate::{
     serve::{
         error::ApiError,
         form::{any_object, json_of},
-        listed::Listed,
+        one_or_many::OneOrMany,
     },
 };
 
@@ -28,7 +28,7 @@ pub(in crate::serve) struct Sampling {
     repetition_penalty: Option<f64>,
     logit_bias: Option<BTreeMap<String, f64>>,
     seed: Option<i64>,
-    stop: Option<Listed<String>>,
+    stop: Option<OneOrMany<String>>,
     stop_token_ids: Option<Vec<u32>>,
     ignore_eos: Option<bool>,
     min_tokens: Option<usize>,

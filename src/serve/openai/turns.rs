@@ -1,10 +1,10 @@
 //! Messages as turns of a conversation.
 
-use super::chat_request::{Part, PictureSource, Turn};
+use super::chat_request::{ChatMessage, ContentPart, PictureSource};
 use crate::{
     Content, Role,
     serve::{
-        draft::{Draft, Piece},
+        draft_message::{DraftMessage, Piece},
         error::ApiError,
         media::{Link, Sizes},
         models::shortened,
@@ -13,11 +13,11 @@ use crate::{
 };
 
 /// The conversation, with links in place of pictures, which have these sizes.
-pub(super) fn drafts(messages: Vec<Turn>, sizes: Sizes) -> Result<Vec<Draft>, ApiError> {
+pub(super) fn drafts(messages: Vec<ChatMessage>, sizes: Sizes) -> Result<Vec<DraftMessage>, ApiError> {
     messages.into_iter().enumerate().map(|(index, message)| turn(message, index, sizes)).collect()
 }
 
-fn turn(message: Turn, index: usize, sizes: Sizes) -> Result<Draft, ApiError> {
+fn turn(message: ChatMessage, index: usize, sizes: Sizes) -> Result<DraftMessage, ApiError> {
     let role = match message.role.as_str() {
         "system" | "developer" => Role::System,
         "user" => Role::User,
@@ -44,10 +44,10 @@ fn turn(message: Turn, index: usize, sizes: Sizes) -> Result<Draft, ApiError> {
     pieces.extend(
         calls.into_iter().map(|call| Piece::Said(tool::call(call.id, &call.function.name, call.function.arguments))),
     );
-    Ok(Draft { calls: ids, result_of: message.tool_call_id, ..Draft::new(role, pieces) })
+    Ok(DraftMessage { calls: ids, result_of: message.tool_call_id, ..DraftMessage::new(role, pieces) })
 }
 
-fn piece(part: Part, param: &str, sizes: Sizes) -> Result<Piece, ApiError> {
+fn piece(part: ContentPart, param: &str, sizes: Sizes) -> Result<Piece, ApiError> {
     let lacks = |field: &str| {
         ApiError::invalid(
             format!("{param}.{field}"),
@@ -103,19 +103,19 @@ fn piece(part: Part, param: &str, sizes: Sizes) -> Result<Piece, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::{error::Shape, listed::Listed};
+    use crate::serve::{error::Shape, one_or_many::OneOrMany};
 
-    fn said(role: &str, text: &str) -> Turn {
-        let content = Some(Listed(vec![Part::from(text.to_owned())]));
-        Turn { role: role.to_owned(), content, ..Turn::default() }
+    fn said(role: &str, text: &str) -> ChatMessage {
+        let content = Some(OneOrMany(vec![ContentPart::from(text.to_owned())]));
+        ChatMessage { role: role.to_owned(), content, ..ChatMessage::default() }
     }
 
     #[test]
     fn a_role_or_part_that_is_none_is_named() {
         let error = |message| drafts(vec![message], Sizes::default()).map(drop).expect_err("wrong").body(Shape::OpenAi);
         assert_eq!(error(said("boss", "a"))["error"]["param"], "messages[0].role");
-        let heard = Part { kind: "input_audio".to_owned(), ..Part::default() };
-        let message = Turn { content: Some(Listed(vec![heard])), ..said("user", "a") };
+        let heard = ContentPart { kind: "input_audio".to_owned(), ..ContentPart::default() };
+        let message = ChatMessage { content: Some(OneOrMany(vec![heard])), ..said("user", "a") };
         assert_eq!(error(message)["error"]["param"], "messages[0].content[0].type");
     }
 }

@@ -8,7 +8,7 @@ use ratatui::{
 use super::words;
 use crate::top::{
     palette::{Colours, letter},
-    view::{Part, Piece},
+    view::{MemoryPart, Piece},
 };
 
 /// Each column holds eight steps in colour, since there are block characters of eight widths.
@@ -59,7 +59,7 @@ pub fn legend(pieces: &[Piece], columns: u16, colours: Colours) -> Vec<Line<'sta
     let (lines, width): (_, Option<usize>) =
         if packed.len() + 1 < aligned.len() { (packed, None) } else { (aligned, Some(widest)) };
     let blanks = |text: &str| " ".repeat(width.map_or(0, |width| width - words::width(text)) + 2);
-    let line = |entries: &[(Part, String)]| {
+    let line = |entries: &[(MemoryPart, String)]| {
         let mut line = Line::default();
         for (place, (part, text)) in entries.iter().enumerate() {
             let blanks = if place + 1 < entries.len() { blanks(text) } else { String::new() };
@@ -71,7 +71,11 @@ pub fn legend(pieces: &[Piece], columns: u16, colours: Colours) -> Vec<Line<'sta
 }
 
 /// Entries broken into lines by width; trailing blanks need no room.
-fn lines(entries: &[(Part, String)], columns: usize, width: impl Fn(&str) -> usize) -> Vec<&[(Part, String)]> {
+fn lines(
+    entries: &[(MemoryPart, String)],
+    columns: usize,
+    width: impl Fn(&str) -> usize,
+) -> Vec<&[(MemoryPart, String)]> {
     let (mut lines, mut first, mut taken) = (Vec::new(), 0, 0);
     for (place, (_, text)) in entries.iter().enumerate() {
         if place > first && taken + width(text) > columns + 2 {
@@ -84,24 +88,24 @@ fn lines(entries: &[(Part, String)], columns: usize, width: impl Fn(&str) -> usi
     lines
 }
 
-fn key(part: Part, colours: Colours) -> Span<'static> {
+fn key(part: MemoryPart, colours: Colours) -> Span<'static> {
     match colours.part(part) {
-        Some(colour) if part == Part::Free => Span::styled("░", Style::new().fg(colour)),
+        Some(colour) if part == MemoryPart::Free => Span::styled("░", Style::new().fg(colour)),
         Some(colour) => Span::styled("█", Style::new().fg(colour)),
         None => Span::raw(letter(part).to_string()),
     }
 }
 
-fn full(part: Part, colours: Colours) -> Span<'static> {
+fn full(part: MemoryPart, colours: Colours) -> Span<'static> {
     key(part, colours)
 }
 
 /// A column whose first eighths show one part and whose rest shows the next.
-fn meeting(part: Part, next: Part, eighths: u64, colours: Colours) -> Span<'static> {
+fn meeting(part: MemoryPart, next: MemoryPart, eighths: u64, colours: Colours) -> Span<'static> {
     const LEFT: [&str; 9] = [" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"];
     let style = colours.part(part).map_or(Style::new(), |colour| Style::new().fg(colour));
     let style = match colours.part(next) {
-        Some(colour) if next != Part::Free => style.bg(colour),
+        Some(colour) if next != MemoryPart::Free => style.bg(colour),
         _ => style,
     };
     Span::styled(LEFT[eighths.min(EIGHTHS) as usize], style)
@@ -139,24 +143,29 @@ mod tests {
 
     use super::*;
 
-    fn pieces(sizes: &[(Part, u64)]) -> Vec<Piece> {
+    fn pieces(sizes: &[(MemoryPart, u64)]) -> Vec<Piece> {
         sizes.iter().map(|(part, bytes)| Piece { part: *part, bytes: Bytes(*bytes) }).collect()
     }
 
     #[test]
     fn parts_are_distinguished_by_letters_without_colours() {
-        let all = pieces(&[(Part::Weights, 20), (Part::KvUsed, 50), (Part::Canary, 1), (Part::Free, 29)]);
+        let all = pieces(&[
+            (MemoryPart::Weights, 20),
+            (MemoryPart::KvUsed, 50),
+            (MemoryPart::Canary, 1),
+            (MemoryPart::Free, 29),
+        ]);
         assert_eq!(bar(&all, 20, Colours::None).to_string(), "WWWWKKKKKKKKKC......");
         let legend: Vec<_> = legend(&all, 40, Colours::None).iter().map(Line::to_string).collect();
         assert_eq!(legend, ["W weights 20 B  K kv used 50 B", "C canary 1 B    . free 29 B"]);
         let narrow: Vec<_> = super::legend(&all, 14, Colours::None).iter().map(Line::to_string).collect();
         assert_eq!(narrow, ["W weights 20 B", "K kv used 50 B", "C canary 1 B", ". free 29 B"]);
         let many = pieces(&[
-            (Part::VisionWorkspace, 1),
-            (Part::KvUsed, 5),
-            (Part::KvFree, 1),
-            (Part::Canary, 1),
-            (Part::Free, 2),
+            (MemoryPart::VisionWorkspace, 1),
+            (MemoryPart::KvUsed, 5),
+            (MemoryPart::KvFree, 1),
+            (MemoryPart::Canary, 1),
+            (MemoryPart::Free, 2),
         ]);
         let packed: Vec<_> = super::legend(&many, 28, Colours::None).iter().map(Line::to_string).collect();
         assert_eq!(packed, ["V vision workspace 1 B", "K kv used 5 B  - kv free 1 B", "C canary 1 B  . free 2 B"]);
@@ -164,19 +173,27 @@ mod tests {
 
     #[test]
     fn a_coloured_part_may_end_within_a_column() {
-        let all = pieces(&[(Part::Weights, 25), (Part::KvUsed, 25), (Part::Free, 50)]);
+        let all = pieces(&[(MemoryPart::Weights, 25), (MemoryPart::KvUsed, 25), (MemoryPart::Free, 50)]);
         assert_eq!(bar(&all, 10, Colours::True).to_string(), "██▌██░░░░░");
         let part = |part| Colours::True.part(part).expect("a colour");
         let meeting = &bar(&all, 10, Colours::True).spans[1];
-        assert_eq!((meeting.style.fg, meeting.style.bg), (Some(part(Part::Weights)), Some(part(Part::KvUsed))));
-        let into_free = bar(&pieces(&[(Part::Weights, 25), (Part::Free, 75)]), 10, Colours::Sixteen);
+        assert_eq!(
+            (meeting.style.fg, meeting.style.bg),
+            (Some(part(MemoryPart::Weights)), Some(part(MemoryPart::KvUsed)))
+        );
+        let into_free = bar(&pieces(&[(MemoryPart::Weights, 25), (MemoryPart::Free, 75)]), 10, Colours::Sixteen);
         assert_eq!(into_free.to_string(), "██▌░░░░░░░");
         assert_eq!(into_free.spans[1].style.bg, None, "nothing is behind what is free");
     }
 
     #[test]
     fn the_smallest_parts_vanish_when_columns_are_too_few() {
-        let all = pieces(&[(Part::Overhead, 1), (Part::Weights, 20), (Part::KvUsed, 50), (Part::Free, 29)]);
+        let all = pieces(&[
+            (MemoryPart::Overhead, 1),
+            (MemoryPart::Weights, 20),
+            (MemoryPart::KvUsed, 50),
+            (MemoryPart::Free, 29),
+        ]);
         assert_eq!(bar(&all, 3, Colours::None).to_string(), "WK.");
         assert_eq!(bar(&all, 0, Colours::None).to_string(), "");
         assert_eq!(bar(&[], 3, Colours::None).to_string(), "");
@@ -188,7 +205,7 @@ mod tests {
             sizes in prop::collection::vec(prop_oneof![0_u64..9, any::<u64>()], 1..15),
             columns in 0_u16..300,
         ) {
-            let all: Vec<_> = sizes.iter().zip(Part::ALL).map(|(size, part)| (part, *size)).collect();
+            let all: Vec<_> = sizes.iter().zip(MemoryPart::ALL).map(|(size, part)| (part, *size)).collect();
             let is_empty = sizes.iter().all(|size| *size == 0);
             for colours in [Colours::None, Colours::Sixteen, Colours::True] {
                 let line = bar(&pieces(&all), columns, colours);

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::top::{
     palette::Colours,
-    view::{CardView, Count, DeviceView, LeaseView, View},
+    view::{Count, DeviceView, GpuView, LeaseView, View},
 };
 
 /// With fewer columns derived figures are omitted.
@@ -40,7 +40,7 @@ pub fn panel(device: &DeviceView, width: u16, bar_rows: usize, fit: Fit, colours
 }
 
 /// The bar of one of `cards`, between its name and what is free of it.
-fn card_line(card: &CardView, cards: &[CardView], width: u16, colours: Colours) -> Line<'static> {
+fn card_line(card: &GpuView, cards: &[GpuView], width: u16, colours: Colours) -> Line<'static> {
     let widest = cards.iter().map(|card| words::width(&card.name)).max().unwrap_or(0).min(usize::from(width) / 4);
     let name = words::cut(&card.name, widest);
     let free = if width < NARROW { String::new() } else { format!(" {:>10} free", card.free().to_string()) };

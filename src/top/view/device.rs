@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use bursar::Bytes;
 use serde::Serialize;
 
-use super::{Count, Look, counts};
+use super::{Count, ScrapeWindow, counts};
 use crate::top::samples::Samples;
 
 /// A part of the bar, in the bar's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Part {
+pub enum MemoryPart {
     /// Used by our process outside leases.
     Overhead,
     /// Held by other processes.
@@ -40,64 +40,64 @@ pub enum Part {
     Free,
 }
 
-impl Part {
+impl MemoryPart {
     /// In the bar's order.
-    pub const ALL: [Part; 14] = [
-        Part::Overhead,
-        Part::Foreign,
-        Part::Weights,
-        Part::KvUsed,
-        Part::KvCached,
-        Part::KvFree,
-        Part::StepWorkspace,
-        Part::VisionWorkspace,
-        Part::VisionCache,
-        Part::Graphs,
-        Part::Tenants,
-        Part::Other,
-        Part::Canary,
-        Part::Free,
+    pub const ALL: [MemoryPart; 14] = [
+        MemoryPart::Overhead,
+        MemoryPart::Foreign,
+        MemoryPart::Weights,
+        MemoryPart::KvUsed,
+        MemoryPart::KvCached,
+        MemoryPart::KvFree,
+        MemoryPart::StepWorkspace,
+        MemoryPart::VisionWorkspace,
+        MemoryPart::VisionCache,
+        MemoryPart::Graphs,
+        MemoryPart::Tenants,
+        MemoryPart::Other,
+        MemoryPart::Canary,
+        MemoryPart::Free,
     ];
 
     /// The name to show.
     pub fn name(self) -> &'static str {
         match self {
-            Part::Overhead => "overhead",
-            Part::Foreign => "foreign",
-            Part::Weights => "weights",
-            Part::KvUsed => "kv used",
-            Part::KvCached => "kv cached",
-            Part::KvFree => "kv free",
-            Part::StepWorkspace => "step workspace",
-            Part::VisionWorkspace => "vision workspace",
-            Part::VisionCache => "vision cache",
-            Part::Graphs => "graphs",
-            Part::Tenants => "tenants",
-            Part::Other => "other leases",
-            Part::Canary => "canary",
-            Part::Free => "free",
+            MemoryPart::Overhead => "overhead",
+            MemoryPart::Foreign => "foreign",
+            MemoryPart::Weights => "weights",
+            MemoryPart::KvUsed => "kv used",
+            MemoryPart::KvCached => "kv cached",
+            MemoryPart::KvFree => "kv free",
+            MemoryPart::StepWorkspace => "step workspace",
+            MemoryPart::VisionWorkspace => "vision workspace",
+            MemoryPart::VisionCache => "vision cache",
+            MemoryPart::Graphs => "graphs",
+            MemoryPart::Tenants => "tenants",
+            MemoryPart::Other => "other leases",
+            MemoryPart::Canary => "canary",
+            MemoryPart::Free => "free",
         }
     }
 
     /// The part of a lease class; none if other metrics cover it or it is not device memory.
-    fn of_class(class: &str) -> Option<Part> {
+    fn of_class(class: &str) -> Option<MemoryPart> {
         match class {
             "host" | "host_kv" | "canary" => None,
-            "weights" => Some(Part::Weights),
-            "kv" => Some(Part::KvFree),
-            "step_workspace" => Some(Part::StepWorkspace),
-            "vision_workspace" => Some(Part::VisionWorkspace),
-            "vision_cache" => Some(Part::VisionCache),
-            "graphs" => Some(Part::Graphs),
-            "tenant" => Some(Part::Tenants),
-            _ => Some(Part::Other),
+            "weights" => Some(MemoryPart::Weights),
+            "kv" => Some(MemoryPart::KvFree),
+            "step_workspace" => Some(MemoryPart::StepWorkspace),
+            "vision_workspace" => Some(MemoryPart::VisionWorkspace),
+            "vision_cache" => Some(MemoryPart::VisionCache),
+            "graphs" => Some(MemoryPart::Graphs),
+            "tenant" => Some(MemoryPart::Tenants),
+            _ => Some(MemoryPart::Other),
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Piece {
-    pub part: Part,
+    pub part: MemoryPart,
     /// Above 0.
     pub bytes: Bytes,
 }
@@ -118,7 +118,7 @@ pub struct LeaseView {
 
 /// One card of a group.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct CardView {
+pub struct GpuView {
     /// As the group tells it from the others: `cuda:1`.
     pub name: String,
     /// Everything on the card, as for the device.
@@ -138,7 +138,7 @@ pub struct DeviceView {
     /// Everything on the device, in the bar's order, without zeros. The sum exceeds `total` if the device is short.
     pub pieces: Vec<Piece>,
     /// The cards of a group. Empty for one device.
-    pub cards: Vec<CardView>,
+    pub cards: Vec<GpuView>,
     /// Every lease of device and host memory, the largest first.
     pub leases: Vec<LeaseView>,
     /// Used outside leases after READY; has to be 0.
@@ -165,7 +165,7 @@ pub struct DeviceView {
 
 impl DeviceView {
     /// All devices, by name.
-    pub(super) fn all(look: Look<'_>) -> Vec<Self> {
+    pub(super) fn all(look: ScrapeWindow<'_>) -> Vec<Self> {
         const NAMES: [&str; 2] = ["bursar_device_total_bytes", "bursar_lease_bytes"];
         look.now.values_of(&NAMES, "device").into_iter().map(|name| DeviceView::of(look.now, name)).collect()
     }
@@ -204,14 +204,14 @@ impl DeviceView {
     }
 }
 
-impl CardView {
+impl GpuView {
     pub fn free(&self) -> Bytes {
         free(&self.pieces)
     }
 }
 
 fn free(pieces: &[Piece]) -> Bytes {
-    pieces.iter().find(|piece| piece.part == Part::Free).map_or(Bytes::ZERO, |piece| piece.bytes)
+    pieces.iter().find(|piece| piece.part == MemoryPart::Free).map_or(Bytes::ZERO, |piece| piece.bytes)
 }
 
 /// The metric of a device for what [`cards`] have a metric of their own for.
@@ -224,7 +224,7 @@ fn whole(what: &str) -> &'static str {
 }
 
 /// The cards of a group, by name. None of a device that is one card.
-fn cards(now: &Samples, group: &str) -> Vec<CardView> {
+fn cards(now: &Samples, group: &str) -> Vec<GpuView> {
     let mut names: Vec<_> = now
         .of("bursar_card_total_bytes", &[("group", group)])
         .map(|series| series.label("device").to_owned())
@@ -237,7 +237,7 @@ fn cards(now: &Samples, group: &str) -> Vec<CardView> {
         let of_card = |what: &str| {
             now.bytes(&format!("bursar_card_{what}_bytes"), &[("group", group), ("device", &name)]).unwrap_or_default()
         };
-        CardView { pieces: pieces(now, group, of_card), drift: of_card("drift"), name }
+        GpuView { pieces: pieces(now, group, of_card), drift: of_card("drift"), name }
     };
     names.into_iter().map(card).collect()
 }
@@ -261,31 +261,31 @@ fn leases(now: &Samples, device: &str) -> Vec<LeaseView> {
 /// The bar: the purpose of every byte. `own` tells the `total`, `overhead` and `foreign` bytes of the device or card.
 fn pieces(now: &Samples, device: &str, own: impl Fn(&str) -> Bytes) -> Vec<Piece> {
     let of_device = |metric: &str| now.bytes(metric, &[("device", device)]).unwrap_or_default();
-    let mut sums: BTreeMap<Part, Bytes> = BTreeMap::new();
-    let mut add = |part: Part, bytes: Bytes| {
+    let mut sums: BTreeMap<MemoryPart, Bytes> = BTreeMap::new();
+    let mut add = |part: MemoryPart, bytes: Bytes| {
         let sum = sums.entry(part).or_default();
         *sum = sum.saturating_add(bytes);
     };
-    add(Part::Overhead, own("overhead"));
-    add(Part::Foreign, own("foreign"));
-    add(Part::Canary, of_device("bursar_canary_bytes"));
+    add(MemoryPart::Overhead, own("overhead"));
+    add(MemoryPart::Foreign, own("foreign"));
+    add(MemoryPart::Canary, of_device("bursar_canary_bytes"));
     for series in now.of("bursar_lease_bytes", &[("device", device)]) {
         let bytes = Bytes(series.value as u64);
-        match Part::of_class(series.label("class")) {
+        match MemoryPart::of_class(series.label("class")) {
             None => {}
-            Some(Part::KvFree) => {
+            Some(MemoryPart::KvFree) => {
                 let (used, cached) = kv_shares(now, series.label("model"), bytes);
-                add(Part::KvUsed, used);
-                add(Part::KvCached, cached);
-                add(Part::KvFree, bytes.saturating_sub(used).saturating_sub(cached));
+                add(MemoryPart::KvUsed, used);
+                add(MemoryPart::KvCached, cached);
+                add(MemoryPart::KvFree, bytes.saturating_sub(used).saturating_sub(cached));
             }
             Some(part) => add(part, bytes),
         }
     }
     let granted = sums.values().fold(Bytes::ZERO, |sum, bytes| sum.saturating_add(*bytes));
-    sums.insert(Part::Free, own("total").saturating_sub(granted));
+    sums.insert(MemoryPart::Free, own("total").saturating_sub(granted));
     let piece = |part| Some(Piece { part, bytes: *sums.get(&part).filter(|bytes| !bytes.is_zero())? });
-    Part::ALL.into_iter().filter_map(piece).collect()
+    MemoryPart::ALL.into_iter().filter_map(piece).collect()
 }
 
 /// The bytes of a pool's used blocks, and of its unused blocks with content.

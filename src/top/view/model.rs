@@ -3,7 +3,7 @@
 use bursar::Bytes;
 use serde::Serialize;
 
-use super::{Actor, Count, Look, counts};
+use super::{Actor, Count, ScrapeWindow, counts};
 use crate::top::{
     rate::Since,
     samples::{Labels, Samples},
@@ -163,13 +163,13 @@ const TIMES: [(&str, &str); 8] = [
 
 impl ModelView {
     /// All models, by name.
-    pub(super) fn all(look: Look<'_>) -> Vec<Self> {
+    pub(super) fn all(look: ScrapeWindow<'_>) -> Vec<Self> {
         // Only gauges: counters stay after a model is unloaded.
         const NAMES: [&str; 4] = ["bursar_actor_up", "bursar_kv_blocks", "bursar_permits", "bursar_requests_active"];
         look.now.values_of(&NAMES, "model").into_iter().map(|name| ModelView::of(look, name)).collect()
     }
 
-    fn of(look: Look<'_>, name: String) -> Self {
+    fn of(look: ScrapeWindow<'_>, name: String) -> Self {
         let now = look.now;
         let own: Labels<'_> = &[("model", &name)];
         let count = |metric: &str| now.count(metric, own);
@@ -294,7 +294,7 @@ fn speed(now: &Samples, last: Since<'_>, own: Labels<'_>) -> Speed {
 }
 
 /// The cache whose metrics begin with `metric`.
-fn cache(look: Look<'_>, metric: &str, own: Labels<'_>) -> Cache {
+fn cache(look: ScrapeWindow<'_>, metric: &str, own: Labels<'_>) -> Cache {
     let (hits, queries) = (format!("{metric}_hits_total"), format!("{metric}_queries_total"));
     let bytes = look.now.bytes(&format!("{metric}_bytes"), own);
     let recent = look.minute.and_then(|minute| {
@@ -305,7 +305,7 @@ fn cache(look: Look<'_>, metric: &str, own: Labels<'_>) -> Cache {
     recent.unwrap_or_else(|| Cache { found: in_all(&hits), asked: in_all(&queries), is_recent: false, bytes })
 }
 
-fn latency(look: Look<'_>, of: &'static str, metric: &str, own: Labels<'_>) -> Option<Latency> {
+fn latency(look: ScrapeWindow<'_>, of: &'static str, metric: &str, own: Labels<'_>) -> Option<Latency> {
     let in_all = look.now.histogram(metric, own);
     let recent = look.minute.map(|minute| in_all.since(&minute.before.histogram(metric, own)));
     let recent = recent.filter(|recent| recent.count() > 0.0);

@@ -35,16 +35,16 @@ fn every_byte_of_a_device_belongs_to_its_bar() {
     let [gpu, host] = &view.devices[..] else { panic!("two devices: {:?}", view.devices) };
     assert_eq!((gpu.name.as_str(), gpu.total, gpu.pieces.len()), ("cuda:0", Bytes::ZERO, 1));
     let expected = [
-        (Part::Overhead, 10),
-        (Part::Foreign, 20),
-        (Part::Weights, 150),
-        (Part::KvUsed, 50),
-        (Part::KvCached, 20),
-        (Part::KvFree, 130),
-        (Part::Tenants, 40),
-        (Part::Other, 5),
-        (Part::Canary, 30),
-        (Part::Free, 545),
+        (MemoryPart::Overhead, 10),
+        (MemoryPart::Foreign, 20),
+        (MemoryPart::Weights, 150),
+        (MemoryPart::KvUsed, 50),
+        (MemoryPart::KvCached, 20),
+        (MemoryPart::KvFree, 130),
+        (MemoryPart::Tenants, 40),
+        (MemoryPart::Other, 5),
+        (MemoryPart::Canary, 30),
+        (MemoryPart::Free, 545),
     ];
     assert_eq!(host.pieces, expected.map(|(part, bytes)| Piece { part, bytes: Bytes(bytes) }));
     assert_eq!(host.pieces.iter().map(|piece| piece.bytes).sum::<Bytes>(), host.total);

@@ -6,8 +6,8 @@ use super::{items, request::Fields, store::Said, tools::Tools};
 use crate::{
     Chat, ModelHandle,
     serve::{
-        body::Room,
-        draft::{self, MediaFields},
+        body::BodyPermit,
+        draft_message::{self, MediaFields},
         effort::with_effort,
         error::ApiError,
         form::{form, with_format},
@@ -22,13 +22,13 @@ pub(super) async fn chat(
     said: &[Arc<Said>],
     model: &ModelHandle,
     shared: &Shared,
-    room: &mut Room,
+    room: &mut BodyPermit,
 ) -> Result<(Chat, MediaFields), ApiError> {
     let (now, before) = said.split_last().map_or((None, said), |(now, before)| (Some(now), before));
     let before = before.iter().flat_map(|said| &said.items).map(|item| ("previous_response_id".to_owned(), item));
     let now = now.iter().flat_map(|said| &said.items).enumerate().map(|(at, item)| (format!("input[{at}]"), item));
     let drafts = items::drafts(fields.instructions.as_deref(), before.chain(now))?;
-    let (mut chat, places) = draft::chat(drafts, model, shared, room).await?;
+    let (mut chat, places) = draft_message::chat(drafts, model, shared, room).await?;
     let choice = fields.tool_choice.as_ref().map(|choice| tools.choice(choice)).transpose()?;
     chat = chat.tools(std::mem::take(&mut tools.functions));
     chat = choice.iter().cloned().fold(chat, Chat::tool_choice);

@@ -7,15 +7,17 @@ use serde_json::{Value, json};
 
 use super::{
     chat,
+    encoder::ResponseEncoder,
     request::{Fields, ResponsesRequest},
     run::{Keeping, Run},
     store::Said,
-    telling::Telling,
     tools::Tools,
 };
 use crate::{
     Chat,
-    serve::{body::JsonBody, error::ApiError, guard::Client, id, listed::Listed, models::shortened, service::Shared},
+    serve::{
+        body::JsonBody, error::ApiError, guard::Client, id, models::shortened, one_or_many::OneOrMany, service::Shared,
+    },
 };
 
 /// Fields of a chat, and their names in a request for a response.
@@ -32,17 +34,17 @@ pub(in crate::serve) async fn create(
     fields.check()?;
     let mut tools = Tools::read(fields.tools.as_deref().unwrap_or_default())?;
     let mut said = before(&fields, &shared, &client)?;
-    let Listed(items) = fields.input.take().ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
+    let OneOrMany(items) = fields.input.take().ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
     said.push(shared.responses.said(items, bytes));
     let mut held = client.hold(1, room)?;
     let (chat, places) = chat::chat(&fields, &mut tools, &said, &model, &shared, held.room()).await?;
-    let chat = client.standing().apply(fields.priority.into_iter().fold(chat, Chat::priority));
+    let chat = client.header_params().apply(fields.priority.into_iter().fold(chat, Chat::priority));
     let reply = model.chat(chat).await.map_err(|error| places.error(error).renamed(&NAMES))?;
     let reply = shared.served(reply);
     let response = fields.response(&id::fresh("resp_"), id::now(), &name);
     let is_streamed = fields.stream.unwrap_or_default();
-    let telling = Telling::new(response.clone(), tools);
-    let run = |keeping| Run { shared: shared.clone(), telling, keeping, held };
+    let encoder = ResponseEncoder::new(response.clone(), tools);
+    let run = |keeping| Run { shared: shared.clone(), encoder, keeping, held };
     if fields.is_in_background() {
         if !shared.responses.has_room() {
             let error =

@@ -4,11 +4,11 @@ use super::tools::{as_arguments, shown_name};
 use crate::{
     Content, Role,
     serve::{
-        draft::{Draft, Piece},
+        draft_message::{DraftMessage, Piece},
         error::ApiError,
-        listed::Listed,
         media::{Link, Sizes},
         models::shortened,
+        one_or_many::OneOrMany,
         tool,
     },
 };
@@ -23,8 +23,8 @@ pub(in crate::serve) struct Item {
     #[serde(rename = "type")]
     kind: Option<String>,
     role: Option<String>,
-    content: Option<Listed<Part>>,
-    summary: Option<Vec<Part>>,
+    content: Option<OneOrMany<ContentPart>>,
+    summary: Option<Vec<ContentPart>>,
     call_id: Option<String>,
     name: Option<String>,
     arguments: Option<String>,
@@ -32,12 +32,12 @@ pub(in crate::serve) struct Item {
     namespace: Option<String>,
     /// Input of a call of a custom tool.
     input: Option<String>,
-    output: Option<Listed<Part>>,
+    output: Option<OneOrMany<ContentPart>>,
 }
 
 #[derive(Default, Deserialize, Serialize, JsonSchema)]
 #[schemars(rename = "ResponsesPart")]
-struct Part {
+struct ContentPart {
     #[serde(rename = "type")]
     kind: String,
     text: Option<String>,
@@ -47,15 +47,19 @@ struct Part {
     detail: Option<String>,
 }
 
-impl From<String> for Part {
+impl From<String> for ContentPart {
     fn from(text: String) -> Self {
-        Part { kind: "input_text".to_owned(), text: Some(text), ..Part::default() }
+        ContentPart { kind: "input_text".to_owned(), text: Some(text), ..ContentPart::default() }
     }
 }
 
 impl From<String> for Item {
     fn from(text: String) -> Self {
-        Item { role: Some("user".to_owned()), content: Some(Listed(vec![Part::from(text)])), ..Item::default() }
+        Item {
+            role: Some("user".to_owned()),
+            content: Some(OneOrMany(vec![ContentPart::from(text)])),
+            ..Item::default()
+        }
     }
 }
 
@@ -80,33 +84,33 @@ impl Item {
 pub(super) fn drafts<'a>(
     instructions: Option<&str>,
     items: impl Iterator<Item = (String, &'a Item)>,
-) -> Result<Vec<Draft>, ApiError> {
+) -> Result<Vec<DraftMessage>, ApiError> {
     let mut drafts = Vec::new();
-    drafts.extend(instructions.map(|text| Draft::new(Role::System, vec![Piece::text(text)])));
+    drafts.extend(instructions.map(|text| DraftMessage::new(Role::System, vec![Piece::text(text)])));
     for (param, item) in items {
         let draft = draft(item, &param)?;
         match draft.role {
             Role::User => drafts.push(draft),
-            _ => Draft::join(&mut drafts, draft),
+            _ => DraftMessage::join(&mut drafts, draft),
         }
     }
     Ok(drafts)
 }
 
-fn draft(item: &Item, param: &str) -> Result<Draft, ApiError> {
+fn draft(item: &Item, param: &str) -> Result<DraftMessage, ApiError> {
     let lacks = |field: &str| lacks(param, item.kind.as_deref().unwrap_or("message"), field);
     match item.kind.as_deref().unwrap_or("message") {
         "message" => {
             let role = role(item.role.as_deref().ok_or_else(|| lacks("role"))?, param)?;
             let content = item.content.as_ref().ok_or_else(|| lacks("content"))?;
-            Ok(Draft::new(role, pieces(content, &format!("{param}.content"))?))
+            Ok(DraftMessage::new(role, pieces(content, &format!("{param}.content"))?))
         }
         "reasoning" => {
             let told = item.content.iter().flat_map(|content| &content.0);
             let told: String =
                 told.chain(item.summary.iter().flatten()).filter_map(|part| part.text.as_deref()).collect();
             let said = Some(told).filter(|told| !told.is_empty()).map(|told| Piece::Said(Content::Reasoning(told)));
-            Ok(Draft::new(Role::Assistant, said.into_iter().collect()))
+            Ok(DraftMessage::new(Role::Assistant, said.into_iter().collect()))
         }
         kind @ ("function_call" | "custom_tool_call") => {
             let name = item.name.as_ref().ok_or_else(|| lacks("name"))?;
@@ -115,13 +119,13 @@ fn draft(item: &Item, param: &str) -> Result<Draft, ApiError> {
                 _ => as_arguments(item.input.as_ref().ok_or_else(|| lacks("input"))?),
             };
             let call = tool::call(item.call_id.clone(), &shown_name(item.namespace.as_deref(), name), arguments);
-            let draft = Draft::new(Role::Assistant, vec![Piece::Said(call)]);
-            Ok(Draft { calls: vec![item.call_id.clone()], ..draft })
+            let draft = DraftMessage::new(Role::Assistant, vec![Piece::Said(call)]);
+            Ok(DraftMessage { calls: vec![item.call_id.clone()], ..draft })
         }
         "function_call_output" | "custom_tool_call_output" => {
             let of = item.call_id.clone().ok_or_else(|| lacks("call_id"))?;
             let output = item.output.as_ref().ok_or_else(|| lacks("output"))?;
-            Ok(Draft::result(of, pieces(output, &format!("{param}.output"))?))
+            Ok(DraftMessage::result(of, pieces(output, &format!("{param}.output"))?))
         }
         other => {
             let told = format!("items of type `{}` are not supported", shortened(other));
@@ -144,11 +148,11 @@ fn role(name: &str, param: &str) -> Result<Role, ApiError> {
     }
 }
 
-fn pieces(parts: &Listed<Part>, param: &str) -> Result<Vec<Piece>, ApiError> {
+fn pieces(parts: &OneOrMany<ContentPart>, param: &str) -> Result<Vec<Piece>, ApiError> {
     parts.0.iter().enumerate().map(|(at, part)| piece(part, &format!("{param}[{at}]"))).collect()
 }
 
-fn piece(part: &Part, param: &str) -> Result<Piece, ApiError> {
+fn piece(part: &ContentPart, param: &str) -> Result<Piece, ApiError> {
     let text = |text: &Option<String>, field: &str| {
         text.clone().map(Piece::text).ok_or_else(|| lacks(param, &part.kind, field))
     };
@@ -182,8 +186,8 @@ mod tests {
     use super::*;
     use crate::serve::error::Shape;
 
-    fn read(items: &Value) -> Result<Vec<Draft>, ApiError> {
-        let Listed(items): Listed<Item> = serde_json::from_value(items.clone()).expect("items");
+    fn read(items: &Value) -> Result<Vec<DraftMessage>, ApiError> {
+        let OneOrMany(items): OneOrMany<Item> = serde_json::from_value(items.clone()).expect("items");
         let items = items.iter().enumerate().map(|(at, item)| (format!("input[{at}]"), item));
         drafts(Some("be kind"), items)
     }

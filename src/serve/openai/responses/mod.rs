@@ -2,10 +2,10 @@
 
 mod chat;
 pub(in crate::serve) mod create;
+mod encoder;
 mod items;
 pub(in crate::serve) mod kept;
 pub(in crate::serve) mod request;
 mod run;
 pub(in crate::serve) mod store;
-mod telling;
 mod tools;

@@ -8,7 +8,7 @@ use super::items::Item;
 use crate::serve::{
     body::{self, FromJson},
     error::ApiError,
-    listed::Listed,
+    one_or_many::OneOrMany,
 };
 
 /// `POST /v1/responses`.
@@ -29,7 +29,7 @@ impl FromJson for ResponsesRequest {
 #[schemars(rename = "ResponseFields")]
 pub(in crate::serve) struct Fields {
     pub(super) model: Option<String>,
-    pub(super) input: Option<Listed<Item>>,
+    pub(super) input: Option<OneOrMany<Item>>,
     pub(super) instructions: Option<String>,
     pub(super) previous_response_id: Option<String>,
     pub(super) store: Option<bool>,

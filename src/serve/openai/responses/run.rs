@@ -12,8 +12,8 @@ use tokio::sync::mpsc;
 use tracing::{Instrument, Span};
 
 use super::{
+    encoder::ResponseEncoder,
     store::{Said, StoredResponse},
-    telling::Telling,
 };
 use crate::{
     Reply,
@@ -25,7 +25,7 @@ const AHEAD: usize = 64;
 
 pub(super) struct Run {
     pub(super) shared: Arc<Shared>,
-    pub(super) telling: Telling,
+    pub(super) encoder: ResponseEncoder,
     pub(super) keeping: Keeping,
     pub(super) held: Held,
 }
@@ -47,7 +47,7 @@ impl Run {
         if let Ok(crate::ChatEvent::Done { usage, .. }) = &heard {
             self.held.used(UsageTold::of([*usage]));
         }
-        let (told, is_last) = self.telling.told(heard);
+        let (told, is_last) = self.encoder.told(heard);
         if is_last {
             // Before the client hears the end, so that it can go on from it at once.
             self.end();
@@ -57,7 +57,7 @@ impl Run {
 
     fn end(&mut self) {
         self.held = Held::default();
-        let (store, told) = (&self.shared.responses, &self.telling.response);
+        let (store, told) = (&self.shared.responses, &self.encoder.response);
         match std::mem::replace(&mut self.keeping, Keeping::No) {
             Keeping::No => {}
             Keeping::Later { owner, said } => {
@@ -77,12 +77,12 @@ impl Run {
                 break;
             }
         }
-        Ok(Json(self.telling.response).into_response())
+        Ok(Json(self.encoder.response).into_response())
     }
 
     pub(super) fn streamed(mut self, reply: Reply) -> Response {
         let keep_alive = self.shared.options.keep_alive;
-        let greetings: Vec<Event> = self.telling.begin().iter().map(sse::typed).collect();
+        let greetings: Vec<Event> = self.encoder.begin().iter().map(sse::typed).collect();
         let events = sse::told(reply, self, |run, heard| {
             let (told, is_last) = run.told(heard);
             (told.iter().map(sse::typed).collect(), is_last)
@@ -93,7 +93,7 @@ impl Run {
     /// Goes on whether or not the client stays. It is answered at once, or with a stream to watch.
     pub(super) fn in_background(mut self, reply: Reply, kept: &Arc<StoredResponse>, is_streamed: bool) -> Response {
         let keep_alive = self.shared.options.keep_alive;
-        let greetings: Vec<Event> = self.telling.begin().iter().map(sse::typed).collect();
+        let greetings: Vec<Event> = self.encoder.begin().iter().map(sse::typed).collect();
         let answer = Json(kept.told()).into_response();
         let (sender, events) = mpsc::channel(AHEAD);
         let watched = self.watched(reply, kept.clone(), is_streamed.then_some(sender));
@@ -111,14 +111,14 @@ impl Run {
         loop {
             let (told, is_last) = tokio::select! {
                 biased;
-                () = kept.stopped() => (self.telling.cancel(), true),
+                () = kept.stopped() => (self.encoder.cancel(), true),
                 heard = reply.next() => match heard {
                     Some(heard) => self.told(heard),
                     None => return,
                 },
             };
             if is_last {
-                access::ended(&self.telling.response);
+                access::ended(&self.encoder.response);
                 // A cancelled reply gives back what it holds before a slow client is waited for.
                 drop((reply, std::mem::take(&mut self.held)));
                 return watch(&told, &mut watcher).await;

@@ -13,37 +13,37 @@ use serde::{
 
 /// A list, or a text alone in place of a list of one. Unlike an untagged enum it names the wrong item.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Listed<T>(pub(super) Vec<T>);
+pub(super) struct OneOrMany<T>(pub(super) Vec<T>);
 
-impl<T: Serialize> Serialize for Listed<T> {
+impl<T: Serialize> Serialize for OneOrMany<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.0.serialize(serializer)
     }
 }
 
-impl<'de, T: Deserialize<'de> + From<String>> Deserialize<'de> for Listed<T> {
+impl<'de, T: Deserialize<'de> + From<String>> Deserialize<'de> for OneOrMany<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Either<T>(PhantomData<T>);
         impl<'de, T: Deserialize<'de> + From<String>> Visitor<'de> for Either<T> {
-            type Value = Listed<T>;
+            type Value = OneOrMany<T>;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("a string or a list")
             }
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<Listed<T>, E> {
-                Ok(Listed(vec![T::from(text.to_owned())]))
+            fn visit_str<E: Error>(self, text: &str) -> Result<OneOrMany<T>, E> {
+                Ok(OneOrMany(vec![T::from(text.to_owned())]))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Listed<T>, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(items)).map(Listed)
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<OneOrMany<T>, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(items)).map(OneOrMany)
             }
         }
         deserializer.deserialize_any(Either(PhantomData))
     }
 }
 
-impl<T: JsonSchema> JsonSchema for Listed<T> {
+impl<T: JsonSchema> JsonSchema for OneOrMany<T> {
     fn schema_name() -> Cow<'static, str> {
         format!("TextOrListOf{}", T::schema_name()).into()
     }

@@ -26,7 +26,7 @@ pub struct Planned {
     pub total_flag: &'static str,
 }
 
-pub struct Wish<'w> {
+pub struct DeviceSpec<'w> {
     pub choice: DeviceChoice,
     pub gpu: Option<&'w Gpu>,
     pub total: Option<Bytes>,
@@ -46,27 +46,27 @@ pub fn absent_place(total: Bytes, canary: Option<Bytes>) -> MemoryState {
 
 impl Planned {
     /// Finds the requested device. Opening one in this machine takes about 300 ms and only a context's memory.
-    pub fn of(wish: &Wish<'_>) -> Result<Self, Failure> {
-        if let Some(gpu) = wish.gpu {
-            return Planned::absent(gpu, &format!("{} by its specifications", gpu.name), wish);
+    pub fn of(spec: &DeviceSpec<'_>) -> Result<Self, Failure> {
+        if let Some(gpu) = spec.gpu {
+            return Planned::absent(gpu, &format!("{} by its specifications", gpu.name), spec);
         }
-        match wish.choice {
-            DeviceChoice::Host(capacity) => Ok(Planned::host(capacity, 1, wish)),
-            DeviceChoice::HostRanks(ranks, capacity) => Ok(Planned::host(capacity, ranks, wish)),
-            DeviceChoice::Cuda(ordinal) => Ok(Planned::present(&[ordinal], wish)?),
-            DeviceChoice::CudaRanks(ref ordinals) => Ok(Planned::present(ordinals, wish)?),
+        match spec.choice {
+            DeviceChoice::Host(capacity) => Ok(Planned::host(capacity, 1, spec)),
+            DeviceChoice::HostRanks(ranks, capacity) => Ok(Planned::host(capacity, ranks, spec)),
+            DeviceChoice::Cuda(ordinal) => Ok(Planned::present(&[ordinal], spec)?),
+            DeviceChoice::CudaRanks(ref ordinals) => Ok(Planned::present(ordinals, spec)?),
             DeviceChoice::Auto(capacity) | DeviceChoice::AutoRanks(_, capacity) => {
-                let count = match wish.choice {
+                let count = match spec.choice {
                     DeviceChoice::AutoRanks(ranks, _) => ranks,
-                    _ if wish.is_any_number => gpus().max(1),
+                    _ if spec.is_any_number => gpus().max(1),
                     _ => 1,
                 };
-                match Planned::present(&(0..count).collect::<Vec<_>>(), wish) {
+                match Planned::present(&(0..count).collect::<Vec<_>>(), spec) {
                     // One GPU is no reason to plan for none: the error says how many there are.
                     Err(why @ DeviceError::NoDevice { .. }) if gpus() > 0 => Err(why.into()),
-                    Err(DeviceError::NoDevice { .. }) if wish.is_small => Ok(Planned::host(capacity, 1, wish)),
-                    Err(DeviceError::NoDevice { .. }) => Planned::expected("this machine has no GPU", wish),
-                    Err(DeviceError::Unusable { reason, .. }) => Planned::expected(&reason, wish),
+                    Err(DeviceError::NoDevice { .. }) if spec.is_small => Ok(Planned::host(capacity, 1, spec)),
+                    Err(DeviceError::NoDevice { .. }) => Planned::expected("this machine has no GPU", spec),
+                    Err(DeviceError::Unusable { reason, .. }) => Planned::expected(&reason, spec),
                     planned => Ok(planned?),
                 }
             }
@@ -74,28 +74,28 @@ impl Planned {
         }
     }
 
-    fn host(capacity: Bytes, found: usize, wish: &Wish<'_>) -> Self {
-        let total = wish.total.unwrap_or(capacity);
+    fn host(capacity: Bytes, found: usize, spec: &DeviceSpec<'_>) -> Self {
+        let total = spec.total.unwrap_or(capacity);
         let (overhead, foreign) = (Bytes::ZERO, Bytes::ZERO);
-        let place = MemoryState { total, overhead, foreign, canary: wish.canary, page: PAGE, is_host: true };
+        let place = MemoryState { total, overhead, foreign, canary: spec.canary, page: PAGE, is_host: true };
         let name = "the host, in place of a GPU".to_owned();
         // A start has no other flag, and no typed flag contradicts it.
-        let total_flag = if wish.total.is_some() { TOTAL } else { "--capacity" };
-        let target = Target::Cpu { threads: wish.threads };
+        let total_flag = if spec.total.is_some() { TOTAL } else { "--capacity" };
+        let target = Target::Cpu { threads: spec.threads };
         Planned { name, is_here: true, target, places: vec![place], found, total_flag }
     }
 
-    fn expected(why: &str, wish: &Wish<'_>) -> Result<Self, Failure> {
+    fn expected(why: &str, spec: &DeviceSpec<'_>) -> Result<Self, Failure> {
         let gpu = Gpu::expected();
-        Planned::absent(&gpu, &format!("{} by its specifications, because {why}", gpu.name), wish)
+        Planned::absent(&gpu, &format!("{} by its specifications, because {why}", gpu.name), spec)
     }
 
-    fn absent(gpu: &Gpu, name: &str, wish: &Wish<'_>) -> Result<Self, Failure> {
-        let total = wish.total.or(gpu.total).ok_or_else(|| Failure {
+    fn absent(gpu: &Gpu, name: &str, spec: &DeviceSpec<'_>) -> Result<Self, Failure> {
+        let total = spec.total.or(gpu.total).ok_or_else(|| Failure {
             error: format!("the memory size of {} is not known", gpu.name),
             hint: "set --total, such as --total 80GiB, or name a product, such as --gpu h200".to_owned(),
         })?;
-        let place = absent_place(total, wish.canary);
+        let place = absent_place(total, spec.canary);
         Ok(Planned {
             name: name.to_owned(),
             is_here: false,
@@ -106,12 +106,12 @@ impl Planned {
         })
     }
 
-    fn present(ordinals: &[usize], wish: &Wish<'_>) -> Result<Self, DeviceError> {
+    fn present(ordinals: &[usize], spec: &DeviceSpec<'_>) -> Result<Self, DeviceError> {
         let devices = ordinals.iter().map(|ordinal| CudaDevice::open(*ordinal)).collect::<Result<Vec<_>, _>>()?;
         let target = Target::Cuda(CudaTarget::of(&devices[0])?);
         let place = |device: &CudaDevice| {
-            let place = MemoryState::of_device(device, wish.canary)?;
-            Ok(MemoryState { total: wish.total.unwrap_or(place.total), ..place })
+            let place = MemoryState::of_device(device, spec.canary)?;
+            Ok(MemoryState { total: spec.total.unwrap_or(place.total), ..place })
         };
         let places = devices.iter().map(place).collect::<Result<Vec<_>, DeviceError>>()?;
         // As a start takes them.

@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 
 use super::{
-    body::Room,
+    body::BodyPermit,
     error::ApiError,
-    media::{self, Link, Seen},
+    media::{self, Link, LoadedMedia},
     service::Shared,
 };
 use crate::{Chat, ChatError, Content, ModelHandle, Role};
 
 /// One turn.
-pub(super) struct Draft {
+pub(super) struct DraftMessage {
     pub(super) role: Role,
     pub(super) pieces: Vec<Piece>,
     /// The ids of a model's calls.
@@ -32,18 +32,18 @@ impl Piece {
     }
 }
 
-impl Draft {
+impl DraftMessage {
     pub(super) fn new(role: Role, pieces: Vec<Piece>) -> Self {
-        Draft { role, pieces, calls: Vec::new(), result_of: None }
+        DraftMessage { role, pieces, calls: Vec::new(), result_of: None }
     }
 
     /// What a tool answered to the call of this id.
     pub(super) fn result(of: String, pieces: Vec<Piece>) -> Self {
-        Draft { result_of: Some(of), ..Draft::new(Role::Tool, pieces) }
+        DraftMessage { result_of: Some(of), ..DraftMessage::new(Role::Tool, pieces) }
     }
 
     /// Adds a turn, or goes on with the last one if the same role speaks again. Results stay apart, one a call.
-    pub(super) fn join(drafts: &mut Vec<Draft>, draft: Draft) {
+    pub(super) fn join(drafts: &mut Vec<DraftMessage>, draft: DraftMessage) {
         match drafts.last_mut() {
             Some(last) if last.role == draft.role && draft.role != Role::Tool => {
                 let between = if draft.role == Role::System { "\n\n" } else { "\n" };
@@ -89,10 +89,10 @@ impl MediaFields {
 
 /// The conversation, once all that it shows has been read.
 pub(super) async fn chat(
-    mut drafts: Vec<Draft>,
+    mut drafts: Vec<DraftMessage>,
     model: &ModelHandle,
     shared: &Shared,
-    room: &mut Room,
+    room: &mut BodyPermit,
 ) -> Result<(Chat, MediaFields), ApiError> {
     order_results(&mut drafts);
     let mut links = Vec::new();
@@ -118,8 +118,8 @@ pub(super) async fn chat(
         false => None,
     };
     let mut seen = media::read(links, facts.as_ref(), shared, room).await?.into_iter().map(|seen| match seen {
-        Seen::Picture(picture) => Content::Image(picture),
-        Seen::Film(film) => Content::Video(film),
+        LoadedMedia::Picture(picture) => Content::Image(picture),
+        LoadedMedia::Film(film) => Content::Video(film),
     });
     let variables = shared.options.template_variables.clone();
     let blank = variables.into_iter().fold(Chat::new(), |chat, (name, value)| chat.template_variable(name, value));
@@ -131,7 +131,7 @@ pub(super) async fn chat(
 }
 
 /// Brings results of tools into the order of their calls: most chat templates show the model no ids to match them by.
-fn order_results(drafts: &mut [Draft]) {
+fn order_results(drafts: &mut [DraftMessage]) {
     let mut rest = drafts;
     while let Some(called) = rest.iter().position(|turn| !turn.calls.is_empty()) {
         let (before, results) = rest.split_at_mut(called + 1);
@@ -154,10 +154,10 @@ mod tests {
     fn results_come_in_the_order_of_their_calls() {
         let called = |ids: &[&str]| {
             let calls = ids.iter().map(|&id| Some(id.to_owned())).collect();
-            Draft { calls, ..Draft::new(Role::Assistant, Vec::new()) }
+            DraftMessage { calls, ..DraftMessage::new(Role::Assistant, Vec::new()) }
         };
-        let result = |id: &str| Draft::result(id.to_owned(), Vec::new());
-        let asked = || Draft::new(Role::User, Vec::new());
+        let result = |id: &str| DraftMessage::result(id.to_owned(), Vec::new());
+        let asked = || DraftMessage::new(Role::User, Vec::new());
         let mut drafts = vec![
             asked(),
             called(&["a", "b"]),
@@ -178,8 +178,8 @@ mod tests {
     fn a_hundred_thousand_calls_and_results_are_matched_in_a_moment() {
         let ids = || (0..100_000).map(|id: u32| id.to_string());
         let calls = ids().map(Some).collect();
-        let mut drafts = vec![Draft { calls, ..Draft::new(Role::Assistant, Vec::new()) }];
-        drafts.extend(ids().rev().map(|id| Draft::result(id, Vec::new())));
+        let mut drafts = vec![DraftMessage { calls, ..DraftMessage::new(Role::Assistant, Vec::new()) }];
+        drafts.extend(ids().rev().map(|id| DraftMessage::result(id, Vec::new())));
         let begun = std::time::Instant::now();
         order_results(&mut drafts);
         // Each with each would be minutes.

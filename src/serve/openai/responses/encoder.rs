@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-pub(super) struct Telling {
+pub(super) struct ResponseEncoder {
     /// The response as OpenAI shows it. Its output is filled at the end.
     pub(super) response: Value,
     output: Vec<Value>,
@@ -91,9 +91,9 @@ impl Open {
     }
 }
 
-impl Telling {
+impl ResponseEncoder {
     pub(super) fn new(response: Value, tools: Tools) -> Self {
-        Telling { response, output: Vec::new(), tools, open: None, events: 0 }
+        ResponseEncoder { response, output: Vec::new(), tools, open: None, events: 0 }
     }
 
     /// The first events.
@@ -250,16 +250,16 @@ fn placed(open: &Open, mut fields: Value) -> Value {
 mod tests {
     use super::*;
 
-    fn told(telling: &mut Telling, heard: Vec<ChatEvent>) -> Vec<Value> {
-        heard.into_iter().flat_map(|heard| telling.told(Ok(heard)).0).collect()
+    fn told(encoder: &mut ResponseEncoder, heard: Vec<ChatEvent>) -> Vec<Value> {
+        heard.into_iter().flat_map(|heard| encoder.told(Ok(heard)).0).collect()
     }
 
     #[test]
     fn each_item_is_added_told_and_done_in_order() {
-        let mut telling = Telling::new(json!({"id": "resp_1"}), Tools::default());
-        let mut events = telling.begin();
+        let mut encoder = ResponseEncoder::new(json!({"id": "resp_1"}), Tools::default());
+        let mut events = encoder.begin();
         events.extend(told(
-            &mut telling,
+            &mut encoder,
             vec![
                 ChatEvent::Reasoning("hm".to_owned()),
                 ChatEvent::Text("y".to_owned()),
@@ -299,8 +299,8 @@ mod tests {
         let numbers: Vec<_> = events.iter().filter_map(|told| told["sequence_number"].as_u64()).collect();
         assert!(numbers.iter().copied().eq(0..20), "{numbers:?}");
         assert_eq!(events[9]["output_index"], 1);
-        assert_eq!(telling.response["output"][1]["content"][0]["text"], "yes");
-        assert_eq!(telling.response["output"][2]["arguments"], "{}");
+        assert_eq!(encoder.response["output"][1]["content"][0]["text"], "yes");
+        assert_eq!(encoder.response["output"][2]["arguments"], "{}");
     }
 
     #[test]
@@ -310,14 +310,14 @@ mod tests {
             json!({"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "wait"}]}),
         ];
         let tools = Tools::read(&tools).map_err(|_| ()).expect("tools");
-        let mut telling = Telling::new(json!({}), tools);
+        let mut encoder = ResponseEncoder::new(json!({}), tools);
         let call = |index: usize, name: &str, json: &str| {
             let begin = ToolCallEvent::Begin { index, id: index.to_string(), name: name.to_owned() };
             let arguments = ToolCallEvent::Arguments { index, json: json.to_owned() };
             [begin, arguments, ToolCallEvent::End { index, is_whole: true }].map(ChatEvent::ToolCall)
         };
         let heard = [call(0, "patch", r#"{"input": "a\nb"}"#), call(1, "agents__wait", "{}")].concat();
-        let events = told(&mut telling, heard);
+        let events = told(&mut encoder, heard);
         let input = |event: &Value| event["type"].as_str().unwrap_or_default().contains("custom_tool_call_input");
         let inputs: Vec<_> = events.iter().filter(|event| input(event)).collect();
         assert_eq!(inputs.len(), 2, "{events:?}");
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn a_cut_reply_is_incomplete_and_a_broken_one_has_failed() {
-        let mut cut = Telling::new(json!({}), Tools::default());
+        let mut cut = ResponseEncoder::new(json!({}), Tools::default());
         let events = told(
             &mut cut,
             vec![ChatEvent::Text("ye".to_owned()), ChatEvent::done("ye", FinishReason::Length, Usage::default())],
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(events.last().expect("an end")["type"], "response.incomplete");
         assert_eq!(cut.response["incomplete_details"]["reason"], "max_output_tokens");
         assert_eq!(cut.response["output"][0]["status"], "incomplete");
-        let mut broken = Telling::new(json!({}), Tools::default());
+        let mut broken = ResponseEncoder::new(json!({}), Tools::default());
         let (events, is_last) = broken.told(Err(ChatError::Stopped { reason: "it died".into() }));
         assert!(is_last);
         assert_eq!(events[0]["response"]["error"]["code"], "server_error");

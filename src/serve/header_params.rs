@@ -21,19 +21,19 @@ const TENANT: &str = "x-tenant";
 
 /// What a request's headers say.
 #[derive(Clone, Default)]
-pub(super) struct Standing {
+pub(super) struct HeaderParams {
     tenant: Option<String>,
     deadlines: [Option<Duration>; DEADLINES.len()],
 }
 
-impl Standing {
+impl HeaderParams {
     /// Reads the headers. Where each key is a tenant of its own, a client cannot choose another.
     ///
     /// # Errors
     /// A header with a value that it cannot have, by its name.
     pub(super) fn of(headers: &HeaderMap, of_key: Option<String>) -> Result<Self, ApiError> {
-        let mut standing = Standing { tenant: of_key, ..Standing::default() };
-        if standing.tenant.is_none()
+        let mut header_params = HeaderParams { tenant: of_key, ..HeaderParams::default() };
+        if header_params.tenant.is_none()
             && let Some(value) = headers.get(TENANT)
         {
             let name = value.to_str().unwrap_or_default();
@@ -42,9 +42,9 @@ impl Standing {
                     format!("`{TENANT}` is invalid; expected 1 to {} printable ASCII characters", Tenant::BYTES_MAX);
                 return Err(ApiError::invalid(TENANT, told));
             }
-            standing.tenant = Some(name.to_owned());
+            header_params.tenant = Some(name.to_owned());
         }
-        for (deadline, (name, _)) in standing.deadlines.iter_mut().zip(DEADLINES) {
+        for (deadline, (name, _)) in header_params.deadlines.iter_mut().zip(DEADLINES) {
             let Some(value) = headers.get(name) else { continue };
             let text = value.to_str().unwrap_or_default();
             let milliseconds = text.trim().parse::<u64>().map_err(|_| {
@@ -53,7 +53,7 @@ impl Standing {
             })?;
             *deadline = Some(if milliseconds == 0 { Duration::MAX } else { Duration::from_millis(milliseconds) });
         }
-        Ok(standing)
+        Ok(header_params)
     }
 
     /// The chat with this standing.
@@ -73,10 +73,10 @@ mod tests {
     fn a_tenant_is_the_keys_where_keys_are_tenants_and_else_the_headers() {
         let read = |name: &str, of_key: Option<&str>| {
             let headers = HeaderMap::from_iter([(TENANT.parse().expect("a name"), name.parse().expect("a value"))]);
-            let standing = Standing::of(&headers, of_key.map(str::to_owned));
-            standing
+            let header_params = HeaderParams::of(&headers, of_key.map(str::to_owned));
+            header_params
                 .map_err(|error| error.body(Shape::OpenAi)["error"]["param"].clone())
-                .map(|standing| standing.tenant)
+                .map(|header_params| header_params.tenant)
         };
         assert_eq!(read("gold", None), Ok(Some("gold".to_owned())));
         assert_eq!(read("gold", Some("key-2")), Ok(Some("key-2".to_owned())));
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn deadlines_are_whole_milliseconds_and_zero_is_none() {
         let read = |text: &'static str| {
-            Standing::of(
+            HeaderParams::of(
                 &HeaderMap::from_iter([("x-deadline-ms".parse().expect("a name"), text.parse().expect("a value"))]),
                 None,
             )

@@ -94,7 +94,7 @@ pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Resu
                 over = Over::Failed;
                 let failure = Failure::from(error);
                 match options.json {
-                    true => println!("{}", of_sample(crate::told::failure(&failure), Some(sample))),
+                    true => println!("{}", of_sample(crate::shared_output::failure(&failure), Some(sample))),
                     false => failure::tell(&Failure { error: format!("[{sample}] {}", failure.error), ..failure }),
                 }
             }
@@ -105,7 +105,7 @@ pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Resu
 
 pub fn failure(failure: &Failure, is_json: bool) {
     match is_json {
-        true => println!("{}", crate::told::failure(failure)),
+        true => println!("{}", crate::shared_output::failure(failure)),
         false => failure::tell(failure),
     }
 }
@@ -114,7 +114,7 @@ pub fn failure(failure: &Failure, is_json: bool) {
 pub fn failure_of_all(failed: &Failure, options: &Options) {
     match options.json && options.n > 1 {
         true => (0..options.n).for_each(|sample| {
-            println!("{}", of_sample(crate::told::failure(failed), Some(sample)));
+            println!("{}", of_sample(crate::shared_output::failure(failed), Some(sample)));
         }),
         false => failure(failed, options.json),
     }
