@@ -10,15 +10,35 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
     sync::Notify,
     time::{Instant, Sleep, sleep},
 };
+use tokio_rustls::server::TlsStream;
 
 /// An end of input within this time after the last bytes counts as a half-close. A later one counts as a disconnect,
 /// which cancels the request. TCP does not distinguish the two until the server writes.
 const WITH_REQUEST: Duration = Duration::from_millis(100);
-/// How often a half-closed connection is read again: the client may have reset it, which cancels the request.
-const AGAIN: Duration = Duration::from_secs(1);
+/// How often a half-closed connection is checked: if the client has reset it, the request is canceled.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+
+/// Streams over a socket. After the end of input, reads no longer return the socket's error.
+pub(super) trait Socket {
+    /// The error that the system has for the socket, such as a reset by the peer.
+    fn socket_error(&self) -> io::Result<Option<io::Error>>;
+}
+
+impl Socket for TcpStream {
+    fn socket_error(&self) -> io::Result<Option<io::Error>> {
+        self.take_error()
+    }
+}
+
+impl Socket for TlsStream<TcpStream> {
+    fn socket_error(&self) -> io::Result<Option<io::Error>> {
+        self.get_ref().0.take_error()
+    }
+}
 
 /// A connection that hides a half-close from the HTTP server. If the request is incomplete, the timeouts for headers
 /// and bodies end it.
@@ -26,26 +46,40 @@ pub(super) struct HalfClosed<S> {
     stream: S,
     /// When bytes last came.
     heard: Option<Instant>,
-    /// The time to read again, since an end is kept back.
-    again: Option<Pin<Box<Sleep>>>,
+    /// The time of the next check, if an end was hidden.
+    check: Option<Pin<Box<Sleep>>>,
     ended: Arc<Notify>,
 }
 
 impl<S> HalfClosed<S> {
     /// `ended` is notified when a half-close is hidden: the client sends no further request.
     pub(super) fn new(stream: S, ended: Arc<Notify>) -> Self {
-        HalfClosed { stream, heard: None, again: None, ended }
+        HalfClosed { stream, heard: None, check: None, ended }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for HalfClosed<S> {
+impl<S: Socket> HalfClosed<S> {
+    /// Returns the error of a socket whose end of input was hidden.
+    fn poll_error(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(check) = &mut self.check else { return Poll::Pending };
+        loop {
+            ready!(check.as_mut().poll(context));
+            if let Some(error) = self.stream.socket_error()? {
+                return Poll::Ready(Err(error));
+            }
+            check.as_mut().reset(Instant::now() + CHECK_EVERY);
+        }
+    }
+}
+
+impl<S: AsyncRead + Socket + Unpin> AsyncRead for HalfClosed<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Some(again) = &mut self.again {
-            ready!(again.as_mut().poll(context));
+        if self.check.is_some() {
+            return self.poll_error(context);
         }
         let (before, room) = (buffer.filled().len(), buffer.remaining());
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
@@ -56,17 +90,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for HalfClosed<S> {
             self.heard = Some(Instant::now());
             return read;
         }
-        if self.again.is_none() {
-            if self.heard.is_none_or(|heard| heard.elapsed() > WITH_REQUEST) {
-                return read;
-            }
-            self.ended.notify_one();
+        if self.heard.is_none_or(|heard| heard.elapsed() > WITH_REQUEST) {
+            return read;
         }
-        let mut again = Box::pin(sleep(AGAIN));
-        // A new timer is never ready.
-        let _ = again.as_mut().poll(context);
-        self.again = Some(again);
-        Poll::Pending
+        self.ended.notify_one();
+        self.check = Some(Box::pin(sleep(CHECK_EVERY)));
+        self.poll_error(context)
     }
 }
 
@@ -102,11 +131,17 @@ mod tests {
 
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt, duplex},
-        net::{TcpListener, TcpStream},
+        net::TcpListener,
         time::{advance, timeout},
     };
 
     use super::*;
+
+    impl Socket for tokio::io::DuplexStream {
+        fn socket_error(&self) -> io::Result<Option<io::Error>> {
+            Ok(None)
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn an_end_that_comes_with_a_request_is_kept_back_and_a_later_one_is_not() {
@@ -137,11 +172,11 @@ mod tests {
         theirs.write_all(b"GET").await.expect("it is read");
         theirs.shutdown().await.expect("it ends");
         ours.read_exact(&mut [0; 3]).await.expect("it comes");
-        let read = timeout(AGAIN * 5 / 2, ours.read(&mut [0; 3])).await;
+        let read = timeout(CHECK_EVERY * 5 / 2, ours.read(&mut [0; 3])).await;
         assert!(read.is_err(), "the end is kept back");
         theirs.set_zero_linger().expect("an option of sockets");
         drop(theirs);
-        let read = timeout(Duration::from_secs(30), ours.read(&mut [0; 3])).await.expect("it is read again");
-        assert_eq!(read.expect_err("a reset").kind(), io::ErrorKind::ConnectionReset);
+        let read = timeout(Duration::from_secs(30), ours.read(&mut [0; 3])).await.expect("it is checked");
+        read.expect_err("a reset");
     }
 }

@@ -29,7 +29,7 @@ use tokio_rustls::{TlsAcceptor, rustls};
 
 use super::{
     connection_slots::{ConnectionSlot, ConnectionSlots, Kind},
-    half_closed::HalfClosed,
+    half_closed::{HalfClosed, Socket},
     options::ServeOptions,
     patience::Patient,
     root_path::below,
@@ -306,7 +306,7 @@ async fn accept(listener: &TcpListener, errors: &mut Errors) -> (TcpStream, Sock
 
 /// Serves one connection until it ends, or until its running request has ended when the server stops.
 async fn serve(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    stream: impl AsyncRead + AsyncWrite + Socket + Unpin + Send + 'static,
     limits: Limits,
     router: Router,
     mut stopped: watch::Receiver<bool>,

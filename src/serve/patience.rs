@@ -12,6 +12,8 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
+use super::half_closed::Socket;
+
 /// A connection that breaks when its client takes nothing for too long: a stopped reader would hold its reply's memory.
 pub(super) struct Patient<S> {
     stream: S,
@@ -36,6 +38,12 @@ impl<S> Patient<S> {
             Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
             Poll::Pending => Poll::Pending,
         }
+    }
+}
+
+impl<S: Socket> Socket for Patient<S> {
+    fn socket_error(&self) -> io::Result<Option<io::Error>> {
+        self.stream.socket_error()
     }
 }
 
