@@ -4,10 +4,10 @@
 use bursar_budgets::testing::HostControl;
 use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
-use bursar::{Chat, ChatError, Hint, LoadOptions, ModelSource, Runtime, RuntimeError, StartError};
+use bursar::{ChatError, Hint, ModelSource, Runtime, RuntimeError, StartError};
 use bursar_model::{
     LoadError,
-    error::{CheckpointError, SamplingError, TextError},
+    error::{CheckpointError, TextError},
     weights::WeightError,
 };
 use serde_json::{Value, json};
@@ -19,10 +19,10 @@ const SHARD: &str = "model-00001-of-00002.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// A copy of a golden checkpoint that a test may damage.
-struct Copy(Folder);
+pub struct Copy(pub Folder);
 
 impl Copy {
-    fn of(checkpoint: &str) -> Copy {
+    pub fn of(checkpoint: &str) -> Copy {
         let folder = Folder::empty();
         let golden = bursar_golden::path(checkpoint);
         for entry in fs::read_dir(golden).expect("the golden checkpoint").flatten() {
@@ -37,20 +37,20 @@ impl Copy {
         self.0.path().join(file)
     }
 
-    fn read(&self, file: &str) -> Vec<u8> {
+    pub fn read(&self, file: &str) -> Vec<u8> {
         fs::read(self.path(file)).expect("a file")
     }
 
-    fn write(&self, file: &str, content: impl AsRef<[u8]>) {
+    pub fn write(&self, file: &str, content: impl AsRef<[u8]>) {
         fs::write(self.path(file), content).expect("it is written");
     }
 
-    fn remove(&self, file: &str) {
+    pub fn remove(&self, file: &str) {
         fs::remove_file(self.path(file)).expect("it was there");
     }
 
     /// Changes a field of a JSON file.
-    fn set(&self, file: &str, pointer: &[&str], value: Value) {
+    pub fn set(&self, file: &str, pointer: &[&str], value: Value) {
         let mut json: Value = serde_json::from_slice(&self.read(file)).expect("JSON");
         let (last, outer) = pointer.split_last().expect("a field");
         outer.iter().fold(&mut json, |json, name| &mut json[*name])[*last] = value;
@@ -566,65 +566,6 @@ fn a_missing_endless_or_greedy_template_fails_only_its_chat() {
                 runtime.unload(name).await.expect("it unloads");
             }
         }
-        runtime.shutdown().await;
-    });
-}
-
-#[test]
-fn a_tokenizer_and_its_template_may_come_from_another_folder() {
-    story(async {
-        let (model, tokenizer) = (Copy::of("qwen3"), Copy::of("qwen3"));
-        let runtime = runtime_on(&device()).await;
-        let prompt_of = async |tokenizer: Option<&Copy>| {
-            let tokenizer = tokenizer.map(|copy| copy.0.path().to_owned());
-            let options = LoadOptions { tokenizer, ..small() };
-            let loaded = runtime.load_with(ModelSource::folder(model.0.path()), options, |_| {}).await;
-            let loaded = loaded.map_err(|error| error.to_string())?;
-            let prompt = loaded.prompt_of(text("Hello")).await.expect("a prompt").token_ids;
-            runtime.unload(loaded.name()).await.expect("it was loaded");
-            Ok::<_, String>(prompt)
-        };
-        let own = prompt_of(None).await.expect("it loads");
-        tokenizer.set("tokenizer_config.json", &["chat_template"], json!("{{ messages[0].content }}"));
-        let other = prompt_of(Some(&tokenizer)).await.expect("it loads");
-        assert!(other.len() < own.len(), "{other:?} is shorter than {own:?}");
-        // Then the model needs none of its own.
-        model.remove("tokenizer.json");
-        assert_eq!(prompt_of(Some(&tokenizer)).await, Ok(other));
-        tokenizer.remove("tokenizer.json");
-        let error = prompt_of(Some(&tokenizer)).await.expect_err("there is none");
-        let folder = tokenizer.0.path().display().to_string();
-        assert!(error.contains("tokenizer.json") && error.contains(&folder), "{error}");
-        runtime.shutdown().await;
-    });
-}
-
-#[test]
-fn a_token_that_was_added_beyond_the_logits_is_refused_only_where_a_prompt_has_it() {
-    story(async {
-        let model = Copy::of("qwen3");
-        let config: Value = serde_json::from_slice(&model.read("config.json")).expect("JSON");
-        let rows = config["vocab_size"].as_u64().expect("a number");
-        let mut tokenizer: Value = serde_json::from_slice(&model.read("tokenizer.json")).expect("JSON");
-        let added = tokenizer["added_tokens"].as_array_mut().expect("a list");
-        // Ids have no gaps.
-        let next = added.iter().filter_map(|token| token["id"].as_u64()).max().expect("some tokens were added") + 1;
-        added.extend((next..=rows).map(|id| {
-            json!({"id": id, "content": format!("<|{}|>", rows - id), "special": true,
-            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
-        }));
-        model.write("tokenizer.json", tokenizer.to_string());
-        // Padding that is also an end of replies, as such releases have it.
-        model.set("generation_config.json", &["eos_token_id"], json!([config["eos_token_id"], rows]));
-        let runtime = runtime_on(&device()).await;
-        let loaded = runtime.load_with(ModelSource::folder(model.0.path()), small(), |_| {}).await.expect("it loads");
-        ask(&loaded, text("Hello")).await.expect("an answer");
-        ask(&loaded, text("Hello <|0|>")).await.expect("users cannot write special tokens");
-        let tokens = loaded.tokenize("Hello <|0|>", false).await.expect("a text");
-        let error = ask(&loaded, Chat::from_tokens(tokens)).await.expect_err("the model has no such row");
-        let unknown =
-            SamplingError::UnknownToken { parameter: "prompt", token: rows as u32, vocabulary: rows as usize };
-        assert!(matches!(&error, ChatError::Sampling(found) if **found == unknown), "{error:?}");
         runtime.shutdown().await;
     });
 }

@@ -41,6 +41,7 @@ mod sleeping;
 mod slow_device;
 mod stage;
 mod starts;
+mod tokenizers;
 mod tokens;
 mod told;
 mod tool_calls;
