@@ -144,7 +144,7 @@ fn a_tool_whose_schema_cannot_be_followed_is_named_by_its_index() {
     assert!(!format!("{error} {faulty:?}").contains("zebra"), "nothing of the schema is shown");
     faulty[1].parameters = json!({"type": "object", "properties": {"a": {"multipleOf": 1e9}}});
     let ReplyFormError { tool, source } = refused(faulty.clone(), ToolFormat::Hermes);
-    assert_eq!((tool, source.reason()), (Some(1), Some("`multipleOf` is above 100000000, at /properties/a")));
+    assert_eq!((tool, source.reason()), (Some(1), Some("`multipleOf` is above 100000000, at #/properties/a")));
     assert_eq!(refused(Vec::new(), ToolFormat::Hermes), GrammarError::NoChoice.into());
 }
 

@@ -71,6 +71,27 @@ fn paths_may_begin_with_the_root_path_and_need_not() {
 }
 
 #[test]
+fn a_schema_that_is_refused_names_the_place_of_the_fault() {
+    story(async {
+        let house = House::usual().await;
+        for (schema, place) in [
+            (json!({"properties": {"a b": {"type": "zebra"}}}), "#/properties/a b"),
+            (json!({"type": "array", "prefixItems": [{}, {"type": "string", "pattern": "(a"}]}), "#/prefixItems/1"),
+            (json!({"items": {"properties": {"s": {"unevaluatedProperties": 3}}}}), "#/items/properties/s"),
+            (json!({"$ref": "#/$defs/q", "$defs": {"q": {"dependentRequired": {"a": ["b"]}}}}), "#/$defs/q"),
+        ] {
+            let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
+            let answer = house.post("/v1/chat/completions", &hello(json!({"response_format": format}))).await;
+            assert_eq!(answer.status, 400, "{}", answer.body);
+            let error = &answer.json()["error"];
+            assert_eq!(error["param"], "response_format", "{error}");
+            assert!(error["message"].as_str().is_some_and(|told| told.contains(&format!("at {place}"))), "{error}");
+        }
+        house.end().await;
+    });
+}
+
+#[test]
 fn fields_that_change_a_reply_elsewhere_are_served_or_refused_by_name() {
     story(async {
         let house = House::usual().await;

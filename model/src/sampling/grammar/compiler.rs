@@ -106,7 +106,7 @@ impl GrammarCompiler {
         };
         let place = place(schema, |part| self.parser(&OutputFormat::json(part)).is_err_and(|other| other == error));
         let Some(place) = place else { return error };
-        GrammarError::Schema { reason: PrivateText(format!("{}, at {place}", reason.0)) }
+        GrammarError::Schema { reason: PrivateText(format!("{}, at #{place}", reason.0)) }
     }
 }
 
