@@ -75,11 +75,17 @@ def sources_of(source):
     return sorted(found)
 
 
+def code_of(text):
+    """A source without comments, trailing spaces and empty lines. A comment after code stays if the line has a quote."""
+    lines = (line if '"' in line and not line.lstrip().startswith("//") else line.split("//")[0] for line in text.split("\n"))
+    return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
+
+
 def digest_of_sources(source):
-    """What a compiled file depends on: sources, options and compiler. `device_code.rs` computes the same."""
+    """Digest of the code, the options and the compiler. `device_code.rs` computes the same digest."""
     digest = hashlib.sha256()
     for file in sources_of(source):
-        digest.update(f"{file.relative_to(HERE).as_posix()}\n".encode() + file.read_bytes())
+        digest.update(f"{file.relative_to(HERE).as_posix()}\n{code_of(file.read_text())}".encode())
     digest.update(options().encode())
     return digest.hexdigest()
 
