@@ -69,8 +69,9 @@ fn fetched(folder: &Path) -> Result<PathBuf, String> {
 fn python(folder: &Path, arguments: &[&str]) -> Result<(), String> {
     let run = Command::new("python3").args(arguments).current_dir(folder).output();
     let run = run.map_err(|error| format!("python3 cannot be run: {error}"))?;
-    match run.status.success() {
-        true => Ok(()),
-        false => Err(format!("python3 {}: {}", arguments[..3].join(" "), String::from_utf8_lossy(&run.stderr).trim())),
+    if run.status.success() {
+        Ok(())
+    } else {
+        Err(format!("python3 {}: {}", arguments[..3].join(" "), String::from_utf8_lossy(&run.stderr).trim()))
     }
 }

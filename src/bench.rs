@@ -56,21 +56,23 @@ const PICTURE_RUNS: usize = 3;
 
 /// Runs the command; `main` is when the process entered `main`.
 pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> ExitCode {
-    let told = match options.replay.is_wanted() {
-        true => replay::replay(device, &options, main).await.and_then(|report| {
+    let told = if options.replay.is_wanted() {
+        replay::replay(device, &options, main).await.and_then(|report| {
             show(&report, options.json);
-            match report.is_a_failure() {
-                false => Ok(()),
-                true => Err(Failure {
+            if report.is_a_failure() {
+                Err(Failure {
                     error: "a run got no replies".to_owned(),
                     hint: "the errors of its requests are printed above".to_owned(),
-                }),
+                })
+            } else {
+                Ok(())
             }
-        }),
-        false => match measure(device, &options, main).await {
+        })
+    } else {
+        match measure(device, &options, main).await {
             Ok(false) => return ExitCode::FAILURE,
             told => told.map(drop),
-        },
+        }
     };
     match (options.json, told) {
         (true, Err(failure)) => {
@@ -82,10 +84,7 @@ pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> Exi
 }
 
 fn show<R: Display + Serialize>(report: &R, as_json: bool) {
-    match as_json {
-        true => println!("{}", json!(report)),
-        false => print!("{report}"),
-    }
+    if as_json { println!("{}", json!(report)) } else { print!("{report}") }
 }
 
 /// Measures and prints. False if an object tells what ended it before all was measured.

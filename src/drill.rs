@@ -71,9 +71,10 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
         }
         Err(failure) => return report(Err(failure)),
     };
-    match options.json {
-        true => println!("{}", serde_json::to_string(&drilled).expect("numbers and text")),
-        false => tell(&drilled),
+    if options.json {
+        println!("{}", serde_json::to_string(&drilled).expect("numbers and text"))
+    } else {
+        tell(&drilled)
     }
     match drilled.leaked_bytes {
         Bytes::ZERO => ExitCode::SUCCESS,
@@ -86,9 +87,10 @@ const CANNOT_BE_READ: u8 = 2;
 
 fn refuse(error: FaultPlanError, is_json: bool) -> ExitCode {
     let failure = Failure::from(error);
-    match is_json {
-        true => println!("{}", shared_output::failure(&failure)),
-        false => failure::tell(&failure),
+    if is_json {
+        println!("{}", shared_output::failure(&failure))
+    } else {
+        failure::tell(&failure)
     }
     ExitCode::from(CANNOT_BE_READ)
 }

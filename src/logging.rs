@@ -146,10 +146,7 @@ pub fn is_watched() -> bool {
 
 /// Prints a notice for the user.
 pub fn note(text: impl Display) {
-    match is_json() {
-        true => info!(target: SAID, "{text}"),
-        false => print(text),
-    }
+    if is_json() { info!(target: SAID, "{text}") } else { print(text) }
 }
 
 /// Reports progress.
@@ -159,10 +156,7 @@ pub fn progress(what: &str, done: u64, total: u64) {
 
 /// Prints an error and its hint.
 pub fn fail(error: &str, hint: &str) {
-    match is_json() {
-        true => error!(target: SAID, hint, "{error}"),
-        false => print(format_args!("error: {error}\n hint: {hint}")),
-    }
+    if is_json() { error!(target: SAID, hint, "{error}") } else { print(format_args!("error: {error}\n hint: {hint}")) }
 }
 
 /// Reports a bad command line and exits. It finds the `--log` form itself, as nothing has been parsed yet.

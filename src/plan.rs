@@ -92,9 +92,10 @@ async fn list(device: &DeviceOptions, options: Options) -> ExitCode {
         Ok(shapes) if is_json => println!("{}", json!(shapes)),
         Ok(shapes) => print!("{shapes}"),
         Err(failure) => {
-            match is_json {
-                true => println!("{}", shared_output::failure(&failure)),
-                false => failure::tell(&failure),
+            if is_json {
+                println!("{}", shared_output::failure(&failure))
+            } else {
+                failure::tell(&failure)
             }
             return ExitCode::from(CANNOT_BE_PLANNED);
         }
@@ -129,10 +130,8 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let pictures = checkpoint.image_processor.as_ref();
     let name = load.name.clone().unwrap_or_else(|| source.name());
     let sought = PlacementQuery { name: &name, checkpoint: &checkpoint, options: &load };
-    let ranks = match device.is_any_number() {
-        true => min_ranks_for(&sought, &planned, target, &mut notes)?,
-        false => device.ranks(),
-    };
+    let ranks =
+        if device.is_any_number() { min_ranks_for(&sought, &planned, target, &mut notes)? } else { device.ranks() };
     let (whole, target, place) = (target, target.of_ranks(ranks), planned.place_of(ranks));
     let model = &Model::plan_heaviest(&checkpoint, &target, ranks)?;
     model.config().check_vocabulary(checkpoint.prompts()?.tokenizer())?;

@@ -86,10 +86,8 @@ const REDRAW: Duration = Duration::from_millis(500);
 pub async fn run(options: Options, served: Option<SocketAddr>) -> ExitCode {
     let is_json = options.json;
     // A server on any address is reachable on this machine too.
-    let here = served.map(|served| match served.ip().is_unspecified() {
-        true => Address::port(served.port()),
-        false => Address::of(served),
-    });
+    let here = served
+        .map(|served| if served.ip().is_unspecified() { Address::port(served.port()) } else { Address::of(served) });
     let address = options.address.clone().or(here).unwrap_or_else(|| Address::port(PORT));
     let seen = tokio::task::spawn_blocking(move || look(&options, &address)).await;
     let seen = seen.unwrap_or_else(|died| {

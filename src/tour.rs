@@ -16,9 +16,10 @@ pub async fn run(device: &DeviceOptions) -> Result<(), Failure> {
     let started = Instant::now();
     let demo = model::load(&runtime, device, "demo", true).await?;
     let seconds = started.elapsed().as_secs_f64();
-    let how = match demo.serving().await?.is_warm {
-        true => "planned, loaded, sized from the profile of an earlier start, stressed",
-        false => "planned, loaded, stressed, sized",
+    let how = if demo.serving().await?.is_warm {
+        "planned, loaded, sized from the profile of an earlier start, stressed"
+    } else {
+        "planned, loaded, stressed, sized"
     };
     println!("READY after {seconds:.1} s: {how}.\n");
     let before = snapshot(&runtime).await?;

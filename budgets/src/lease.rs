@@ -187,10 +187,7 @@ impl LeaseMeter {
     /// for memory at addresses that we do not know (captured graphs, a tenant's own allocations), so all of it counts.
     /// A lease must not pay for both: the part outside its segments would look like another process.
     pub fn used(&self, granted: Bytes) -> Bytes {
-        match self.0.has_segments.load(SeqCst) {
-            true => self.0.backed.load(),
-            false => granted,
-        }
+        if self.0.has_segments.load(SeqCst) { self.0.backed.load() } else { granted }
     }
 
     /// Whether the device is backing or unbacking part of it. What the device has taken is then between the value now

@@ -36,7 +36,6 @@
 //! # let _ = scores;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![deny(missing_docs)]
 
 mod account;
 mod admission;

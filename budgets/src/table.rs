@@ -14,10 +14,10 @@ pub(crate) fn align<const N: usize>(rows: &[[String; N]], right: [bool; N]) -> V
         }
     }
     let line = |row: &[String; N]| {
-        let cells = row.iter().zip(widths).zip(right).map(|((cell, width), right)| match right {
-            true => format!("{cell:>width$}"),
-            false => format!("{cell:<width$}"),
-        });
+        let cells =
+            row.iter().zip(widths).zip(right).map(|((cell, width), right)| {
+                if right { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+            });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
     };
     rows.iter().map(line).collect()

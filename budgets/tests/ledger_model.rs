@@ -128,9 +128,10 @@ impl Naive {
     }
 
     fn available(&self, host: bool) -> u64 {
-        match host {
-            true => HOST_TOTAL - self.granted(true),
-            false => TOTAL.saturating_sub(self.granted(false) + self.foreign + self.overhead + self.wanted),
+        if host {
+            HOST_TOTAL - self.granted(true)
+        } else {
+            TOTAL.saturating_sub(self.granted(false) + self.foreign + self.overhead + self.wanted)
         }
     }
 

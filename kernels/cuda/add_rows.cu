@@ -1,21 +1,22 @@
-// Adding chosen rows to chosen places: `out[to[i]] += x[from[i]]`.
+// Row-wise scatter-add: `out[to[i]] += x[from[i]]`.
 //
 // x    [x_rows, columns]     rows x_pitch elements apart
-// from [chosen] u32
-// to   [chosen] u32          no place is named twice
-// out  [out_rows, columns]   rows out_pitch elements apart; rows that are not named keep what they hold
+// from [chosen] u32          rows of x
+// to   [chosen] u32          rows of out, each at most once
+// out  [out_rows, columns]   rows out_pitch elements apart; all other rows keep their contents
 //
-// Sums are f32, rounded once. A place that is not below out_rows is skipped; to a row that is not below x_rows there is
-// nothing to add, and ones in every bit stand in its place, a NaN in every float type: it shows, and nothing outside is
-// read. If a place is named twice, either sum or a mixture of both stands there. Any alignment; 16-byte accesses when
-// addresses, pitches and columns are aligned to it.
+// Sums are f32, rounded once. If to[i] >= out_rows, the row is skipped. If from[i] >= x_rows,
+// nothing outside x is read; row to[i] is filled with one bits, a NaN in every float type, so that
+// the error is visible. If `to` names a row twice, that row holds either sum or a mixture of both.
+// Any alignment; accesses are 16 bytes wide when addresses, pitches and columns are multiples of 16
+// bytes.
 
 #include "contract.cuh"
 #include "copy_row.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
 
-// Vectors of either row in flight for each thread.
+// Vectors of each of the two rows in flight per thread.
 constexpr uint32_t HELD = 4;
 
 template <uint32_t WIDTH, typename Element>
@@ -84,4 +85,5 @@ __device__ __forceinline__ void add_rows(const Element* x, uint32_t x_rows, uint
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (chosen), block (THREADS of contract::copy_rows), no dynamic shared memory. chosen > 0.
+// Launch: grid (chosen), block (THREADS of contract::copy_rows), no dynamic shared memory. chosen >
+// 0.

@@ -1,36 +1,54 @@
-// Sums over ranks and columns side by side, through memory that every rank's device has mapped.
+// All-reduce and all-gather through peer memory that every rank's GPU has mapped.
 // Targets: sm_90a
 //
-// all_reduce: out = (out +) the sum of all ranks' partial rows, each rank reading all others
-// all_reduce_two_shot: the same; each rank sums its share of the units and then reads the others' shares. What the sum
-//                      is added to must be the same on all ranks, as a residual stream is: each adds its share's
-// all_reduce_pieces:   the same of two ranks. Each writes what it brings into the other's memory, piece by piece, and adds up
-//                      in its own: a write does not wait for an answer as a read does, and nothing is copied first
-// all_reduce_rms_norm: residual += the sum, and out = its rows divided by their root mean square, times weight, as rms_norm.cu
-//                      has it; a block has whole rows. `_rounded` (of this and those below, but of shares of more than four
-//                      ranks): out rounded to E4M3 as quantize.cu has it, and plain too unless `plain` is null
-// all_reduce_rms_norm_pieces: the same of two ranks, as all_reduce_pieces
-// all_reduce_rms_norm_shares: the same of more. Each rank sums its share of the rows, of what the others have written into its
-//                      memory, and writes the sums into theirs
-// all_reduce_rms_norm_pushed: the same of few rows, with one way instead of three (NCCL's LL): a rank writes its units into
-//                      memory of each other rank, every 4 bytes beside the epoch, and reads what the others have written
-// all_gather:          out[:, rank * columns..] = that rank's rows
-// best_of_ranks:       out [rows] u32 has the place of each row's largest of x [rows, columns] f32, as argmax.cu finds it, and
-//                      gets that of the largest of all ranks' side by side, the first of equals
-// part_from_ranks:     tells the others that this rank comes to no more exchanges, so that none waits for it
+// all_reduce:          out = the sum of all ranks' partial rows (plus out, if `accumulate`). Each
+//                      rank reads from all others.
+// all_reduce_two_shot: the same; each rank sums its share of the units and then reads the other
+//                      ranks' shares. With `accumulate`, `out` must be the same on all ranks (as a
+//                      residual stream is), because each rank adds only its own share of `out`.
+// all_reduce_pieces:   the same for two ranks. Each rank writes its rows piece by piece into the
+//                      other rank's memory, and adds up in its own memory. A remote write does not
+//                      wait for a reply as a remote read does, and nothing is first copied to local
+//                      exchange memory.
+// all_reduce_rms_norm: residual += the sum; out = the rows of residual divided by their root mean
+//                      square, times weight, as in rms_norm.cu. A block processes whole rows. The
+//                      variants with `_rounded` (here and of the kernels below, except shares of
+//                      more than four ranks) round out to E4M3 as quantize.cu does; they also write
+//                      the unrounded rows unless `plain` is null.
+// all_reduce_rms_norm_pieces: the same for two ranks, with the method of all_reduce_pieces.
+// all_reduce_rms_norm_shares: the same for more than two ranks. Each rank owns a share of the rows,
+//                             sums what the other ranks have written into its memory for that
+//                             share, and writes the sums into their memory.
+// all_reduce_rms_norm_pushed: the same for few rows, with one transfer over the link instead of
+//                             three in sequence (NCCL's LL protocol): a rank writes its units into
+//                             the memory of each other rank, the epoch next to every 4 bytes, and
+//                             polls what the other ranks have written.
+// all_gather:          out[:, r * columns..] = the rows of rank r.
+// best_of_ranks:       argmax over all ranks' columns side by side. On entry, out [rows] u32 holds
+//                      the column of the largest element of each row of this rank's x [rows,
+//                      columns] f32, as argmax.cu returns it. On return, out holds the column of
+//                      the largest element over all ranks; the first of equal elements wins.
+// part_from_ranks:     announces that this rank takes part in no further collectives, so that no
+//                      rank waits for it.
 //
-// A rank copies what it brings to its exchange memory, its block b meets block b of all other ranks, and reads what
-// the same blocks have written there. Sums are f32 in the order of the ranks, rounded once: every rank gets the same bits.
-// In pieces and in shares, block b waits for no meeting: block b of the other ranks tells it how many pieces have come.
-// Exchange memory has two halves that take turns. A rank that arrives at exchange e + 1 has ended its kernel of exchange
-// e, so no rank still reads the half that exchange e + 2 writes. The epoch is in memory, so a captured graph can be
-// replayed. The waits need all blocks of a launch on the device at once: at most BLOCKS_MAX, one a multiprocessor.
+// Block b of a rank copies its input to the rank's exchange memory, waits at a barrier for block b
+// of every other rank, and reads what those blocks have written. Sums are f32 in the order of the
+// ranks, rounded once, so every rank gets the same bits. In the variants with pieces and shares,
+// block b does not wait at a barrier: block b of each other rank announces how many pieces have
+// arrived.
 //
-// Where no two ranks share a GPU, a norm lets the next kernel start before the ranks have met, so a product's weights are on
-// their way meanwhile. On a shared one that kernel could take the room that the other rank needs to come.
+// Exchange memory has two halves that alternate. A rank that arrives at collective e + 1 has
+// finished its kernel of collective e, so no rank still reads the half that collective e + 2
+// writes. The epoch is in device memory, so that a captured graph can be replayed. Because blocks
+// wait for each other, all blocks of a launch must be resident at once: at most BLOCKS_MAX, one per
+// SM.
 //
-// A wait ends after `patience` nanoseconds: the rank notes who is missing in `failed`, and this and all later exchanges
-// end without waiting; what they would have written is undefined.
+// If no two ranks share a GPU, a norm lets the next kernel start before the ranks have met, so that
+// the next GEMM's weights are already being loaded. On a shared GPU, that next kernel could occupy
+// the SMs that the other rank's blocks need in order to arrive.
+//
+// A wait ends after `patience` nanoseconds. The rank then records the missing rank in `failed`;
+// this collective and all later ones end without waiting, and their outputs are undefined.
 
 #include "exchange.cuh"
 #include "exchange_norm.cuh"
@@ -63,7 +81,8 @@ __device__ __forceinline__ void two_shot(const Exchange& all, const Place& parti
                                          bool accumulate) {
     wait_for_previous_kernel();
     const auto [epoch, half, first, step] = begin(all);
-    // Block b has the same places of every share, so it depends on blocks b alone.
+    // Block b processes the same offsets of every share, so it depends only on the blocks b of the
+    // other ranks.
     const uint64_t share = (units + all.ranks - 1) / all.ranks;
     const auto each = [&](uint32_t rank, auto work) {
         const uint64_t start = rank * share, end = min(start + share, units);
@@ -78,7 +97,7 @@ __device__ __forceinline__ void two_shot(const Exchange& all, const Place& parti
     }
     bool came = meet(all, 0, epoch);
     if (came) {
-        // No other rank reads this rank's share of what it brought, so the sum takes its place.
+        // No other rank reads this rank's share of this rank's input, so the sum can overwrite it.
         each(all.rank, [&](uint64_t unit, uint64_t offset) {
             const Unit* before = accumulate ? unit_of<Unit>(out, unit) : nullptr;
             *reinterpret_cast<Unit*>(all.data[all.rank] + offset) = sum_of<Element, Unit>(all, offset, before);
@@ -87,7 +106,7 @@ __device__ __forceinline__ void two_shot(const Exchange& all, const Place& parti
     }
     if (came) {
         for (uint32_t next = 0; next < all.ranks; ++next) {
-            // Ranks begin with different links.
+            // Each rank starts with a different rank, so that they use different links at a time.
             const uint32_t rank = (all.rank + next) % all.ranks;
             each(rank, [&](uint64_t unit, uint64_t offset) {
                 *unit_of<Unit>(out, unit) = load_exchanged<Unit>(all.data[rank] + offset);
@@ -119,7 +138,7 @@ __device__ __forceinline__ void sum_in_pieces(const Exchange& all, const Place& 
         each(piece, [&](uint32_t i, uint64_t unit) { reinterpret_cast<uint4*>(there)[unit] = own[i]; });
     };
     const auto add = [&](uint32_t piece) {
-        // All reads are under way before the first sum.
+        // All reads are in flight before the first sum.
         uint4 own[PIECE], other[PIECE], before[PIECE];
         each(piece, [&](uint32_t i, uint64_t unit) {
             own[i] = *unit_of<uint4>(partial, unit);
@@ -137,7 +156,7 @@ __device__ __forceinline__ void sum_in_pieces(const Exchange& all, const Place& 
     leave(all, epoch);
 }
 
-// The squares of a unit's numbers, added up.
+// The sum of the squares of a unit's elements.
 template <typename Element>
 __device__ __forceinline__ float squares_of_unit(const uint4& unit) {
     float values[VECTOR<Element>], squares = 0.0f;
@@ -149,7 +168,8 @@ __device__ __forceinline__ float squares_of_unit(const uint4& unit) {
     return squares;
 }
 
-// Begins a norm's exchange: the weights of this thread's unit, which no kernel writes, are read before the previous one ends.
+// Begins the collective of a norm. The weights of this thread's unit, which no kernel writes, are
+// read before the previous kernel ends.
 template <typename Element>
 __device__ __forceinline__ Turn begin_norm(const Exchange& all, const Element* weight, uint32_t vector, bool is_in,
                                            uint4& by_words) {
@@ -165,13 +185,13 @@ __device__ __forceinline__ uint4* unit_in(const Place& place, uint64_t row, uint
     return reinterpret_cast<uint4*>(place.start) + row * place.pitch + column;
 }
 
-// A thread has the same unit of each of its block's rows, of which a piece has `DEPTH`. They are added up and normalised
-// together.
+// Each thread processes the same unit of every row of its block. A piece is `DEPTH` rows, which are
+// added up and normalized together.
 template <uint32_t DEPTH, typename Element, typename Out>
 __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, const Place& partial, const Place& residual,
                                                        const Element* weight, float epsilon, const Out& out,
                                                        uint32_t rows) {
-    // One is enough: between a piece's sums and the next one's all threads wait for that to come.
+    // One buffer suffices: between the sums of two pieces, all threads wait for the next piece.
     __shared__ float squares_of[DEPTH][WARPS_MAX], largest_of_rows[DEPTH][WARPS_MAX];
     const uint32_t vectors = partial.columns, vector = threadIdx.x;
     const bool is_in = vector < vectors;
@@ -179,7 +199,8 @@ __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, cons
     const Turn turn = begin_norm(all, weight, vector, is_in, by_words);
     const uint8_t* here = all.data[all.rank] + turn.half;
     uint8_t* there = all.data[1 - all.rank] + turn.half;
-    // Of each row of a piece: its index there, it, and this thread's unit in rows without gaps.
+    // Calls `work(index in the piece, row, this thread's unit in rows without gaps)` for each row
+    // of a piece.
     const auto each = [&](uint32_t piece, auto work) {
 #pragma unroll
         for (uint32_t i = 0; i < DEPTH; ++i) {
@@ -195,7 +216,7 @@ __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, cons
         each(piece, [&](uint32_t i, uint32_t, uint64_t unit) { reinterpret_cast<uint4*>(there)[unit] = own[i]; });
     };
     const auto add = [&](uint32_t piece) {
-        // All reads are under way before the first sum.
+        // All reads are in flight before the first sum.
         uint4 own[DEPTH], other[DEPTH], before[DEPTH], sum[DEPTH] = {};
         each(piece, [&](uint32_t i, uint32_t row, uint64_t unit) {
             own[i] = *unit_in(partial, row, vector);
@@ -220,13 +241,14 @@ __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, cons
     leave(all, turn.epoch);
 }
 
-// A thread has the same unit of each of its block's rows, of which a piece has one of each of the at most `RANKS` ranks.
-// What the ranks bring of one piece and the sums of the one before are on their way together, and told of at once.
+// Each thread processes the same unit of every row of its block. A piece has one row per rank;
+// there are at most `RANKS` ranks. The ranks' inputs of one piece and the sums of the previous
+// piece are in flight together and announced together.
 template <uint32_t RANKS, typename Element, typename Out>
 __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, const Place& partial, const Place& residual,
                                                        const Element* weight, float epsilon, const Out& out,
                                                        uint32_t rows) {
-    // One is enough: between two pieces' norms all threads wait for sums.
+    // One buffer suffices: between the norms of two pieces, all threads wait for sums.
     __shared__ float squares_of[RANKS][WARPS_MAX], largest_of_rows[RANKS][WARPS_MAX];
     const uint32_t vectors = partial.columns, vector = threadIdx.x;
     const bool is_in = vector < vectors;
@@ -234,13 +256,14 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
     const Turn turn = begin_norm(all, weight, vector, is_in, by_words);
     const uint32_t rows_of_a_block = (rows + gridDim.x - 1) / gridDim.x;
     const uint32_t pieces = (rows_of_a_block + all.ranks - 1) / all.ranks;
-    // Blocks begin with different ranks, so that few rows are shared out too.
+    // Blocks begin with different ranks, so that few rows are also distributed over the ranks.
     const auto row_of = [&](uint32_t piece, uint32_t owner) {
         const uint32_t after = (owner + all.ranks - blockIdx.x % all.ranks) % all.ranks;
         return blockIdx.x + (piece * all.ranks + after) * gridDim.x;
     };
     const auto has_row = [&](uint32_t piece, uint32_t owner) { return row_of(piece, owner) < rows; };
-    // In a rank's half stand the sums of all rows, and then what each other rank brings for the rows of its share.
+    // A rank's half holds the sums of all rows, followed by each other rank's input for the rows
+    // that this rank owns.
     const auto unit_at = [&](uint32_t rank, uint64_t row) {
         return all.data[rank] + turn.half + (row * vectors + vector) * sizeof(uint4);
     };
@@ -248,7 +271,7 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
         const uint64_t before = from < to ? from : from - 1;
         return unit_at(to, rows + (before * pieces + piece) * gridDim.x + blockIdx.x);
     };
-    // Of each row of a piece: its rank, and it.
+    // Calls `work(owner, row)` for each row of a piece; rank `owner` sums the row.
     const auto each = [&](uint32_t piece, auto work) {
 #pragma unroll
         for (uint32_t owner = 0; owner < RANKS; ++owner) {
@@ -314,8 +337,9 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
         if (round + 1 < pieces) {
             push(round + 1);
         }
-        // What the others bring for this round's piece, and their sums of the one before. Who has no row of it waits too, and
-        // so knows who does not come.
+        // Waits for the other ranks' inputs of this round's piece and their sums of the previous
+        // piece. A rank that owns no row of the piece also waits, so that it notices a missing
+        // rank.
         if (!have_come(all, turn.epoch, round + 1)) {
             break;
         }
@@ -332,8 +356,8 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
     leave(all, turn.epoch);
 }
 
-// A thread has the same unit of each of its block's rows, and reads the next row's while this one is normalised. At most
-// `RANKS` ranks.
+// Each thread processes the same unit of every row of its block, and reads the next row while this
+// one is normalized. At most `RANKS` ranks.
 template <bool PUSHES, uint32_t RANKS, typename Element, typename Out>
 __device__ __forceinline__ void sum_and_norm(const Exchange& all, const Place& partial, const Place& residual,
                                              const Element* weight, float epsilon, const Out& out, uint32_t rows) {
@@ -420,7 +444,7 @@ __device__ __forceinline__ void gather(const Exchange& all, const Place& part, c
     leave(all, epoch);
 }
 
-// A thread has the same rows before and after the meeting.
+// Each thread processes the same rows before and after the barrier.
 __device__ __forceinline__ void pick_best(const Exchange& all, const float* x, uint32_t pitch, uint32_t first_column,
                                           uint32_t* out, uint32_t rows) {
     wait_for_previous_kernel();
@@ -437,7 +461,7 @@ __device__ __forceinline__ void pick_best(const Exchange& all, const float* x, u
             uint2 best = make_uint2(0, NO_CHOICE);
             for (uint32_t rank = 0; rank < all.ranks; ++rank) {
                 const uint2 next = load_exchanged<uint2>(found(rank, row));
-                // Places come in order, so a later equal never wins.
+                // Ranks come in the order of their columns, so a later equal element never wins.
                 const bool is_larger = __uint_as_float(next.x) > __uint_as_float(best.x);
                 if (next.y != NO_CHOICE && (best.y == NO_CHOICE || is_larger)) {
                     best = next;
@@ -483,7 +507,8 @@ FOR_EACH_ACTIVATION(KERNELS)
         __VA_ARGS__(all, partial, residual, weight, epsilon, to, rows);                                            \
     }
 #define BOTH(...) NORM(__VA_ARGS__) ROUNDED(__VA_ARGS__)
-// Rounding the rows of eight ranks' shares would keep 464 bytes a thread in memory.
+// There is no rounded variant of all_reduce_rms_norm_shares_8: rounding its rows would take 464
+// bytes of local memory per thread.
 #define NORMS(name, Element)                                                                                       \
     BOTH(all_reduce_rms_norm, name, NORM_THREADS_MAX, Element, sum_and_norm<false, 8>)                             \
     BOTH(all_reduce_rms_norm_pieces_2, name, NORM_THREADS_MAX, Element, sum_and_norm_in_pieces<2>)                 \
@@ -512,8 +537,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 }
 
 extern "C" __global__ void __launch_bounds__(32, 1) part_from_ranks(const __grid_constant__ Exchange all) {
-    // The exchanges that this rank has come to are over here. Another may still wait in the last one for what is on its way to
-    // it: that gets a millisecond, and is given up with all that follows if it takes longer.
+    // All collectives of this rank are complete here. Another rank may still wait, in the last
+    // collective, for data in flight to it. That rank gets a millisecond; if the data takes longer,
+    // that collective and all later ones fail.
     wait_for_previous_kernel();
     if (threadIdx.x == 0) {
         __threadfence_system();
@@ -523,9 +549,11 @@ extern "C" __global__ void __launch_bounds__(32, 1) part_from_ranks(const __grid
     }
 }
 
-// Launch: grid (at most BLOCKS_MAX), block (THREADS of contract::all_reduce), the same on all ranks; part_from_ranks: grid (1),
-// block (32). Units are 16 bytes where starts, columns and pitches are whole ones, else 2; `units` is all rows' and fits a half.
-// Of a norm: block (a thread for each unit of a row, in whole warps, at most NORM_THREADS_MAX), whole units; what is pushed is
-// at most PUSHED_UNITS.
-// In pieces: two ranks, whole units, and of 4 rows at most NORM_THREADS_MAX / 2 threads. In shares of R ranks a half has
-// rows + (R - 1) * grid * div_ceil(div_ceil(rows, grid), R) rows.
+// Launch: grid (at most BLOCKS_MAX), block (THREADS of contract::all_reduce), the same on all
+// ranks; part_from_ranks: grid (1), block (32).
+// - A unit is 16 bytes if starts, columns and pitches are multiples of 16 bytes, otherwise 2.
+//   `units` counts all rows and must fit into one half.
+// - Norms: a block has one thread per unit of a row, in whole warps, at most NORM_THREADS_MAX;
+//   units are 16 bytes. At most PUSHED_UNITS units are pushed.
+// - Pieces: two ranks, 16-byte units. With pieces of 4 rows, at most NORM_THREADS_MAX / 2 threads.
+// - Shares of R ranks: a half holds rows + (R - 1) * grid * div_ceil(div_ceil(rows, grid), R) rows.

@@ -1,15 +1,15 @@
-// The place of each row's largest element: greedy choice on the device.
+// Argmax of each row: greedy sampling on the device.
 //
 // x   [rows, columns]   f32 or activations' type, rows pitch elements apart
-// out [rows] u32
+// out [rows] u32        column of the row's largest element
 //
-// The first of equals; -0 equals 0. What is not a number is never chosen before a number, minus infinity included; a
-// row with no number at all gives 0xffffffff. Any number of columns and any alignment; 16-byte loads when rows are
-// aligned to it.
+// The first of equal elements wins; -0 equals 0. A NaN is never chosen over a number, not even over
+// minus infinity; a row of NaNs only gives 0xffffffff. Any number of columns and any alignment;
+// loads are 16 bytes wide when rows are aligned to 16 bytes.
 //
-// A row of 152,064 numbers is too long for one block: on sm_90 a cluster of eight blocks shares it and the first block
-// of the cluster reads the others' best over its shared memory, so there is neither scratch nor a second launch. Older
-// targets have one block a row.
+// A row of 152,064 elements is too long for one block. On sm_90 a cluster of eight blocks shares a
+// row, and each block writes its best element into the first block's shared memory, so there is
+// neither scratch nor a second launch. Older targets have one block per row.
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -18,7 +18,7 @@
 
 using contract::argmax::THREADS;
 using contract::common::NO_CHOICE;
-// Vectors in flight for each thread.
+// Vectors in flight per thread.
 constexpr uint32_t HELD = 5;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -35,7 +35,7 @@ struct Best {
     uint32_t place;
 };
 
-// Whether `next` is to be chosen before `best`, wherever the two stand.
+// True if `next` wins over `best`, in whichever order the two were read.
 __device__ __forceinline__ bool beats(const Best& next, const Best& best) {
     if (next.place == NO_CHOICE || best.place == NO_CHOICE) {
         return best.place == NO_CHOICE;
@@ -55,8 +55,8 @@ __device__ __forceinline__ Best warp_best(Best best) {
     return best;
 }
 
-// The best of this thread's share. Only the vector of the largest element is remembered on the way; where in it the
-// element stands is looked up at the end.
+// The largest element of this thread's share of a row. The loop keeps only the index of the vector
+// that contains it; the element's position in that vector is found at the end.
 template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ Best best_of(const Element* x, uint32_t columns, uint32_t part) {
     Best best = {-INFINITY, NO_CHOICE};
@@ -75,8 +75,8 @@ __device__ __forceinline__ Best best_of(const Element* x, uint32_t columns, uint
             if (first + slot * STRIDE < vectors) {
                 float values[WIDTH];
                 widen<WIDTH, Element>(held[slot], values);
-                // fmaxf drops what is not a number, and comparisons with it are false. Places come in order, so a later
-                // equal never wins.
+                // fmaxf ignores a NaN, and comparisons with NaN are false. Vectors come in
+                // ascending order, so a later equal element never wins.
                 float largest = values[0];
 #pragma unroll
                 for (uint32_t i = 1; i < WIDTH; ++i) {
@@ -110,7 +110,8 @@ __device__ __forceinline__ void argmax(const Element* x, uint32_t columns, uint6
     const uint32_t row = blockIdx.x / CLUSTER, part = blockIdx.x % CLUSTER;
 #ifdef HAS_CLUSTERS
     __shared__ Best of_blocks[CLUSTER];
-    // Nobody writes to the first block's memory before it runs; what lies between here and the wait hides the delay.
+    // No block may write to the first block's shared memory before the first block runs. The work
+    // between this arrival and the wait hides the delay.
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
     x += row * pitch;
@@ -153,6 +154,6 @@ __device__ __forceinline__ void argmax(const Element* x, uint32_t columns, uint6
 FOR_EACH_ACTIVATION(KERNEL)
 KERNEL(f32, float)
 
-// Launch: grid (rows * blocks), block (THREADS), no dynamic shared memory, where blocks is CLUSTER for the sm_90a image
-// and 1 for the others (the image that was loaded decides, not the device). The cluster is compiled in and needs no launch
-// attribute. rows and columns > 0.
+// Launch: grid (rows * blocks), block (THREADS), no dynamic shared memory; blocks is CLUSTER for
+// the sm_90a image and 1 for the others (the image that was loaded decides, not the device). The
+// cluster size is compiled in and needs no launch attribute. rows and columns > 0.

@@ -1,4 +1,4 @@
-// Attention of one new token a sequence over a cache in E4M3: see decode_attention.cuh.
+// Decode attention, one new token per sequence, over a KV cache in E4M3: see decode_attention.cuh.
 //
 // Targets: sm_90a
 

@@ -1,11 +1,13 @@
-// The second launch of attention_paged_hopper_split_<type>_d128: adds up the parts of each query vector
-// (Flash-Decoding, Dao et al. 2023).
+// The second launch of attention_paged_hopper_split_<type>_d128: combines the partial results of
+// each query vector (Flash-Decoding, Dao et al. 2023).
 //
 // attention_paged_combine_<type>_d128
-//   parts   [jobs, 128 query vectors, 128 + 2] f32: gathered values, then the maximum of the unscaled scores and the sum
-//           of weights; parts that the first launch left out are not read
+//   parts   [jobs, 128 query vectors, 128 + 2] f32: the weighted sum of values, then the maximum of
+//           the unscaled scores and the sum of weights; parts that the first launch left out are
+//           not read
 //   out     [rows, heads * 128], rows `out_pitch` elements apart
-//   The other arguments, and what happens to strange ones, are those of the first launch, which must be the same.
+// The other arguments, and the handling of invalid values in them, are those of the first launch;
+// their values must be the same.
 //
 // Targets: sm_90a
 
@@ -17,7 +19,7 @@ namespace {
 
 constexpr uint32_t WARPS = contract::attention_hopper::COMBINE_WARPS;
 
-// A warp adds up one query vector; a lane has four of its columns.
+// A warp combines one query vector; each lane has four of its columns.
 template <typename S, typename T>
 __device__ __forceinline__ void combine(T* out, const float* parts, const Arguments& arguments) {
     static_assert(S::D == 128, "four columns a lane");
@@ -84,5 +86,5 @@ __device__ __forceinline__ void combine(T* out, const float* parts, const Argume
 ATTENTION_PAGED_COMBINE(__half, f16)
 ATTENTION_PAGED_COMBINE(__nv_bfloat16, bf16)
 
-// Launch. Block 32 * COMBINE_WARPS, grid x = PAGED_QUERIES / COMBINE_WARPS * (jobs of the first launch) / splits, no shared
-// memory.
+// Launch. Block 32 * COMBINE_WARPS, grid x = PAGED_QUERIES / COMBINE_WARPS * (jobs of the first
+// launch) / splits, no shared memory.

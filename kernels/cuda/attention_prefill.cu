@@ -1,35 +1,45 @@
-// Attention of many query rows, with an online softmax: no matrix of scores is ever stored (FlashAttention-2, Dao 2023,
-// arXiv 2307.08691). Two families, bf16 and f16, sums in f32: over the cache for heads of D in {32, 64, 80, 128} elements,
-// packed for those of 72 too.
+// Attention of many query rows with an online softmax, so that no matrix of scores is ever stored
+// (FlashAttention-2, Dao 2023, arXiv 2307.08691). Activations are bf16 or f16, sums f32. Head sizes
+// D are 32, 64, 80 and 128, for packed rows also 72.
 //
-// attention_paged_<type>_d<D>: causal, over the paged cache (PagedAttention, Kwon et al. 2023, arXiv 2309.06180).
+// attention_paged_<type>_d<D>: causal, over the paged cache (PagedAttention, Kwon et al. 2023,
+// arXiv 2309.06180).
 //   queries          [rows, heads * D], rows `query_pitch` elements apart
-//   layer            [blocks, 2 (keys, values), kv_heads, 16 tokens, D], contiguous; attention_paged_e4m3: in E4M3
-//   scales           [2, kv_heads] f32, what those in E4M3 are multiplied by; not read otherwise
-//   query_starts     [sequences + 1] u32: sequence s has the rows query_starts[s] .. query_starts[s + 1]
-//   context_lengths  [sequences] u32: tokens of s in the cache, those of this step's rows included
-//   block_tables     [sequences, blocks_max] u32: the blocks of s in order; places past its context are not read
+//   layer            [blocks, 2 (keys, values), kv_heads, 16 tokens, D], contiguous; E4M3 in
+//                    attention_paged_e4m3
+//   scales           [2, kv_heads] f32, factors of E4M3 keys and values; not read otherwise
+//   query_starts     [sequences + 1] u32: sequence s has the rows query_starts[s] .. query_starts[s
+//                    + 1]
+//   context_lengths  [sequences] u32: tokens of s in the cache, including this step's rows
+//   block_tables     [sequences, blocks_max] u32: the blocks of s in order; entries past its
+//                    context are not read
 //   out              [rows, heads * D], rows `out_pitch` elements apart
-//   Row r of a sequence's n rows sees its first context - n + r + 1 tokens, and comes out as zeros if that is none. Query
-//   head h sees head h / (heads / kv_heads) of keys and values. Sequences before `first_sequence` are left alone, as are
-//   rows of no sequence: their part of `out` is not written. Any number of rows of a sequence is right, also 0 and 1.
+// Row r of a sequence's n rows sees the first context - n + r + 1 tokens; if that is zero or less,
+// its output is zeros. Query head h uses KV head h / (heads / kv_heads). The kernel does not write
+// the output of sequences before `first_sequence` and of rows that belong to no sequence. A
+// sequence may have any number of rows, including 0 and 1.
 //
-// attention_packed_<type>_d<D>: in both directions, each row over all rows of its own stretch.
+// attention_packed_<type>_d<D>: bidirectional, each row over all rows of its own stretch, a run of
+// consecutive rows.
 //   qkv              [rows, 3 * heads * D] (queries, keys, values), rows `pitch` elements apart
 //   starts           [stretches + 1] u32: stretch s has the rows starts[s] .. starts[s + 1]
-//   out              [rows, heads * D], rows `out_pitch` elements apart; rows of no stretch are not written
+//   out              [rows, heads * D], rows `out_pitch` elements apart; rows of no stretch are not
+//                    written
 //
-// attention_windows_<type>_d<D> (D <= 80): attention_packed for stretches of at most 64 rows, many of them. Of a longer
-// stretch only the first 64 rows are looked at and written.
+// attention_windows_<type>_d<D> (D <= 80): attention_packed for many stretches of at most 64 rows.
+// If a stretch is longer, only its first 64 rows are read and written.
 //
-// Scores are multiplied by `scale` (> 0). Weights are rounded to the activations' type before they meet the values.
-// Pointers are aligned to 16 bytes, pitches are multiples of 8 elements, heads is a multiple of kv_heads.
-// A token no row may see is never added in, whatever bits stand there: past the end of a context the cache may hold NaN.
-// A NaN that a row does see makes NaN of that head of that row; under the causal mask a NaN value may also reach
-// earlier rows of its own sequence within the same 64 tokens (0 * NaN). Starts are clamped to `rows`, a context to
-// blocks_max * 16 tokens, and a block id from `blocks` on reads as zeros: nothing outside the arguments is touched.
+// Scores are multiplied by `scale` (> 0). Weights are rounded to the activations' type before they
+// are multiplied by the values. Pointers are aligned to 16 bytes, pitches are multiples of 8
+// elements, heads is a multiple of kv_heads. A token that no row may see is never added, whatever
+// its bits: past the end of a context the cache may hold NaN. A NaN that a row sees makes that head
+// of that row NaN; under the causal mask, a NaN value may also reach earlier rows of its own
+// sequence within the same 64 tokens (0 * NaN). Starts are clamped to `rows`, a context to
+// blocks_max * 16 tokens, and a block id >= `blocks` reads as zeros, so nothing outside the
+// arguments is accessed.
 //
-// One code for sm_75 (f16 only: compile with -DBURSAR_NO_BF16) and all later. H200: see attention_prefill_hopper.cu.
+// The same code serves sm_75 (f16 only: compile with -DBURSAR_NO_BF16) and all later targets. For
+// Hopper see attention_prefill_hopper.cu.
 
 #include "include/attention_tiles.cuh"
 #include "include/cached_operand.cuh"
@@ -40,18 +50,18 @@
 namespace {
 
 constexpr int THREADS = contract::attention_prefill::THREADS;
-constexpr int QUERIES = contract::attention_prefill::TILE_QUERIES;  // of a tile
-constexpr int KEYS = 64;                                  // of a step
+constexpr int QUERIES = contract::attention_prefill::TILE_QUERIES;  // per tile
+constexpr int KEYS = 64;                                  // per step
 static_assert(QUERIES == THREADS / 32 * 16, "a warp multiplies 16 query vectors");
 static_assert(KEYS == contract::attention_prefill::WINDOW_ROWS && QUERIES == KEYS, "a window is one tile and one step");
 using contract::common::BLOCK_TOKENS;
 constexpr float LOG2_E = 1.4426950408889634f;
 
-// Where the keys and values of one sequence and head stand in the cache.
+// Location of the keys and values of one sequence and head in the cache.
 template <typename Cached, int D>
 struct PagedKeys {
     using Element = Cached;
-    const Cached* head;     // this head's place in block 0
+    const Cached* head;     // this head in block 0
     const uint32_t* table;  // [blocks_max]
     uint32_t blocks;
     size_t block_pitch;   // elements from block to block
@@ -64,7 +74,7 @@ struct PagedKeys {
     }
 };
 
-// Where those of a stretch stand in the packed rows.
+// Location of the keys and values of a stretch in the packed rows.
 template <typename T, int D>
 struct PackedKeys {
     using Element = T;
@@ -77,7 +87,7 @@ struct PackedKeys {
     }
 };
 
-// Query vectors of a tile: a head of a row each.
+// The query vectors of a tile, each of them one head of one row.
 struct QueryPlaces {
     uint32_t first_query;
     uint32_t queries;  // of the whole sequence
@@ -93,15 +103,16 @@ struct QueryPlaces {
     }
 };
 
-// Columns of a head in shared memory: products are 16 deep, and zeros fill the rest.
+// Columns of a head in shared memory. Matrix products are 16 deep, and zeros fill the rest.
 template <int D>
 constexpr int WIDE = (D + 15) / 16 * 16;
 
-// A row of shared memory is 16 bytes longer than that: 8 rows then start in 8 different groups of banks.
+// A row of shared memory is 16 bytes longer, so that 8 rows start in 8 different groups of banks.
 template <int D>
 constexpr int ROW = WIDE<D> + 8;
 
-// Starts the copy of eight neighbours, or makes them zeros where they are not `valid`; those in E4M3 are there on return.
+// Starts the copy of eight adjacent elements, or of zeros if not `valid`. E4M3 elements are in
+// shared memory on return.
 template <typename Cached>
 __device__ __forceinline__ void copy_neighbours(uint32_t destination, const Cached* from, bool valid) {
     if constexpr (std::is_same_v<Cached, E4m3>) {
@@ -114,7 +125,8 @@ __device__ __forceinline__ void copy_neighbours(uint32_t destination, const Cach
     }
 }
 
-// Starts the copy of keys or values first_key .. first_key + KEYS; those from `keys` on become zeros.
+// Starts the copy of keys or values first_key .. first_key + KEYS; those from `keys` on become
+// zeros.
 template <typename T, int D, typename Keys>
 __device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t offset, uint32_t first_key,
                                           uint32_t keys) {
@@ -133,7 +145,7 @@ __device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t 
     }
 }
 
-// Starts the copy of a tile's query vectors; places past the last become zeros.
+// Starts the copy of a tile's query vectors; positions past the last vector become zeros.
 template <typename T, int D>
 __device__ __forceinline__ void copy_queries(T* shared, const T* queries, size_t pitch, const QueryPlaces& places) {
     constexpr int PIECES = WIDE<D> / 8;
@@ -148,14 +160,14 @@ __device__ __forceinline__ void copy_queries(T* shared, const T* queries, size_t
     }
 }
 
-// Columns 16 * k and on of the warp's 16 query vectors.
+// Loads the 16 columns from 16 * k on of the warp's 16 query vectors.
 template <typename T, int D>
 __device__ __forceinline__ void load_query(uint32_t (&query)[4], const T* shared, int k) {
     const uint32_t row = threadIdx.x / 32 * 16 + threadIdx.x % 16;
     load_quarters(query, shared_address(shared + row * ROW<D> + k * 16 + threadIdx.x % 32 / 16 * 8));
 }
 
-// Adds the products of columns 16 * k and on of queries and keys.
+// Adds the products of queries and keys over the 16 columns from 16 * k on.
 template <typename T, int D>
 __device__ __forceinline__ void add_scores(float (&scores)[KEYS / 8][4], const uint32_t (&query)[4], const T* shared,
                                            int k) {
@@ -193,13 +205,14 @@ __device__ __forceinline__ void add_values(float (&gathered)[WIDE<D> / 8][4], co
     }
 }
 
-// Writes a warp's 16 rows. They pass through shared memory that no other warp uses, so that 16 bytes a lane leave.
+// Writes a warp's 16 rows. They pass through shared memory that no other warp uses, so that each
+// lane writes 16 bytes at a time.
 template <typename T, int D>
 __device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& places,
                                       const float (&gathered)[WIDE<D> / 8][4], const OnlineSoftmax& softmax,
                                       float value_scale, T* shared) {
     const float inverse[2] = {softmax.inverse(0) * value_scale, softmax.inverse(1) * value_scale};
-    __syncwarp();  // what the warp read there is read
+    __syncwarp();  // the warp's earlier reads there are done
     const uint32_t warp = threadIdx.x / 32;
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
@@ -226,7 +239,8 @@ __device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& p
     }
 }
 
-// One tile: its query vectors over the keys 0 .. keys. `CAUSAL`: row r of the sequence sees only visible + r of them.
+// Processes one tile: its query vectors over the keys 0 .. keys. `CAUSAL`: row r of the sequence
+// sees only the first visible + r keys.
 template <typename T, int D, bool CAUSAL, typename Keys>
 __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* out, size_t out_pitch,
                                        const QueryPlaces& places, const Keys& source, int32_t keys, int32_t visible,
@@ -237,7 +251,7 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
     __shared__ __align__(16) Operand value_rows[KEYS * ROW<D>];
     const uint32_t lane = threadIdx.x % 32;
 
-    // The queries pass through the values' place into registers.
+    // The queries pass through the shared memory of the values into registers.
     const int32_t steps = (keys + KEYS - 1) / KEYS;
     T* query_rows = reinterpret_cast<T*>(value_rows);
     copy_queries<T, D>(query_rows, queries, query_pitch, places);
@@ -288,20 +302,20 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
             }
         }
         wait_for_copies();
-        __syncthreads();  // the values are there, and no warp needs these keys any more
+        __syncthreads();  // the values have arrived, and no warp needs these keys anymore
         if (step > 0) {
             copy_keys<Operand, D>(key_rows, source, 0, (step - 1) * KEYS, keys);
         }
         add_values<Operand, D>(gathered, scores, value_rows);
         wait_for_copies();
-        __syncthreads();  // the next keys are there, and no warp needs these values any more
+        __syncthreads();  // the next keys have arrived, and no warp needs these values anymore
     }
     softmax.finish();
     store<T, D>(out, out_pitch, places, gathered, softmax, value_scale, reinterpret_cast<T*>(key_rows));
 }
 
-// One tile of at most KEYS keys, which all its queries see: everything is copied at once, and little is kept in
-// registers, so that many blocks share a multiprocessor and their copies overlap.
+// Processes one tile of at most KEYS keys that all its queries see. Everything is copied at once
+// and few registers are used, so that many blocks share an SM and their copies overlap.
 template <typename T, int D, typename Keys>
 __device__ __forceinline__ void attend_once(const T* queries, size_t query_pitch, T* out, size_t out_pitch,
                                             const QueryPlaces& places, const Keys& source, int32_t keys, float scale) {
@@ -400,7 +414,7 @@ __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uin
 
 }  // namespace
 
-// At least so many blocks share a multiprocessor: as many as registers allow without spilling.
+// The fewest blocks that share an SM: as many as registers allow without spilling.
 template <int D>
 constexpr int RESIDENT = D == 32 ? 4 : D == 128 ? 2 : 3;
 
@@ -445,9 +459,10 @@ FOR_EACH_HEAD_DIM(ATTENTION_PAGED, __nv_bfloat16, E4m3, e4m3_bf16)
 #endif
 
 // Launch. Block THREADS, no dynamic shared memory (static: at most 34,816 bytes), no scratch.
-//   attention_paged:   grid x = kv_heads * ((rows * (heads / kv_heads) + 63 * (sequences - first_sequence)) / 64), where
-//                      `rows` may be only those from query_starts[first_sequence] on, if the host knows them.
-//   attention_packed:  grid x = heads * ((rows + 63 * stretches) / 64), or heads times the exact number of tiles of 64
-//                      rows, if the host knows the stretches.
+//   attention_paged:   grid x = kv_heads * ((rows * (heads / kv_heads) + 63 * (sequences -
+//                      first_sequence)) / 64). If the host knows query_starts, `rows` may count
+//                      only the rows from query_starts[first_sequence] on.
+//   attention_packed:  grid x = heads * ((rows + 63 * stretches) / 64), or heads times the exact
+//                      number of tiles of 64 rows, if the host knows the stretches.
 //   attention_windows: grid x = heads * stretches.
 // These are upper bounds: a block that finds no tile returns. A grid of 0 is not launched.

@@ -1,24 +1,28 @@
-// The operations of attention_prefill.cu on Hopper (sm_90a only), as FlashAttention-3 does them (Shah et al. 2024, arXiv
-// 2407.08608): the copy engine brings keys and values, warpgroups multiply with wgmma, one warpgroup's softmax runs
-// beside another's products, and beside its own product of weights and values. Same meaning, tensors and limits as
-// there, except what is said here.
+// The kernels of attention_prefill.cu for Hopper (sm_90a only), after FlashAttention-3 (Shah et al.
+// 2024, arXiv 2407.08608): TMA loads keys and values, warpgroups multiply with wgmma, and the
+// softmax of one warpgroup overlaps with the matrix products of another and with its own product of
+// weights and values. Meaning, tensors and limits are those of attention_prefill.cu, with the
+// following differences.
 //
-// attention_paged_hopper_<type>_d128, attention_packed_hopper_<type>_d<D> (D in {32, 64, 72, 80, 128})
-//   The first argument is a tensor map, by value: through it the keys and values are read, see Launch. The others are
-//   those of attention_prefill.cu, less `layer`. A NaN value at a place that a row may not see can reach earlier rows of
-//   its own sequence within 128 tokens.
-//   Tiles are large (128 query vectors, 192 rows): attention_windows is faster for stretches of up to 64 rows,
-//   attention_packed up to 128.
-//   Heads of 72 are multiplied as if they had 80 elements, the last eight of which are zeros in shared memory: the copy
-//   engine's map ends a head after 72 columns.
+// attention_paged_hopper_<type>_d128
+// attention_packed_hopper_<type>_d<D> (D in {32, 64, 72, 80, 128})
+//   The first argument is a tensor map, passed by value, through which keys and values are read
+//   (see Launch). The other arguments are those of attention_prefill.cu, without `layer`. A NaN
+//   value that a row may not see can reach earlier rows of its own sequence within 128 tokens.
+//   Tiles are large (128 query vectors, 192 rows): attention_windows is faster for stretches of up
+//   to 64 rows, attention_packed for stretches of up to 128.
+//   Heads of 72 elements are multiplied as heads of 80 whose last eight elements are zeros in
+//   shared memory: the tensor map ends a head after 72 columns.
 //
 // attention_paged_hopper_e4m3_<type>_d128, attention_paged_hopper_split_e4m3_<type>_d128
-//   Over a cache in E4M3: a warpgroup widens what the copy engine brings to f16, in which the others multiply.
+//   Over a cache in E4M3: one warpgroup converts the data that TMA loads to f16, in which the other
+//   warpgroups multiply.
 //
 // attention_paged_hopper_split_<type>_d128
-//   The same for few rows that see a long past, which alone would not fill the card: the keys of a tile are split among
-//   `splits` jobs (at least 1), whose results go to `parts` [jobs, 128, D + 2] f32 and from there, by the launch of
-//   attention_paged_combine.cu, to `out`. `parts` stands after the other pointers, `splits` before `scale`.
+//   For few rows with a long context, which would otherwise not fill the GPU. The keys of a tile
+//   are split among `splits` jobs (at least 1), which write partial results to `parts` [jobs, 128,
+//   D + 2] f32; the launch of attention_paged_combine.cu combines them into `out`. `parts` comes
+//   after the other pointers, `splits` before `scale`.
 
 // Targets: sm_90a
 
@@ -29,11 +33,13 @@
 
 namespace {
 
-// Names of barriers: one a multiplying warpgroup for its turn at the tensor cores, one for itself.
+// IDs of named barriers: TURN + w gives warpgroup w its turn at the tensor cores, ALONE + w
+// synchronizes only the threads of warpgroup w.
 constexpr uint32_t TURN = 1;
 constexpr uint32_t ALONE = 5;
 
-// Four lanes hold two columns each of four tiles; afterwards each holds all eight columns of one.
+// Transposes among four lanes: each lane has two columns of each of four tiles, and afterwards all
+// eight columns of one tile.
 __device__ __forceinline__ void exchange(uint32_t (&words)[4]) {
     const uint32_t lane = threadIdx.x % 4;
 #pragma unroll
@@ -84,7 +90,8 @@ __device__ __forceinline__ void store(T* out, const Job& job, const Arguments& a
     }
 }
 
-// What one part of the keys gave, for attention_paged_combine.cu: the gathered values, the maximum and the sum.
+// Stores the result of one part of the keys for attention_paged_combine.cu: the weighted sum of
+// values, the maximum and the sum.
 template <typename S>
 __device__ __forceinline__ void store_part(float* parts, const Job& job, const float (&gathered)[S::WIDE / 8][4],
                                            const OnlineSoftmax& softmax, uint32_t own) {
@@ -103,8 +110,8 @@ __device__ __forceinline__ void store_part(float* parts, const Job& job, const f
     }
 }
 
-// Values from `first` on must be numbers: their weight is 0. Every warpgroup writes these zeros, and so need not wait for
-// another.
+// Zeroes the values from `first` on. Their weight is 0, but a NaN or infinity times 0 is NaN. Each
+// warpgroup writes all of these zeros, so that it need not wait for another warpgroup.
 template <typename S>
 __device__ __forceinline__ void mend(uint32_t values, uint32_t first, uint32_t thread) {
     const uint32_t end = S::PAGED ? (first + BLOCK_TOKENS - 1) / BLOCK_TOKENS * BLOCK_TOKENS : S::KEYS;
@@ -119,7 +126,7 @@ __device__ __forceinline__ void mend(uint32_t values, uint32_t first, uint32_t t
     publish_writes();
 }
 
-// All jobs of one multiplying warpgroup.
+// Processes all jobs of one multiplying warpgroup.
 template <typename S, typename T>
 __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& arguments, uint32_t shared,
                                          Barriers& barriers, const Job (&jobs)[STAGES], uint32_t warpgroup) {
@@ -256,7 +263,8 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
         }
         release(barriers.queries_empty, queries);
 
-        // The next tile's first scores are computed while this one is written out; after the last one, of old keys.
+        // The next tile's first scores are computed while this tile is written out. After the last
+        // tile they are computed from old keys and not used.
         await(barriers.queries_full, queries);
         const Job next = jobs[queries.stage];
         if (next.found) {
@@ -366,30 +374,36 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
 ATTENTION_ALL(__half, f16)
 ATTENTION_ALL(__nv_bfloat16, bf16)
 
-// Launch. Persistent: grid x = min(multiprocessors, jobs), with an upper bound of the jobs in
-//   attention_paged_hopper_<type>_d128   block PAGED_THREADS, dynamic shared memory PAGED_SHARED_BYTES; of E4M3 block
-//     PAGED_E4M3_THREADS and PAGED_E4M3_SHARED_BYTES
+// Launch. Persistent: grid x = min(SMs, jobs), where jobs is an upper bound:
+//   attention_paged_hopper_<type>_d128
+//     block PAGED_THREADS, dynamic shared memory PAGED_SHARED_BYTES; for E4M3 PAGED_E4M3_THREADS
+//     and PAGED_E4M3_SHARED_BYTES
 //     jobs = kv_heads * ((rows * (heads / kv_heads) + 127 * (sequences - first_sequence)) / 128)
-//   attention_paged_hopper_split_<type>_d128   the same, with splits times as many jobs
-//     Worth it if the jobs of the other would be at most half of the multiprocessors and contexts reach some thousand
-//     tokens: splits = min(multiprocessors / jobs, keys / SPLIT_KEYS), `parts` at most multiprocessors * 66,560 bytes.
-//   attention_packed_hopper_<type>_d<D>   block PACKED_THREADS<D>, dynamic shared memory PACKED_SHARED_BYTES<D>
+//   attention_paged_hopper_split_<type>_d128
+//     the same, with splits times as many jobs. Faster if the kernel without splits would have jobs
+//     for at most half of the SMs and contexts reach some thousand tokens: splits = min(SMs / jobs,
+//     keys / SPLIT_KEYS). `parts` takes at most SMs * 66,560 bytes.
+//   attention_packed_hopper_<type>_d<D>
+//     block PACKED_THREADS<D>, dynamic shared memory PACKED_SHARED_BYTES<D>
 //     jobs = heads * ((rows + (PACKED_QUERIES<D> - 1) * stretches) / PACKED_QUERIES<D>)
-// A smaller grid is right too, only slower; a grid of 0 is not launched. The limit of dynamic shared memory must be raised
-// once per function (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
+// A smaller grid is also correct, but slower; a grid of 0 is not launched. The limit of dynamic
+// shared memory must be raised once per function (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
 //
-// The tensor map comes from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE, L2
-// promotion 128 bytes, out of bounds NONE (zeros), and
+// The tensor map comes from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1,
+// interleave NONE, L2 promotion 128 bytes, out of bounds NONE (zeros), and
 //   paged, D = 128, over the layer:  rank 5, swizzle 128B
-//     dimensions  {64, 8, 2, 2, blocks * 2 * kv_heads}   columns of a half, 8 tokens, halves, the next 8 tokens, pieces
-//     strides     {256, 128, 2048, 4096} bytes           of all dimensions but the first
-//     box         {64, 8, 2, 2, 1}                       16 tokens of one head, keys or values: 4096 bytes
+//     dimensions  {64, 8, 2, 2, blocks * 2 * kv_heads}: columns of a half, 8 tokens, halves, the
+//                 next 8 tokens, (block, keys or values, head)
+//     strides     {256, 128, 2048, 4096} bytes, of all dimensions but the first
+//     box         {64, 8, 2, 2, 1}: 16 tokens of one head, keys or values, 4096 bytes
 //   the same in E4M3 (type UINT8):   rank 3, no swizzle
-//     dimensions  {128, 16, blocks * 2 * kv_heads}       columns, tokens, pieces
+//     dimensions  {128, 16, blocks * 2 * kv_heads}: columns, tokens, (block, keys or values, head)
 //     strides     {128, 2048} bytes
-//     box         {128, 16, 1}                           16 tokens of one head, keys or values: 2048 bytes
-//   packed, over qkv:                rank 3, swizzle 128B where PACKED_CHUNK<D> is 64, else 32B
-//     dimensions  {D, rows, 3 * heads}               columns of a head, rows, heads of queries, keys and values
+//     box         {128, 16, 1}: 16 tokens of one head, keys or values, 2048 bytes
+//   packed, over qkv:                rank 3, swizzle 128B if PACKED_CHUNK<D> is 64, else 32B
+//     dimensions  {D, rows, 3 * heads}: columns of a head, rows, heads of queries, keys and values
 //     strides     {2 * pitch, 2 * D} bytes
-//     box         {PACKED_CHUNK<D>, PACKED_KEYS<D>, 1}   some columns of all rows of a step; past a head's last: zeros
-// It holds the address, so it belongs to one layer or one qkv; a captured graph keeps a copy.
+//     box         {PACKED_CHUNK<D>, PACKED_KEYS<D>, 1}: some columns of all rows of a step; zeros
+//                 past a head's last column
+// The map contains the address, so it belongs to one layer or one qkv; a captured graph keeps a
+// copy of the map.

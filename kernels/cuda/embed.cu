@@ -1,14 +1,18 @@
-// Embedding: `out[t] = table[id of t]`.
+// Embedding lookup: `out[t] = table[id of t]`.
 //
-// table    [count, hidden]         activations' type, rows contiguous: the tokens from `first` on of `vocabulary`
-// ids      [tokens] u32            an id, or bit 31 and a place in `previous`: "the token that stands there"
-// previous [previous_count] u32    what the step before chose and the host has not seen yet; may be null if the count is 0
+// table    [count, hidden]         activations' type, rows contiguous: the tokens first .. first +
+//                                  count of the vocabulary
+// ids      [tokens] u32            a token id, or bit 31 and an index into `previous`, whose token
+//                                  is used
+// previous [previous_count] u32    tokens that the previous step chose and the host has not seen
+//                                  yet; may be null if the count is 0
 // out      [tokens, hidden]        contiguous
 //
-// A previous token that is none (argmax found no number) gives a row of zeros: its sequence has ended, and the host hears
-// of it later. So does a token that the table does not have. An id that is not below the vocabulary and a place that is not below `previous_count` give a row of NaN:
-// it shows, and nothing outside is read. Any alignment; 16-byte copies
-// when table, out and row are aligned to it.
+// If the previous step chose no token (argmax found no number), the row is zeros: the sequence has
+// ended, and the host learns of that later. A token of the vocabulary that the table does not
+// contain also gives zeros. An id >= `vocabulary` or an index >= `previous_count` gives a row of
+// NaN, so that the error is visible, and nothing outside is read. Any alignment; copies are 16
+// bytes wide when table, out and rows are aligned to 16 bytes.
 
 #include "contract.cuh"
 #include "copy_row.cuh"
@@ -32,7 +36,7 @@ __device__ __forceinline__ void embed(const Element* table, uint32_t first, uint
     }
     Element* row = out + static_cast<uint64_t>(token) * hidden;
     const uint32_t bytes = hidden * sizeof(Element);
-    // A token before the first one wraps, and is far beyond the last.
+    // For an id before `first`, the subtraction wraps to a number far above `count`.
     if (id < vocabulary && id - first < count) {
         copy_row(table + static_cast<uint64_t>(id - first) * hidden, row, bytes);
     } else {
@@ -48,5 +52,5 @@ __device__ __forceinline__ void embed(const Element* table, uint32_t first, uint
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (tokens), block (THREADS of contract::copy_rows), no dynamic shared memory. tokens > 0, vocabulary below 2^31,
-// first + count at most that.
+// Launch: grid (tokens), block (THREADS of contract::copy_rows), no dynamic shared memory. tokens >
+// 0, vocabulary < 2^31, first + count <= vocabulary.

@@ -1,26 +1,33 @@
-// Products of rows with the weights of their experts, on every device (mma.sync): rows are sorted by expert, and how many
-// each expert has is known on the device alone.
+// GEMMs of rows with the weights of their experts, for all GPUs (mma.sync). Rows are sorted by
+// expert, and only the device knows how many rows each expert has.
 //
-// gated_experts_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)   (SwiGLU, Shazeer 2020, arXiv 2002.05202)
+// A choice is one of the `top` experts of a row: its number is row * top + rank. A place is a
+// position in the list of all choices sorted by expert (route.cu).
+//
+// gated_experts_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)   (SwiGLU, Shazeer
+//                        2020, arXiv 2002.05202)
 // experts_<type>         out[place] = weight of the choice * (x[place] * w^T)
-// add_experts_<type>     sum[row] += out[place] over the places of a row's choices, in the order of their ranks, without
-//                        `accumulate` in place of what sum[row] had
+// add_experts_<type>     sum[row] += out[place] over the places of a row's choices, in the order of
+//                        their ranks; without `accumulate`, the sum replaces the previous contents
 //
-// x        gated: [rows, in], x_pitch elements apart; otherwise [rows * top, in] without gaps, in the order of places
-// weight   [experts * 2 * features, in], of each expert gate, then up; otherwise [experts * features, in]
-// choices  [rows * top] u32: the choice, row * top + rank, at each place
-// starts   [experts + 1] u32: where the places of each expert that is here start, and at last where they end. Other places
-//          belong to experts whose weights are elsewhere: nothing is read or written there
+// x        gated: [rows, in], x_pitch elements apart; otherwise [rows * top, in] without gaps, in
+//          the order of places
+// weight   gated: [experts * 2 * features, in], for each expert gate, then up; otherwise [experts *
+//          features, in]
+// choices  [rows * top] u32: the choice at each place
+// starts   [experts + 1] u32: the first place of each expert on this rank, then the end of the last
+//          one. Other places belong to experts on other ranks: nothing is read or written there
 // weights  [rows * top] f32, by choice
 // out      [rows * top, features]
 //
-// Sums are f32 with one rounding at the end; a choice's weight is multiplied in before it. The sum of a row adds f32 to
-// what it holds and rounds once. Any sizes and any alignment; 16-byte copies where both operands' rows allow it. Places
-// past an edge count as zeros. The same bits every time, and a row's own do not depend on the rows beside it.
+// Sums are f32, rounded once at the end; a choice's weight is multiplied in before the rounding.
+// add_experts adds in f32 to the row's previous contents and rounds once. Any sizes and any
+// alignment; copies are 16 bytes wide if both operands' rows allow it. Places past an edge count as
+// zeros. Results are the same bits every time, and a row's bits do not depend on the other rows.
 //
-// A block has a tile of 64 rows of the weight (gated: 32 of gate and 32 of up, eight and eight) and 32 places of one
-// expert. The grid has as many tiles of places as there can be, whatever is routed: a block finds its own among those that
-// there are, and ends if it is none of them.
+// A block has a tile of 64 rows of the weight (gated: 32 of gate and 32 of up, eight and eight) and
+// 32 places of one expert. The grid has as many tiles of places as any routing can need: a block
+// looks up its tile among those that exist, and ends if there is none.
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -41,14 +48,15 @@ constexpr uint32_t STAGE_BYTES = (TILE_ROWS + TILE_PLACES) * DEPTH * 2;
 constexpr uint32_t GROUPS = TILE_PLACES / 8;
 static_assert(TILE_ROWS == 16 * (THREADS / WARP) && STAGES * STAGE_BYTES <= 48 * 1024, "a warp 16 rows, all of it static");
 
-// Byte of a piece of 16 bytes: pieces of a row are exchanged, so that eight rows' same piece is in all banks.
+// Byte offset of a 16-byte piece. The pieces of a row are permuted, so that the same piece of eight
+// rows covers all banks.
 __device__ __forceinline__ uint32_t piece_at(uint32_t row, uint32_t piece) {
     return row * (DEPTH * 2) + ((piece ^ (row & 7)) << 4);
 }
 
-// The tile of places of this number, or one that begins at its end.
+// Tile `number`, or an empty tile if there are fewer tiles.
 __device__ __forceinline__ Tile tile_of(const uint32_t* starts, uint32_t experts, uint32_t number, uint32_t* shared) {
-    // Inclusive sums of each expert's tiles; a thread has neighbouring experts.
+    // Inclusive prefix sums of the experts' tiles. A thread has consecutive experts.
     constexpr uint32_t OF_THREAD = EXPERTS_MAX / THREADS;
     uint32_t tiles[OF_THREAD], sum = 0;
 #pragma unroll
@@ -96,7 +104,8 @@ __device__ __forceinline__ Tile tile_of(const uint32_t* starts, uint32_t experts
     return {expert, first, min(starts[expert + 1], first + TILE_PLACES)};
 }
 
-// Eight elements of a row into shared memory, zeros from `columns` on or if there is no row.
+// Copies eight elements of a row into shared memory; zeros from `columns` on, or if there is no
+// row.
 template <typename Element>
 __device__ __forceinline__ void copy_piece(uint32_t to, const Element* row, uint32_t column, uint32_t columns, bool is_row,
                                            bool is_aligned) {
@@ -123,7 +132,7 @@ __device__ __forceinline__ void copies_are_one_group() {
 #endif
 }
 
-// Waits until all groups but the last `LATER` have landed.
+// Waits until all groups except the last `LATER` have arrived.
 template <uint32_t LATER>
 __device__ __forceinline__ void wait_for_groups() {
 #if __CUDA_ARCH__ >= 800
@@ -198,7 +207,8 @@ __device__ __forceinline__ void experts(const Element* x, uint32_t x_pitch, cons
             load_quarters(a, at + piece_at(warp * 16 + lane % 16, 2 * k + lane / 16));
 #pragma unroll
             for (uint32_t two = 0; two < GROUPS; two += 2) {
-                // Of two groups of eight rows of x: left and right of the first, then of the second.
+                // Two groups of eight rows of x: left and right half of the first, then of the
+                // second.
                 uint32_t b[4];
                 load_quarters(b, x_at + piece_at(two * 8 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
                 TensorCoreElement<Element>::multiply_add(c[two], a, b[0], b[1]);
@@ -209,7 +219,7 @@ __device__ __forceinline__ void experts(const Element* x, uint32_t x_pitch, cons
     write_tile<Element, GROUPS, GATED>(c, tile, first_feature, warp, features, choices, weights, out);
 }
 
-// Where the places of experts are that are here.
+// The range of places that belong to experts on this rank.
 struct Here {
     uint32_t first, count;
 
@@ -267,6 +277,8 @@ __device__ __forceinline__ void add_experts(const Element* products, const uint3
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: gated_experts and experts: grid (div_ceil(features, 32 or 64), div_ceil(choices, TILE_PLACES) + min(experts, choices)), block
-// (THREADS); add_experts: grid (rows, any), block (ADD_THREADS); no dynamic shared memory; rows > 0. All may be launched
-// with programmatic stream serialization.
+// Launch: no dynamic shared memory; rows > 0. All kernels may be launched with programmatic stream
+// serialization.
+//   gated_experts and experts: grid (div_ceil(features, 32 if gated, else 64), div_ceil(choices,
+//                                   TILE_PLACES) + min(experts, choices)), block (THREADS)
+//   add_experts: grid (rows, any), block (ADD_THREADS)

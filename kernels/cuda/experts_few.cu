@@ -1,4 +1,4 @@
-// Products of few rows with experts' weights of activations' type: see experts_few_product.cuh.
+// GEMMs of few rows with expert weights of the activations' type: see experts_few_product.cuh.
 //
 // Targets: sm_90a
 

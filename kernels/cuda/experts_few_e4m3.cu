@@ -1,5 +1,5 @@
-// Products of few rows with experts' weights in E4M3: see experts_few_product.cuh. Scales are those of few_formats.cuh; the
-// rows of a weight count on over all experts.
+// GEMMs of few rows with expert weights in E4M3: see experts_few_product.cuh. Scales are laid out
+// as in few_formats.cuh, with the weight rows numbered consecutively over all experts.
 //
 // Targets: sm_90a
 

@@ -1,4 +1,4 @@
-// Products of many rows with experts' weights of activations' type: see experts_many_product.cuh.
+// GEMMs of many rows with expert weights of the activations' type: see experts_many_product.cuh.
 //
 // Targets: sm_90a
 

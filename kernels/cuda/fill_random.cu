@@ -1,17 +1,18 @@
-// Random numbers in place: weights of a model whose values do not matter. The definition stands in
-// `src/ops/fill_random.rs`; the CPU draws the same bits.
+// Random initialization in place, for weights of a model whose values do not matter. The algorithm
+// is defined in `src/ops/fill_random.rs`; the CPU backend generates the same bits.
 //
-// out[row, column] = round(float(sum of the four quarters of splitmix64(seed, row * pitch + column) - 131070) * factor)
+// out[row, column] = round(float(sum of the four quarters of splitmix64(seed, row * pitch + column)
+// - 131070) * factor)
 //
 // out [count / columns, columns] bf16, f16, f32 or E4M3, contiguous, any alignment
 //
-// An element depends on seed and place alone, never on the launch.
+// An element depends only on the seed and its position, never on the launch.
 
 #include "contract.cuh"
 #include "e4m3.cuh"
 #include "element.cuh"
 
-// SplitMix64 (Steele, Lea and Flood 2014) at its `i`-th step.
+// Step `i` of SplitMix64 (Steele, Lea and Flood 2014).
 __device__ __forceinline__ uint64_t split_mix(uint64_t seed, uint64_t i) {
     uint64_t z = seed + (i + 1) * 0x9E3779B97F4A7C15ull;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -38,4 +39,5 @@ __device__ __forceinline__ E4m3 from_float<E4m3>(float value) {
 }
 KERNEL(e4m3, E4m3)
 
-// Launch: grid (clamp(div_ceil(count, THREADS), 1, 8192)), block (THREADS of contract::random), no dynamic shared memory.
+// Launch: grid (clamp(div_ceil(count, THREADS), 1, 8192)), block (THREADS of contract::random), no
+// dynamic shared memory.

@@ -1,5 +1,6 @@
-// The gate of a gated MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202) in the product that feeds it, of some hundred rows: a step
-// of decoding of so many sequences that the tensor cores, and with them the card's power, bound it.
+// Gate and up GEMM of a gated MLP, fused with the gate (SwiGLU, Shazeer 2020, arXiv 2002.05202),
+// for a few hundred rows: a decode step with so many sequences that the tensor cores, and thus the
+// GPU's power limit, bound it.
 // Targets: sm_90a
 //
 // gate_up_middle_<type>_f<width>
@@ -14,18 +15,24 @@
 // bias      [2 * features]        the same type, or null
 // out       [rows, features]      the same type; rows out_pitch elements apart
 //
-// Sums are f32 on the tensor cores, with one rounding at the end. The same bits every time for the same shape. A NaN stays in
-// its row of x, or in the features whose weights have it. Any number of rows and of `in` is right; features are even; rows of x
-// and of weight start at multiples of 16 bytes, those of out of 8 bytes, bias at 4 bytes. out must not overlap x.
+// Sums are f32 on the tensor cores, rounded once at the end. The same shape gives the same bits
+// every time. A NaN in x affects only its row, a NaN in the weight only the features that use it.
+// Any number of rows and any `in`; `features` must be even. Rows of x and of the weight start at
+// multiples of 16 bytes, rows of out at multiples of 8 bytes, bias at a multiple of 4 bytes. out
+// must not overlap x.
 //
-// The first copies of weights do not wait for the kernel in front. Whoever writes weights synchronises before it launches this
-// with programmatic stream serialization.
+// The first copies of weights do not wait for the previous kernel. Code that writes weights must
+// therefore synchronize before it launches this kernel with programmatic stream serialization.
 //
-// As in linear_gated_hopper.cu, a cluster of two blocks has 256 rows and shares the weights of its tile; one warp copies, two
-// warpgroups multiply. What differs is the tile's width, which makes so few rows fill the card: at 96 features, which are 192 rows
-// of the weight, 18,944 are 198 tiles, three for each of 66 clusters, where at 128 they are 148, two and a quarter. The host
-// takes the width at which the busiest cluster has the fewest features. Rows that are not there are neither copied nor multiplied, 64 at a time, and the last 64 begin earlier instead of ending in zeros:
-// the copy engine makes those at 16 bytes a cycle, half as fast as it copies. Up to 128 rows are 64 a block.
+// As in linear_gated_hopper.cu, a cluster of two blocks has 256 rows and shares the weights of its
+// tile; one warp copies, two warpgroups multiply. The difference is the tile's width, which lets so
+// few rows fill the GPU. With 96 features per tile (192 rows of the weight), 18,944 features are
+// 198 tiles, three for each of 66 clusters; with 128 features they are 148 tiles, two and a quarter
+// per cluster. The host chooses the width at which the busiest cluster has the fewest features.
+//
+// Rows that do not exist are neither copied nor multiplied, in units of 64 rows. The last 64 rows
+// begin earlier instead of being padded with zeros, because TMA writes zeros at 16 bytes a cycle,
+// half as fast as it copies. Up to 128 rows are divided into 64 per block.
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -39,29 +46,30 @@ namespace {
 
 using contract::gate_up_middle::BLOCK_ROWS;
 using contract::gate_up_middle::MULTIPLIERS;  // warpgroups that multiply
-using contract::gate_up_middle::PART_ROWS;    // of x, that a warpgroup has
+using contract::gate_up_middle::PART_ROWS;    // rows of x per warpgroup
 constexpr uint32_t WARPGROUP = 128;
-constexpr uint32_t BLOCKS = contract::gate_up_middle::CLUSTER;      // of a cluster, one below the other
+constexpr uint32_t BLOCKS = contract::gate_up_middle::CLUSTER;      // in a cluster, one below the other
 constexpr uint32_t DEPTH = contract::gate_up_middle::STEP_COLUMNS;  // 128 bytes
-constexpr uint32_t PART_BYTES = PART_ROWS * DEPTH * 2;              // 8 KiB a step
+constexpr uint32_t PART_BYTES = PART_ROWS * DEPTH * 2;              // 8 KiB per step
 constexpr uint32_t STAGES_MAX = contract::gate_up_middle::STAGES_MAX;
 static_assert(contract::gate_up_middle::THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
-// Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while the other writes out.
+// Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while
+// the other writes out.
 constexpr uint32_t LEAD = 3;
-constexpr uint32_t BEGIN = 1;  // name of the barrier of the second warpgroup's beginning
+constexpr uint32_t BEGIN = 1;  // ID of the barrier at which the second warpgroup starts
 
-constexpr uint16_t ALL_BLOCKS = (1 << BLOCKS) - 1;  // of the cluster, a bit each
+constexpr uint16_t ALL_BLOCKS = (1 << BLOCKS) - 1;  // of the cluster, one bit each
 
 using Barriers = RingBarriers<STAGES_MAX>;
 
-// As many stages of so many bytes as there is room for.
+// The number of stages of `bytes` bytes that fit into shared memory, up to STAGES_MAX.
 __host__ __device__ constexpr uint32_t stages_of(uint32_t bytes) {
     return contract::gate_up_middle::SHARED_BYTES / bytes < STAGES_MAX ? contract::gate_up_middle::SHARED_BYTES / bytes
                                                                       : STAGES_MAX;
 }
 
-// How a stage looks: a step of x, then of gate, then of up, `WIDTH` features each. Where all rows are 64 a block, there is room
-// for more of them.
+// Layout of a stage: a step of x, then of gate, then of up, `WIDTH` features each. If every block
+// has only 64 rows, stages are smaller and more of them fit.
 template <uint32_t WIDTH>
 struct Stages {
     static constexpr uint32_t HALF_BYTES = WIDTH * DEPTH * 2;  // gate or up
@@ -69,7 +77,7 @@ struct Stages {
     static constexpr uint32_t OF_ALL = stages_of(MULTIPLIERS * PART_BYTES + 2 * HALF_BYTES);
     static_assert(OF_ALL > LEAD, "the first warpgroup can be ahead");
 
-    const uint32_t parts;  // of a block that may have rows
+    const uint32_t parts;  // 64-row parts of x in a stage
     const uint32_t weights_at, bytes, count;
 
     __device__ __forceinline__ explicit Stages(uint32_t rows)
@@ -79,7 +87,8 @@ struct Stages {
           count(parts == 1 ? OF_ONE : OF_ALL) {}
 };
 
-// A place in the ring of stages, as Ring of hopper_copy.cuh, whose number is not known to the compiler here.
+// A position in the ring of stages, like Ring of hopper_copy.cuh, but with a number of stages that
+// is not known at compile time.
 struct StageRing {
     const uint32_t count;
     uint32_t stage = 0;
@@ -106,12 +115,12 @@ struct Arguments {
     uint32_t in_features;
 };
 
-// The tiles of a cluster, down the rows first, so that their weights are read once.
+// The tiles of a cluster, down the rows first, so that the weights of those tiles are read once.
 struct Tiles {
     const uint32_t rows, rank, parts, width;
     const uint32_t down, count, steps;
     uint32_t next;
-    uint32_t row = 0, feature = 0;  // where this block's tile begins
+    uint32_t row = 0, feature = 0;  // first row and feature of this block's tile
 
     template <typename T, uint32_t WIDTH>
     __device__ __forceinline__ Tiles(const Arguments<T>& arguments, const Stages<WIDTH>& stages, uint32_t rank)
@@ -134,17 +143,18 @@ struct Tiles {
         return true;
     }
 
-    // The first row that a warpgroup has of this tile, and whether that is one.
+    // The first row of a warpgroup's part of this tile, and whether that row exists.
     __device__ __forceinline__ uint32_t first(uint32_t warpgroup) const { return row + warpgroup * PART_ROWS; }
     __device__ __forceinline__ bool has(uint32_t warpgroup) const { return warpgroup < parts && first(warpgroup) < rows; }
 
-    // The first row that it multiplies: the last 64 may begin among others' rows, so that none is not there.
+    // The first row that the warpgroup multiplies. The last 64 rows may begin among the rows of
+    // another warpgroup, so that all 64 exist.
     __device__ __forceinline__ uint32_t from(uint32_t warpgroup) const {
         return min(first(warpgroup), rows - min(rows, PART_ROWS));
     }
 };
 
-// All tiles' operands, step by step, into the ring. One thread.
+// Copies all tiles' operands, step by step, into the ring. Called by one thread.
 template <typename T, uint32_t WIDTH>
 __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight, const Arguments<T>& arguments,
                                      uint32_t shared, Barriers& barriers, uint32_t rank) {
@@ -152,7 +162,7 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
     StageRing ring(stages.count);
     Tiles tiles(arguments, stages, rank);
     const auto full = [&]() { return shared_address(&barriers.full[ring.stage]); };
-    // Each block brings one half of the weight's rows to both: gate or up.
+    // Each block copies one half of the weight's rows, gate or up, to both blocks.
     const auto copy_weight = [&](uint32_t step) {
         const uint32_t bytes = (tiles.has(0) ? PART_BYTES : 0) + (tiles.has(1) ? PART_BYTES : 0) + 2 * stages.HALF_BYTES;
         barrier_arrive_expecting(full(), bytes);
@@ -192,7 +202,7 @@ __device__ __forceinline__ float gated(float gate, float up) {
     return __fdividef(gate, 1.0f + __expf(-gate)) * up;
 }
 
-// Writes the 16 rows from `from` on that a warp has of a tile, but none before `first_row`.
+// Writes a warp's 16 rows of a tile, which start at `from`, except rows before `first_row`.
 template <typename T, uint32_t GROUPS>
 __device__ __forceinline__ void write_out(const float (&sums)[2 * GROUPS][4], const Arguments<T>& arguments,
                                           uint32_t from, uint32_t first_row, uint32_t first) {
@@ -216,8 +226,9 @@ __device__ __forceinline__ void write_out(const float (&sums)[2 * GROUPS][4], co
                                                            gated(gate[2 * low + 1] + bias.y, up[2 * low + 1] + up_bias.y));
         }
     }
-    // Two neighbours of a row exchange, so that one has four columns of a group and the other four of the next: what a row
-    // has of two groups is then whole sectors.
+    // Two neighboring lanes of a row exchange values, so that one has four columns of a group and
+    // the other four columns of the next group: the two groups of a row are then written as whole
+    // sectors.
     const bool is_odd = lane % 2 != 0;
     const uint32_t own = first + pair % 2 * 8 + pair / 2 * 4;
 #pragma unroll
@@ -240,7 +251,7 @@ __device__ __forceinline__ void write_out(const float (&sums)[2 * GROUPS][4], co
     }
 }
 
-// All tiles of one multiplying warpgroup.
+// Processes all tiles of one multiplying warpgroup.
 template <typename T, uint32_t WIDTH>
 __device__ __forceinline__ void multiply(const Arguments<T>& arguments, uint32_t shared, Barriers& barriers,
                                          uint32_t rank, uint32_t warpgroup) {
@@ -251,7 +262,7 @@ __device__ __forceinline__ void multiply(const Arguments<T>& arguments, uint32_t
     StageRing ring(stages.count);
     float sums[2 * GROUPS][4];
 
-    // Two warps tell the two blocks, which both copy into this stage.
+    // Both blocks copy into this stage, so one warp signals each of the two.
     const auto release = [&](uint32_t stage) {
         if (thread % 32 == 0 && thread / 32 < BLOCKS) {
             barrier_arrive_at(shared_address(&barriers.empty[stage]), thread / 32);
@@ -272,7 +283,7 @@ __device__ __forceinline__ void multiply(const Arguments<T>& arguments, uint32_t
         if (staggers && warpgroup == 1) {
             part_sync(BEGIN, MULTIPLIERS * WARPGROUP);
         }
-        uint32_t before = 0;  // the stage of the step in front
+        uint32_t before = 0;  // the stage of the previous step
         for (uint32_t step = 0; step < tiles.steps; ++step, ring.advance()) {
             barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity);
             const uint32_t stage = shared + ring.stage * stages.bytes;
@@ -316,7 +327,8 @@ __device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& wei
         }
         barrier_init_done();
     }
-    // The other block may copy into this one's memory from here on, and until all have come to the end.
+    // From here until the cluster_sync at the end, the other block may copy into this block's
+    // memory.
     cluster_sync();
     const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (warpgroup == 0) {
@@ -344,18 +356,20 @@ __device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& wei
 #define KERNEL(name, Element) FOR_EACH_GATED_WIDTH(GATE_UP, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch. block THREADS, dynamic shared memory SHARED_BYTES (contract::gate_up_middle), grid x
-//   = 2 * min(multiprocessors / 2, tiles) with tiles = div_ceil(rows, 256) * div_ceil(features, width)
-// Any even grid is right, only slower; none of `rows`, `features` and `in_features` is 0. A cluster is two blocks, which the
-// kernel itself says. The limit of dynamic shared memory must be raised once per function. May be launched with programmatic
-// stream serialization, and should be.
+// Launch. Block THREADS, dynamic shared memory SHARED_BYTES (contract::gate_up_middle), grid x
+//   = 2 * min(SMs / 2, tiles) with tiles = div_ceil(rows, 256) * div_ceil(features, width)
+// Any even grid is correct, but others are slower. `rows`, `features` and `in_features` are > 0.
+// The kernel itself sets its cluster size of two. The limit of dynamic shared memory must be raised
+// once per function. The kernel may, and should, be launched with programmatic stream
+// serialization.
 //
-// The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, rank 2, element strides 1, interleave NONE,
-// swizzle 128B, L2 promotion 128 bytes, out of bounds NONE (zeros), and
+// The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, rank 2, element
+// strides 1, interleave NONE, swizzle 128B, L2 promotion 128 bytes, out of bounds NONE (zeros), and
 //   x       dimensions {in, rows}, stride {2 * pitch} bytes, box {64, 64}
 //   weight  dimensions {in, 2 * features}, stride {2 * in} bytes, box {64, width}
 //
-// At 256 rows the card is at its limit of power, and a product of as many features takes as long as cuBLASLt's however well
-// it fills the card: what is gained is what the gate would take. Products without a gate gained nothing in a step, neither
-// with tiles of 192 features nor with narrower ones that two or four clusters shared (through shared or device memory): none
-// is here. Beginning each cluster at another step of x was no faster.
+// At 256 rows the GPU is at its power limit, and a GEMM with as many features takes as long as
+// cuBLASLt's, however well it fills the GPU: the gain is the time of a separate gate kernel. A GEMM
+// without a gate gained nothing in a step, neither with tiles of 192 features nor with narrower
+// tiles that two or four clusters shared (through shared or device memory), so this file has none.
+// Letting each cluster begin at a different step of x was no faster.

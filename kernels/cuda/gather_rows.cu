@@ -1,11 +1,13 @@
-// Copying chosen rows: `out[i] = x[rows[i]]`. Bits are copied, so any type of 2 or 4 bytes will do.
+// Row gather: `out[i] = x[rows[i]]`. Rows are copied as bits, so any type of 2 or 4 bytes is
+// supported.
 //
 // x    [x_rows, columns]   rows x_pitch elements apart
 // rows [chosen] u32
 // out  [chosen, columns]   rows out_pitch elements apart
 //
-// A row that is not below x_rows gives ones in every bit, a NaN in every float type: it shows, and nothing outside is
-// read. Any alignment; 16-byte copies when addresses, pitches and columns are aligned to it.
+// If rows[i] >= x_rows, nothing outside x is read; the output row is filled with one bits, a NaN in
+// every float type, so that the error is visible. Any alignment; copies are 16 bytes wide when
+// addresses, pitches and columns are multiples of 16 bytes.
 
 #include "contract.cuh"
 #include "copy_row.cuh"
@@ -25,4 +27,5 @@ extern "C" __global__ void __launch_bounds__(contract::copy_rows::THREADS)
     }
 }
 
-// Launch: grid (chosen), block (THREADS of contract::copy_rows), no dynamic shared memory. chosen > 0, element_bytes 2 or 4.
+// Launch: grid (chosen), block (THREADS of contract::copy_rows), no dynamic shared memory. chosen >
+// 0, element_bytes 2 or 4.

@@ -6,8 +6,9 @@
 //
 // x [rows, columns]   rows pitch elements apart
 //
-// f32 inside, one rounding at the end. Any number of columns and any alignment; 16-byte accesses when a row is aligned
-// to it, 8-byte ones where it is aligned to those (3420 columns).
+// Arithmetic is f32, rounded once at the end. Any number of columns and any alignment; accesses are
+// 16 bytes wide if rows are aligned to 16 bytes, 8 bytes wide if rows are only aligned to 8 bytes
+// (3420 columns).
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -15,7 +16,7 @@
 
 enum class Kind { ERF, TANH, QUICK };
 
-// x / (1 + exp(-y)). exp overflows to infinity for a very negative y, and the quotient is then a zero.
+// x / (1 + exp(-y)). For a very negative y, exp overflows to infinity and the quotient is zero.
 __device__ __forceinline__ float times_logistic(float x, float y) { return __fdividef(x, 1.0f + __expf(-y)); }
 
 template <Kind KIND>
@@ -69,5 +70,6 @@ __device__ __forceinline__ void gelu(Element* x, uint32_t pitch, uint32_t column
     KERNEL_OF(gelu_quick, Kind::QUICK, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (rows, div_ceil(columns, rows < 128 ? 2048 : 4096)), block (THREADS of contract::gate), no dynamic shared
-// memory. rows > 0. Any second grid size is right; few rows want more blocks.
+// Launch: grid (rows, div_ceil(columns, rows < 128 ? 2048 : 4096)), block (THREADS of
+// contract::gate), no dynamic shared memory. rows > 0. Any second grid size is correct; with few
+// rows, more blocks per row are faster.

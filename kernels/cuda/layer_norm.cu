@@ -5,22 +5,24 @@
 // x      [rows, hidden]   rows x_pitch elements apart
 // weight [hidden]         activations' type
 // bias   [hidden]         activations' type
-// out    [rows, hidden]   contiguous; may be x itself where x is contiguous
+// out    [rows, hidden]   contiguous; may be x itself if x is contiguous
 //
-// Arithmetic is f32 with one rounding at the end; the variance is the mean square of the distances from a mean, never a
-// difference of two large sums, so that a large mean costs no digits. A NaN in a row makes that row NaN and no other.
-// Any hidden size and alignment; 16-byte accesses when addresses, pitches and hidden are aligned to it. A row of up to 2
-// vectors a thread (8192 elements) stays in registers; what is longer is read again.
+// Arithmetic is f32, rounded once at the end. The variance is the mean square of the distances from
+// a mean, never a difference of two large sums, so that a large mean costs no precision. A NaN
+// makes its own row NaN and no other. Any hidden size and alignment; accesses are 16 bytes wide
+// when addresses, pitches and hidden are multiples of 16 bytes. Up to 2 vectors of a row per thread
+// (8192 elements per row) stay in registers; the rest of a longer row is read again.
 
 #include "norm_rows.cuh"
 
-// Some numbers' count, mean, and sum of squared distances from that mean.
+// Count, mean, and sum of squared distances from that mean, of a set of numbers.
 struct Moments {
     float count, mean, squares;
 };
 
-// The moments of the whole block from those of its warps (Chan, Golub and LeVeque 1979): distances of the warps' means
-// from the common one are added to the distances inside. Neighbouring calls use different `partial`s (`block_sum`).
+// The moments of the whole block from those of its warps (Chan, Golub and LeVeque 1979): the
+// distances of the warps' means from the common mean are added to the distances within the warps.
+// Consecutive calls must use different `partial` arrays (see `block_sum`).
 __device__ __forceinline__ Moments block_moments(const Moments& of_warp, Moments (&partial)[WARPS_MAX]) {
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     if (warps == 1) {
@@ -36,8 +38,9 @@ __device__ __forceinline__ Moments block_moments(const Moments& of_warp, Moments
     return {count, mean, warp_sum(one.squares + one.count * (one.mean - mean) * (one.mean - mean))};
 }
 
-// `WIDTH` elements at a time, rows a grid apart. Each thread has the same columns in all of them, so weights and biases
-// are read once; the next row is on its way while this one is summed. What is kept is kept as it stands in memory.
+// Normalizes rows a grid apart, `WIDTH` elements at a time. Each thread has the same columns in all
+// of its rows, so weights and biases are read once. The next row is being loaded while this one is
+// summed. Registers hold elements unconverted, as they are in memory.
 template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     __shared__ Moments partial[2][WARPS_MAX];
@@ -58,7 +61,7 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
         }
         store<WIDTH>(to, values);
     };
-    // No kernel writes weights and biases.
+    // No kernel writes weights and biases, so they are read before the wait.
     each([&](uint32_t slot, uint32_t column) {
         weights[slot] = load_words<WIDTH>(call.weight + column);
         biases[slot] = load_words<WIDTH>(call.bias + column);
@@ -97,7 +100,7 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
                 moments.mean += values[i];
             }
         });
-        // A warp may have no element at all; its mean is then zero, not zero over zero.
+        // A warp may have no elements. Its mean must then be zero, not zero over zero.
         moments.count = warp_sum(moments.count);
         moments.mean = warp_sum(moments.mean) / fmaxf(moments.count, 1.0f);
         over([&](const float(&values)[WIDTH]) {
@@ -129,5 +132,6 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (min(rows, 8 * multiprocessors)), block (min(THREADS_MAX, round_up(div_ceil(hidden, 16), 32))), no dynamic
-// shared memory. rows and hidden > 0. Any grid is right. The block must be whole warps, at most 16 of them.
+// Launch: grid (min(rows, 8 * SMs)), block (min(THREADS_MAX, round_up(div_ceil(hidden, 16), 32))),
+// no dynamic shared memory. rows and hidden > 0. Any grid is correct. The block must be whole
+// warps, at most 16 of them.

@@ -1,24 +1,27 @@
-// Products of FP8 weights on generations that have no other kernels for them: from sm_89 on the tensor cores multiply E4M3,
-// before that f16, to which numbers are widened in registers.
+// GEMM with FP8 weights for GPU generations that have no other FP8 kernel here. From sm_89 on, the
+// tensor cores multiply E4M3; on older ones they multiply f16, to which numbers are widened in
+// registers.
 // Targets: sm_75, sm_80, sm_89
 //
-// linear_e4m3_few_r<ROWS>   of a block 16 features and ROWS rows of x, which is 8, 16 or 32; its warps share the columns
-// linear_e4m3_many          of a block 128 features and 64 rows, through shared memory
+// linear_e4m3_few_r<ROWS>   a block has 16 features of ROWS rows of x (8, 16 or 32); its warps divide the columns
+// linear_e4m3_many          a block has 128 features of 64 rows, through shared memory
 //
 // out = sum over groups of 128 columns of (x * weight^T) * (their scales)  (+ bias) (+ out)
 //
 // weight        [features, columns]  E4M3, contiguous
 // x             [rows, columns]      E4M3, rows x_pitch apart
 // weight_scales BY_BLOCKS: [div_ceil(features, height), groups] f32; else [features] f32
-// x_scales      BY_BLOCKS: [rows, groups] f32; else [rows] f32, or null: all rows have the scale `fixed`
+// x_scales      BY_BLOCKS: [rows, groups] f32; else [rows] f32, or null: all rows have the scale
+//               `fixed`
 // bias          [features]           activations' type, or null
 // out           [rows, features]     activations' type or f32, rows out_pitch elements apart
-// height        rows of a block: any above 0
+// height        rows of the weight per scale block, any number > 0
 // flags         BY_BLOCKS, ADD_TO_OUT, OUT_IS_F32, IS_BF16 of contract::linear_e4m3
 //
-// Sums of E4M3 products go on in f32 after each group (two-level accumulation, DeepSeek-V3's report, arXiv 2412.19437). A
-// NaN, of a number or of a scale, stays in its row of x, or in the features whose weights have it. columns and x_pitch are
-// multiples of 16, and rows of weight and x start on 16 bytes; out has any alignment.
+// After each group, its sum of E4M3 products is added to an f32 total (two-level accumulation,
+// DeepSeek-V3's report, arXiv 2412.19437). A NaN in x or its scales affects only its row; a NaN in
+// the weight or its scales affects only the features that use it. columns and x_pitch are multiples
+// of 16, and rows of weight and x start at multiples of 16 bytes; out has any alignment.
 
 #include <stdint.h>
 
@@ -49,8 +52,9 @@ struct Product {
     __device__ __forceinline__ uint32_t groups() const { return (columns + GROUP - 1) / GROUP; }
 };
 
-// What a lane holds of 16 features and 32 columns, and of 8 rows and as many. Which columns a register has does not matter
-// as long as both operands have the same ones at the same place.
+// A lane's part of 16 features by 32 columns (`Features`) and of 8 rows by 32 columns (`Rows`). It
+// does not matter which columns a register holds, as long as both operands have the same columns at
+// the same position.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 constexpr float WIDENED = 1.0f;
 constexpr int CHUNK_PAIRS_AT_ONCE = 4;
@@ -71,13 +75,14 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const Features& a, c
                  : "r"(a.words[0]), "r"(a.words[1]), "r"(a.words[2]), "r"(a.words[3]), "r"(b.words[0]), "r"(b.words[1]));
 }
 #else
-// What a product of two widened numbers is to be multiplied by: each is 2^8 times too small.
+// Factor for a product of two widened numbers: widening makes each number 2^8 times too small.
 constexpr float WIDENED = 65536.0f;
-// Widening makes a step long.
+// Only one pair, because widening makes the loop body long.
 constexpr int CHUNK_PAIRS_AT_ONCE = 1;
 
-// Two E4M3 numbers, the high bytes of both halves, as f16: exponent and mantissa as they are, whose bias is 8 more. NaN
-// stays NaN, as its size alone carries.
+// Widens two E4M3 numbers, the high bytes of both halves, to f16. Exponent and mantissa bits are
+// kept, although the exponent bias of f16 is 8 larger. A NaN stays NaN: its magnitude is the only
+// one for which the addition carries into the top exponent bit.
 __device__ __forceinline__ uint32_t widened(uint32_t placed) {
     const uint32_t size = placed >> 1 & 0x3f803f80u;
     return (placed & 0x80008000u) | size | ((size + 0x00800080u) & 0x40004000u);
@@ -106,7 +111,8 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const Features& a, c
 }
 #endif
 
-// A group's scale of a feature, for sums as they come from the tensor cores; of scales for rows the sum's own is left out.
+// Factor for a feature's sum over a group as the tensor cores return it. With scales per row, the
+// feature's scale is not included here; store_sum applies it.
 __device__ __forceinline__ float feature_scale(const Product& product, uint32_t feature, uint32_t group) {
     if (!product.is(BY_BLOCKS) || feature >= product.features) {
         return WIDENED;
@@ -128,7 +134,7 @@ __device__ __forceinline__ void store_as(const Product& product, uint64_t at, fl
     *out = from_float<Element>(product.is(ADD_TO_OUT) ? value + to_float(*out) : value);
 }
 
-// Writes a sum, unless its place is outside.
+// Writes a sum, unless its position is outside the output.
 __device__ __forceinline__ void store_sum(const Product& product, uint32_t row, uint32_t feature, float sum) {
     if (row >= product.rows || feature >= product.features) {
         return;
@@ -148,13 +154,14 @@ __device__ __forceinline__ void store_sum(const Product& product, uint32_t row, 
     product.is(OUT_IS_F32) ? store_as<float>(product, at, sum) : store_as<__half>(product, at, sum);
 }
 
-// Sixteen numbers of a row from a column on, or zeros outside of the matrix.
+// Loads sixteen numbers of a row from `column` on; zeros outside the matrix.
 __device__ __forceinline__ uint4 load_chunk(const uint8_t* row, bool is_there, uint32_t column, uint32_t columns) {
     return is_there && column < columns ? __ldg(reinterpret_cast<const uint4*>(row + column)) : make_uint4(0, 0, 0, 0);
 }
 
-// Each weight is used once by one warp, so that it goes straight to its registers: a lane has sixteen neighbours of a row,
-// and two products of 32 columns share 64 of them among the four lanes that have a row.
+// Each weight is used once, by one warp, so it is loaded straight into that warp's registers. A
+// lane loads sixteen consecutive numbers of a row; the four lanes that share a row thus have 64
+// columns, which two products of 32 columns use.
 template <uint32_t TILES>
 __device__ __forceinline__ void few(const Product& product) {
     constexpr uint32_t ROWS = TILES * FRAGMENT_ROWS, CHUNKS = GROUP / (4 * CHUNK);
@@ -241,22 +248,23 @@ __device__ __forceinline__ void few(const Product& product) {
     }
 }
 
-// A block's warps, four across the features and two across the rows, and what one of them has of the tile.
+// The warps of a block, four across the features and two across the rows, and each warp's part of
+// the tile.
 constexpr uint32_t WARPS_ACROSS = 4, WARP_FEATURES = MANY_FEATURES / WARPS_ACROSS, WARP_ROWS = 32;
 constexpr uint32_t FEATURE_TILES = WARP_FEATURES / FRAGMENT_FEATURES, ROW_TILES = WARP_ROWS / FRAGMENT_ROWS;
 constexpr uint32_t ROW_CHUNKS = GROUP / CHUNK;
 constexpr uint32_t STAGE_BYTES = (MANY_FEATURES + MANY_ROWS) * GROUP;
-constexpr uint32_t SUMS_PITCH = MANY_FEATURES + 4;  // f32: lanes that write at once do so to different banks
+constexpr uint32_t SUMS_PITCH = MANY_FEATURES + 4;  // f32: lanes that write at once hit different banks
 static_assert(MANY_THREADS == WARP * WARPS_ACROSS * (MANY_ROWS / WARP_ROWS), "all of the tile has a warp");
 static_assert(MANY_SHARED_BYTES == 2 * STAGE_BYTES && MANY_ROWS * SUMS_PITCH * sizeof(float) <= MANY_SHARED_BYTES,
               "there is room for two stages, and then for the sums");
 
-// Where a chunk of a row of 128 bytes stands: eight rows have their same chunk in different banks.
+// Byte offset of a chunk of a 128-byte row. The same chunk of eight rows lies in different banks.
 __device__ __forceinline__ uint32_t place_of(uint32_t row, uint32_t chunk) {
     return row * GROUP + (chunk ^ (row % ROW_CHUNKS)) * CHUNK;
 }
 
-// Starts the copies of a group's columns of `COUNT` rows from `first` on.
+// Starts the copies of a group's columns for `COUNT` rows from `first` on.
 template <uint32_t COUNT>
 __device__ __forceinline__ void copy_rows(uint32_t to, const uint8_t* from, uint32_t pitch, uint32_t first, uint32_t rows,
                                           uint32_t group, uint32_t columns) {
@@ -291,7 +299,7 @@ __device__ __forceinline__ void many(const Product& product) {
 #pragma unroll 1
     for (uint32_t group = 0; group < groups; ++group) {
         if (group + 1 < groups) {
-            // All have left the other stage.
+            // All warps are done with the other stage.
             copy(group + 1);
         }
         const uint32_t weights = shared + group % 2 * STAGE_BYTES, x = weights + MANY_FEATURES * GROUP;
@@ -299,8 +307,8 @@ __device__ __forceinline__ void many(const Product& product) {
 #pragma unroll CHUNK_PAIRS_AT_ONCE
         for (uint32_t chunk = 0; chunk < ROW_CHUNKS; chunk += 2) {
             uint32_t words[4];
-            // Quarters in the order of mma.sync: of features first both eights, then the next sixteen columns; of rows
-            // first both sixteens of columns, then the next eight rows.
+            // Quarters in the order of mma.sync. Features: both groups of eight features, then the
+            // next sixteen columns. Rows: both groups of sixteen columns, then the next eight rows.
             const auto features_at = [&](uint32_t tile) {
                 const uint32_t row = warp_feature + tile * FRAGMENT_FEATURES + quarter % 2 * 8 + of_quarter;
                 load_quarters(words, weights + place_of(row, chunk + quarter / 2));
@@ -367,6 +375,8 @@ LINEAR_E4M3(linear_e4m3_few_r16, FEW_THREADS, 1, few<2>)
 LINEAR_E4M3(linear_e4m3_few_r32, FEW_THREADS, 1, few<4>)
 LINEAR_E4M3(linear_e4m3_many, MANY_THREADS, 2, many)
 
-// Launch: few: grid (div_ceil(features, FEW_FEATURES), div_ceil(rows, ROWS)), block (FEW_THREADS), no dynamic shared memory;
-// many: grid (div_ceil(rows, MANY_ROWS), div_ceil(features, MANY_FEATURES)), block (MANY_THREADS), dynamic shared memory
-// MANY_SHARED_BYTES. rows, features and columns > 0.
+// Launch: rows, features and columns > 0.
+//   few:  grid (div_ceil(features, FEW_FEATURES), div_ceil(rows, ROWS)), block (FEW_THREADS), no
+//         dynamic shared memory
+//   many: grid (div_ceil(rows, MANY_ROWS), div_ceil(features, MANY_FEATURES)), block
+//         (MANY_THREADS), dynamic shared memory MANY_SHARED_BYTES

@@ -1,52 +1,61 @@
-// Products of few rows: a step of decoding, which is bound by reading the weights once.
+// GEMM with few rows: a decode step, which is bound by the time to read the weights once.
 // Targets: sm_90a
 //
 // linear_few_<type>_r<ROWS>     out = x * weight^T (+ bias) (+ out)
 // gate_up_few_<type>_r<ROWS>    out = silu(x * gate^T) * (x * up^T)   (SwiGLU, Shazeer 2020, arXiv 2002.05202)
 //
-// <type> is bf16 or f16, ROWS is 8, 16, 32 or 64: the most rows that the kernel takes.
+// <type> is bf16 or f16. ROWS is 8, 16, 32 or 64, the most rows that the kernel supports.
 //
-// weight    [features, in]          as a tensor map; gate_up_few: [2 * features, in], gate rows, then up rows
+// weight    [features, in]          as a tensor map; gate_up_few: [2 * features, in], gate rows,
+//           then up rows
 // x         [rows, in]              as a tensor map, 1 <= rows <= ROWS
-// out       [rows, features]        the same type, or f32 if flags say so; rows out_pitch elements apart, any alignment
+// out       [rows, features]        the same type, or f32 with OUT_IS_F32; rows out_pitch elements
+//           apart, any alignment
 // bias      [features]              the same type, or null
-// parts     [2 * grid, PART_NUMBERS] f32, scratch: what is in it before does not matter
-// counters  [tiles]                 u32, zeros before the first launch, and zeros again after each
+// parts     [2 * grid, PART_NUMBERS] f32, scratch; needs no initialization
+// counters  [tiles]                 u32, zero before the first launch, and zero again after each
 // steps     div_ceil(in, 128)
-// tiles     how many tiles the features are cut into, all as tall as can be alike
-// tile_rows rows of the tallest, div_ceil(features, tiles) <= 128; gate_up_few: 16 * div_ceil(features / 8, tiles)
-// flags     ADD_TO_OUT: add to what is in out; OUT_IS_F32
+// tiles     number of tiles that the features are divided into, as equally as possible
+// tile_rows rows of the tallest tile, div_ceil(features, tiles) <= 128; gate_up_few: 16 *
+//           div_ceil(features / 8, tiles)
+// flags     ADD_TO_OUT: add to the contents of out; OUT_IS_F32
 //
-// Sums are f32 on the tensor cores, with one rounding at the end; gate and up are not rounded before they are
-// multiplied. The same bits every time for the same shape, kernel, grid and tile_rows: the order of additions does
-// not depend on who comes last. A NaN stays in its row of x, or in the features whose weights have it. `in` is a
-// multiple of 8, rows of x and weight start at multiples of 16 bytes, and gate_up_few wants features to be a multiple
-// of 8: that is what the tensor maps need. Any other size is right: places past an edge count as zeros, and nothing is
-// written there. out must not overlap x. Launches that follow each other in one stream may share parts and counters;
-// others must not.
+// Sums are f32 on the tensor cores, rounded once at the end; gate and up are not rounded before
+// they are multiplied. The same shape, kernel, grid and tile_rows give the same bits every time:
+// the order of additions does not depend on which block finishes last. A NaN in x affects only its
+// row, a NaN in the weight only the features that use it. The tensor maps require that `in` is a
+// multiple of 8, that rows of x and weight start at multiples of 16 bytes, and, for gate_up_few,
+// that features is a multiple of 8. Otherwise any size is correct: positions past an edge count as
+// zeros and are not written. out must not overlap x. Consecutive launches in one stream may share
+// parts and counters; other launches must not.
 //
-// The first copies of weights do not wait for the kernel in front. Whoever writes weights synchronises before it
-// launches this with programmatic stream serialization.
+// The first copies of weights do not wait for the previous kernel. Code that writes weights must
+// therefore synchronize before it launches this kernel with programmatic stream serialization.
 //
-// The work is a line of units: one tile after the other, each in steps of 128 columns. Blocks take equal stretches of
-// the line ("Stream-K", Osama et al. 2023, arXiv 2301.03598): who has only part of a tile leaves it in `parts`, and the
-// last to come adds them up. That costs the way to the L2 cache and back three times over, at the very end. So blocks
-// are clusters of two, and a tile that two of a cluster have to themselves is added up in their shared memory instead,
-// each warpgroup finishing some of the rows of x.
+// The work is a sequence of units: one tile after another, each in steps of 128 columns. Blocks
+// take equal contiguous ranges of units (Stream-K, Osama et al. 2023, arXiv 2301.03598). A block
+// that has only part of a tile leaves its sums in `parts`, and the last block to finish the tile
+// adds them up. That costs three round trips to the L2 cache at the very end. Therefore blocks form
+// clusters of two, and a tile that only the two blocks of one cluster share is added up in their
+// shared memory instead; each warpgroup finishes some of the rows of x.
 //
-// One warp copies, two warpgroups multiply, and one warp writes the tiles after which a block has more to do. The
-// weight is the tall operand of wgmma, x the narrow one, so that few rows waste little. A block has a multiprocessor
-// without another of its kind: shares are equal only while each has the bandwidth of a whole one. Started early, a
-// block comes where the one in front has just ended, and fills its stages while others end still.
+// One warp copies, two warpgroups multiply, and one warp writes the tiles after which a block has
+// more work. The weight is the tall (M) operand of wgmma and x the narrow (N) one, so that few rows
+// waste little. No two blocks of this kernel share an SM: equal ranges take equal time only if each
+// block has the bandwidth of a whole SM. If launched early, a block starts on an SM as soon as the
+// previous kernel's block there has ended, and fills its stages while other blocks of that kernel
+// still run.
 
 #include "few_product.cuh"
 
-// Counters of as many streams as may launch at the same time: each must have its own, here or elsewhere.
+// One set of counters for each stream that may launch at the same time: no two of them may share a
+// set, neither here nor elsewhere.
 using contract::linear_few::STREAM_COUNTERS;
 using contract::linear_few::STREAMS;
 extern "C" __device__ uint32_t linear_few_counters[STREAMS * STREAM_COUNTERS] = {};
 
-// The bound lets a thread have 168 registers, which is what adding up parts of 64 rows takes; 128 were slower.
+// This bound allows 168 registers per thread, which adding up parts of 64 rows needs; 128 were
+// slower.
 #define IN_TEAMS __cluster_dims__(TEAM, 1, 1) __launch_bounds__(384, 1)
 #define LINEAR_FEW(name, Element, ROWS)                                                                                \
     extern "C" __global__ void IN_TEAMS                                                                                \
@@ -68,26 +77,38 @@ extern "C" __device__ uint32_t linear_few_counters[STREAMS * STREAM_COUNTERS] = 
 #define KERNEL(name, Element) FOR_EACH_FEW_ROWS(LINEAR_FEW, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (multiprocessors), or tiles * steps if that is less, and even; block (THREADS); dynamic shared memory
-// SHARED_BYTES<ROWS> (contract::linear_few), for which the function's limit has to be raised first. ROWS is the least of 8,
-// 16, 32, 64 that rows fit in. Clusters of two are compiled in. May be launched with programmatic stream serialization, and
-// should be. parts and counters: see above.
+// Launch: grid (SMs), or tiles * steps if that is less; the grid is even. Block (THREADS), dynamic
+// shared memory SHARED_BYTES<ROWS> (contract::linear_few), for which the function's limit must be
+// raised first. ROWS is the smallest of 8, 16, 32 and 64 that is >= rows. Clusters of two are
+// compiled in. The kernel may, and should, be launched with programmatic stream serialization. For
+// parts and counters see the head of this file.
 //
-// Any tiles in the range of tile_rows is right. Where half as many tiles as multiprocessors are not too tall they are
-// the fastest cut: each cluster has one, and nothing goes through parts. Of more features each block takes tiles of its
-// own (a multiple of the multiprocessors), and nothing is added up at all. Two blocks of this on a multiprocessor,
-// started early, took half as long again as one after the other: hence their size. Fetching ahead into the L2 cache
-// while the kernel in front ends was slower. At 64 rows it changed nothing to copy x no more than once, or to share it
-// through multicast, and writing whole lines by way of shared memory was slower. x does not come sooner than the
-// weights that were asked for before it, though it stands in the L2 cache: with fewer steps of it under way than of
-// the weight, in stages of its own, o and qkv took 3 to 15 % longer. Nor was it of use that the multipliers bring
-// its first steps (cp.async). Steps of 64 columns, twice as many, made a step of 64 rows slower by two in a hundred.
-// Clusters of four have room for 120 blocks only on a card of 132 multiprocessors that was asked.
+// Any number of tiles is correct that keeps tile_rows in its range. If half as many tiles as SMs
+// are not too tall, that is the fastest division: each cluster has one tile, and nothing goes
+// through `parts`. With more features, each block has whole tiles (their number is a multiple of
+// the SMs), and nothing is added up at all.
 //
-// The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE,
-// swizzle 128B, L2 promotion 128 bytes (256 were slower), out of bounds NONE (zeros), and
-//   weight of linear_few    rank 2, dimensions {in, features}, strides {2 * in} bytes, box {64, tile_rows}
-//   weight of gate_up_few   rank 4, dimensions {in, 8, 2, features / 8}, strides {2 * in, 2 * in * features, 16 * in}
-//                           bytes, box {64, 8, 2, tile_rows / 16}
-//   x                       rank 2, dimensions {in, rows}, strides {2 * pitch} bytes, box {64, ROWS}
-// Those of the weights last as long as the weights; that of x belongs to one address and number of rows.
+// What was measured and not adopted:
+// - Two blocks on an SM, started early, took half as long again as one after the other. Therefore a
+//   block takes a whole SM.
+// - Prefetching into the L2 cache while the previous kernel ends was slower.
+// - At 64 rows, copying x only once, or sharing it through multicast, changed nothing. Writing
+//   whole lines through shared memory was slower.
+// - x does not arrive sooner than the weights that were requested before it, although it is in the
+//   L2 cache. With fewer steps of x in flight than of the weight, in separate stages, the o and qkv
+//   projections took 3 to 15 % longer. Loading the first steps of x from the multiplying warps
+//   (cp.async) did not help either.
+// - Steps of 64 columns, twice as many, made a decode step of 64 rows 2 % slower.
+// - With clusters of four, a GPU of 132 SMs reported room for only 120 blocks.
+//
+// The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1,
+// interleave NONE, swizzle 128B, L2 promotion 128 bytes (256 were slower), out of bounds NONE
+// (zeros), and
+//   weight of linear_few    rank 2, dimensions {in, features}, strides {2 * in} bytes, box {64,
+//                           tile_rows}
+//   weight of gate_up_few   rank 4, dimensions {in, 8, 2, features / 8}, strides {2 * in, 2 * in *
+//                           features, 16 * in} bytes, box {64, 8, 2, tile_rows / 16}
+//   x                       rank 2, dimensions {in, rows}, strides {2 * pitch} bytes, box {64,
+//                           ROWS}
+// A weight's map is valid as long as the weight; the map of x is valid for one address and number
+// of rows.

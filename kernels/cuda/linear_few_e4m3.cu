@@ -1,24 +1,29 @@
-// Products of few rows with FP8 weights, which a step of decoding reads at half the bytes: linear_few.cu with E4M3 numbers
-// and scales. Work, memory and launch are those of linear_few.cu, where they are described; here is what differs. The warps
-// that multiply write all tiles, and scales of blocks come beside each step (few_scales.cuh): those of the weight, like it,
-// before the kernel in front has ended.
+// GEMM with few rows and FP8 weights, of which a decode step reads half the bytes: linear_few.cu
+// with E4M3 numbers and scales. Division of work, memory and launch are described there, except for
+// these differences: the multiplying warps write all tiles, and block scales are loaded together
+// with each step (few_scales.cuh). The weight's scales, like the weight, are loaded before the
+// previous kernel has ended.
 // Targets: sm_90a
 //
-// linear_few_e4m3_blocks_<type>_r<ROWS>    a scale for each block of the weight, and for 128 columns of each row of x
-// linear_few_e4m3_rows_<type>_r<ROWS>      a scale for each row of the weight, and for each row of x or for all
+// linear_few_e4m3_blocks_<type>_r<ROWS>    one scale for each block of the weight, and one for each
+//                                          128 columns of a row of x
+// linear_few_e4m3_rows_<type>_r<ROWS>      one scale for each row of the weight, and one for each
+//                                          row of x or for all rows
 //
 // out = sum over groups of 128 columns of (x * weight^T) * (their scales)  (+ bias) (+ out)
 //
 // weight        [features, in]  E4M3, as a tensor map
 // x             [rows, in]      E4M3, as a tensor map
 // weight_scales blocks: [div_ceil(features, height), groups] f32; rows: [features] f32
-// x_scales      blocks: [rows, groups] f32; rows: [rows] f32, or null: all rows have the scale `fixed`
+// x_scales      blocks: [rows, groups] f32; rows: [rows] f32, or null: all rows have the scale
+//               `fixed`
 // steps         div_ceil(in, 256)
 // groups        div_ceil(in, 128)
-// height        rows of a block: at least 8 (BLOCK_ROWS_MIN)
+// height        rows of the weight per scale block: at least 8 (BLOCK_ROWS_MIN)
 //
-// Sums of E4M3 products go on in f32 after each group (two-level accumulation, DeepSeek-V3's report, arXiv 2412.19437).
-// A NaN, of a number or of a scale, stays in its row of x, or in the features whose weights have it. `in` is a multiple of 16.
+// After each group, its sum of E4M3 products is added to an f32 total (two-level accumulation,
+// DeepSeek-V3's report, arXiv 2412.19437). A NaN in x or its scales affects only its row; a NaN in
+// the weight or its scales affects only the features that use it. `in` is a multiple of 16.
 
 #include "few_product.cuh"
 
@@ -39,5 +44,5 @@
 #define KERNEL(name, Element) FOR_EACH_FEW_ROWS(OF_ROWS, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: as linear_few.cu, with its counters; the tensor maps are of type UINT8, with strides of {in} and {pitch} bytes
-// and boxes {128, tile_rows} and {128, ROWS}.
+// Launch: as linear_few.cu, with its counters. The tensor maps have type UINT8, strides of {in} and
+// {pitch} bytes, and boxes {128, tile_rows} and {128, ROWS}.

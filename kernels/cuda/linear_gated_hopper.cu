@@ -1,7 +1,7 @@
-// Products with many rows on Hopper (sm_90a only), and the gate of a gated MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202)
-// in the product that feeds it, so that what the gate reads is never written. After the warp-specialised persistent
-// products of CUTLASS 3: the copy engine brings tiles, two warpgroups multiply with wgmma, two blocks share the weights
-// that they both need.
+// GEMM with many rows on Hopper (sm_90a only), also fused with the gate of a gated MLP (SwiGLU,
+// Shazeer 2020, arXiv 2002.05202), so that the gate's input is never written to memory. Modeled on
+// the warp-specialized persistent GEMMs of CUTLASS 3: TMA loads tiles, two warpgroups multiply with
+// wgmma, and two blocks share the weights that both need.
 //
 // linear_gated_hopper_<type>
 //   gate = x * weight[0 .. columns]^T + bias[0 .. columns]
@@ -14,11 +14,13 @@
 //   x [rows, in], weight [columns, in], bias [columns] or null, out [rows, columns]
 //
 // linear_add_hopper_<type>
-//   The same added to what `out` holds.
+//   out += x * weight^T + bias, operands as for linear_hopper
 //
-// Sums in f32, one rounding at the end: a bias and what `out` held are not rounded in between. `x`, `weight` and `out`
-// come as tensor maps, see Launch: they start on 16 bytes, and their rows are a multiple of 16 bytes apart. `bias` is on
-// 4 bytes; `columns` is even. Any number of rows, of columns and of `in`. A NaN stays in its row and column.
+// Sums are f32, rounded once at the end; neither a bias nor the previous contents of `out` cause a
+// rounding in between. `x`, `weight` and `out` are passed as tensor maps (see Launch): they start
+// at multiples of 16 bytes, and their rows are a multiple of 16 bytes apart. `bias` is aligned to 4
+// bytes; `columns` is even. Any number of rows, any `columns` and any `in`. A NaN affects only its
+// row or column.
 
 // Targets: sm_90a
 
@@ -36,18 +38,19 @@ namespace {
 using contract::linear_many::MULTIPLIERS;   // warpgroups that multiply, 64 rows of the tile each
 using contract::linear_many::STAGES;
 constexpr uint32_t DEPTH = contract::linear_many::STEP_COLUMNS;  // 128 bytes
-constexpr uint32_t X_BYTES = TILE_ROWS * DEPTH * 2;              // 16 KiB a step
+constexpr uint32_t X_BYTES = TILE_ROWS * DEPTH * 2;              // 16 KiB per step
 constexpr uint32_t HALF_BYTES = TILE_WEIGHTS * DEPTH;            // half of the weight's rows: 16 KiB
 constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
-constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;            // two boxes a multiplying warpgroup
+constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;            // two boxes per multiplying warpgroup
 static_assert(contract::linear_many::THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
 static_assert(contract::linear_many::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "and what it gives");
-// Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while the other writes out.
+// Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while
+// the other writes out.
 constexpr uint32_t LEAD = 3;
 
 using Barriers = RingBarriers<STAGES>;
 
-// All tiles' operands, step by step, into the ring. One thread.
+// Copies all tiles' operands, step by step, into the ring. Called by one thread.
 template <Kind KIND>
 __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight, const TensorMap& out,
                                      const Arguments& arguments, uint32_t shared, Barriers& barriers, uint32_t rank) {
@@ -62,12 +65,12 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
         barrier_arrive_expecting(full, bytes);
         return full;
     };
-    // Each block brings one half of the weight's rows to both: gate or up, or 128 columns.
+    // Each block copies one half of the weight's rows to both blocks: gate or up, or 128 columns.
     const uint32_t half = rank * (KIND == Kind::GATED ? arguments.columns : TILE_WEIGHTS / 2);
     Tiles<KIND, DEPTH> tiles(arguments);
     while (tiles.advance(rank)) {
         if (KIND == Kind::ADDED) {
-            // What the tile holds, in two stages of 128 columns.
+            // The previous contents of the tile, in two stages of 128 columns.
             for (uint32_t part = 0; part < 2; ++part) {
                 const uint32_t full = begin(2 * MULTIPLIERS * BOX_BYTES);
                 for (uint32_t box = 0; box < 2 * MULTIPLIERS; ++box) {
@@ -90,7 +93,7 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
     }
 }
 
-// All tiles of one multiplying warpgroup.
+// Processes all tiles of one multiplying warpgroup.
 template <Kind KIND, typename T>
 __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, const Arguments& arguments,
                                          uint32_t shared, Barriers& barriers, uint32_t rank, uint32_t warpgroup) {
@@ -101,7 +104,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
     float sums[32][4];
 
     const auto await = [&]() { barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity); };
-    // Two warps tell the two blocks, which both copy into this stage.
+    // Both blocks copy into this stage, so one warp signals each of the two.
     const auto release = [&](uint32_t stage) {
         if (thread % 32 == 0 && thread / 32 < BLOCKS) {
             barrier_arrive_at(shared_address(&barriers.empty[stage]), thread / 32);
@@ -138,7 +141,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
         if (first_tile && warpgroup == 1) {
             part_sync(BEGIN, MULTIPLIERS * WARPGROUP);
         }
-        uint32_t before = 0;  // the stage of the step in front
+        uint32_t before = 0;  // the stage of the previous step
         for (uint32_t step = 0; step < tiles.steps; ++step) {
             await();
             const uint32_t stage = shared + ring.stage * STAGE_BYTES;
@@ -190,7 +193,8 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
         }
         barrier_init_done();
     }
-    // The other block may copy into this one's memory from here on, and until all have come to the end.
+    // From here until the cluster_sync at the end, the other block may copy into this block's
+    // memory.
     cluster_sync();
     const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (warpgroup == 0) {
@@ -222,16 +226,18 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
 
 FOR_EACH_ACTIVATION(LINEAR_HOPPER_OF)
 
-// Launch. Persistent: block THREADS, dynamic shared memory SHARED_BYTES (contract::linear_many), grid x
-//   = 2 * min(multiprocessors / 2, pairs * across), where
-//   pairs = div_ceil(rows, 256), across = div_ceil(columns, 128) for the gated kernel and div_ceil(columns, 256) for the
-//   others. Any even grid is right, only slower; none of `rows`, `columns`, `in_features` and `group` is 0.
-//   `group`: 16 is good.
-// A cluster is two blocks, which the kernel itself says. The limit of dynamic shared memory must be raised once per
-// function (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
+// Launch. Persistent: block THREADS, dynamic shared memory SHARED_BYTES (contract::linear_many),
+// grid x
+//   = 2 * min(SMs / 2, pairs * across), where pairs = div_ceil(rows, 256), and
+//   across = div_ceil(columns, 128) for the gated kernel and div_ceil(columns, 256) for the others.
+// Any even grid is correct, but others are slower. `rows`, `columns`, `in_features` and `group` are
+// > 0. `group` is the number of row pairs that clusters process before they go on to the next
+// columns (many_tiles.cuh); 16 is a good value. The kernel itself sets its cluster size of two. The
+// limit of dynamic shared memory must be raised once per function
+// (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
 //
-// The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, rank 2, element strides 1, interleave NONE,
-// swizzle 128B, L2 promotion 128 bytes, out of bounds NONE (zeros), and
+// The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, rank 2, element
+// strides 1, interleave NONE, swizzle 128B, L2 promotion 128 bytes, out of bounds NONE (zeros), and
 //   x       dimensions {in, rows}, stride {2 * pitch} bytes, box {64, 128}
-//   weight  dimensions {in, its rows}, stride {2 * in} bytes, box {64, 128}
+//   weight  dimensions {in, rows of the weight}, stride {2 * in} bytes, box {64, 128}
 //   out     dimensions {columns, rows}, stride {2 * pitch} bytes, box {64, 64}

@@ -1,28 +1,36 @@
-// Products of many rows with FP8 weights on Hopper (sm_90a only), alone or with the gate of a gated MLP (SwiGLU, Shazeer
-// 2020, arXiv 2002.05202) after them. Blocks, clusters, tiles and the order of work are those of linear_gated_hopper.cu.
+// GEMM with many rows and FP8 weights on Hopper (sm_90a only), also fused with the gate of a gated
+// MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202). Blocks, clusters, tiles and the order of work are
+// those of linear_gated_hopper.cu.
 //
-// linear_e4m3_<scales>_<type>          out = x * weight^T + bias
-// linear_add_e4m3_<scales>_<type>      the same added to what `out` holds
-// linear_gated_e4m3_<scales>_<type>    out = gate / (1 + exp(-gate)) * up, gate and up as in linear_gated_hopper.cu
-// linear_gated_rounded_e4m3_<scales>_<type>   the same rounded to E4M3, each 128 columns of a row with a scale, or all
+// linear_e4m3_<scales>_<type>                 out = x * weight^T + bias
+// linear_add_e4m3_<scales>_<type>             out += x * weight^T + bias
+// linear_gated_e4m3_<scales>_<type>           out = gate / (1 + exp(-gate)) * up, gate and up as in
+//                                            linear_gated_hopper.cu
+// linear_gated_rounded_e4m3_<scales>_<type>   the same rounded to E4M3, with one scale for each 128
+//                                            columns of a row, or one for all
 //
-// <scales> is `blocks`: a scale for each block of the weight, and for 128 columns of each row of x; or `rows`: one for each
-// row of the weight, and for each row of x or for all.
+// <scales> is `blocks` (one scale for each block of the weight, and one for each 128 columns of a
+// row of x) or `rows` (one for each row of the weight, and one for each row of x or for all rows).
 //
 // x             [rows, in]        E4M3, as a tensor map
-// weight        [features, in]    E4M3, as a tensor map; features are `columns`, or 2 * columns with a gate
+// weight        [features, in]    E4M3, as a tensor map; features is columns, or 2 * columns with a
+//               gate
 // out           [rows, columns]   <type>, or E4M3, as a tensor map
 // bias          [features]        <type>, or null
 // weight_scales blocks: [div_ceil(features, height), groups] f32; rows: [features] f32
-// x_scales      blocks: [rows, groups] f32; rows: [rows] f32, or null: all rows have the scale `fixed`
-// out_scales    [rows, div_ceil(columns, 128)] f32, or null: the scale is out_fixed (rounded outputs alone)
+// x_scales      blocks: [rows, groups] f32; rows: [rows] f32, or null: all rows have the scale
+//               `fixed`
+// out_scales    [rows, div_ceil(columns, 128)] f32, or null: the scale is out_fixed (rounded
+//               outputs only)
 // groups        div_ceil(in, 128)
-// height        rows of a block: 128, or one of 8, 16, 32 and 64
+// height        rows of the weight per scale block: 128, or one of 8, 16, 32 and 64
 //
-// Sums of E4M3 products go on in f32 after each group of 128 columns (two-level accumulation, DeepSeek-V3's report, arXiv
-// 2412.19437): the tensor cores keep fewer bits. One rounding at the end. `in` is a multiple of 16, columns of 8 (of
-// 16 if rounded), bias on 4 bytes, the rest as in linear_gated_hopper.cu. A NaN, of a number or a scale, stays in its
-// row, or in the features whose weights have it.
+// After each group of 128 columns, its sum of E4M3 products is added to an f32 total (two-level
+// accumulation, DeepSeek-V3's report, arXiv 2412.19437), because the tensor cores keep fewer bits.
+// The result is rounded once at the end. `in` is a multiple of 16, columns a multiple of 8 (of 16
+// if rounded), bias is aligned to 4 bytes; everything else is as in linear_gated_hopper.cu. A NaN
+// in x or its scales affects only its row; a NaN in the weight or its scales affects only the
+// features that use it.
 
 // Targets: sm_90a
 
@@ -36,14 +44,15 @@ namespace {
 using contract::linear_many::MULTIPLIERS;
 using contract::linear_many::STAGES;
 constexpr uint32_t DEPTH = GROUP;                      // columns of a step: 128 bytes
-constexpr uint32_t X_BYTES = TILE_ROWS * DEPTH;        // 16 KiB a step
-constexpr uint32_t HALF = TILE_WEIGHTS / 2;            // of the weight's rows: what one product takes
+constexpr uint32_t X_BYTES = TILE_ROWS * DEPTH;        // 16 KiB per step
+constexpr uint32_t HALF = TILE_WEIGHTS / 2;            // rows of the weight that one product takes
 constexpr uint32_t HALF_BYTES = HALF * DEPTH;          // 16 KiB
 constexpr uint32_t QUARTER = TILE_WEIGHTS / 4;
 constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
-constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;  // two boxes a multiplying warpgroup
+constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;  // two boxes per multiplying warpgroup
 static_assert(contract::linear_many::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "what the launch gives");
-// Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while the other writes out.
+// Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while
+// the other writes out.
 constexpr uint32_t LEAD = 2;
 
 using Barriers = RingBarriers<STAGES>;
@@ -58,7 +67,7 @@ struct Scales {
     float out_fixed;
 };
 
-// All tiles' operands, step by step, into the ring. One thread.
+// Copies all tiles' operands, step by step, into the ring. Called by one thread.
 template <Kind KIND>
 __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight, const TensorMap& out,
                                      const Arguments& arguments, uint32_t shared, Barriers& barriers, uint32_t rank) {
@@ -73,7 +82,7 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
         barrier_arrive_expecting(full, bytes);
         return full;
     };
-    // Each block brings one half of the weight's rows to both: gate or up, or 128 columns.
+    // Each block copies one half of the weight's rows to both blocks: gate or up, or 128 columns.
     const uint32_t half = rank * (KIND == Kind::GATED ? arguments.columns : HALF);
     Tiles<KIND, DEPTH> tiles(arguments);
     while (tiles.advance(rank)) {
@@ -87,7 +96,8 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
             ring.advance();
         }
         if (KIND == Kind::ADDED) {
-            // What the tile holds, in two stages of 128 columns: sums are scaled before it is added.
+            // The previous contents of the tile, in two stages of 128 columns. They come last,
+            // because sums are scaled before the contents are added.
             for (uint32_t part = 0; part < 2; ++part) {
                 const uint32_t full = begin(2 * MULTIPLIERS * BOX_BYTES);
                 for (uint32_t box = 0; box < 2 * MULTIPLIERS; ++box) {
@@ -101,10 +111,12 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
     }
 }
 
-// One half of a warpgroup's sums, 128 rows of the weight from `feature` on.
+// One half of a warpgroup's sums: 128 rows of the weight from `feature` on.
 using Sums = float[HALF / 8][4];
 
-// Adds what a group of columns gave to one half of a warpgroup's sums, `of_x` the scales of a thread's two rows.
+// Adds a group's sums to one half of a warpgroup's totals, without scales, which are per row and
+// applied at the end. In the two functions below, `of_x` are the scales of a thread's two rows of
+// x.
 __device__ __forceinline__ void promote_plain(float (&to)[32][4], uint32_t first, const Sums& from) {
 #pragma unroll
     for (uint32_t tile = 0; tile < HALF / 8; ++tile) {
@@ -114,8 +126,9 @@ __device__ __forceinline__ void promote_plain(float (&to)[32][4], uint32_t first
         }
     }
 }
-// Each 64 rows of the weight have one scale. fmaf here and below: else the compiler leaves the products of both ways apart,
-// and adds once for both.
+// The same, where each 64 rows of the weight have one scale. The explicit FMA (here and in
+// promote_low) is needed: otherwise the compiler keeps separate multiplications for promote and
+// promote_low and merges their additions into one.
 __device__ __forceinline__ void promote(float (&to)[32][4], uint32_t first, const Sums& from, const float (&of_x)[2],
                                         const float* of_weight) {
 #pragma unroll
@@ -131,7 +144,8 @@ __device__ __forceinline__ void promote(float (&to)[32][4], uint32_t first, cons
     }
 }
 
-// Blocks of the weight that are lower than 64 rows, or begin within them: a scale for each eight of its rows.
+// The same, for scale blocks of the weight that have fewer than 64 rows or begin within 64 rows:
+// one scale for each eight rows of the weight.
 __device__ __forceinline__ void promote_low(float (&to)[32][4], uint32_t first, const Sums& from, const float (&of_x)[2],
                                             const Scales& scales, uint32_t feature, uint32_t features, uint32_t group) {
 #pragma unroll
@@ -145,7 +159,7 @@ __device__ __forceinline__ void promote_low(float (&to)[32][4], uint32_t first, 
     }
 }
 
-// A scale for each row of the weight and for each of x, when all is summed up.
+// Multiplies by the scales of the rows of the weight and of x, after all groups are summed.
 template <Kind KIND>
 __device__ __forceinline__ void scale_rows(float (&sums)[32][4], const float (&of_x)[2], const float* of_weight,
                                            uint32_t column, uint32_t columns) {
@@ -153,7 +167,7 @@ __device__ __forceinline__ void scale_rows(float (&sums)[32][4], const float (&o
     for (uint32_t tile = 0; tile < 32; ++tile) {
         const uint32_t at = column + (KIND == Kind::GATED ? tile % 16 : tile) * 8 + threadIdx.x % 4 * 2;
         const uint32_t skipped = KIND == Kind::GATED ? tile / 16 * columns : 0;
-        // Columns are a multiple of eight: both are there, or neither.
+        // The number of columns is a multiple of eight, so both columns exist or neither does.
         const float2 two = at < columns ? __ldg(reinterpret_cast<const float2*>(of_weight + skipped + at)) : float2{};
         sums[tile][0] *= of_x[0] * two.x;
         sums[tile][1] *= of_x[0] * two.y;
@@ -162,7 +176,7 @@ __device__ __forceinline__ void scale_rows(float (&sums)[32][4], const float (&o
     }
 }
 
-// One warpgroup's 64 rows of 128 gated columns as E4M3, through shared memory.
+// Writes one warpgroup's 64 rows of 128 gated columns as E4M3, through shared memory.
 __device__ __forceinline__ void write_rounded(float (&sums)[32][4], const TensorMap& out, uint32_t staging,
                                               const Scales& scales, const Arguments& arguments, uint32_t row,
                                               uint32_t column, uint32_t warpgroup) {
@@ -186,7 +200,7 @@ __device__ __forceinline__ void write_rounded(float (&sums)[32][4], const Tensor
             float largest = 0.0f;
 #pragma unroll
             for (uint32_t tile = 0; tile < 16; ++tile) {
-                // What stands past the last column is zero.
+                // Sums past the last column are zero.
                 largest = larger_magnitude(largest, sums[tile][2 * half]);
                 largest = larger_magnitude(largest, sums[tile][2 * half + 1]);
             }
@@ -214,7 +228,7 @@ __device__ __forceinline__ void write_rounded(float (&sums)[32][4], const Tensor
     }
 }
 
-// All tiles of one multiplying warpgroup.
+// Processes all tiles of one multiplying warpgroup.
 template <Kind KIND, bool BY_BLOCKS, bool ROUNDED, typename T>
 __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, const Arguments& arguments,
                                          const Scales& scales, uint32_t shared, Barriers& barriers, uint32_t rank,
@@ -223,13 +237,13 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t staging = shared + STAGING_AT + warpgroup * 2 * BOX_BYTES;
     const uint32_t features = KIND == Kind::GATED ? 2 * arguments.columns : arguments.columns;
-    // Blocks are lower than 64 rows, or up begins within 64 of them.
+    // Scale blocks have fewer than 64 rows, or up does not begin at a multiple of 64 rows.
     const bool is_low = scales.height < QUARTER || (KIND == Kind::GATED && arguments.columns % QUARTER != 0);
     Ring<STAGES> ring;
     float sums[32][4];
 
     const auto await = [&]() { barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity); };
-    // Each warp tells the two blocks, which both copy into this stage.
+    // Both blocks copy into this stage, so each warp signals both of them.
     const auto release = [&](uint32_t stage) { release_to_all<BLOCKS>(shared_address(&barriers.empty[stage])); };
 
     wait_for_previous_kernel();
@@ -241,7 +255,8 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
             biases.load(bias, tiles.column, arguments.columns);
         }
         const uint32_t own = tiles.row + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;  // and own + 8
-        // Where the scales of this thread's rows begin, and those of the weight's rows.
+        // Where the scales of this thread's rows of x begin, and (of_quarters) those of the
+        // weight's rows.
         const uint32_t last_row = arguments.rows - 1;
         const float* of_rows[2] = {scales.x + static_cast<uint64_t>(min(own, last_row)) * scales.groups,
                                    scales.x + static_cast<uint64_t>(min(own + 8, last_row)) * scales.groups};
@@ -267,7 +282,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
         for (uint32_t step = 0; step < tiles.steps; ++step) {
             float of_x[2], of_weight[4];
             if constexpr (BY_BLOCKS) {
-                // They come while products are computed.
+                // The scales are loaded while products are computed.
 #pragma unroll
                 for (uint32_t i = 0; i < 2; ++i) {
                     of_x[i] = of_rows[i][step];
@@ -362,7 +377,8 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
         }
         barrier_init_done();
     }
-    // The other block may copy into this one's memory from here on, and until all have come to the end.
+    // From here until the cluster_sync at the end, the other block may copy into this block's
+    // memory.
     cluster_sync();
     const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (warpgroup == 0) {
@@ -401,5 +417,5 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
 
 FOR_EACH_ACTIVATION(LINEAR_E4M3_OF)
 
-// Launch: as linear_gated_hopper.cu. The tensor maps of x, weight and a rounded output are of type UINT8, with strides of
-// {in}, {in} and {columns} bytes and boxes {128, 128}, {128, 128} and {128, 64}.
+// Launch: as linear_gated_hopper.cu. The tensor maps of x, weight and a rounded output have type
+// UINT8, strides of {in}, {in} and {columns} bytes, and boxes {128, 128}, {128, 128} and {128, 64}.

@@ -1,41 +1,46 @@
-// Patches: pictures as bytes, cut into the rows that a vision encoder reads and normalised on the way.
+// Cuts pictures, given as bytes, into the patch rows that a vision encoder reads, and normalizes
+// them on the way.
 //
 // out[i][channel][frame][y][x] = (level * factor - shift[channel]) / scale[channel]
 //
-// bytes  [byte_count] u8    red, green, blue; pixels of a row, rows of a frame, frames of a picture; aligned to 4 bytes
-// layout [pictures, 4] u32  first byte, patches down, patches across (each below 2^16), frames given; aligned to 16 bytes
+// bytes  [byte_count] u8    red, green, blue; pixels of a row, rows of a frame, frames of a
+//                           picture; aligned to 4 bytes
+// layout [pictures, 4] u32  first byte, patches down, patches across (each < 2^16), frames given;
+//                           aligned to 16 bytes
 // levels [pictures, 7] f32  factor, three shifts, three scales
 // places [3, patches] u32   picture, row and column of each patch
 // out    [patches, 3 * frames * side * side]   contiguous; aligned to 16 bytes
 //
-// Of a picture with fewer frames than a patch covers the last is repeated. The value is the quotient of single precision,
-// at most a unit in its last place off, rounded to the element. A patch that is not in its picture, whose picture is not
-// in `bytes`, or whose picture has no frame or too many, becomes zeros: nothing outside is read. side is 1 to 256, frames
-// 1 to 64.
+// If a picture has fewer frames than a patch covers, its last frame is repeated. The value is the
+// f32 quotient with an error of at most one unit in the last place, rounded to the element type. A
+// patch becomes zeros, and nothing outside is read, if it is not in its picture, if its picture is
+// not in `bytes`, or if its picture has no frames or too many. side is 1 to 256, frames 1 to 64.
 //
-// A thread takes four neighbouring pixels of a patch in all their channels and frames, so that a byte is read once and
-// eight bytes are written at once; where the side is odd it takes one pixel. What limits a launch of one picture is
-// latency: place, layout and pixels are loads that wait for each other (43 % of the stalls on an H200, at 50 % of the L2's
-// rate). Staging pixels in shared memory took twice as long, and two units a thread as long as one.
+// A thread processes four adjacent pixels of a patch in all channels and frames, so that each byte
+// is read once and eight bytes are written at once; if the side is odd, it processes one pixel. A
+// launch with one picture is bound by latency: place, layout and pixels are loads that depend on
+// each other (43 % of the stalls on an H200, at 50 % of the L2's rate). Staging pixels in shared
+// memory took twice as long; two units per thread took as long as one.
 //
-// H200, bf16, side 14, 2 frames, a launch in a graph over inputs beyond the L2: a still picture of 1036 x 1036 pixels
-// (16.2 MB in and out) 9.4 us, a step of a video of that size 11.0 us, four pictures 28 us, 1932 x 1092 15.4 us, 256
-// pictures of one merged patch 3.4 us. A copy of 8 MB takes 6.2 us there.
+// H200, bf16, side 14, 2 frames, launches in a graph over inputs larger than the L2: a still
+// picture of 1036 x 1036 pixels (16.2 MB in and out) 9.4 us, a step of a video of that size 11.0
+// us, four pictures 28 us, 1932 x 1092 15.4 us, 256 pictures of one merged patch 3.4 us. For
+// comparison, a copy of 8 MB takes 6.2 us.
 
 #include "contract.cuh"
 #include "element.cuh"
 
 using contract::patchify::CHANNELS;
 using contract::patchify::LEVEL_NUMBERS;
-constexpr uint32_t PIXELS_AT_ONCE = contract::patchify::PIXELS;  // of an even side
+constexpr uint32_t PIXELS_AT_ONCE = contract::patchify::PIXELS;  // if the side is even
 static_assert(contract::patchify::LAYOUT_NUMBERS == 4, "a picture's place is one load");
 
-// Where a patch lies in the bytes.
+// Location of a patch in the bytes.
 struct Source {
     const uint8_t* corner;
     uint64_t frame_bytes;
     uint32_t row_bytes;
-    uint32_t frames;  // given; none for a patch that is nowhere
+    uint32_t frames;  // given; 0 for a patch that does not exist
     bool by_words;    // its picture begins at a multiple of four
 };
 
@@ -43,7 +48,7 @@ __device__ __forceinline__ Source find(const uint8_t* bytes, uint32_t byte_count
                                        uint32_t column, uint32_t side, uint32_t frames) {
     const uint32_t down = layout.y, across = layout.z, given = layout.w;
     const Source nowhere = {bytes, 0, 0, 0, false};
-    // No frame at all wraps to very many.
+    // If no frames are given, the subtraction wraps to a very large number.
     if (row >= down || column >= across || (down | across) >> 16 != 0 || given - 1 >= frames) return nowhere;
     const uint32_t row_bytes = across * side * CHANNELS;
     const uint64_t frame_bytes = static_cast<uint64_t>(down * side) * row_bytes;
@@ -52,8 +57,9 @@ __device__ __forceinline__ Source find(const uint8_t* bytes, uint32_t byte_count
     return {bytes + corner, frame_bytes, row_bytes, given, layout.x % 4 == 0};
 }
 
-// Two pixels from an even address on, in the lowest six bytes. They lie in two aligned words, which end within the picture
-// if it begins at a multiple of four: its bytes are a multiple of four where the side is even.
+// Loads two pixels from an even address on, into the lowest six bytes. They lie in two aligned
+// words. If the picture begins at a multiple of four, these words end within it, because an even
+// side makes its size a multiple of four bytes.
 __device__ __forceinline__ uint2 load_two(const uint8_t* from, bool by_words) {
     if (by_words) {
         const uint64_t address = reinterpret_cast<uint64_t>(from);
@@ -64,10 +70,10 @@ __device__ __forceinline__ uint2 load_two(const uint8_t* from, bool by_words) {
     return make_uint2(from[0] | from[1] << 8 | from[2] << 16 | from[3] << 24, from[4] | from[5] << 8);
 }
 
-// Neighbours of a patch, a pixel of an odd side or four of an even one.
+// Adjacent pixels of a patch: one if the side is odd, four if it is even.
 template <uint32_t PIXELS>
 struct Pixels {
-    uint32_t words[PIXELS];  // two for each two pixels, lowest byte first
+    uint32_t words[PIXELS];  // two words per two pixels, lowest byte first
 
     __device__ __forceinline__ void load(const uint8_t* corner, const Source& source, uint32_t y, uint32_t x,
                                          uint32_t side) {
@@ -75,7 +81,8 @@ struct Pixels {
         if constexpr (PIXELS == 1) {
             words[0] = from[0] | from[1] << 8 | from[2] << 16;
         } else {
-            // The side is even, so two pixels never lie in two rows, but two pairs may.
+            // The side is even, so the two pixels of a pair are always in the same row, but the two
+            // pairs may be in different rows.
             const uint8_t* next = x + 2 < side ? from + 2 * CHANNELS : corner + (y + 1) * source.row_bytes;
             const uint2 two = load_two(from, source.by_words), more = load_two(next, source.by_words);
             words[0] = two.x;
@@ -87,13 +94,13 @@ struct Pixels {
 
     __device__ __forceinline__ float level(uint32_t pixel, uint32_t channel) const {
         const uint32_t byte = pixel % 2 * CHANNELS + channel;
-        // The byte as the lowest of the mantissa of 2^23.
+        // The byte becomes the lowest byte of the mantissa of 2^23.
         const uint32_t word = words[PIXELS == 1 ? 0 : pixel / 2 * 2 + byte / 4];
         return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7650u | byte % 4)) - 8388608.0f;
     }
 };
 
-// How levels are normalised.
+// Normalization of levels.
 struct Levels {
     float factor, shift[CHANNELS], scale[CHANNELS], inverse[CHANNELS];
 
@@ -109,7 +116,7 @@ struct Levels {
 
     __device__ __forceinline__ float value(float level, uint32_t channel) const {
         const float difference = __fsub_rn(__fmul_rn(level, factor), shift[channel]);
-        // A product with the inverse, and what it misses the quotient by.
+        // A product with the inverse, corrected by its distance from the exact quotient.
         const float product = difference * inverse[channel];
         return fmaf(fmaf(-product, scale[channel], difference), inverse[channel], product);
     }
@@ -168,6 +175,6 @@ __device__ __forceinline__ void patchify(const uint8_t* bytes, uint32_t byte_cou
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: units = side * side / (side even ? PIXELS : 1), wide = min(units, THREADS_MAX), tall = THREADS_MAX / wide (of
-// contract::patchify); grid (div_ceil(patches, tall)), block (wide, tall), no dynamic shared memory. patches > 0. Any block
-// of at most THREADS_MAX threads is right.
+// Launch: units = side * side / (side even ? PIXELS : 1), wide = min(units, THREADS_MAX), tall =
+// THREADS_MAX / wide (of contract::patchify); grid (div_ceil(patches, tall)), block (wide, tall),
+// no dynamic shared memory. patches > 0. Any block of at most THREADS_MAX threads is correct.

@@ -1,18 +1,23 @@
-// Learned positions on a square grid, read between its points (bilinear, corners aligned; Qwen3-VL's vision encoder).
+// Learned position embeddings on a square grid, interpolated between its points (bilinear, corners
+// aligned; Qwen3-VL's vision encoder).
 //
-// table  [side * side, hidden]   activations' type, contiguous: rows of the grid one after the other
+// table  [side * side, hidden]   activations' type, contiguous: rows of the grid one after the
+//                                other
 // places [3, patches] u32        picture, row and column of each patch
-// layout [pictures, 4] u32       of which the second number is a picture's patches down, the third those across
+// layout [pictures, 4] u32       the second number is the picture's patches down, the third its
+//                                patches across
 // out    [patches, hidden]       rows out_pitch elements apart
 //
-// place = index * (side - 1) / max(count - 1, 1) on each axis, the weight of the point before it 1 - (place -
-// floor(place)), that of the one behind 1 less that; the sum of four points in f32, rows before columns, none of it
-// fused, so that the bits are those of the CPU and one rounding is left. A patch that is not in its picture, or whose
-// picture is not there, becomes a row of NaN: it shows, and nothing outside is read. Any alignment; 16-byte accesses when
-// addresses, pitch and hidden are aligned to it. side is 1 to 65,535.
+// On each axis, place = index * (side - 1) / max(count - 1, 1). The point before it has the weight
+// w = 1 - (place - floor(place)), the point after it the weight 1 - w. The four points are summed
+// in f32, rows before columns, without fused operations, so that the bits are those of the CPU and
+// only the final rounding remains. A patch that is not in its picture, or whose picture does not
+// exist, becomes a row of NaN, so that the error is visible, and nothing outside is read. Any
+// alignment; accesses are 16 bytes wide when addresses, pitch and hidden are multiples of 16 bytes.
+// side is 1 to 65,535.
 //
-// The table stays in the L2 cache (5.3 MB of 48 x 48 points of 1152), and neighbouring patches, which a block has beside
-// each other, read the same points; what has to cross memory is the output.
+// The table stays in the L2 cache (48 x 48 points of 1152 elements are 5.3 MB), and adjacent
+// patches, which are in the same block, read the same points. Only the output has to go to memory.
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -21,12 +26,12 @@
 constexpr uint32_t POINTS = 4;
 constexpr uint32_t LAYOUT_NUMBERS = contract::patchify::LAYOUT_NUMBERS;
 
-// A place between two points of a side of the grid, or on the last.
+// A position between two points of a side of the grid, or on the last point.
 struct Between {
     uint32_t point[2];
     float weight[2];
 
-    // Where `index` lies, which is below `count`.
+    // Computes the position of `index`, which is less than `count`.
     __device__ __forceinline__ Between(uint32_t index, uint32_t count, uint32_t side) {
         const float steps = static_cast<float>(count > 1 ? count - 1 : 1);
         const float place = __fdiv_rn(__fmul_rn(static_cast<float>(index), static_cast<float>(side - 1)), steps);
@@ -38,13 +43,13 @@ struct Between {
     }
 };
 
-// The four points around a patch, and what each counts.
+// The four points around a patch, and their weights.
 template <typename Element>
 struct Around {
     const Element* points[POINTS];
     float weights[POINTS];
 
-    // Of no patch: what it gives is no number.
+    // For a patch that does not exist: the weights make its output NaN.
     __device__ __forceinline__ explicit Around(const Element* table) {
 #pragma unroll
         for (uint32_t point = 0; point < POINTS; ++point) {
@@ -127,6 +132,6 @@ __device__ __forceinline__ void position_grid(const Element* table, uint32_t sid
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: wide = min(div_ceil(hidden, 8), THREADS), tall = THREADS / wide (of contract::position_grid); grid
-// (div_ceil(patches, tall)), block (wide, tall), no dynamic shared memory. patches > 0. Any block of at most THREADS
-// threads is right.
+// Launch: wide = min(div_ceil(hidden, 8), THREADS), tall = THREADS / wide (of
+// contract::position_grid); grid (div_ceil(patches, tall)), block (wide, tall), no dynamic shared
+// memory. patches > 0. Any block of at most THREADS threads is correct.

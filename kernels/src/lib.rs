@@ -10,8 +10,6 @@
 //! view on a workspace. Only [`Scope::upload`], [`Scope::download`] and [`Scope::download_later`], and the variants
 //! beside them in [`ops::transfer`], copy between host and device.
 
-#![deny(missing_docs)]
-
 mod activations;
 mod backend;
 mod cpu;

@@ -252,9 +252,12 @@ fn sums_through_nccl_are_close_to_f64_and_have_the_same_bits_on_all_ranks() {
                 let parts = brought.iter().map(|part| part[at].to_f64());
                 let (exact, size) = (parts.clone().sum::<f64>(), parts.map(f64::abs).sum::<f64>());
                 // A rounding for each rank after the first, and one where the sum meets what was there.
-                let check = |found: bf16, exact: f64, size: f64| match is_in {
-                    true => (found.to_f64() - exact).abs() <= of as f64 * size / 256.0,
-                    false => found.to_f64() == before,
+                let check = |found: bf16, exact: f64, size: f64| {
+                    if is_in {
+                        (found.to_f64() - exact).abs() <= of as f64 * size / 256.0
+                    } else {
+                        found.to_f64() == before
+                    }
                 };
                 assert!(check(alone[at], exact, size), "{what} at {at}: {} of {exact}", alone[at]);
                 assert!(check(sum[at], exact + before, size + before.abs()), "{what} at {at}: {}", sum[at]);

@@ -96,9 +96,12 @@ fn sources_of(source: &Path) -> BTreeSet<PathBuf> {
 
 /// As `code_of` in `compile.py`: without comments, trailing spaces and empty lines.
 fn code_of(text: &str) -> String {
-    let code = |line: &'_ str| match line.contains('"') && !line.trim_start().starts_with("//") {
-        true => line.trim_end().to_owned(),
-        false => line.split("//").next().unwrap_or_default().trim_end().to_owned(),
+    let code = |line: &'_ str| {
+        if line.contains('"') && !line.trim_start().starts_with("//") {
+            line.trim_end().to_owned()
+        } else {
+            line.split("//").next().unwrap_or_default().trim_end().to_owned()
+        }
     };
     text.split('\n').map(code).filter(|line| !line.is_empty()).map(|line| line + "\n").collect()
 }

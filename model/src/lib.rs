@@ -6,8 +6,6 @@
 //! This crate must never know an actor, a policy, a request's fate or HTTP. It takes no device memory: the caller hands
 //! each model the segment that it lives in.
 
-#![deny(missing_docs)]
-
 pub mod blocks;
 pub mod cache_file;
 pub mod checkpoint;

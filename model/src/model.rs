@@ -305,9 +305,10 @@ fn upload<B: Backend>(
             if let Some(made) = copy.rounded {
                 return upload_to_fp8(backend, &found, copy, made, room);
             }
-            return match copy.swapped {
-                true => upload_swapped(backend, &found, copy, room),
-                false => upload_tensor(backend, &found, copy, room),
+            return if copy.swapped {
+                upload_swapped(backend, &found, copy, room)
+            } else {
+                upload_tensor(backend, &found, copy, room)
             };
         }
         WeightSource::Constant(numbers) => {
@@ -385,9 +386,10 @@ fn upload_tensor<B: Backend>(
     unpacked_parts(found, &mut room.unpacked, |part| {
         let (padded, place) = (padded(part, dtype, copy.row, &mut room.padded), to);
         to = to.offset(kept.bytes(padded.len() / dtype.size()));
-        match dtype == kept {
-            true => fill(backend, padded, place),
-            false => upload_rounded(backend, padded, dtype, (place, kept), &mut room.rounded),
+        if dtype == kept {
+            fill(backend, padded, place)
+        } else {
+            upload_rounded(backend, padded, dtype, (place, kept), &mut room.rounded)
         }
     })
 }
@@ -418,9 +420,10 @@ fn upload_swapped<B: Backend>(
     swapped_parts(found, &mut room.unpacked, |part| {
         let place = to;
         to = to.offset(copy.kept.bytes(part.len() / dtype.size()));
-        match dtype == copy.kept {
-            true => fill(backend, part, place),
-            false => upload_rounded(backend, part, dtype, (place, copy.kept), &mut room.rounded),
+        if dtype == copy.kept {
+            fill(backend, part, place)
+        } else {
+            upload_rounded(backend, part, dtype, (place, copy.kept), &mut room.rounded)
         }
     })
 }

@@ -341,9 +341,12 @@ fn step(
     let shows_pictures = model.config().image_token().is_some() && room.cache_rows > 0;
     let pictures: Vec<Vec<PictureRows<'_>>> = shares
         .iter()
-        .map(|share| match shows_pictures {
-            true => vec![PictureRows { tokens: 0..*share, cache_rows: &rows[..*share] }],
-            false => Vec::new(),
+        .map(|share| {
+            if shows_pictures {
+                vec![PictureRows { tokens: 0..*share, cache_rows: &rows[..*share] }]
+            } else {
+                Vec::new()
+            }
         })
         .collect();
     let parts: Vec<SequencePart<'_>> = shares

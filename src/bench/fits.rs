@@ -38,9 +38,10 @@ impl Fits {
     /// Checks that a sequence of this many tokens is admitted.
     pub fn each(&self, prompt: usize, reply: usize) -> Result<(), String> {
         let (tokens, limit) = (prompt + reply, self.context_tokens.min(self.kv_tokens));
-        match tokens <= limit {
-            true => Ok(()),
-            false => Err(format!("prompt and reply have {tokens} tokens; the limit is {limit}")),
+        if tokens <= limit {
+            Ok(())
+        } else {
+            Err(format!("prompt and reply have {tokens} tokens; the limit is {limit}"))
         }
     }
 
@@ -51,9 +52,10 @@ impl Fits {
             return Err(format!("{} sequences; a step takes at most {}", prompts.count, self.sequences));
         }
         let tokens = prompts.count * (prompts.length + reply).next_multiple_of(BLOCK_TOKENS);
-        match tokens <= self.kv_tokens {
-            true => Ok(()),
-            false => Err(format!("{tokens} tokens do not fit in the KV cache, which holds {}", self.kv_tokens)),
+        if tokens <= self.kv_tokens {
+            Ok(())
+        } else {
+            Err(format!("{tokens} tokens do not fit in the KV cache, which holds {}", self.kv_tokens))
         }
     }
 

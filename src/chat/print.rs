@@ -41,10 +41,7 @@ pub async fn stream(
         () = interrupts.next() => None,
         ended = async {
             let reply = model.chat(chat).await?;
-            match options.json {
-                true => events(reply, None, &mut said).await,
-                false => text(reply, options, &mut said).await,
-            }
+            if options.json { events(reply, None, &mut said).await } else { text(reply, options, &mut said).await }
         } => Some(ended),
     };
     if !options.json && !matches!(ended, Some(Ok(_))) && !said.is_empty() {
@@ -71,9 +68,10 @@ pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Resu
     for (sample, reply) in model.samples(chat, options.n).await?.into_iter().enumerate() {
         let is_json = options.json;
         running.spawn(async move {
-            let told = match is_json {
-                true => events(reply, Some(sample), &mut String::new()).await.map(|_| Whole::default()),
-                false => whole(reply).await,
+            let told = if is_json {
+                events(reply, Some(sample), &mut String::new()).await.map(|_| Whole::default())
+            } else {
+                whole(reply).await
             };
             (sample, told)
         });
@@ -93,9 +91,10 @@ pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Resu
             Err(error) => {
                 over = Over::Failed;
                 let failure = Failure::from(error);
-                match options.json {
-                    true => println!("{}", of_sample(crate::shared_output::failure(&failure), Some(sample))),
-                    false => failure::tell(&Failure { error: format!("[{sample}] {}", failure.error), ..failure }),
+                if options.json {
+                    println!("{}", of_sample(crate::shared_output::failure(&failure), Some(sample)))
+                } else {
+                    failure::tell(&Failure { error: format!("[{sample}] {}", failure.error), ..failure })
                 }
             }
         }
@@ -104,19 +103,17 @@ pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Resu
 }
 
 pub fn failure(failure: &Failure, is_json: bool) {
-    match is_json {
-        true => println!("{}", crate::shared_output::failure(failure)),
-        false => failure::tell(failure),
-    }
+    if is_json { println!("{}", crate::shared_output::failure(failure)) } else { failure::tell(failure) }
 }
 
 /// Reports why none of the requested replies will come; each of several gets its own event.
 pub fn failure_of_all(failed: &Failure, options: &Options) {
-    match options.json && options.n > 1 {
-        true => (0..options.n).for_each(|sample| {
+    if options.json && options.n > 1 {
+        (0..options.n).for_each(|sample| {
             println!("{}", of_sample(crate::shared_output::failure(failed), Some(sample)));
-        }),
-        false => failure(failed, options.json),
+        })
+    } else {
+        failure(failed, options.json)
     }
 }
 
@@ -200,11 +197,12 @@ fn of_sample(mut event: Value, sample: Option<usize>) -> Value {
 /// Says that a reply is incomplete, and why.
 fn note_cut(usage: &Usage, options: &Options) {
     let (tokens, plural) = (usage.completion_tokens, if usage.completion_tokens == 1 { "" } else { "s" });
-    match options.max_tokens == Some(tokens) {
-        true => logging::note(format_args!("(cut after {tokens} token{plural}, as many as --max-tokens allows)")),
-        false => logging::note(format_args!(
+    if options.max_tokens == Some(tokens) {
+        logging::note(format_args!("(cut after {tokens} token{plural}, as many as --max-tokens allows)"))
+    } else {
+        logging::note(format_args!(
             "(cut after {tokens} token{plural}: the context is full; --context-tokens makes it larger)"
-        )),
+        ))
     }
 }
 
@@ -212,9 +210,10 @@ fn note_cut(usage: &Usage, options: &Options) {
 fn line_of(score: &TokenScore) -> String {
     let likely = |token: &ScoredToken| format!("{:?} {:.1} %", token.text, 100.0 * token.log_probability.exp());
     let others = score.top.iter().filter(|top| top.id != score.token.id).map(likely).collect::<Vec<_>>();
-    match others.is_empty() {
-        true => format!("\n  {}", likely(&score.token)),
-        false => format!("\n  {}   instead: {}", likely(&score.token), others.join(", ")),
+    if others.is_empty() {
+        format!("\n  {}", likely(&score.token))
+    } else {
+        format!("\n  {}   instead: {}", likely(&score.token), others.join(", "))
     }
 }
 

@@ -208,23 +208,21 @@ impl<'s> Session<'s> {
     fn failure(&self, error: ChatError) -> Failure {
         let is_full = matches!(error, ChatError::TooLong { .. }) && !self.turns.is_empty();
         let failure = Failure::from(error);
-        match is_full {
-            true => Failure {
+        if is_full {
+            Failure {
                 hint: "/clear starts the session over, /undo removes the last turn, /forget N drops the oldest turns, \
                        `forget_oldest` always drops them; or raise `context_tokens`"
                     .to_owned(),
                 ..failure
-            },
-            false => failure,
+            }
+        } else {
+            failure
         }
     }
 
     /// Prints something that is neither a reply nor an error.
     fn note(&self, text: &str) {
-        match self.options.json {
-            true => println!("{}", json!({ "type": "note", "note": text })),
-            false => logging::note(text),
-        }
+        if self.options.json { println!("{}", json!({ "type": "note", "note": text })) } else { logging::note(text) }
     }
 }
 

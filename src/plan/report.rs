@@ -203,9 +203,10 @@ impl fmt::Display for Report {
             "{available} of {total} can be leased. {overhead} are overhead (driver and kernels), {foreign} belong to other \
              processes, and {canary} are the canary (kept free until memory runs short)."
         )?;
-        match self.fits {
-            true => self.tell_what_it_serves(f)?,
-            false => self.tell_what_would_fit(f)?,
+        if self.fits {
+            self.tell_what_it_serves(f)?
+        } else {
+            self.tell_what_would_fit(f)?
         }
         if let Some(picture) = &self.picture {
             picture.tell(f, self.envelope.context_tokens)?;
@@ -236,9 +237,10 @@ impl Report {
             let quote = if *is_object { "'" } else { "" };
             let typed = format!("{flag} {quote}{value}{quote}");
             let instead = format!("instead of {name} {from}");
-            match frees.is_zero() {
-                true => writeln!(f, "  {typed:<34} {instead}")?,
-                false => writeln!(f, "  {typed:<34} {instead:<36} {frees}")?,
+            if frees.is_zero() {
+                writeln!(f, "  {typed:<34} {instead}")?
+            } else {
+                writeln!(f, "  {typed:<34} {instead:<36} {frees}")?
             }
         }
         if !self.not_enough_alone.is_empty() {
@@ -275,13 +277,14 @@ impl PictureReport {
                  (--max-model-len) to change it."
             )?;
         }
-        match self.fits_context {
-            true => Ok(()),
-            false => writeln!(
+        if self.fits_context {
+            Ok(())
+        } else {
+            writeln!(
                 f,
                 "But a context of {context_tokens} tokens has no room for this picture and a question: raise \
                  context_tokens or lower picture_pixels."
-            ),
+            )
         }
     }
 }

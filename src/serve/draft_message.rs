@@ -113,10 +113,7 @@ pub(super) async fn chat(
         links.map(|link| link.param().to_owned()).collect()
     };
     let places = MediaFields { pictures: place(false), videos: place(true) };
-    let facts = match links.iter().any(Link::wants_facts) {
-        true => Some(model.facts().await?),
-        false => None,
-    };
+    let facts = if links.iter().any(Link::wants_facts) { Some(model.facts().await?) } else { None };
     let mut seen = media::read(links, facts.as_ref(), shared, room).await?.into_iter().map(|seen| match seen {
         LoadedMedia::Picture(picture) => Content::Image(picture),
         LoadedMedia::Film(film) => Content::Video(film),

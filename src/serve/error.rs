@@ -141,10 +141,7 @@ impl ApiError {
     pub(super) fn body(&self, shape: Shape) -> Value {
         let ErrorDetails { kind, code, param, message, hint, anthropic, .. } = &*self.told;
         let message = anthropic.as_ref().filter(|_| shape == Shape::Anthropic).unwrap_or(message);
-        let message = match hint.is_empty() {
-            true => message.clone(),
-            false => format!("{message} ({hint})"),
-        };
+        let message = if hint.is_empty() { message.clone() } else { format!("{message} ({hint})") };
         match shape {
             Shape::OpenAi => json!({"error": {
                 "message": message, "type": kind, "param": param, "code": code,

@@ -151,9 +151,10 @@ fn check(url: &str, hosts: &[String]) -> Result<(Uri, usize), Fault> {
 
 /// Where a redirect leads: a whole URL, or a path of the same host.
 fn joined(from: &Uri, target: &str) -> Option<String> {
-    match target.starts_with('/') && !target.starts_with("//") {
-        true => Some(format!("{}://{}{target}", from.scheme_str()?, from.authority()?)),
-        false => target.contains("://").then(|| target.to_owned()),
+    if target.starts_with('/') && !target.starts_with("//") {
+        Some(format!("{}://{}{target}", from.scheme_str()?, from.authority()?))
+    } else {
+        target.contains("://").then(|| target.to_owned())
     }
 }
 

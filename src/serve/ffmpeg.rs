@@ -77,13 +77,12 @@ pub(super) async fn video(input: Input<'_>, sampling: &FrameSampling) -> Result<
         return Err(Fault::Film(told));
     }
     let pixels = sampling.pixels(count);
-    let frames = match rate < 1.0 / SPARSE_SECONDS && count > 1 {
-        true => sought(input, count, rate, pixels).await?,
-        false => {
-            let mut frames = Vec::with_capacity(count);
-            run(input, None, &filter(Some(rate), pixels), Some(count), |frame| frames.push(frame)).await?;
-            frames
-        }
+    let frames = if rate < 1.0 / SPARSE_SECONDS && count > 1 {
+        sought(input, count, rate, pixels).await?
+    } else {
+        let mut frames = Vec::with_capacity(count);
+        run(input, None, &filter(Some(rate), pixels), Some(count), |frame| frames.push(frame)).await?;
+        frames
     };
     Ok(Video::from_frames(frames, rate))
 }
@@ -101,9 +100,10 @@ async fn stream(input: Input<'_>) -> Result<Stream, Fault> {
     let told = told(&mut child).await?;
     child.wait().await?;
     // Without an output it fails by intent, after it has said what it found.
-    match told.contains("\n  Duration: ") {
-        true => Ok(Stream { seconds: duration(&told), pixels_per_second: pixels_per_second(&told) }),
-        false => Err(Fault::Film(reason(&told))),
+    if told.contains("\n  Duration: ") {
+        Ok(Stream { seconds: duration(&told), pixels_per_second: pixels_per_second(&told) })
+    } else {
+        Err(Fault::Film(reason(&told)))
     }
 }
 

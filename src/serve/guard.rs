@@ -161,9 +161,10 @@ impl Guard {
     pub(super) fn admin_only(&self) -> ApiError {
         let error =
             ApiError::new(StatusCode::FORBIDDEN, "permission_error", "this request needs the key of an administrator");
-        error.code("admin_required").hint(match self.admin_hashes.is_empty() {
-            true => "start the server with --admin-key-file and send one of its keys, or start it with --open-admin",
-            false => "send a key of the server's --admin-key-file",
+        error.code("admin_required").hint(if self.admin_hashes.is_empty() {
+            "start the server with --admin-key-file and send one of its keys, or start it with --open-admin"
+        } else {
+            "send a key of the server's --admin-key-file"
         })
     }
 
@@ -198,9 +199,12 @@ impl Guard {
         let hash = hash.ok_or_else(|| refused("this server requires an API key"))?;
         // Each is compared, so that the time does not tell which it was.
         let keys = self.keys.iter().enumerate();
-        let found = keys.fold(None, |found, (index, key)| match bool::from(key.hash.ct_eq(hash.as_bytes())) {
-            true => Some(Client { permits: key.streams.clone(), key: Some(index), ..anyone.clone() }),
-            false => found,
+        let found = keys.fold(None, |found, (index, key)| {
+            if bool::from(key.hash.ct_eq(hash.as_bytes())) {
+                Some(Client { permits: key.streams.clone(), key: Some(index), ..anyone.clone() })
+            } else {
+                found
+            }
         });
         found.ok_or_else(|| refused("the API key is not valid for this server"))
     }

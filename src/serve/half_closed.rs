@@ -12,7 +12,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
     sync::Notify,
-    time::{Instant, Sleep, sleep},
+    time::{Instant, Sleep, sleep_until},
 };
 use tokio_rustls::server::TlsStream;
 
@@ -94,7 +94,7 @@ impl<S: AsyncRead + Socket + Unpin> AsyncRead for HalfClosed<S> {
             return read;
         }
         self.ended.notify_one();
-        self.check = Some(Box::pin(sleep(CHECK_EVERY)));
+        self.check = Some(Box::pin(sleep_until(Instant::now() + CHECK_EVERY)));
         self.poll_error(context)
     }
 }

@@ -51,10 +51,7 @@ async fn told(shared: &Shared, headers: &HeaderMap, is_well: impl Fn(bool, bool)
         is_ready &= matches!(state, "ready" | "asleep") || !entry.is_listed();
         models.insert(shared.models.shown(&entry), json!({"state": state, "detail": detail.filter(|_| is_client)}));
     }
-    let status = match is_well(health.is_live, is_ready) {
-        true => StatusCode::OK,
-        false => StatusCode::SERVICE_UNAVAILABLE,
-    };
+    let status = if is_well(health.is_live, is_ready) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let body = json!({"live": health.is_live, "ready": is_ready, "ending": shared.is_ending(), "models": models});
     (status, Json(body)).into_response()
 }

@@ -208,10 +208,7 @@ fn decoded(param: &str, text: &str) -> Result<Source, ApiError> {
 }
 
 fn bytes(param: &str, bytes: Vec<u8>) -> Result<Source, ApiError> {
-    match bytes.is_empty() {
-        true => Err(broken(param, "the data is empty")),
-        false => Ok(Source::Bytes(bytes.into())),
-    }
+    if bytes.is_empty() { Err(broken(param, "the data is empty")) } else { Ok(Source::Bytes(bytes.into())) }
 }
 
 /// Reads all links, a few at a time. Facts are wanted for films, and for pictures in low detail.
@@ -354,9 +351,10 @@ impl Reading<'_> {
         let root = self.shared.options.media_root.clone();
         let look = move |param: &str| {
             let found = allowed_file(&name, param, root.as_deref())?;
-            match found.is_dir() {
-                true => files_of(&found, param, root.as_deref()).map(LocalMedia::Frames),
-                false => plain(&found, param).map(LocalMedia::Film),
+            if found.is_dir() {
+                files_of(&found, param, root.as_deref()).map(LocalMedia::Frames)
+            } else {
+                plain(&found, param).map(LocalMedia::Film)
             }
         };
         self.on_disk(param, look).await

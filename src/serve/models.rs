@@ -148,9 +148,10 @@ impl Models {
 fn known(entries: &[Entry]) -> String {
     let listed = entries.iter().filter(|entry| entry.is_listed());
     let names: Vec<&str> = listed.map(|entry| entry.names[0].as_str()).collect();
-    match names.is_empty() {
-        true => "no model is available now".to_owned(),
-        false => format!("expected one of: {}", names.join(", ")),
+    if names.is_empty() {
+        "no model is available now".to_owned()
+    } else {
+        format!("expected one of: {}", names.join(", "))
     }
 }
 

@@ -201,9 +201,10 @@ impl Service {
     /// answers by no other name: a page could give its own name this machine's address.
     pub(super) fn whole(&self, is_local: bool) -> Router {
         let routes = self.layered(self.routes().fallback(missing));
-        match is_local && self.shared.guard.is_open() {
-            true => routes.layer(middleware::from_fn(by_local_name)).layer(Extension(Local)),
-            false => routes,
+        if is_local && self.shared.guard.is_open() {
+            routes.layer(middleware::from_fn(by_local_name)).layer(Extension(Local))
+        } else {
+            routes
         }
     }
 
@@ -267,9 +268,10 @@ impl Service {
             .layer(CatchPanicLayer::custom(panicked))
             .layer(middleware::from_fn_with_state(self.shared.clone(), named));
         // Outside of all, so that a page reads refusals too.
-        let routes = match self.shared.options.origins.is_empty() {
-            true => routes,
-            false => routes.layer(cors(&self.shared.options.origins)),
+        let routes = if self.shared.options.origins.is_empty() {
+            routes
+        } else {
+            routes.layer(cors(&self.shared.options.origins))
         };
         routes.with_state(self.shared.clone())
     }
@@ -312,10 +314,7 @@ async fn by_administrator(
     request: Request,
     next: Next,
 ) -> Response {
-    match client.is_admin() {
-        true => next.run(request).await,
-        false => shared.guard.admin_only().into_response(),
-    }
+    if client.is_admin() { next.run(request).await } else { shared.guard.admin_only().into_response() }
 }
 
 /// Lets administrators pass, and all clients where they have one key: they see their own load only.
@@ -325,9 +324,10 @@ async fn by_administrator_or_only_key(
     request: Request,
     next: Next,
 ) -> Response {
-    match state.guard.has_tenants() {
-        true => by_administrator(state, client, request, next).await,
-        false => next.run(request).await,
+    if state.guard.has_tenants() {
+        by_administrator(state, client, request, next).await
+    } else {
+        next.run(request).await
     }
 }
 
@@ -354,10 +354,7 @@ async fn by_local_name(request: Request, next: Next) -> Response {
 }
 
 fn shape_of(request: &Request) -> Shape {
-    match request.uri().path().starts_with("/v1/messages") {
-        true => Shape::Anthropic,
-        false => Shape::OpenAi,
-    }
+    if request.uri().path().starts_with("/v1/messages") { Shape::Anthropic } else { Shape::OpenAi }
 }
 
 /// Gives each request a name, for its answer, logs and spans.
@@ -400,9 +397,10 @@ fn name_of(headers: &HeaderMap) -> Option<String> {
 }
 
 fn cors(origins: &[String]) -> CorsLayer {
-    let allowed = match origins.iter().any(|origin| origin == "*") {
-        true => AllowOrigin::any(),
-        false => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
+    let allowed = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
     };
     CorsLayer::new()
         .allow_origin(allowed)

@@ -64,10 +64,8 @@ pub(super) async fn tokenize(
             return Err(ApiError::invalid("prompt", "`prompt` is missing").hint("send `prompt` or `messages`"));
         }
     };
-    let token_strs = match fields.return_token_strs.unwrap_or_default() {
-        true => Some(model.token_strs(tokens.clone()).await?),
-        false => None,
-    };
+    let token_strs =
+        if fields.return_token_strs.unwrap_or_default() { Some(model.token_strs(tokens.clone()).await?) } else { None };
     let max_model_len = model.facts().await?.context_tokens;
     Ok(Json(Tokenized { count: tokens.len(), max_model_len, tokens, token_strs }))
 }

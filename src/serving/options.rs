@@ -260,9 +260,10 @@ impl Options {
 
     /// What is logged of requests. Knobs that cannot be read are told of later.
     pub fn requests(&self) -> Requests {
-        match self.knobs.knobs().is_ok_and(|knobs| knobs.disable_log_requests == Some(true)) {
-            true => Requests::Nothing,
-            false => Requests::Answered,
+        if self.knobs.knobs().is_ok_and(|knobs| knobs.disable_log_requests == Some(true)) {
+            Requests::Nothing
+        } else {
+            Requests::Answered
         }
     }
 

@@ -43,10 +43,7 @@ impl FromStr for Address {
         let (host, port) = match said.rsplit_once(':') {
             // In a version 6 address without brackets the port cannot be told from the host.
             Some((host, _)) if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) => {
-                match said.starts_with('[') && said.ends_with(']') {
-                    true => (said, PORT),
-                    false => return refused(),
-                }
+                if said.starts_with('[') && said.ends_with(']') { (said, PORT) } else { return refused() }
             }
             Some((host, port)) => match port.parse() {
                 Ok(port) => (host, port),
@@ -60,10 +57,7 @@ impl FromStr for Address {
         };
         let host = if host.is_empty() { "127.0.0.1" } else { host };
         let is_of_a_host = |letter: char| letter.is_ascii_alphanumeric() || "-._[]:%".contains(letter);
-        match port > 0 && host.chars().all(is_of_a_host) {
-            true => Ok(Address(format!("{host}:{port}"))),
-            false => refused(),
-        }
+        if port > 0 && host.chars().all(is_of_a_host) { Ok(Address(format!("{host}:{port}"))) } else { refused() }
     }
 }
 

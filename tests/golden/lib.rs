@@ -1,7 +1,5 @@
 //! The recorded reference cases as files, which the build script has unpacked into the target folder.
 
-#![deny(missing_docs)]
-
 use std::{
     env,
     path::{Path, PathBuf},

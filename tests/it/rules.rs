@@ -213,10 +213,7 @@ async fn all<F: Future<Output = ()>>(futures: Vec<F>) {
                 *slot = None;
             }
         }
-        match futures.iter().all(Option::is_none) {
-            true => std::task::Poll::Ready(()),
-            false => std::task::Poll::Pending,
-        }
+        if futures.iter().all(Option::is_none) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
     })
     .await;
 }

@@ -239,9 +239,8 @@ pub fn picture(number: u32) -> Image {
     let bytes = drawn.entry(number).or_insert_with(|| {
         let colour = Rgb([(number * 83 % 256) as u8, (number * 47 % 256) as u8, 200]);
         let side = 56 + number % 60;
-        png(&RgbImage::from_fn(side, 112, |x, y| match (20..40).contains(&x) && (30..70).contains(&y) {
-            true => colour,
-            false => Rgb([(number % 30) as u8, 10, 30]),
+        png(&RgbImage::from_fn(side, 112, |x, y| {
+            if (20..40).contains(&x) && (30..70).contains(&y) { colour } else { Rgb([(number % 30) as u8, 10, 30]) }
         }))
     });
     Image::from_bytes(bytes.clone())

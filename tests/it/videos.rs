@@ -10,9 +10,10 @@ use crate::stage::{Stage, about, answer, ask, eventually, listen, picture, png, 
 /// A square that moves a little with each number.
 fn frame(width: u32, height: u32, number: u32) -> Image {
     Image::from_bytes(png(&RgbImage::from_fn(width, height, |x, y| {
-        match (10 + number * 6..34 + number * 6).contains(&x) && (20..44).contains(&y) {
-            true => Rgb([220, (number * 30 % 256) as u8, 20]),
-            false => Rgb([10, 10, 30]),
+        if (10 + number * 6..34 + number * 6).contains(&x) && (20..44).contains(&y) {
+            Rgb([220, (number * 30 % 256) as u8, 20])
+        } else {
+            Rgb([10, 10, 30])
         }
     })))
 }

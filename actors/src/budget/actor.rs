@@ -188,10 +188,8 @@ impl Actor for BudgetActor {
             }
             BudgetMessage::Measure(reply) => {
                 // While a model is sized, memory that it has taken and not leased yet would be booked as foreign.
-                let (memory, seen) = match state.ledger.is_profiling() {
-                    true => state.seen()?.unzip(),
-                    false => (state.measure()?, None),
-                };
+                let (memory, seen) =
+                    if state.ledger.is_profiling() { state.seen()?.unzip() } else { (state.measure()?, None) };
                 // The caller may have installed a recorder, and should find all gauges set when the answer arrives.
                 state.all_shown = None;
                 memory.into_iter().for_each(|memory| state.show_look(memory, None));
@@ -275,9 +273,10 @@ impl BudgetState {
             match note {
                 Note::Segment(lease, revoker) => {
                     let watch = &mut self.mailbox.books().watch;
-                    match self.ledger.holding(lease).is_none() || watch.is_coming_home(lease) {
-                        true => BudgetMailbox::revoke(revoker),
-                        false => watch.segment_reserved(lease, revoker),
+                    if self.ledger.holding(lease).is_none() || watch.is_coming_home(lease) {
+                        BudgetMailbox::revoke(revoker)
+                    } else {
+                        watch.segment_reserved(lease, revoker)
                     }
                 }
                 Note::Obeys(lease, elastic) => self.obeyed(lease, elastic),
@@ -376,9 +375,10 @@ impl BudgetState {
         let is_called = !self.lending.called(&self.mailbox.lendable()).is_zero();
         self.may_lend |= is_called;
         for (cleared, reply) in std::mem::take(&mut self.clearing) {
-            match !is_called && self.ledger.is_cleared(&cleared) {
-                true => reply.answer(()),
-                false => self.clearing.push((cleared, reply)),
+            if !is_called && self.ledger.is_cleared(&cleared) {
+                reply.answer(())
+            } else {
+                self.clearing.push((cleared, reply))
             }
         }
     }

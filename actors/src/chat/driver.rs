@@ -379,10 +379,8 @@ impl Driver {
         }
         let piece = self.detokenizer.feed(token.id)?;
         // Until the reply has its minimum length, no stop string ends it.
-        let (text, stopped) = match self.produced.len() < self.preparation.tokens_min {
-            true => (piece, None),
-            false => self.filter.feed(&piece),
-        };
+        let (text, stopped) =
+            if self.produced.len() < self.preparation.tokens_min { (piece, None) } else { self.filter.feed(&piece) };
         let before = self.parser.place();
         let parts = self.parser.feed(&text);
         self.reasoning.token(before, self.parser.place());

@@ -221,9 +221,10 @@ impl ModelHandle {
         let kv_tokens = serving.record.kv_tokens();
         let (context, for_preparation) = (serving.context.clone(), serving.context.clone());
         // Preparing a long chat copies it, so at most one long chat per CPU is prepared at once. Short chats do not wait.
-        let turn = match chat.text_bytes() > LONG_CHAT_BYTES {
-            true => Some(LONG_CHATS.acquire().await.expect("it is never closed")),
-            false => None,
+        let turn = if chat.text_bytes() > LONG_CHAT_BYTES {
+            Some(LONG_CHATS.acquire().await.expect("it is never closed"))
+        } else {
+            None
         };
         // Templates, tokenizers and grammars are slow, so a thread prepares the chat. It holds the credits, because it
         // continues even if the caller leaves. So there are at most as many such threads as requests.

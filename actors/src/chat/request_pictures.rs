@@ -44,10 +44,8 @@ impl RequestPictures {
         let Some(vision) = serving.vision.as_ref().filter(|_| !files.is_empty()) else {
             return Ok(Some(RequestPictures::default()));
         };
-        let computed = match may_be_computed {
-            true => Self::computed(serving, vision, files, prompt, prefix).await?,
-            false => Vec::new(),
-        };
+        let computed =
+            if may_be_computed { Self::computed(serving, vision, files, prompt, prefix).await? } else { Vec::new() };
         let others = files[computed.len()..].to_vec();
         let computed = computed.concat().into();
         if others.is_empty() {

@@ -150,9 +150,10 @@ const KV_BYTES_MOST: Bytes = Bytes(1 << 50);
 
 /// The same error in pixels, if the limit was set in pixels.
 fn in_pixels(error: LimitError, pixels: u64, patch_pixels: u64) -> LimitError {
-    let required = match error.value < PATCHES_LEAST {
-        true => format!("at least {}: a picture has at least one token", PATCHES_LEAST as u64 * patch_pixels),
-        false => error.required,
+    let required = if error.value < PATCHES_LEAST {
+        format!("at least {}: a picture has at least one token", PATCHES_LEAST as u64 * patch_pixels)
+    } else {
+        error.required
     };
     LimitError { limit: "picture_pixels".to_owned(), value: usize::try_from(pixels).unwrap_or(usize::MAX), required }
 }

@@ -408,10 +408,7 @@ impl EngineArguments {
             drop(refusal);
             let progress = |of: Option<(Bytes, Bytes)>| {
                 of.into_iter().for_each(|(done, total)| progress(Progress::Loading { done, total }));
-                match is_wanted.load(Relaxed) {
-                    true => ControlFlow::Continue(()),
-                    false => ControlFlow::Break(()),
-                }
+                if is_wanted.load(Relaxed) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             };
             let model = executor.load(&checkpoint, segment, progress)?;
             // Kept here and not by the waiting engine: weights that were loaded while the engine died are still good.

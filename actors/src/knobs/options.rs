@@ -194,9 +194,6 @@ impl LoadOptions {
 
     /// The default envelope on a GPU, or where host memory stands in for one.
     pub fn envelope_for(is_host: bool) -> Envelope {
-        match is_host {
-            true => Envelope::default(),
-            false => Envelope::gpu(),
-        }
+        if is_host { Envelope::default() } else { Envelope::gpu() }
     }
 }

@@ -342,9 +342,10 @@ impl Attempt {
         self.refuse_a_job_if_due(&lanes.step, Phase::Capture);
         let Some(inputs) = &memory.graphs else {
             // A device without graphs has nothing to refuse, unless a fault plan asks for it.
-            return match self.faults.is_due(Phase::Capture, self.number) {
-                true => Ok(capture::capture_one(&lanes.step, 1, tree::CAPTURE).await.map(drop)?),
-                false => Ok(()),
+            return if self.faults.is_due(Phase::Capture, self.number) {
+                Ok(capture::capture_one(&lanes.step, 1, tree::CAPTURE).await.map(drop)?)
+            } else {
+                Ok(())
             };
         };
         self.report(CAPTURING, self.stressed());
@@ -370,9 +371,10 @@ impl Attempt {
         // Memory that others have taken since the first attempt is lost to us. Memory that they have freed is not used,
         // because it was not stressed.
         let shrinks = self.warm.as_ref().map_or(self.shrinks, |written| written.shrinks);
-        let found = match self.kv.is_pinned() {
-            true => measured,
-            false => shrunk(self.first.map_or(measured, |first| first.min(measured)), shrinks),
+        let found = if self.kv.is_pinned() {
+            measured
+        } else {
+            shrunk(self.first.map_or(measured, |first| first.min(measured)), shrinks)
         };
         let found = self.woken.as_ref().map_or(found, |slept| slept.kv_blocks.min(found));
         let blocks = self.written_blocks(found)?.unwrap_or(found);
@@ -477,9 +479,10 @@ impl Attempt {
 
     /// The number of worst cases that run before the size is settled.
     pub(super) fn stressed(&self) -> usize {
-        match self.warm.is_none() && self.woken.is_none() && self.stress_level.runs_before_sizing() {
-            true => self.needs.worst_cases.len(),
-            false => 0,
+        if self.warm.is_none() && self.woken.is_none() && self.stress_level.runs_before_sizing() {
+            self.needs.worst_cases.len()
+        } else {
+            0
         }
     }
 

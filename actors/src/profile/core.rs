@@ -82,10 +82,7 @@ impl KvShare {
     /// another process that only looks (524 MiB on an H200 with driver 580). The driver needs nothing: a card filled to
     /// its last page launches, replays and loads. What exceeds the reserve comes from the canary.
     pub fn expected_of(is_host: bool, total: Bytes) -> Self {
-        match is_host {
-            true => KvShare::Fraction(0.9),
-            false => KvShare::AllBut(RESERVE_MAX.min(total / 64)),
-        }
+        if is_host { KvShare::Fraction(0.9) } else { KvShare::AllBut(RESERVE_MAX.min(total / 64)) }
     }
 
     /// What a fraction of the whole device leaves for keys and values, if everything of ours must stay within it.

@@ -106,9 +106,10 @@ impl Hint for ProfileError {
             ProfileError::Device { source, .. } => source.hint().unwrap_or_else(smaller),
             ProfileError::PlanDiffers { .. } => "this is a bug in Bursar; please report it".to_owned(),
             ProfileError::TooSmall { tokens, .. } => {
-                let shorter = match *tokens >= CONTEXT_TOKENS_LEAST {
-                    true => format!("lower `context_tokens` to {tokens}, or "),
-                    false => String::new(),
+                let shorter = if *tokens >= CONTEXT_TOKENS_LEAST {
+                    format!("lower `context_tokens` to {tokens}, or ")
+                } else {
+                    String::new()
                 };
                 format!(
                     "{shorter}set a larger `memory_fraction` (1 is all that is left) or `kv_tokens`, or raise \

@@ -383,9 +383,10 @@ mod tests {
             let silent = client(&server, "GET").await;
             // So this client has a place and is not in the system's queue.
             rest(client(&server, "GET /metrics HTTP/1.1\r\nhost: here\r\n\r\n").await).await;
-            match is_dropped {
-                true => drop(server),
-                false => server.shutdown().await,
+            if is_dropped {
+                drop(server)
+            } else {
+                server.shutdown().await
             }
             let mut looks = tokio::time::interval(Duration::from_millis(1));
             while TcpStream::connect(address).await.is_ok() {

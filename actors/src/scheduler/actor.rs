@@ -395,9 +395,10 @@ impl SchedulerState {
     /// Splits the lane's answer: time and ids for the core, the rest for callers.
     fn stepped(&mut self, Stepped { chosen, scores, is_by_graph, imbalance }: Stepped) -> (Input, Input) {
         let model = &self.arguments.model;
-        match is_by_graph {
-            true => metric::GRAPH_REPLAYS_TOTAL.add(model, 1),
-            false => metric::EAGER_STEPS_TOTAL.add(model, 1),
+        if is_by_graph {
+            metric::GRAPH_REPLAYS_TOTAL.add(model, 1)
+        } else {
+            metric::EAGER_STEPS_TOTAL.add(model, 1)
         }
         if let Some(imbalance) = imbalance {
             metric::EXPERT_IMBALANCE.set(model, imbalance);

@@ -43,9 +43,10 @@ impl World {
                 let slot = table[token / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (token % BLOCK_TOKENS) as u32;
                 let is_written = token >= length - new;
                 assert_eq!(distinct.contains(&slot), is_written, "token {token} of {id} lies where another writes");
-                match is_written {
-                    true => self.slots[slot as usize] = Some(*content),
-                    false => assert_eq!(self.slots[slot as usize], Some(*content), "token {token} of {id}"),
+                if is_written {
+                    self.slots[slot as usize] = Some(*content)
+                } else {
+                    assert_eq!(self.slots[slot as usize], Some(*content), "token {token} of {id}")
                 }
             }
         }

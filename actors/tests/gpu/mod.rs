@@ -85,9 +85,10 @@ pub fn picture(number: u32) -> Image {
     let pixels: Vec<u8> = (0..wide * high)
         .flat_map(|at| {
             let (x, y) = (at % wide, at / wide);
-            match (30..70).contains(&x) && (30..70).contains(&y) {
-                true => [(number * 83 % 256) as u8, (number * 47 % 256) as u8, 200],
-                false => [(number % 30) as u8, 10, 30],
+            if (30..70).contains(&x) && (30..70).contains(&y) {
+                [(number * 83 % 256) as u8, (number * 47 % 256) as u8, 200]
+            } else {
+                [(number % 30) as u8, 10, 30]
             }
         })
         .collect();

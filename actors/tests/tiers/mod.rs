@@ -162,10 +162,7 @@ impl World {
             let [block, slot] = [block, slot].map(|place| place as usize * BLOCK_TOKENS);
             let device = &mut self.slots[block..block + BLOCK_TOKENS];
             let host = &mut self.host.slots[slot..slot + BLOCK_TOKENS];
-            match is_to_host {
-                true => host.copy_from_slice(device),
-                false => device.copy_from_slice(host),
-            }
+            if is_to_host { host.copy_from_slice(device) } else { device.copy_from_slice(host) }
         }
     }
 

@@ -40,10 +40,7 @@ impl HostConfig {
     /// [`DeviceError::Capacity`].
     pub fn check_capacity(&self) -> Result<(), DeviceError> {
         let (capacity, least, most) = (self.capacity, self.page, pages::system_memory());
-        match (least..=most).contains(&capacity) {
-            true => Ok(()),
-            false => Err(DeviceError::Capacity { capacity, least, most }),
-        }
+        if (least..=most).contains(&capacity) { Ok(()) } else { Err(DeviceError::Capacity { capacity, least, most }) }
     }
 
     /// A device with 64 KiB pages, for demos and tests of a few MiB.

@@ -114,9 +114,10 @@ pub trait Device: Send + Sync + 'static {
             ranks => ranks.iter().map(|rank| rank.label()).collect(),
         };
         let is_twice = |label: &String| labels.iter().filter(|other| *other == label).count() > 1;
-        match labels.iter().any(is_twice) {
-            true => labels.iter().enumerate().map(|(rank, label)| format!("{label}#{rank}")).collect(),
-            false => labels,
+        if labels.iter().any(is_twice) {
+            labels.iter().enumerate().map(|(rank, label)| format!("{label}#{rank}")).collect()
+        } else {
+            labels
         }
     }
 

@@ -35,10 +35,8 @@ pub(crate) fn of_chat(error: &ChatError) -> DynamoError {
 
 /// Why a picture was not read. Its URL may have a secret, so it is not told.
 pub(crate) fn of_picture(error: &NotRead) -> DynamoError {
-    let kind = match error.is_busy() {
-        true => ErrorType::WorkerOverloaded,
-        false => ErrorType::Backend(BackendError::InvalidArgument),
-    };
+    let kind =
+        if error.is_busy() { ErrorType::WorkerOverloaded } else { ErrorType::Backend(BackendError::InvalidArgument) };
     told(kind, format!("a picture could not be read; {}", error.hint()))
 }
 

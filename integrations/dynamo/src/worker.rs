@@ -196,9 +196,10 @@ impl LLMEngine for BursarWorker {
         let context = ctx.inner_arc();
         let begun = async {
             let urls = ask::pictures(&request)?;
-            let pictures = match urls.is_empty() {
-                true => None,
-                false => Some(running.pictures.read_pictures(&urls).await.map_err(|error| of_picture(&error))?),
+            let pictures = if urls.is_empty() {
+                None
+            } else {
+                Some(running.pictures.read_pictures(&urls).await.map_err(|error| of_picture(&error))?)
             };
             let shown = pictures.as_ref().map_or(&[][..], |read| &read.pictures);
             let (chat, visible_ends) = ask::chat(&request, shown)?;

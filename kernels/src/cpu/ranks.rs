@@ -35,9 +35,10 @@ pub(super) fn all_reduce(
                         _ => total.iter_mut().zip(other).for_each(|(total, other)| *total += other),
                     }
                 }
-                match call.accumulate {
-                    true => out.iter_mut().zip(&*total).for_each(|(out, total)| *out += total),
-                    false => out.copy_from_slice(total),
+                if call.accumulate {
+                    out.iter_mut().zip(&*total).for_each(|(out, total)| *out += total)
+                } else {
+                    out.copy_from_slice(total)
                 }
             }
         });

@@ -44,10 +44,7 @@ fn choose(logits: &[f32], chosen: &mut [u32], weights: &mut [f32], renormalised:
     }
     let largest = logits[chosen[0] as usize];
     weights.iter_mut().zip(&*chosen).for_each(|(weight, expert)| *weight = exp(logits[*expert as usize] - largest));
-    let total = match renormalised {
-        true => sum(weights),
-        false => logits.iter().map(|logit| exp(logit - largest)).sum(),
-    };
+    let total = if renormalised { sum(weights) } else { logits.iter().map(|logit| exp(logit - largest)).sum() };
     weights.iter_mut().for_each(|weight| *weight /= total);
 }
 

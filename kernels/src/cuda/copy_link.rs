@@ -1,5 +1,6 @@
-//! The link between GPU ranks that meet on the host: each copies what the others have brought. No kernel waits for another
-//! rank, so a lane may use it beside one whose kernels do.
+//! The link between GPU ranks that meet on the host: each rank copies the rows that the other ranks
+//! contribute. No kernel waits for another rank, so a lane may use this link while kernels of
+//! another lane wait for other ranks.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,54 +10,57 @@ use cudarc::driver::sys;
 use super::{Cuda, stream::Stream};
 use crate::{DType, HostLink, KernelError, Rank, Tensor, host_link::Brought, ops::all_gather};
 
-/// A rank's end of a link between GPU ranks that meet on the host, as host ranks do; see [`HostLink`].
+/// A rank's end of a link between GPU ranks that meet on the host, as host ranks do; see
+/// [`HostLink`].
 ///
-/// It gathers and does not sum. A rank comes to the meeting when its device has done all that it was given before, and
-/// leaves it when its copies are done, so the host waits for the device in each operation. It cannot be captured.
+/// The link gathers and does not sum. A rank joins the meeting when its device has completed all
+/// earlier work, and leaves it when its copies are done, so the host waits for the device in each
+/// operation. The operation cannot be captured in a graph.
 pub struct CopyLink {
     host: HostLink,
     own: Context,
-    /// In the order of the ranks: the context of one whose memory this rank's device cannot read by itself.
+    /// For each rank, its context if this rank's device cannot read that rank's memory directly,
+    /// otherwise `None`.
     beyond_reach: Vec<Option<Context>>,
 }
 
 #[derive(Clone, Copy)]
 struct Context(sys::CUcontext);
 
-// SAFETY: a context may be named by any thread; here it is kept alive by the backends of its rank.
+// SAFETY: any thread may name a context; here the backends of its rank keep the context alive.
 unsafe impl Send for Context {}
 
 /// Rows of bytes on a device.
 #[derive(Clone, Copy)]
 pub(super) struct ByteRows {
     pub start: Address,
-    /// Bytes from row to row.
+    /// Bytes from the start of one row to the start of the next.
     pub pitch: usize,
 }
 
 impl ByteRows {
-    /// The rows of a tensor.
     pub(super) fn of(tensor: &Tensor<'_>) -> Self {
         ByteRows { start: tensor.address(), pitch: bytes(tensor.dtype(), tensor.pitch()) }
     }
 
-    /// The same rows from this byte of each on.
+    /// The same rows without the first `byte` bytes of each row.
     pub(super) fn at_byte(self, byte: usize) -> Self {
         ByteRows { start: self.start.offset(Bytes(byte as u64)), ..self }
     }
 
-    /// The same rows from this one on.
+    /// The same rows without the first `row` rows.
     pub(super) fn at_row(self, row: usize) -> Self {
         ByteRows { start: self.start.offset(Bytes((row * self.pitch) as u64)), ..self }
     }
 }
 
-/// Bytes of so many elements.
+/// Bytes of `elements` elements.
 pub(super) fn bytes(dtype: DType, elements: usize) -> usize {
     dtype.bytes(elements).as_usize()
 }
 
-/// Copies `rows` rows of `width` bytes in the stream, between memory that its device has mapped.
+/// Copies `rows` rows of `width` bytes in the stream, between memory that the stream's device has
+/// mapped.
 pub(super) fn copy_rows(
     stream: &Stream,
     from: ByteRows,
@@ -66,10 +70,10 @@ pub(super) fn copy_rows(
     if rows == 0 || width == 0 {
         return Ok(());
     }
-    // Of one row the pitch means nothing, and may be less than a driver takes.
+    // A single row may have any pitch, even one that the driver would refuse.
     let (from_pitch, to_pitch) = if rows == 1 { (width, width) } else { (from.pitch, to.pitch) };
     if from_pitch == width && to_pitch == width {
-        // SAFETY: the callers vouch for both.
+        // SAFETY: the callers guarantee that both ranges are valid.
         let copied = unsafe { sys::cuMemcpyDtoDAsync_v2(to.start.0, from.start.0, rows * width, stream.raw()) };
         return CudaDevice::said("cuMemcpyDtoDAsync", copied);
     }
@@ -91,16 +95,17 @@ pub(super) fn copy_rows(
         WidthInBytes: width,
         Height: rows,
     };
-    // SAFETY: as above; the description is read before the call returns.
+    // SAFETY: the callers guarantee that all rows are valid; the driver reads the description
+    // before the call returns.
     CudaDevice::said("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.raw()) })
 }
 
 impl CopyLink {
-    /// The ends of a link between ranks on these devices, in the order of their indices. A rank waits `patience` for the
-    /// others in each operation.
+    /// Creates the ends of a link between ranks on these devices, in the order of their indices. In
+    /// each operation a rank waits up to `patience` for the others.
     ///
-    /// What ranks bring must be [open](CudaDevice::open_to) to those that reach it. From others it goes through the driver,
-    /// row by row.
+    /// The memory of the tensors that ranks contribute must be [open](CudaDevice::open_to) to the
+    /// devices that can reach it. To all other devices it is copied through the driver, row by row.
     ///
     /// # Errors
     /// A device is lost.
@@ -116,7 +121,8 @@ impl CopyLink {
         ends.map(end).collect()
     }
 
-    /// The same end as it is between GPUs that cannot reach each other, for tests on GPUs that can.
+    /// Returns the end that this rank would have if no GPU could reach another, for tests on GPUs
+    /// that can.
     ///
     /// # Errors
     /// A device is lost.
@@ -126,7 +132,7 @@ impl CopyLink {
         Ok(CopyLink { beyond_reach, ..self })
     }
 
-    /// Its place in the group.
+    /// This rank's position in the group.
     pub fn rank(&self) -> Rank {
         self.host.rank()
     }
@@ -140,7 +146,8 @@ impl CopyLink {
         Ok(copied?)
     }
 
-    /// Copies what each rank has brought to its columns, and waits: after the meeting the others may write theirs again.
+    /// Copies the rows of each rank to that rank's columns, and waits: after the meeting the other
+    /// ranks may overwrite their rows.
     fn copy_all(&self, stream: &Stream, all: &[Brought], out: &Tensor<'_>) -> Result<(), DeviceError> {
         for (rank, brought) in all.iter().enumerate() {
             let ([rows, columns], dtype) = (brought.shape, brought.dtype);
@@ -151,7 +158,8 @@ impl CopyLink {
                 None => copy_rows(stream, from, to, [rows, width])?,
                 Some(other) => (0..rows).try_for_each(|row| {
                     let (from, to) = (from.at_row(row).start, to.at_row(row).start);
-                    // SAFETY: each rank vouches for its rows during the meeting, and the contexts are alive.
+                    // SAFETY: each rank guarantees that its rows are valid during the meeting, and
+                    // the contexts are alive.
                     let copied =
                         unsafe { sys::cuMemcpyPeerAsync(to.0, self.own.0, from.0, other.0, width, stream.raw()) };
                     CudaDevice::said("cuMemcpyPeerAsync", copied)
@@ -162,11 +170,11 @@ impl CopyLink {
     }
 }
 
-/// The context of a device, current on this thread afterwards.
+/// Returns the context of a device. The context is current on this thread afterwards.
 fn context(device: &Arc<CudaDevice>) -> Result<Context, DeviceError> {
     device.enter()?;
     let mut current = std::ptr::null_mut();
-    // SAFETY: the place is writable.
+    // SAFETY: `current` is writable.
     CudaDevice::said("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
     Ok(Context(current))
 }

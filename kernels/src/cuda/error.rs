@@ -1,4 +1,4 @@
-//! Why the backend cannot use a GPU.
+//! Errors that make a GPU unusable for the CUDA backend.
 
 use std::path::PathBuf;
 
@@ -8,65 +8,65 @@ use thiserror::Error;
 /// A failure to open the CUDA backend.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// The driver refused, or the device is lost.
+    /// The driver refused a call, or the device is lost.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// cuBLASLt was not found.
     #[error("cuBLASLt was not found: looked for {} in the system's folders{}", .names.join(", "), listed(.folders))]
     NoBlas {
-        /// The file names searched for.
+        /// The file names that were searched for.
         names: Vec<&'static str>,
-        /// The folders searched, apart from the system's own.
+        /// The folders that were searched, apart from the system's own.
         folders: Vec<PathBuf>,
     },
-    /// A library named cuBLASLt that cannot be used.
+    /// A library that is named like cuBLASLt but cannot be used.
     #[error("{library} cannot be used as cuBLASLt: {reason}")]
     BadBlas {
         /// Path of the file.
         library: String,
-        /// Why it cannot be used.
+        /// Why the library cannot be used.
         reason: String,
     },
-    /// NCCL is wanted and was not found.
+    /// NCCL is needed but was not found.
     #[error(
         "NCCL is needed because {why}, but was not found: looked for {} in the system's folders{}",
         .names.join(", "),
         listed(.folders)
     )]
     NoNccl {
-        /// Why it is wanted.
+        /// Why NCCL is needed.
         why: String,
-        /// The file names searched for.
+        /// The file names that were searched for.
         names: Vec<&'static str>,
-        /// The folders searched, apart from the system's own.
+        /// The folders that were searched, apart from the system's own.
         folders: Vec<PathBuf>,
     },
-    /// A library named NCCL that cannot be used.
+    /// A library that is named like NCCL but cannot be used.
     #[error("{library} cannot be used as NCCL: {reason}")]
     BadNccl {
         /// Path of the file.
         library: String,
-        /// Why it cannot be used.
+        /// Why the library cannot be used.
         reason: String,
     },
-    /// A GPU older than Turing.
+    /// The GPU is older than Turing.
     #[error("the device has compute capability {}.{}; expected 7.5 or later", .found.0, .found.1)]
     TooOld {
-        /// Its compute capability, major and minor.
+        /// The GPU's compute capability, major and minor.
         found: (u32, u32),
     },
-    /// The compiled code has no such kernel or variable, such as one for activations that the GPU has no kernels for.
+    /// The compiled code does not contain a kernel or variable, for instance because the GPU has no
+    /// kernels for the requested activation type.
     #[error("the device code does not contain {name}")]
     NoKernel {
-        /// The name looked for.
+        /// Name of the missing kernel or variable.
         name: String,
     },
-    /// The driver refused our compiled code.
+    /// The driver refused to load the compiled code.
     #[error("the driver refused to load the kernels {module}: {said}")]
     Image {
         /// Name of the module.
         module: String,
-        /// The driver's message.
+        /// The driver's error message.
         said: String,
     },
 }

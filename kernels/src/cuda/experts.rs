@@ -46,16 +46,15 @@ pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), Kerne
         return unsafe { cuda.launch(kernels.route_few, Extent::line(1, routing::THREADS), all) };
     }
     let is_sorted_by_one = rows * top <= routing::SORTED_CHOICES;
-    let (block_rows, threads, counts) = match is_sorted_by_one {
-        true => (routing::SORTED_BLOCK_ROWS, 32 * routing::SORTED_BLOCK_ROWS, Address(0)),
-        false => (routing::BLOCK_ROWS, routing::THREADS, call.scratch.address()),
+    let (block_rows, threads, counts) = if is_sorted_by_one {
+        (routing::SORTED_BLOCK_ROWS, 32 * routing::SORTED_BLOCK_ROWS, Address(0))
+    } else {
+        (routing::BLOCK_ROWS, routing::THREADS, call.scratch.address())
     };
     let choose = logits.with(count(block_rows)).with(out.weights.address()).with(out.places.address()).with(counts);
     let choose = choose.with(call.loads.address()).with(slots);
-    let (sorters, block_choices) = match is_sorted_by_one {
-        true => (1, rows * top),
-        false => (rows.div_ceil(block_rows), block_rows * top),
-    };
+    let (sorters, block_choices) =
+        if is_sorted_by_one { (1, rows * top) } else { (rows.div_ceil(block_rows), block_rows * top) };
     let sort = arguments![out.places.address(), count(rows * top), count(experts), count(block_choices), counts]
         .followed_by(sorted);
     // SAFETY: as above.
@@ -248,9 +247,10 @@ impl Product<'_> {
         if !self.of.numbers.is_plain() {
             return Err(KernelError::NoKernel { op: self.op });
         }
-        let (kernel, tile) = match self.is_gated {
-            true => (kernels.gated_experts, numbers::TILE_ROWS / 2),
-            false => (kernels.experts, numbers::TILE_ROWS),
+        let (kernel, tile) = if self.is_gated {
+            (kernels.gated_experts, numbers::TILE_ROWS / 2)
+        } else {
+            (kernels.experts, numbers::TILE_ROWS)
         };
         let (choices, experts) = (self.choices(), self.routing.held.count);
         // As many tiles of places as there can be: each expert that is chosen may have one that is not full.
@@ -380,19 +380,20 @@ fn weight_map(product: &Product<'_>) -> Result<TensorMap, DeviceError> {
     let (experts, pitch) = (product.routing.held.count as u64, dtype.size() as u64 * columns);
     let (chunk, rows) = (count(few::ROW_BYTES / dtype.size()), few::TILE_ROWS);
     let swizzle = Swizzle::Bytes128;
-    let layout = match product.is_gated {
-        true => Layout {
+    let layout = if product.is_gated {
+        Layout {
             dimensions: &[columns, 8, 2, features / 8, experts],
             strides: &[pitch, pitch * features, pitch * 8, 2 * pitch * features],
             cube: &[chunk, 8, 2, count(rows / 16), 1],
             swizzle,
-        },
-        false => Layout {
+        }
+    } else {
+        Layout {
             dimensions: &[columns, features, experts],
             strides: &[pitch, pitch * features],
             cube: &[chunk, count(rows), 1],
             swizzle,
-        },
+        }
     };
     TensorMap::new(product.of.weight.address(), dtype, &layout)
 }

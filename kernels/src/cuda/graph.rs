@@ -1,4 +1,5 @@
-//! Launches captured once and replayed as a unit: one host call per decode step instead of about three hundred.
+//! CUDA graphs: launches that are captured once and replayed as a unit. A decode step then takes
+//! one host call instead of about three hundred.
 
 use std::{ptr, sync::Arc};
 
@@ -8,26 +9,28 @@ use cudarc::driver::sys;
 use super::{Cuda, CudaKernels, RankLink, nccl::Watch, stream::Stream};
 use crate::{Graph, KernelError};
 
-/// A graph that can run in the stream it was captured in.
+/// A graph that can run in the stream that it was captured in.
 pub(super) struct Captured {
     ready: Ready,
     bytes: Bytes,
     stream: Arc<Overhead<Stream>>,
-    /// Counts the exchanges through NCCL that a replay makes.
+    /// Counts the collectives through NCCL that each replay launches.
     exchanges: Option<(Watch, u64)>,
-    /// The modules its launches belong to.
+    /// Keeps loaded the modules that the captured kernels belong to.
     kernels: Arc<CudaKernels>,
 }
 
 impl Captured {
-    /// Captures what `run` launches. The graph is instantiated and uploaded here, so that a replay allocates nothing.
+    /// Captures the launches of `run`. The graph is instantiated and uploaded here, so that a
+    /// replay allocates nothing.
     pub(super) fn of(cuda: &Cuda, run: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Captured, KernelError> {
         cuda.enter()?;
         let (stream, kernels) = (&cuda.stream, &cuda.kernels);
         let capture = Capture::begin(cuda)?;
         let before = cuda.captured_exchanges();
         let outcome = run();
-        // If both fail, the error of `run` says more than that of ending the capture.
+        // If both fail, the error of `run` is more informative than the error of ending the
+        // capture.
         let recorded = capture.end();
         outcome?;
         let recorded = recorded?;
@@ -41,7 +44,8 @@ impl Captured {
             let there = ready.upload(stream);
             Ok::<_, DeviceError>((ready, there))
         })?;
-        // Dropping a failed graph takes the device's turn itself, so it must happen outside the measurement.
+        // Dropping a failed graph takes the device's measurement lock (`in_turn`) itself, so it
+        // must happen outside the measurement.
         let (ready, there) = made?;
         there?;
         Ok(Captured { ready, bytes, stream: stream.clone(), exchanges, kernels: kernels.clone() })
@@ -49,7 +53,7 @@ impl Captured {
 }
 
 impl Cuda {
-    /// Exchanges through NCCL that were captured so far.
+    /// Number of collectives through NCCL that were captured so far.
     fn captured_exchanges(&self) -> u64 {
         match &self.link {
             Some(RankLink::Nccl(link)) => link.captured(),
@@ -62,7 +66,8 @@ impl Graph for Captured {
     fn replay(&self) -> Result<(), KernelError> {
         self.kernels.device.enter()?;
         let launch = || {
-            // SAFETY: both are alive, and the capturing caller vouches for the memory that the launches name.
+            // SAFETY: the graph and the stream are alive, and the caller that captured the graph
+            // guarantees that the memory used by its launches is valid.
             let launched = unsafe { sys::cuGraphLaunch(self.ready.raw, self.stream.raw()) };
             Ok(CudaDevice::said("cuGraphLaunch", launched)?)
         };
@@ -77,12 +82,13 @@ impl Graph for Captured {
     }
 }
 
-/// A stream that records instead of executing. Its drop always returns the stream to executing.
+/// A stream that records instead of executing. Dropping this always returns the stream to
+/// executing.
 struct Capture<'c>(&'c Cuda);
 
 impl<'c> Capture<'c> {
     fn begin(cuda: &'c Cuda) -> Result<Self, DeviceError> {
-        // Other lanes may make any driver call meanwhile; only this thread's forbidden calls fail.
+        // Other lanes may make any driver call meanwhile; only forbidden calls on this thread fail.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive.
         CudaDevice::said("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(cuda.stream.raw(), mode) })?;
@@ -99,7 +105,7 @@ impl<'c> Capture<'c> {
 }
 
 impl Drop for Capture<'_> {
-    /// Discards what was recorded before a panic or an error.
+    /// Discards the recorded launches after a panic or an error.
     fn drop(&mut self) {
         self.0.captures.set(false);
         drop(end(&self.0.stream));
@@ -121,7 +127,7 @@ struct Recorded(sys::CUgraph);
 impl Drop for Recorded {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: it was created once, and the instantiated graph does not need it.
+            // SAFETY: the graph was created once, and the instantiated graph does not need it.
             drop(CudaDevice::said("cuGraphDestroy", unsafe { sys::cuGraphDestroy(self.0) }));
         }
     }
@@ -133,7 +139,7 @@ struct Ready {
     device: Arc<CudaDevice>,
 }
 
-// SAFETY: any thread that has entered the context may use it, one at a time.
+// SAFETY: any thread that has entered the context may use the graph, one thread at a time.
 unsafe impl Send for Ready {}
 
 impl Ready {
@@ -145,9 +151,9 @@ impl Ready {
         Ok(Ready { raw, device: device.clone() })
     }
 
-    /// Uploads it to the device and waits.
+    /// Uploads the graph to the device and waits for the upload.
     fn upload(&self, stream: &Stream) -> Result<(), DeviceError> {
-        // SAFETY: both are alive.
+        // SAFETY: the graph and the stream are alive.
         CudaDevice::said("cuGraphUpload", unsafe { sys::cuGraphUpload(self.raw, stream.raw()) })?;
         stream.wait()
     }
@@ -156,7 +162,8 @@ impl Ready {
 impl Drop for Ready {
     fn drop(&mut self) {
         if self.device.enter().is_ok() {
-            // SAFETY: it was created once, and this is its last use; the driver keeps it until pending work is done.
+            // SAFETY: the graph was created once, and this is its last use; the driver keeps it
+            // until pending work is done.
             let destroyed = self.device.in_turn(|| unsafe { sys::cuGraphExecDestroy(self.raw) });
             drop(CudaDevice::said("cuGraphExecDestroy", destroyed));
         }

@@ -1,4 +1,5 @@
-//! The compiled device code: one archive per target, written by `kernels/cuda/compile.py`, committed, and embedded here.
+//! The compiled device code: one archive per target, written by `kernels/cuda/compile.py`,
+//! committed, and embedded here.
 
 use std::{collections::BTreeMap, io::Read, sync::OnceLock};
 
@@ -6,7 +7,7 @@ use lzma_rust2::XzReader;
 
 /// One module of device code.
 pub(super) struct Image {
-    /// Name of the source file without its ending.
+    /// Name of the source file without its extension.
     pub name: String,
     /// A cubin, or PTX terminated by a zero byte.
     pub code: Vec<u8>,
@@ -27,9 +28,9 @@ macro_rules! archive {
     };
 }
 
-/// PTX of f16 kernels, which the driver compiles.
+/// PTX of the f16 kernels, which the driver compiles.
 const SM_75: &[u8] = archive!("sm_75");
-/// PTX, which the driver compiles.
+/// PTX of the f16 and bf16 kernels, which the driver compiles.
 const SM_80: &[u8] = archive!("sm_80");
 /// PTX of the kernels that multiply E4M3 on tensor cores.
 const SM_89: &[u8] = archive!("sm_89");
@@ -56,7 +57,7 @@ impl Images {
     }
 }
 
-/// The files of an archive: source file names without endings, and contents.
+/// The files of an archive: source file names without extensions, and contents.
 pub(super) fn files_of(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
     const INTACT: &str = "an embedded archive of device code is intact";
     let mut archive = tar::Archive::new(XzReader::new(archive, false));
@@ -71,8 +72,8 @@ pub(super) fn files_of(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
     files.collect()
 }
 
-/// The images for a GPU of this compute capability, best first. A driver that is older than the compiler may refuse
-/// machine code and still compile PTX.
+/// The images for a GPU with this compute capability, best first. A driver that is older than the
+/// compiler may refuse machine code and still compile PTX.
 pub(super) fn images_for(capability: (u32, u32)) -> Vec<Images> {
     let sm_89: &[&[u8]] = &[SM_80, SM_89];
     match capability {

@@ -1,4 +1,4 @@
-//! The device code, loaded, and launches of its kernels.
+//! The loaded device code, and launches of its kernels.
 
 use std::{collections::HashMap, ffi::CStr, mem::MaybeUninit, sync::Arc};
 
@@ -12,29 +12,32 @@ use super::{
 };
 use crate::{DType, KernelError};
 
-/// The device code, loaded.
+/// The loaded device code of one device.
 pub(super) struct Functions {
     entry_points: EntryPoints<Function>,
     shared_most: usize,
     modules: Modules,
 }
 
-/// What a launch needs of a kernel.
+/// A kernel, and how it is launched.
 #[derive(Clone, Copy)]
 pub(super) struct Function {
     raw: sys::CUfunction,
-    /// It may start before the preceding kernel has ended, and waits for it on the device.
+    /// The kernel may start before the preceding kernel has ended, and waits for it on the device.
     waits: bool,
 }
 
-// SAFETY: modules and functions belong to the context, and any thread that has entered it may use them.
+// SAFETY: modules and functions belong to the context, and any thread that has entered the context
+// may use them.
 unsafe impl Send for Functions {}
-// SAFETY: as above; nothing here changes after loading.
+// SAFETY: nothing in it changes after loading, and any thread that has entered the context may use
+// the functions.
 unsafe impl Sync for Functions {}
 
 impl Functions {
-    /// Loads `images` and every kernel in them now. Otherwise the driver would load each kernel, and take memory, at
-    /// its first launch. Launches will be for activations of type `activation`.
+    /// Loads `images` and every kernel in them immediately. Otherwise the driver would load each
+    /// kernel, and allocate memory for it, at its first launch. `activation` is the type of
+    /// activations of all launches.
     pub(super) fn load(device: &Arc<CudaDevice>, images: &Images, activation: DType) -> Result<Self, OpenError> {
         device.enter()?;
         let shared = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
@@ -49,7 +52,7 @@ impl Functions {
         let entry_points =
             EntryPoints::find(activation, images.is_machine_code, |EntryPoint { source, name, waits }| {
                 let place = (source, name);
-                // PTX is compiled without the wait.
+                // PTX is compiled without the wait for the preceding kernel.
                 let waits = waits && images.is_machine_code;
                 let raw = found.get(&place).copied();
                 raw.map(|raw| Function { raw, waits }).ok_or(OpenError::NoKernel { name: place.1 })
@@ -61,30 +64,32 @@ impl Functions {
         &self.entry_points
     }
 
-    /// Bytes of shared memory that a block can have at most.
+    /// Maximum bytes of shared memory per thread block.
     pub(super) fn shared_most(&self) -> usize {
         self.shared_most
     }
 
-    /// Address of a variable in a source file.
+    /// Address of the variable `name` in the module of the source file `file`.
     pub(super) fn variable(&self, file: &'static str, name: &CStr) -> Result<Address, OpenError> {
-        // Does not ask every module: tools that watch the driver's calls would report each miss as an error.
+        // Search only this module: tools that watch the driver's calls would report each
+        // unsuccessful search as an error.
         let module = self.modules.loaded.iter().find(|(known, _)| *known == file);
         let Some((_, module)) = module else { return Err(OpenError::NoKernel { name: file.to_owned() }) };
         let (mut address, mut bytes) = (0, 0);
-        // SAFETY: the module is loaded, and both numbers are writable.
+        // SAFETY: the module is loaded, and both output variables are writable.
         let found = unsafe { sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, *module, name.as_ptr()) };
         CudaDevice::said("cuModuleGetGlobal", found)?;
         Ok(Address(address))
     }
 
-    /// Whether this is Hopper's machine code rather than PTX that the driver compiled; some launches differ.
+    /// Whether this is Hopper's machine code rather than PTX that the driver compiled. Some
+    /// launches differ.
     pub(super) fn is_machine_code(&self) -> bool {
         self.entry_points.hopper.is_some()
     }
 }
 
-/// The loaded modules with the names of their source files. Dropping them unloads them.
+/// The loaded modules with the names of their source files. Dropping this unloads them.
 struct Modules {
     device: Arc<CudaDevice>,
     loaded: Vec<(String, sys::CUmodule)>,
@@ -110,7 +115,8 @@ impl Drop for Modules {
         // If the context is lost, the modules are gone with it.
         if self.device.enter().is_ok() {
             for (_, module) in &self.loaded {
-                // SAFETY: each was loaded once, and none of its launches is running because lanes end first.
+                // SAFETY: each module was loaded once, and none of its kernels is running, because
+                // lanes end first.
                 drop(CudaDevice::said("cuModuleUnload", unsafe { sys::cuModuleUnload(*module) }));
             }
         }
@@ -128,10 +134,10 @@ fn functions_of(module: sys::CUmodule) -> Result<Vec<sys::CUfunction>, DeviceErr
     Ok(functions)
 }
 
-/// Loads a function, allows it the largest shared memory, and returns its name.
+/// Loads a function, allows it the maximum shared memory, and returns its name.
 fn prepare(function: sys::CUfunction, shared_most: i32) -> Result<String, DeviceError> {
     use sys::CUfunction_attribute as Attribute;
-    // SAFETY: the function belongs to the module, and the numbers and the name are writable.
+    // SAFETY: the function belongs to a loaded module, and all output variables are writable.
     unsafe {
         CudaDevice::said("cuFuncLoad", sys::cuFuncLoad(function))?;
         let mut fixed = 0;
@@ -145,10 +151,10 @@ fn prepare(function: sys::CUfunction, shared_most: i32) -> Result<String, Device
     }
 }
 
-/// The extent of a launch.
+/// Grid, block and dynamic shared memory of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
-    /// Blocks in x, y and z.
+    /// Thread blocks in x, y and z.
     pub grid: [usize; 3],
     /// Threads per block in x and y.
     pub block: [usize; 2],
@@ -157,13 +163,13 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// `blocks` blocks in x.
+    /// A grid of `blocks` blocks in x, with `threads` threads per block.
     pub(super) fn line(blocks: usize, threads: usize) -> Self {
         Extent { grid: [blocks, 1, 1], block: [threads, 1], shared: 0 }
     }
 }
 
-/// What a kernel can take by value: types laid out as the device compiler expects.
+/// A type that kernels take by value. Its layout is what the device compiler expects.
 pub(super) trait Argument: Copy {}
 impl Argument for u32 {}
 impl Argument for u64 {}
@@ -174,13 +180,13 @@ impl Argument for super::link::Rows {}
 impl Argument for super::rotary::Sections {}
 impl Argument for super::tensor_map::TensorMap {}
 
-/// Capacity of a launch, in 8-byte words and in arguments.
+/// Maximum number of arguments of a launch, and of the 8-byte words that they occupy.
 const WORDS: usize = 64;
 
 /// The arguments of a launch, in the order of the kernel's parameters.
 pub(super) struct Arguments {
     words: [u64; WORDS],
-    /// The first word of each argument.
+    /// Index of the first word of each argument.
     places: [usize; WORDS],
     count: usize,
     used: usize,
@@ -193,11 +199,11 @@ impl Default for Arguments {
 }
 
 impl Arguments {
-    /// Appends one argument.
     pub(super) fn with<A: Argument>(mut self, argument: A) -> Self {
         let words = size_of::<A>().div_ceil(size_of::<u64>());
         assert!(align_of::<A>() <= align_of::<u64>() && self.used + words <= WORDS, "a kernel has fewer parameters");
-        // SAFETY: there is room for it, and its alignment is no stricter than a word's.
+        // SAFETY: the assertion leaves room for the argument, and its alignment is no stricter than
+        // a word's.
         unsafe { self.words.as_mut_ptr().add(self.used).cast::<A>().write(argument) };
         self.places[self.count] = self.used;
         self.used += words;
@@ -205,7 +211,7 @@ impl Arguments {
         self
     }
 
-    /// Appends all of another list.
+    /// Appends all arguments of another list.
     pub(super) fn followed_by(mut self, other: Arguments) -> Self {
         assert!(self.used + other.used <= WORDS, "a kernel has fewer parameters");
         self.words[self.used..][..other.used].copy_from_slice(&other.words[..other.used]);
@@ -217,10 +223,10 @@ impl Arguments {
         self
     }
 
-    /// The address of each argument, as the driver expects.
+    /// The address of each argument, in the form that the driver expects.
     fn pointers(&mut self) -> [*mut std::ffi::c_void; WORDS] {
         let words = self.words.as_mut_ptr();
-        // SAFETY: each place is one of the words.
+        // SAFETY: each place is the index of one of the words.
         self.places.map(|place| unsafe { words.add(place).cast() })
     }
 }
@@ -231,16 +237,19 @@ macro_rules! arguments {
 }
 pub(super) use arguments;
 
-/// A count or pitch as kernels take it. Panics if it does not fit, which the fronts have excluded.
+/// Converts a count or a pitch to the type that kernels take. Panics if the number does not fit,
+/// which the op layer has ruled out.
 pub(super) fn count(number: usize) -> u32 {
     u32::try_from(number).expect("kernels count in 32 bits, and no shape here is larger")
 }
 
 impl super::Cuda {
-    /// Launches a kernel with arguments in the order of its parameters. An empty extent launches nothing.
+    /// Launches a kernel with arguments in the order of its parameters. An empty grid launches
+    /// nothing.
     ///
     /// # Safety
-    /// The arguments match the kernel's parameters in order and type, and what they point to is valid.
+    /// The arguments match the kernel's parameters in order and type, and all addresses among them
+    /// are valid.
     pub(super) unsafe fn launch(
         &self,
         kernel: Function,
@@ -266,17 +275,18 @@ impl super::Cuda {
             numAttrs: u32::from(kernel.waits),
         };
         let mut pointers = arguments.pointers();
-        // SAFETY: as the caller promises; the driver copies the arguments before it returns.
+        // SAFETY: the caller guarantees that the arguments match; the driver copies them before it
+        // returns.
         let launched =
             unsafe { sys::cuLaunchKernelEx(&config, kernel.raw, pointers.as_mut_ptr(), std::ptr::null_mut()) };
         Ok(CudaDevice::said("cuLaunchKernelEx", launched)?)
     }
 }
 
-/// Lets a kernel that waits on the device start before the preceding one has ended (programmatic dependent launch),
-/// which hides the launch latency.
+/// The launch attribute that lets a kernel that waits on the device start before the preceding
+/// kernel has ended (programmatic dependent launch). This hides the launch latency.
 fn early_start() -> sys::CUlaunchAttribute {
-    // SAFETY: it consists of numbers, for which zero is valid.
+    // SAFETY: the struct consists of numbers, for which zero is valid.
     let mut attribute: sys::CUlaunchAttribute = unsafe { MaybeUninit::zeroed().assume_init() };
     attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attribute.value.programmaticStreamSerializationAllowed = 1;

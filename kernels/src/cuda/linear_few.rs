@@ -104,9 +104,10 @@ impl Work {
     fn of(product: Product, cut: Cut, processors: usize) -> Work {
         let steps = product.in_features.div_ceil(STEP_COLUMNS * DType::F16.size() / product.numbers.size());
         // Tiles are cut between features, or between groups of eight features with their gates.
-        let (groups, most, rows) = match product.gates {
-            true => (product.out_features / 2 / GATE_ROWS, TILE_ROWS / 2 / GATE_ROWS, 2 * GATE_ROWS),
-            false => (product.out_features, TILE_ROWS, 1),
+        let (groups, most, rows) = if product.gates {
+            (product.out_features / 2 / GATE_ROWS, TILE_ROWS / 2 / GATE_ROWS, 2 * GATE_ROWS)
+        } else {
+            (product.out_features, TILE_ROWS, 1)
         };
         let blocks = (processors / TEAM * TEAM).min(groups * cut.0);
         // The same number of tiles for each block, or for each group of blocks sharing one, such that none is too tall.
@@ -180,14 +181,13 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: 
     let counters = cuda.counters.as_ref().expect("it is served");
     let activation = cuda.kernels.target.activation;
     let rows = Rows { pitch: x_pitch(product), ..product.x() };
-    let (operand, chunk) = match product.numbers.is_plain() {
-        true => (activation, CHUNK_COLUMNS),
-        false => (DType::F8E4M3, FP8_BLOCK),
-    };
+    let (operand, chunk) =
+        if product.numbers.is_plain() { (activation, CHUNK_COLUMNS) } else { (DType::F8E4M3, FP8_BLOCK) };
     let x = TensorMap::of_rows(places.x, operand, rows, [kernel_rows.rows(), chunk])?;
-    let weight = match product.gates {
-        true => gated_map(product, places, &work, activation)?,
-        false => TensorMap::of_rows(places.weight, operand, product.weight(), [work.tile_rows, chunk])?,
+    let weight = if product.gates {
+        gated_map(product, places, &work, activation)?
+    } else {
+        TensorMap::of_rows(places.weight, operand, product.weight(), [work.tile_rows, chunk])?
     };
     let mut arguments = arguments![weight, x, Address(places.out)];
     if !product.gates {

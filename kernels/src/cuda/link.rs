@@ -1,4 +1,5 @@
-//! The link between GPU ranks: memory of each that all have mapped, and kernels that meet in it.
+//! The link between GPU ranks through kernels: all ranks have mapped each other's exchange memory,
+//! and their kernels synchronize in it.
 
 use std::{ops::Range, time::Duration};
 
@@ -19,15 +20,16 @@ use crate::{
 
 /// A rank's end of the link between the GPU ranks of a group.
 ///
-/// All ranks come to the same operations in the same order. One that does not come in time breaks the link: what the
-/// others compute is undefined from then on, and they get [`DeviceError::Lost`] when they next wait for results.
+/// All ranks must launch the same operations in the same order. A rank that does not join in time
+/// breaks the link: the results of the other ranks are undefined from then on, and they get
+/// [`DeviceError::Lost`] when they next wait for results.
 pub struct CudaLink {
     exchange: Exchange,
-    /// Most blocks of a launch.
+    /// Maximum number of thread blocks of a launch.
     blocks: usize,
 }
 
-/// What a launch is told of the exchange memory, as `all_reduce.cu` lays it out.
+/// Description of the exchange memory for a launch, in the layout of `all_reduce.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Exchange {
@@ -40,7 +42,7 @@ pub(super) struct Exchange {
     apart: u32,
 }
 
-/// Where rows of units are.
+/// Address, columns and pitch of rows. Columns and pitch are counted in units.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
@@ -49,39 +51,45 @@ pub(super) struct Rows {
     pitch: u32,
 }
 
-/// Of more than two ranks, from here on two shots, each of a part, are faster than one of all. On four H200s of one host they
-/// take 23.1 us and one 25.9 of 1.75 MiB, and 19.6 and 18.4 of 1 MiB (`tools/gpu/ranks.py`).
+/// Minimum size at which, with more than two ranks, the two-shot all-reduce (each rank sums its
+/// share and reads the others' shares) is faster than the one-shot all-reduce. On four H200s of one
+/// host, two-shot takes 23.1 us and one-shot 25.9 us for 1.75 MiB; for 1 MiB they take 19.6 us and
+/// 18.4 us (`tools/gpu/ranks.py`).
 const TWO_SHOTS_FROM: Bytes = Bytes::kib(1536);
 
-/// The same of sums with a norm, in which ranks write their shares into each other's memory: 17.6 us and 19.6 of 1 MiB, 13.4
-/// and 12.4 of 448 KiB.
+/// Minimum size at which, with more than two ranks, the all-reduce with a norm is faster in shares
+/// (ranks write their shares into each other's memory) than in one shot. In shares it takes 17.6 us
+/// and in one shot 19.6 us for 1 MiB; for 448 KiB, 13.4 us and 12.4 us.
 const SHARES_FROM: Bytes = Bytes::kib(768);
 
-/// Least of each of several exchanges in shares, of which each takes 10 us more than a part of one that is read.
+/// Minimum size of each collective if rows in shares are split over several collectives. Each of
+/// these takes 10 us longer than a one-shot collective of the same part.
 const SEVERAL_SHARES_FROM: Bytes = Bytes::mib(3);
 
-/// Most that is pushed to more than two ranks at once: of 7 KiB it takes 6.5 us there and reading 6.8, of 16 KiB 10.0 and 7.8.
+/// Maximum size that is pushed at once to more than two ranks. For 7 KiB pushing takes 6.5 us and
+/// reading 6.8 us; for 16 KiB, 10.0 us and 7.8 us.
 const PUSHED_TO_MANY_MAX: Bytes = Bytes::kib(8);
 
-/// Most threads of a norm whose pieces have four rows; above, they have two. Both make 32 KiB at most. Four take all
-/// registers of a multiprocessor, so they are for blocks that have more than two rows: with fewer, a step is short, and the
-/// next product begins to read its weights beside it.
+/// Maximum threads of a norm whose pieces have four rows; with more threads, pieces have two rows.
+/// In both cases a piece is at most 32 KiB. The kernel for four rows uses all registers of an SM,
+/// so it is used only for thread blocks that have more than two rows: with fewer rows a step is
+/// short, and the next GEMM begins to read its weights on the same SM meanwhile.
 const PIECES_OF_4_THREADS_MAX: usize = NORM_THREADS_MAX / 2;
 
-/// Bytes that a rank brings of a row for the best of all: a number and its place.
+/// Bytes per row that a rank contributes to the maximum over all ranks: a number and its index.
 const BEST_BYTES: usize = 8;
 
 impl CudaLink {
-    /// Bytes of the note of a rank that did not come.
+    /// Bytes of the note that names a rank that did not join.
     pub(super) const NOTE: usize = 4;
 
-    /// Bytes of exchange memory that each rank leases, for exchanges of `largest` at once. What is larger takes
-    /// several.
+    /// Bytes of exchange memory that each rank leases for collectives of up to `largest` at once.
+    /// Larger operations are split into several collectives.
     pub fn bytes(largest: Bytes) -> Bytes {
         Bytes(DATA_AT as u64) + largest.round_up(Bytes(UNIT as u64)) * 2
     }
 
-    /// Makes a rank's exchange memory ready for its first exchange.
+    /// Prepares a rank's exchange memory for its first collective.
     ///
     /// # Errors
     /// The copy fails.
@@ -89,20 +97,22 @@ impl CudaLink {
     /// # Safety
     /// The memory has [`bytes`](CudaLink::bytes) that are backed, and nothing else uses them yet.
     pub unsafe fn clear(cuda: &Cuda, memory: Address) -> Result<(), KernelError> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees that the memory is backed and that nothing else uses it.
         let mut control = unsafe { Tensor::persistent(memory, [DATA_AT], DType::U8) };
         transfer::fill(cuda, &vec![0; DATA_AT], &mut control)?;
         cuda.wait()
     }
 
-    /// The ends of a link between ranks, in the order of their indices. `memory` is each rank's exchange memory, of
-    /// [`bytes`](CudaLink::bytes) of `largest`, [cleared](CudaLink::clear). A rank waits `patience` for the others in
-    /// each operation. Of `processors` multiprocessors of a device each of the `sharing` ranks on it has a part, so that
-    /// all blocks that wait for others can run at once.
+    /// Creates the ends of a link between ranks, in the order of their indices. `memory` is each
+    /// rank's exchange memory, of [`bytes`](CudaLink::bytes) of `largest`,
+    /// [cleared](CudaLink::clear). In each operation a rank waits up to `patience` for the others.
+    /// `processors` is the number of SMs of a device, and `sharing` is the number of ranks on one
+    /// device. Each of these ranks uses an equal part of the SMs, so that all thread blocks that
+    /// wait for other ranks can run at once.
     ///
     /// # Safety
-    /// Each memory is backed, begins on a page, is mapped by the devices of all ranks, and stays so until all work of
-    /// all ranks has ended.
+    /// Each memory is backed, begins on a page, is mapped by the devices of all ranks, and stays so
+    /// until all work of all ranks has ended.
     ///
     /// # Panics
     /// Unless there are 1 to 8 ranks.
@@ -128,19 +138,21 @@ impl CudaLink {
         Rank::all(memory.len()).map(end).collect()
     }
 
-    /// Its place in the group.
+    /// This rank's position in the group.
     pub fn rank(&self) -> Rank {
         Rank::new(self.exchange.rank as usize, self.exchange.ranks as usize)
     }
 
-    /// How many rows of so many bytes exchange memory holds at once.
+    /// Number of rows of `row` bytes each that exchange memory holds at once.
     fn at_once(&self, row: usize) -> usize {
         self.exchange.half as usize / row.max(1)
     }
 
-    /// The same of `rows` in shares, as even exchanges. None if they would be small. Of N ranks, exchange memory then holds the
-    /// sums of an exchange's rows and, from each other rank, its part of those of a share: at most 1/N of them, and one for
-    /// each block. See `all_reduce.cu`.
+    /// Number of rows per collective if `rows` rows are exchanged in shares, in collectives of
+    /// equal size. `None` if there are only two ranks, or if the collectives would be too small.
+    /// With N ranks, exchange memory then holds the sums of all rows of a collective and, from each
+    /// other rank, its partial rows of this rank's share: at most 1/N of the rows, plus one row for
+    /// each thread block. See `all_reduce.cu`.
     fn at_once_in_shares(&self, rows: usize, row: usize) -> Option<usize> {
         let of = self.rank().of();
         let most = self.at_once(row).saturating_sub((of - 1) * self.blocks) * of / (2 * of - 1);
@@ -149,12 +161,12 @@ impl CudaLink {
         (of > 2 && most > 0 && at_once * row >= least.as_usize()).then_some(at_once)
     }
 
-    /// Where the device notes who did not come.
+    /// Address at which the device notes the rank that did not join.
     pub(super) fn failed_at(&self) -> Address {
         Address(self.exchange.control[self.rank().index()]).offset(Bytes(FAILED_AT as u64))
     }
 
-    /// The error of a link whose note is `failed`.
+    /// Returns the error of a link whose note is `failed`.
     pub(super) fn check(failed: [u8; CudaLink::NOTE]) -> Result<(), DeviceError> {
         match u32::from_le_bytes(failed).checked_sub(1) {
             None => Ok(()),
@@ -166,7 +178,7 @@ impl CudaLink {
     }
 }
 
-/// Rows, `at_once` at a time. None if that is not one.
+/// Splits the rows into ranges of `at_once` rows. `None` if `at_once` is 0.
 fn in_turns(rows: usize, at_once: usize) -> Option<impl Iterator<Item = Range<usize>>> {
     (at_once > 0).then(|| (0..rows).step_by(at_once).map(move |first| first..rows.min(first + at_once)))
 }
@@ -175,7 +187,8 @@ fn bytes_of_a_row(part: &Tensor<'_>) -> usize {
     part.dtype().bytes(part.columns()).as_usize()
 }
 
-/// A unit that all of the rows of both begin and end with.
+/// Bytes of a unit. A row of either tensor must be a whole number of units and begin on a multiple
+/// of the unit.
 fn unit(tensors: [&Tensor<'_>; 2]) -> usize {
     let is_whole = |tensor: &Tensor<'_>| {
         let [pitch, columns] = [tensor.pitch(), tensor.columns()].map(|count| tensor.dtype().bytes(count).as_usize());
@@ -190,7 +203,9 @@ fn rows(tensor: &Tensor<'_>, unit: usize) -> Rows {
 }
 
 impl Cuda {
-    /// Launches `kernel` over rows of `part` and `out`, as many at a time as exchange memory holds.
+    /// Launches a kernel over the rows of `part` and `out`, as many rows at a time as exchange
+    /// memory holds. `whole` is the kernel for units of 16 bytes, `odd` the kernel for units of 2
+    /// bytes.
     fn exchange(
         &self,
         link: &CudaLink,
@@ -210,8 +225,8 @@ impl Cuda {
                 Some(accumulate) => arguments.with(u32::from(accumulate)),
                 None => arguments,
             };
-            // SAFETY: these are the kernel's parameters, the front has checked the shapes, and the maker of the link
-            // vouches for its memory.
+            // SAFETY: these are the kernel's parameters, the op layer has checked the shapes, and
+            // the creator of the link guarantees that its memory is valid.
             unsafe { self.launch(if unit == UNIT { whole } else { odd }, extent, arguments)? };
         }
         Ok(())
@@ -242,7 +257,7 @@ pub(super) fn all_reduce_rms_norm(
     let at_once = in_shares.unwrap_or_else(|| link.at_once(row));
     let is_whole = unit([&call.partial, &call.residual]) == UNIT && call.weight.address().0.is_multiple_of(UNIT as u64);
     let turns = in_turns(call.partial.rows(), at_once).filter(|_| is_whole && row / UNIT <= NORM_THREADS_MAX);
-    // Of more than four ranks shares are not rounded in the same kernel.
+    // With more than four ranks, no kernel sums in shares and rounds to E4M3.
     let turns = turns.filter(|_| call.out.rounded.is_none() || in_shares.is_none() || of <= 4);
     let Some(turns) = turns else { return all_reduce_rms_norm::in_two(cuda, call) };
     cuda.enter()?;
@@ -278,8 +293,8 @@ pub(super) fn all_reduce_rms_norm(
             None => before.with(out.any().address()),
         }
         .with(count(some.len()));
-        // SAFETY: these are the kernels' parameters, the front has checked the shapes, and the maker of the link vouches for
-        // its memory.
+        // SAFETY: these are the kernels' parameters, the op layer has checked the shapes, and the
+        // creator of the link guarantees that its memory is valid.
         unsafe { cuda.launch(kernel, extent, arguments)? };
     }
     Ok(())
@@ -292,10 +307,12 @@ pub(super) fn all_gather(cuda: &Cuda, link: &CudaLink, call: all_gather::Call<'_
     cuda.exchange(link, (OP, kernels), &call.part, &call.out, None)
 }
 
-/// As [`Backend::part`]. Of a device that takes no launch the others learn after their patience.
+/// Implements [`Backend::part`]. If this rank's device accepts no launch, the other ranks find out
+/// when their `patience` has passed.
 pub(super) fn part(cuda: &Cuda, link: &CudaLink) {
     if let (Some(hopper), Ok(())) = (&cuda.entry_points().hopper, cuda.enter()) {
-        // SAFETY: this is the kernel's parameter, and the maker of the link vouches for its memory.
+        // SAFETY: this is the kernel's parameter, and the creator of the link guarantees that its
+        // memory is valid.
         drop(unsafe { cuda.launch(hopper.part_from_ranks, Extent::line(1, 32), arguments![link.exchange]) });
     }
 }
@@ -314,8 +331,8 @@ pub(super) fn best_of_ranks(cuda: &Cuda, link: &CudaLink, call: best_of_ranks::C
             call.out.row_range(some.clone()).address(),
             count(some.len()),
         ];
-        // SAFETY: these are the kernel's parameters, the front has checked the shapes, and the maker of the link vouches for
-        // its memory.
+        // SAFETY: these are the kernel's parameters, the op layer has checked the shapes, and the
+        // creator of the link guarantees that its memory is valid.
         unsafe { cuda.launch(hopper.best_of_ranks, extent, arguments)? };
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! The backend that launches on a GPU: our kernels, compiled ahead of time, and cuBLASLt's products. Activations,
-//! weights and the cache are bf16 (f16 on Turing); sums are f32.
+//! The backend for NVIDIA GPUs: kernels of this project, compiled ahead of time, and cuBLASLt's
+//! GEMMs. Activations, weights and the KV cache are bf16 (f16 on Turing); sums are f32.
 
 mod arrivals;
 mod attention;
@@ -71,22 +71,23 @@ use stage::Stage;
 use stream::{Clock, Stream};
 use tuning::Agreement;
 
-/// What all lanes of a device share: the loaded kernels, the cuBLASLt handle, and its fastest algorithms on this
-/// device.
+/// State that all lanes of a device share: the loaded kernels, the cuBLASLt handle, and the
+/// algorithms measured to be fastest on this device.
 pub struct CudaKernels {
     functions: Overhead<Functions>,
     blas: Overhead<Blas>,
-    /// All zero between launches. Only one stream at a time may decode with these kernels: the step lane of the model
-    /// they are loaded for.
+    /// Address of the decode counters, which are all zero between launches. Only one stream at a
+    /// time may decode with these kernels: the step lane of the model that they are loaded for.
     decode_counters: Address,
-    /// Counters for products of few rows, one set per lane.
+    /// Counters for GEMMs of few rows, one set per lane.
     counter_sets: Arc<CounterSets>,
     target: CudaTarget,
     device: Arc<CudaDevice>,
 }
 
 impl CudaKernels {
-    /// Loads the device code and cuBLASLt. The device memory they take counts as overhead until they are dropped.
+    /// Loads the device code and cuBLASLt. The device memory that they take counts as overhead
+    /// until they are dropped.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -94,7 +95,8 @@ impl CudaKernels {
         Self::load_rank(device, target, search, &images::images_for(target.capability), &Arc::default())
     }
 
-    /// The same for the GPU of each rank of a model. Ranks compute the same product by the same algorithm.
+    /// Loads the device code and cuBLASLt on the GPU of each rank of a model. All ranks compute the
+    /// same GEMM with the same algorithm.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -116,7 +118,8 @@ impl CudaKernels {
     ) -> Result<Arc<Self>, OpenError> {
         let mut functions = Err(OpenError::TooOld { found: target.capability });
         for images in images {
-            // Decompressed before the meter looks: other models wait for their turn to be measured.
+            // Decompress the modules before the memory measurement starts, because other models
+            // wait for their turn to be measured.
             images.modules();
             functions = device.with_overhead("kernels", || Functions::load(device, images, target.activation));
             if !matches!(functions, Err(OpenError::Image { .. })) {
@@ -130,40 +133,42 @@ impl CudaKernels {
         Ok(Arc::new(CudaKernels { functions, blas, decode_counters, counter_sets, target, device }))
     }
 
-    /// The target that plans for these kernels are made for.
+    /// The target that memory plans for these kernels must be made for.
     pub fn target(&self) -> Target {
         Target::Cuda(self.target)
     }
 }
 
-/// Computes on a GPU in its own stream. It belongs to one lane's thread.
+/// Computes on a GPU in a separate stream. It belongs to one lane's thread.
 ///
-/// Every view passed to it must be on memory of its device.
+/// Every view passed to it must refer to memory of its device.
 pub struct Cuda {
     target: Target,
-    /// For our own products of few rows; `None` if the device has no kernels for them. Declared before the stream and
-    /// the staging memory because its drop waits for the stream, whose work still uses them.
+    /// Counters for this project's GEMM kernels for few rows; `None` if the device has no such
+    /// kernels. Declared before the stream and the staging memory because its drop waits for the
+    /// stream, whose work still uses both.
     counters: Option<Counters>,
-    /// Shared with the graphs captured in it.
+    /// Shared with the graphs that were captured in it.
     stream: Arc<Overhead<Stream>>,
     stage: RefCell<Overhead<Stage>>,
     products: RefCell<Products>,
     products_by: ProductsBy,
     arrivals: Arrivals,
-    /// For a lane that moves blocks to host memory and back.
+    /// `Some` for a lane that copies KV blocks to host memory and back.
     copies: Option<CopyStream>,
-    /// True while results are thrown away, so that products may be measured.
+    /// True while results are discarded, so that GEMMs may be measured.
     autotunes: Cell<bool>,
     autotuner: RefCell<Autotuner>,
     clock: Clock,
-    /// True while launches are recorded into a graph. A copy would be recorded too, together with the host memory's
-    /// contents at that moment.
+    /// True while launches are recorded into a graph. A copy would be recorded too, together with
+    /// the host memory's contents at that moment.
     captures: Cell<bool>,
-    /// The thread that has the device's context as its current one.
+    /// The thread on which the device's context is current.
     entered: Cell<Option<ThreadId>>,
-    /// To the other ranks, if there are some.
+    /// Link to the other ranks, if there are any.
     link: Option<RankLink>,
-    /// Last: dropping the last reference unloads the modules, and the stream's work has ended by then.
+    /// Must be the last field: dropping the last reference unloads the modules, and by then the
+    /// stream's work must have ended.
     kernels: Arc<CudaKernels>,
 }
 
@@ -195,12 +200,12 @@ impl Cuda {
         })
     }
 
-    /// Makes it one of several ranks that compute a model together.
+    /// Makes this backend one of several ranks that compute a model together.
     pub fn linked(self, link: impl Into<RankLink>) -> Self {
         Cuda { link: Some(link.into()), ..self }
     }
 
-    /// Makes it able to copy blocks to host memory and back, in a stream of their own.
+    /// Enables copies of blocks to host memory and back, in a separate stream.
     ///
     /// # Errors
     /// The driver refuses the stream.
@@ -208,21 +213,23 @@ impl Cuda {
         Ok(Cuda { copies: Some(CopyStream::new(&self.kernels.device)?), ..self })
     }
 
-    /// Sets which implementation computes products.
+    /// Sets which implementation computes GEMMs.
     pub fn with_products_by(self, products_by: ProductsBy) -> Self {
         Cuda { products_by, ..self }
     }
 
-    /// Products met for the first time outside autotuning, which took cuBLASLt's first suggestion and may each have
-    /// loaded one of its kernels. Zero after complete autotuning.
+    /// Number of GEMMs met for the first time outside autotuning. Each took cuBLASLt's first
+    /// proposal and may have loaded one of cuBLASLt's kernels. The number is zero after complete
+    /// autotuning.
     pub fn guesses(&self) -> usize {
         self.products.borrow().guesses()
     }
 
-    /// Waits until the stream has finished all its work, and that of copies theirs.
+    /// Waits until the stream, and the stream for copies if there is one, have finished all their
+    /// work.
     ///
     /// # Errors
-    /// Any error the device reports for that work.
+    /// Any error that the device reports for that work.
     pub fn wait(&self) -> Result<(), KernelError> {
         self.enter()?;
         let copies = self.copies.as_ref().map_or(Ok(()), CopyStream::wait);
@@ -231,7 +238,8 @@ impl Cuda {
         self.check_link()
     }
 
-    /// Whether all ranks came to the exchanges so far, for which it waits.
+    /// Checks that all ranks joined the collectives launched so far. If the device keeps the note
+    /// of a missing rank, this waits for the device to copy it.
     fn check_link(&self) -> Result<(), KernelError> {
         let Some(witness) = self.link.as_ref().and_then(RankLink::witness) else { return Ok(()) };
         if let Witness::Note(failed_at) = witness {
@@ -242,7 +250,7 @@ impl Cuda {
         Ok(witness.check()?)
     }
 
-    /// Makes the device's context current on this thread, once.
+    /// Makes the device's context current on this thread, unless it already is.
     fn enter(&self) -> Result<(), KernelError> {
         let this = Some(thread::current().id());
         if self.entered.get() != this {
@@ -252,7 +260,8 @@ impl Cuda {
         Ok(())
     }
 
-    /// As `enter`, for a copy between host and device, which a graph must not contain.
+    /// Like [`enter`](Cuda::enter), for a copy between host and device, which a graph must not
+    /// contain.
     fn enter_to_copy(&self) -> Result<(), KernelError> {
         if self.captures.get() {
             let said = "a copy between host and device cannot be part of a graph".to_owned();
@@ -261,7 +270,7 @@ impl Cuda {
         self.enter()
     }
 
-    /// The kernels to launch, those of this target's activation type.
+    /// The kernels for this target's activation type.
     fn entry_points(&self) -> &EntryPoints<Function> {
         self.kernels.functions.entry_points()
     }
@@ -311,7 +320,7 @@ impl Backend for Cuda {
     fn autotune(&self, on: bool) {
         self.autotunes.set(on);
         self.products.borrow_mut().forget_refusals();
-        // Weights stay where they are only while autotuning is on.
+        // The recorded weight addresses are valid only while autotuning is on.
         self.autotuner.take();
     }
 

@@ -131,13 +131,17 @@ mod tests {
         let source = vec![7; 9 * 64];
         for (fails_in_memory, reached) in [(false, 4), (true, 3)] {
             let copied = Cell::new(0);
-            let memory = |part| match fails_in_memory && part == 4 {
-                true => Err("no memory"),
-                false => Ok(Vec::leak(vec![MaybeUninit::uninit(); 64])),
+            let memory = |part| {
+                if fails_in_memory && part == 4 {
+                    Err("no memory")
+                } else {
+                    Ok(Vec::leak(vec![MaybeUninit::uninit(); 64]))
+                }
             };
-            let copy = |part, _| match !fails_in_memory && part == 4 {
-                true => Err("no copy"),
-                false => {
+            let copy = |part, _| {
+                if !fails_in_memory && part == 4 {
+                    Err("no copy")
+                } else {
                     copied.set(part + 1);
                     Ok(())
                 }

@@ -1,4 +1,5 @@
-//! A rank's end of a link between GPU ranks, and which kind of link an operation goes through.
+//! A rank's end of a link between GPU ranks, and the dispatch of operations to the kind of link in
+//! use.
 
 use bursar_budgets::{Address, DeviceError};
 
@@ -10,11 +11,11 @@ use crate::{
 
 /// A rank's end of a link between the GPU ranks of a group.
 pub enum RankLink {
-    /// Kernels of ours meet in memory that all ranks have mapped.
+    /// Kernels of this project synchronize in memory that all ranks have mapped.
     Kernels(CudaLink),
     /// Ranks meet on the host and copy each other's rows.
     Copies(CopyLink),
-    /// NVIDIA's library sums and gathers.
+    /// NCCL sums and gathers.
     Nccl(NcclLink),
 }
 
@@ -37,7 +38,7 @@ impl From<NcclLink> for RankLink {
 }
 
 impl RankLink {
-    /// Its place in the group.
+    /// This rank's position in the group.
     pub fn rank(&self) -> Rank {
         match self {
             RankLink::Kernels(link) => link.rank(),
@@ -46,27 +47,28 @@ impl RankLink {
         }
     }
 
-    /// How the host finds out, once the device is past an exchange, whether all ranks came to it.
+    /// How the host finds out whether all ranks joined a collective, once the device has completed
+    /// it.
     pub(super) fn witness(&self) -> Option<Witness> {
         match self {
             RankLink::Kernels(link) => Some(Witness::Note(link.failed_at())),
             RankLink::Nccl(link) => Some(Witness::Watch(link.watch().clone())),
-            // They have met before anything was launched.
+            // These ranks have met on the host before anything was launched.
             RankLink::Copies(_) => None,
         }
     }
 }
 
-/// What knows whether all ranks came to the exchanges so far.
+/// Source of the information whether all ranks joined the collectives so far.
 pub(super) enum Witness {
-    /// The device, which wrote a [note](CudaLink::check) there.
+    /// The device has written a [note](CudaLink::check) at this address.
     Note(Address),
-    /// The host.
+    /// The host counts the collectives.
     Watch(Watch),
 }
 
 impl Witness {
-    /// The error of ranks that went apart, as far as the host knows it.
+    /// Returns an error if the link is broken, as far as the host knows.
     pub(super) fn check(&self) -> Result<(), DeviceError> {
         match self {
             Witness::Note(_) => Ok(()),

@@ -1,5 +1,5 @@
-//! Staging between host and device: copies go through page-locked pieces, so that the device fetches one piece while
-//! the host writes the next.
+//! Staging between host and device: copies go through page-locked buffers ("pieces"), so that the
+//! device fetches one piece while the host writes the next.
 
 use std::{mem::MaybeUninit, slice, sync::Arc, thread};
 
@@ -17,16 +17,18 @@ const PIECE: Bytes = Bytes::mib(8);
 const PIECES: usize = 4;
 const _: () = assert!(PIECES > AHEAD, "some cross the bus while others are filled");
 
-/// Alignment of uploads inside a piece, in bytes: copies from odd addresses are slow.
+/// Alignment of uploads inside a piece, in bytes. Copies from unaligned addresses are slow.
 const ALIGNMENT: usize = 256;
 
-/// Threads that fill pieces together. One thread copies 9 GB/s out of a mapped file; the bus takes six times that.
+/// Number of threads that fill pieces together. One thread copies 9 GB/s out of a mapped file; the
+/// bus transfers six times as much.
 const FILLERS: usize = 8;
 
 /// A ring of page-locked pieces.
 pub(super) struct Stage {
     pieces: Vec<Piece>,
-    /// Created by the first copy larger than all pieces together. Backends that load weights get them; lanes do not.
+    /// Created by the first copy that is larger than all pieces together. Such copies occur in
+    /// backends that load weights, but not in lanes.
     fillers: Option<ThreadPool>,
     current: usize,
     /// Bytes of the current piece that are written.
@@ -60,7 +62,8 @@ impl Stage {
             }
             let length = source.len().min(PIECE.as_usize() - self.used);
             let (now, later) = source.split_at(length);
-            // SAFETY: the range is inside the piece, and the device has finished its last copy out of it.
+            // SAFETY: the range is inside the piece, and the device has finished its last copy out
+            // of the piece.
             unsafe {
                 let place = self.pieces[self.current].memory.address().add(self.used);
                 std::ptr::copy_nonoverlapping(now.as_ptr(), place, length);
@@ -73,22 +76,25 @@ impl Stage {
         Ok(())
     }
 
-    /// As `upload`, by all fillers, starting with the next piece.
+    /// Like `upload`, with all filler threads, starting with the next piece.
     fn upload_together(&mut self, stream: &Stream, source: &[u8], to: Address) -> Result<(), DeviceError> {
         self.turn(stream)?;
         let (pieces, first) = (&self.pieces, self.current);
         let piece = |part: usize| &pieces[(first + part) % PIECES];
-        // If this ends early, no piece is written again before the device has read it.
+        // Mark the piece as full: if this function returns early, no piece is written again before
+        // the device has read it.
         self.used = PIECE.as_usize();
         let memory = |part: usize| {
             piece(part).read.wait()?;
             let start = piece(part).memory.address().cast::<MaybeUninit<u8>>();
-            // SAFETY: the piece has this length, and the device has finished its last copy out of it.
+            // SAFETY: the piece has this length, and the device has finished its last copy out of
+            // it.
             Ok(unsafe { slice::from_raw_parts_mut(start, PIECE.as_usize()) })
         };
         let copy = |part: usize, length: usize| {
             let place = piece(part).memory.address();
-            // SAFETY: the part is inside the range that the caller vouches for, and the piece is filled.
+            // SAFETY: the part is inside the destination range, which the caller guarantees to be
+            // valid, and the piece is filled.
             let copied = unsafe {
                 let to = to.offset(PIECE * part as u64);
                 sys::cuMemcpyHtoDAsync_v2(to.0, place.cast(), length, stream.raw())
@@ -122,7 +128,7 @@ impl Stage {
     fn turn(&mut self, stream: &Stream) -> Result<(), DeviceError> {
         self.pieces[self.current].read.record(stream)?;
         self.current = (self.current + 1) % PIECES;
-        // Counts as full until the device is known to have finished with it.
+        // The piece counts as full until the device is known to have finished with it.
         self.used = PIECE.as_usize();
         self.pieces[self.current].read.wait()?;
         self.used = 0;
@@ -130,7 +136,7 @@ impl Stage {
     }
 }
 
-/// `None` if the host cannot start threads; loads are slower then.
+/// Starts the filler threads. `None` if the host cannot start threads; loads are slower then.
 fn fillers() -> Option<ThreadPool> {
     let count = thread::available_parallelism().map_or(1, usize::from).min(FILLERS);
     let named = ThreadPoolBuilder::new().num_threads(count).thread_name(|index| format!("bursar-fill-{index}"));

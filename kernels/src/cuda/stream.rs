@@ -1,11 +1,11 @@
-//! A lane's stream, and events in it.
+//! A lane's stream, and CUDA events.
 
 use std::sync::Arc;
 
 use bursar_budgets::{CudaDevice, DeviceError};
 use cudarc::driver::sys;
 
-/// An ordered stream of work. It waits for no other stream.
+/// An ordered stream of work. It waits for no other stream, not even the default stream.
 pub(super) struct Stream {
     raw: sys::CUstream,
     device: Arc<CudaDevice>,
@@ -13,7 +13,7 @@ pub(super) struct Stream {
 
 // SAFETY: a stream may be used from any thread that has entered its context.
 unsafe impl Send for Stream {}
-// SAFETY: likewise; the driver orders the work that several threads submit.
+// SAFETY: the driver orders the work that several threads submit to a stream.
 unsafe impl Sync for Stream {}
 
 impl Stream {
@@ -41,30 +41,30 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.device.enter().is_ok() {
-            // Unfinished work still uses memory that will be reused.
+            // Wait first: unfinished work still uses memory that will be reused.
             drop(self.wait());
-            // SAFETY: it was created once, and this is its last use.
+            // SAFETY: the stream was created once, and this is its last use.
             drop(CudaDevice::said("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.raw) }));
         }
     }
 }
 
-/// A CUDA event: a mark in a stream.
+/// A CUDA event, which marks a position in a stream.
 pub(super) struct Event {
     raw: sys::CUevent,
     device: Arc<CudaDevice>,
 }
 
-// SAFETY: as for a stream.
+// SAFETY: an event may be used from any thread that has entered its context.
 unsafe impl Send for Event {}
 
 impl Event {
-    /// An event that only orders work.
+    /// Creates an event that orders work and does not record its time.
     pub(super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
         Event::with(device, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)
     }
 
-    /// An event that also records its time.
+    /// Creates an event that also records its time.
     pub(super) fn timed(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
         Event::with(device, sys::CUevent_flags::CU_EVENT_DEFAULT as u32)
     }
@@ -77,32 +77,36 @@ impl Event {
         Ok(Event { raw, device: device.clone() })
     }
 
-    /// Records the event after everything the stream was given so far.
+    /// Records the event after all work that was submitted to the stream so far.
     pub(super) fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
-        // SAFETY: both are alive.
+        // SAFETY: the event and the stream are alive.
         CudaDevice::said("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
     }
 
-    /// Lets what the stream is given from now on begin only after the device has passed the event.
+    /// Makes all work that is submitted to the stream from now on wait until the device has passed
+    /// the event.
     pub(super) fn hold(&self, stream: &Stream) -> Result<(), DeviceError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT as u32;
-        // SAFETY: both are alive.
+        // SAFETY: the event and the stream are alive.
         CudaDevice::said("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.raw, self.raw, flags) })
     }
 
-    /// Waits until the device has passed the event. Returns at once if it was never recorded.
+    /// Waits until the device has passed the event. Returns at once if the event was never
+    /// recorded.
     pub(super) fn wait(&self) -> Result<(), DeviceError> {
         // SAFETY: the event is alive.
         CudaDevice::said("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
-    /// Whether the device has passed the event. True on a lost device too: the error comes out of `wait`.
+    /// Whether the device has passed the event. Also true on a lost device; `wait` then returns the
+    /// error.
     pub(super) fn is_past(&self) -> bool {
         // SAFETY: the event is alive.
         unsafe { sys::cuEventQuery(self.raw) != sys::CUresult::CUDA_ERROR_NOT_READY }
     }
 
-    /// Milliseconds from `before` to this event. Both must be timed and passed.
+    /// Milliseconds from `before` to this event. Both events must be timed, and the device must
+    /// have passed them.
     pub(super) fn milliseconds_since(&self, before: &Event) -> Result<f32, DeviceError> {
         let mut milliseconds = 0.0;
         // SAFETY: the number is writable, and both events are alive.
@@ -111,7 +115,7 @@ impl Event {
     }
 }
 
-/// Two events that time the work between them.
+/// Two events that measure the time of the work between them.
 pub(super) struct Clock {
     before: Event,
     behind: Event,
@@ -122,28 +126,29 @@ impl Clock {
         Ok(Clock { before: Event::timed(device)?, behind: Event::timed(device)? })
     }
 
-    /// What the stream is given from now on is timed.
+    /// Starts timing: work submitted to the stream from now on is timed.
     pub(super) fn begin(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.before.record(stream)
     }
 
-    /// What the stream is given from now on is not timed.
+    /// Stops timing: work submitted to the stream from now on is not timed.
     pub(super) fn end(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.behind.record(stream)
     }
 
-    /// Whether the device is past what was timed.
+    /// Whether the device has completed the timed work.
     pub(super) fn is_past(&self) -> bool {
         self.behind.is_past()
     }
 
-    /// Milliseconds that the device took for what was timed, for which this waits.
+    /// Waits for the timed work, and returns the milliseconds that the device took for it.
     pub(super) fn milliseconds(&self) -> Result<f32, DeviceError> {
         self.behind.wait()?;
         self.behind.milliseconds_since(&self.before)
     }
 
-    /// Milliseconds the device takes for what `run` puts into the stream. Returns once that work is done.
+    /// Milliseconds that the device takes for the work that `run` submits to the stream. Returns
+    /// once that work is done.
     pub(super) fn time<E: From<DeviceError>>(
         &self,
         stream: &Stream,
@@ -159,7 +164,8 @@ impl Clock {
 impl Drop for Event {
     fn drop(&mut self) {
         if self.device.enter().is_ok() {
-            // SAFETY: it was created once, and this is its last use; the driver keeps it until pending work is done.
+            // SAFETY: the event was created once, and this is its last use; the driver keeps it
+            // until pending work is done.
             drop(CudaDevice::said("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(self.raw) }));
         }
     }

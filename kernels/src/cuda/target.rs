@@ -1,4 +1,4 @@
-//! The properties of a GPU that a plan depends on.
+//! The properties of a GPU that a memory plan depends on.
 
 use bursar_budgets::{Bytes, CudaDevice, DeviceError};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
@@ -9,27 +9,27 @@ use super::{
 };
 use crate::{DType, KvShape};
 
-/// cuBLASLt's workspace for a product. Products of few rows split their sums and need it; 32 MiB is NVIDIA's
-/// recommendation from Hopper on.
+/// cuBLASLt's workspace for a GEMM. GEMMs of few rows split their sums over the inner dimension and
+/// need the workspace; NVIDIA recommends 32 MiB from Hopper on.
 pub(crate) const CUDA_LINEAR_SCRATCH: Bytes = Bytes::mib(32);
 
-/// Smallest number of features that a tile of a product covers.
+/// Minimum number of features that a tile of a GEMM covers.
 pub(crate) const CUDA_FEATURES: usize = 64;
 
-/// A GPU's generation and number of multiprocessors.
+/// A GPU's generation, number of SMs and activation type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CudaTarget {
-    /// Compute capability, (9, 0) for an H200.
+    /// Compute capability, for example (9, 0) for an H200.
     pub capability: (u32, u32),
-    /// Multiprocessors.
+    /// Number of SMs (streaming multiprocessors).
     pub processors: usize,
-    /// The type of activations, weights and the cache. bf16 where the tensor cores support it (from 8.0 on), otherwise
-    /// f16; f16 everywhere if requested.
+    /// The type of activations, weights and the KV cache: bf16 where the tensor cores support it
+    /// (from compute capability 8.0 on), otherwise f16. It is f16 on every GPU if requested.
     pub activation: DType,
 }
 
 impl CudaTarget {
-    /// The target of `device`, with bf16 if it supports that.
+    /// The target for `device`, with bf16 if the device supports it.
     ///
     /// # Errors
     /// The driver does not answer.
@@ -44,11 +44,12 @@ impl CudaTarget {
         Ok(CudaTarget { capability, processors, activation })
     }
 
-    /// Partial results that attention keeps before they are merged: for each query vector a weighted sum, the largest
-    /// score and the sum of weights. Decoding has two parts of eight query vectors per worker. The number of workers is
-    /// what the device runs at once and does not depend on lengths, because a captured graph keeps it. A few rows over
-    /// a long context are split into at most one part of a tile per multiprocessor, if there is a kernel that splits
-    /// them.
+    /// Bytes of scratch for the partial results that attention stores before it merges them: for
+    /// each query vector, a weighted sum, the maximum score and the sum of weights. Decoding has
+    /// two parts of eight query vectors per worker (thread block). The number of workers is the
+    /// number of thread blocks that the device runs at once; it does not depend on the context
+    /// lengths, because a captured graph keeps it. A few rows over a long context are split into at
+    /// most one part of a tile per SM, if there is a kernel that splits them.
     pub(crate) fn paged_scratch(&self, shape: KvShape, heads: usize, single_rows: usize, rows: usize) -> Bytes {
         let Some(head_dim) = HeadDim::of(shape.head_dim) else { return Bytes::ZERO };
         let launch = DecodeLaunch::of(single_rows, heads, shape.kv_heads, self.processors);
@@ -59,21 +60,25 @@ impl CudaTarget {
         DType::F32.bytes(decoding.max(split))
     }
 
-    /// There are kernels for E4M3 for every generation that is served. Hopper's copies want rows of whole 16 bytes and
-    /// write 8 columns at a time; others read 16 bytes at once, and the rest is the same for all.
+    /// Whether FP8 weights of this shape can be used. Every supported generation has E4M3 kernels.
+    /// Hopper's TMA copies require rows that are a multiple of 16 bytes and write 8 columns at a
+    /// time. Kernels of other generations read 16 bytes at once; all other requirements are the
+    /// same.
     pub(crate) fn has_fp8(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
         let has_tall_blocks = block_rows.is_none_or(|rows| rows >= contract::fp8::BLOCK_ROWS_MIN);
         self.capability >= (7, 5) && in_features.is_multiple_of(16) && out_features.is_multiple_of(8) && has_tall_blocks
     }
 
-    /// Hopper has kernels for experts in E4M3 too, whose every row, gated or not, its copies read and write.
+    /// Whether FP8 experts of this shape can be used. Only Hopper has kernels for experts in E4M3.
+    /// Their TMA copies read and write every row, gated or not, so `out_features` must be a
+    /// multiple of 16.
     pub(crate) fn has_fp8_experts(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
         self.capability == (9, 0)
             && self.has_fp8([out_features, in_features], block_rows)
             && out_features.is_multiple_of(16)
     }
 
-    /// Hopper has kernels for a cache in E4M3.
+    /// Whether the KV cache may be E4M3. Only Hopper has kernels for that.
     pub(crate) fn has_fp8_cache(&self) -> bool {
         self.capability == (9, 0)
     }

@@ -44,10 +44,7 @@ pub fn choose(logits: &[f32], row: &SampleRow, wishes: &Wishes<'_>, room: Choice
     } else {
         logits
     };
-    Ok(match row.is_greedy() {
-        true => likeliest(allowed),
-        false => draw(allowed, row, candidates, weights),
-    })
+    Ok(if row.is_greedy() { likeliest(allowed) } else { draw(allowed, row, candidates, weights) })
 }
 
 /// The first index of the largest logit, like `argmax` of torch and numpy on a CPU.

@@ -133,10 +133,8 @@ impl Asked {
         row.ignored = at % 19 == 18;
         row.given = (at % 5 == 3).then(|| random.below(vocabulary) as u32);
         let mask = (random.below(4) == 0).then(|| random.indices(vocabulary.div_ceil(32), u32::MAX as usize));
-        let biased: Vec<u32> = match on(random) {
-            true => (0..vocabulary as u32).step_by(3).take(LISTED_MAX).collect(),
-            false => Vec::new(),
-        };
+        let biased: Vec<u32> =
+            if on(random) { (0..vocabulary as u32).step_by(3).take(LISTED_MAX).collect() } else { Vec::new() };
         let biases = random.floats(biased.len());
         // Some ids are beyond the vocabulary, as pictures' placeholders may be.
         let produced = random.indices(23, vocabulary + 3);

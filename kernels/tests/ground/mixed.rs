@@ -114,9 +114,10 @@ impl Mixed {
             let gated = scope.gated_experts(&inside(&x), &gate_up, &routing)?;
             let down = down.row_range(held.times(hidden).range());
             let mut sum = sum.column_range_mut(before..before + hidden);
-            match accumulate {
-                false => scope.experts_into(&gated, &down, &routing, &mut sum)?,
-                true => scope.add_experts(&gated, &down, &routing, &mut sum)?,
+            if accumulate {
+                scope.add_experts(&gated, &down, &routing, &mut sum)?
+            } else {
+                scope.experts_into(&gated, &down, &routing, &mut sum)?
             }
         }
         found.extend(floats(scope, &sum)?);
@@ -222,12 +223,11 @@ pub fn normed_sum<B: Backend>(
     let norm = RmsNorm { weight: &weight, epsilon: 1e-5 };
     let mut room = scope.room_in([format], rows + 1, hidden)?;
     let mut out = room.place(format, rows);
-    match by_one {
-        true => scope.add_experts_rms_norm(&gated, &down, &routing, &mut residual, norm, &mut out)?,
-        false => {
-            scope.add_experts(&gated, &down, &routing, &mut residual)?;
-            scope.rms_norm_into(&residual, norm, &mut out)?;
-        }
+    if by_one {
+        scope.add_experts_rms_norm(&gated, &down, &routing, &mut residual, norm, &mut out)?
+    } else {
+        scope.add_experts(&gated, &down, &routing, &mut residual)?;
+        scope.rms_norm_into(&residual, norm, &mut out)?;
     }
     let mut found = floats(scope, &residual)?;
     if let Some(plain) = &out.plain {
@@ -252,9 +252,10 @@ pub(super) fn chosen(logits: &[f64], top: usize, renormalised: bool) -> Vec<(usi
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|one, other| logits[*other].total_cmp(&logits[*one]).then(one.cmp(other)));
     order.truncate(top);
-    let total: f64 = match renormalised {
-        true => order.iter().map(|expert| logits[*expert].exp()).sum(),
-        false => logits.iter().map(|logit| logit.exp()).sum(),
+    let total: f64 = if renormalised {
+        order.iter().map(|expert| logits[*expert].exp()).sum()
+    } else {
+        logits.iter().map(|logit| logit.exp()).sum()
     };
     order.into_iter().map(|expert| (expert, logits[expert].exp() / total)).collect()
 }

@@ -384,9 +384,10 @@ impl Pass {
                     // The angle is rounded to f32, as it is in the models.
                     let angle = f64::from(positions[axes[pair] * rows + row] as f32 * frequencies[pair]);
                     let other = |offset: isize| x.at(row, (column as isize + offset) as usize);
-                    match second {
-                        false => held * angle.cos() - other(head_dim as isize / 2) * angle.sin(),
-                        true => held * angle.cos() + other(-(head_dim as isize) / 2) * angle.sin(),
+                    if second {
+                        held * angle.cos() + other(-(head_dim as isize) / 2) * angle.sin()
+                    } else {
+                        held * angle.cos() - other(head_dim as isize / 2) * angle.sin()
                     }
                 })
             }

@@ -107,13 +107,12 @@ impl Turned {
         // SAFETY: as above.
         let cache =
             unsafe { Tensor::persistent(memory.address(), [TOKENS * 2 * self.kv_heads * self.head_dim], dtype) };
-        let cached = match self.is_fp8 {
-            false => floats(scope, &cache)?,
-            true => {
-                let codes: Vec<E4m3> = scope.download(&cache)?;
-                let scale = |at: usize| numbers.scales[at / (BLOCK_TOKENS * self.head_dim) % numbers.scales.len()];
-                codes.into_iter().enumerate().map(|(at, code)| code.to_f32() * scale(at)).collect()
-            }
+        let cached = if self.is_fp8 {
+            let codes: Vec<E4m3> = scope.download(&cache)?;
+            let scale = |at: usize| numbers.scales[at / (BLOCK_TOKENS * self.head_dim) % numbers.scales.len()];
+            codes.into_iter().enumerate().map(|(at, code)| code.to_f32() * scale(at)).collect()
+        } else {
+            floats(scope, &cache)?
         };
         Ok([queries, cached].concat())
     }

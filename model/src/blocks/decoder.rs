@@ -151,9 +151,10 @@ impl Decoder {
         let share = config.share(map.rank())?;
         // All ranks have as many rows of the head, so that their logits stand side by side.
         let (tokens, rows) = (share.vocabulary, share.tokens_of_each());
-        let embedding = match config.tied_embeddings {
-            true => map.vocabulary(&embedding_name, tokens, rows, config.hidden)?,
-            false => map.table(&embedding_name, tokens, config.hidden)?,
+        let embedding = if config.tied_embeddings {
+            map.vocabulary(&embedding_name, tokens, rows, config.hidden)?
+        } else {
+            map.table(&embedding_name, tokens, config.hidden)?
         };
         let (loads, mut of_layers) = config.loads(map);
         map.set_in_decoder(true);
@@ -162,13 +163,12 @@ impl Decoder {
         let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
         map.set_in_decoder(false);
         let norm = map.tensor(&name("norm.weight"), [config.hidden])?;
-        let projection = match config.tied_embeddings {
-            true => {
-                // Some tools save it nevertheless, equal to the embedding.
-                map.twin(head, &embedding_name);
-                None
-            }
-            false => Some(map.vocabulary(head, tokens, rows, config.hidden)?),
+        let projection = if config.tied_embeddings {
+            // Some tools save it nevertheless, equal to the embedding.
+            map.twin(head, &embedding_name);
+            None
+        } else {
+            Some(map.vocabulary(head, tokens, rows, config.hidden)?)
         };
         let frequencies = map.constant(&config.rope_scaling.frequencies(config.rope_theta, config.head_dim));
         let rope = Rope { frequencies, axes: config.rope_axes.clone() };
@@ -306,9 +306,10 @@ impl Decoder {
         rows: usize,
         of: LogitsOf,
     ) -> Result<Tensor<'s>, KernelError> {
-        let columns = match self.has_own(scope, of) {
-            true => self.head().rows(),
-            false => self.share.rank.of() * self.share.tokens_of_each(),
+        let columns = if self.has_own(scope, of) {
+            self.head().rows()
+        } else {
+            self.share.rank.of() * self.share.tokens_of_each()
         };
         scope.empty_f32([rows, columns])
     }
@@ -333,10 +334,7 @@ impl Decoder {
                 scope.all_gather_into(&own.column_range(0..self.share.tokens_of_each()), &mut logits)?;
             }
         }
-        let tokens = match self.has_own(scope, of) {
-            true => self.share.vocabulary.count,
-            false => self.config.vocabulary,
-        };
+        let tokens = if self.has_own(scope, of) { self.share.vocabulary.count } else { self.config.vocabulary };
         Ok(logits.into_column_range(0..tokens))
     }
 
@@ -415,13 +413,14 @@ impl Layer {
                     hidden,
                     biases.qkv,
                 )?,
-                norms: match config.head_norms {
-                    true => Some(HeadNorms {
+                norms: if config.head_norms {
+                    Some(HeadNorms {
                         query: map.tensor(&name("self_attn.q_norm.weight"), [head_dim])?,
                         key: map.tensor(&name("self_attn.k_norm.weight"), [head_dim])?,
                         epsilon: config.norm_epsilon,
-                    }),
-                    false => None,
+                    })
+                } else {
+                    None
                 },
                 cache_scales: map.cache_scales(&name("self_attn"), share.kv_heads)?,
                 out: map.linear(&name("self_attn.o_proj"), hidden, query_rows, biases.out)?,

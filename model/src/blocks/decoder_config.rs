@@ -50,9 +50,10 @@ const HEAD_MAX: usize = 1 << 12;
 impl ConfigError {
     /// Refuses a size that is 0 or over `most`: products of it would overflow, or tensors would be absurdly large.
     pub fn check_size(field: &'static str, value: usize, most: usize) -> Result<(), ConfigError> {
-        match (1..=most).contains(&value) {
-            true => Ok(()),
-            false => Err(ConfigError::Contradiction(format!("{field} is {value}; expected from 1 to {most}"))),
+        if (1..=most).contains(&value) {
+            Ok(())
+        } else {
+            Err(ConfigError::Contradiction(format!("{field} is {value}; expected from 1 to {most}")))
         }
     }
 }
@@ -182,9 +183,10 @@ fn heads(fields: &Fields) -> Result<[usize; 3], ConfigError> {
     }
     let head_dim = fields.head_dim.unwrap_or(fields.hidden_size / heads);
     ConfigError::check_size("head_dim", head_dim, HEAD_MAX)?;
-    match head_dim.is_multiple_of(2) {
-        true => Ok([heads, kv_heads, head_dim]),
-        false => Err(ConfigError::Contradiction(format!("a head of {head_dim} elements cannot be rotated in pairs"))),
+    if head_dim.is_multiple_of(2) {
+        Ok([heads, kv_heads, head_dim])
+    } else {
+        Err(ConfigError::Contradiction(format!("a head of {head_dim} elements cannot be rotated in pairs")))
     }
 }
 
@@ -252,13 +254,14 @@ impl AxesRule {
                 }
                 let [first, second, third] = given(default)?;
                 // The last turn of an axis is a pair of the head.
-                match 3 * second <= head_dim / 2 + 1 && 3 * third <= head_dim / 2 {
-                    true => Ok(PairAxes::Interleaved(second, third)),
-                    false => Err(ConfigError::Contradiction(format!(
+                if 3 * second <= head_dim / 2 + 1 && 3 * third <= head_dim / 2 {
+                    Ok(PairAxes::Interleaved(second, third))
+                } else {
+                    Err(ConfigError::Contradiction(format!(
                         "{place}mrope_section {:?} cannot be interleaved over the {} pairs of a head",
                         [first, second, third],
                         head_dim / 2
-                    ))),
+                    )))
                 }
             }
         }

@@ -46,9 +46,10 @@ impl DecoderConfig {
             rank,
             heads: share("query heads", self.heads)?,
             kv_heads: rank.share_or_copy(self.kv_heads).ok_or(("key heads", self.kv_heads))?,
-            intermediate: match is_all_experts {
-                true => self.intermediate.into(),
-                false => share("columns of the MLP", self.intermediate)?,
+            intermediate: if is_all_experts {
+                self.intermediate.into()
+            } else {
+                share("columns of the MLP", self.intermediate)?
             },
             experts,
             vocabulary: rank.share_rounded_up(self.vocabulary),

@@ -155,9 +155,10 @@ impl HubModel {
         if !self.id.split_once('/').is_some_and(|(owner, name)| is_word(owner) && is_word(name)) {
             return Err(HubError::Id { id: self.id.clone() });
         }
-        match self.revision.split('/').all(is_word) {
-            true => Ok(()),
-            false => Err(HubError::Revision { revision: self.revision.clone() }),
+        if self.revision.split('/').all(is_word) {
+            Ok(())
+        } else {
+            Err(HubError::Revision { revision: self.revision.clone() })
         }
     }
 }

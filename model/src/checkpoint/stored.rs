@@ -13,7 +13,6 @@ pub enum Stored {
 
 /// A block of quantised elements: ggml-org/ggml, `src/ggml-common.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "the names are ggml's")]
 #[expect(non_camel_case_types, reason = "the names are ggml's")]
 pub enum BlockType {
     Q4_0,

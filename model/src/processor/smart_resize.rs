@@ -120,9 +120,10 @@ pub(super) fn check_sides(Size { width, height }: Size) -> Result<(), ImageError
         return Err(ImageError::Empty { width, height });
     }
     let ratio = f64::from(width.max(height)) / f64::from(width.min(height));
-    match ratio > ASPECT_RATIO_MAX {
-        true => Err(ImageError::AspectRatio { width, height, ratio, ratio_max: ASPECT_RATIO_MAX }),
-        false => Ok(()),
+    if ratio > ASPECT_RATIO_MAX {
+        Err(ImageError::AspectRatio { width, height, ratio, ratio_max: ASPECT_RATIO_MAX })
+    } else {
+        Ok(())
     }
 }
 

@@ -156,13 +156,19 @@ pub(super) fn undo_differences(row: &mut [u8], samples: usize, sample_bytes: usi
     let step = samples * sample_bytes;
     match sample_bytes {
         1 => (step..row.len()).for_each(|at| row[at] = row[at].wrapping_add(row[at - step])),
-        2 => add_before::<2>(row, step, |one, other| match is_little {
-            true => u16::from_le_bytes(one).wrapping_add(u16::from_le_bytes(other)).to_le_bytes(),
-            false => u16::from_be_bytes(one).wrapping_add(u16::from_be_bytes(other)).to_be_bytes(),
+        2 => add_before::<2>(row, step, |one, other| {
+            if is_little {
+                u16::from_le_bytes(one).wrapping_add(u16::from_le_bytes(other)).to_le_bytes()
+            } else {
+                u16::from_be_bytes(one).wrapping_add(u16::from_be_bytes(other)).to_be_bytes()
+            }
         }),
-        _ => add_before::<4>(row, step, |one, other| match is_little {
-            true => u32::from_le_bytes(one).wrapping_add(u32::from_le_bytes(other)).to_le_bytes(),
-            false => u32::from_be_bytes(one).wrapping_add(u32::from_be_bytes(other)).to_be_bytes(),
+        _ => add_before::<4>(row, step, |one, other| {
+            if is_little {
+                u32::from_le_bytes(one).wrapping_add(u32::from_le_bytes(other)).to_le_bytes()
+            } else {
+                u32::from_be_bytes(one).wrapping_add(u32::from_be_bytes(other)).to_be_bytes()
+            }
         }),
     }
 }

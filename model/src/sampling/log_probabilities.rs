@@ -49,8 +49,9 @@ pub(super) fn reported(outcome: &Outcome) -> Option<LogProbabilities> {
 /// # Errors
 /// [`SamplingError::TooManyLogProbabilities`].
 pub(super) fn check_top(top: usize) -> Result<(), SamplingError> {
-    match top <= TOP_LOG_PROBABILITIES_MAX {
-        true => Ok(()),
-        false => Err(SamplingError::TooManyLogProbabilities { asked: top, limit: TOP_LOG_PROBABILITIES_MAX }),
+    if top <= TOP_LOG_PROBABILITIES_MAX {
+        Ok(())
+    } else {
+        Err(SamplingError::TooManyLogProbabilities { asked: top, limit: TOP_LOG_PROBABILITIES_MAX })
     }
 }

@@ -104,8 +104,5 @@ impl SamplingParams {
 /// # Errors
 /// [`SamplingError::TooManyTokens`].
 pub(super) fn check_listed(parameter: &'static str, asked: usize) -> Result<(), SamplingError> {
-    match asked <= LISTED_MAX {
-        true => Ok(()),
-        false => Err(SamplingError::TooManyTokens { parameter, asked, limit: LISTED_MAX }),
-    }
+    if asked <= LISTED_MAX { Ok(()) } else { Err(SamplingError::TooManyTokens { parameter, asked, limit: LISTED_MAX }) }
 }

@@ -129,9 +129,10 @@ impl Sampler {
     /// The part of a prompt that it reads: each distinct token once, or nothing. The repetition penalty depends on
     /// whether a token occurs, not how often, and a prompt of pictures is mostly one placeholder.
     pub fn read_of(&self, prompt: &[u32]) -> Arc<[u32]> {
-        match self.reads_prompt() {
-            true => prompt.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect(),
-            false => Arc::new([]),
+        if self.reads_prompt() {
+            prompt.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect()
+        } else {
+            Arc::new([])
         }
     }
 

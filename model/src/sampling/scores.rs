@@ -69,9 +69,10 @@ impl<'a> Scores<'a> {
         assert_eq!(wanted.len(), logits.rows(), "a score a row");
         let mut batch = SampleBatch::new(self.vocabulary);
         for &Score { token, top } in wanted {
-            match (token as usize) < self.vocabulary && top <= TOP_MAX {
-                true => batch.push_given(token, top),
-                false => batch.push_ignored(),
+            if (token as usize) < self.vocabulary && top <= TOP_MAX {
+                batch.push_given(token, top)
+            } else {
+                batch.push_ignored()
             }
         }
         batch.pack(wanted.len(), &mut self.question);

@@ -48,12 +48,11 @@ pub fn tokenizer(words: usize, control: &[&str]) -> Vec<u8> {
 /// from U+0100 on (GPT-2, `encoder.py`).
 fn spelling(byte: u8) -> char {
     let is_seen = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    match is_seen(byte) {
-        true => char::from(byte),
-        false => {
-            let unseen_before = (0..byte).filter(|byte| !is_seen(*byte)).count() as u32;
-            char::from_u32(0x100 + unseen_before).expect("a letter of Latin Extended-A")
-        }
+    if is_seen(byte) {
+        char::from(byte)
+    } else {
+        let unseen_before = (0..byte).filter(|byte| !is_seen(*byte)).count() as u32;
+        char::from_u32(0x100 + unseen_before).expect("a letter of Latin Extended-A")
     }
 }
 

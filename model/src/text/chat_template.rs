@@ -332,9 +332,10 @@ impl ChatTemplate {
 
     fn unknown(&self, name: &str) -> TextError {
         let known: Vec<_> = self.sources.templates.keys().map(String::as_str).collect();
-        match known.is_empty() {
-            true => TextError::NoTemplate,
-            false => TextError::UnknownTemplate { name: name.to_owned(), known: known.join(", ") },
+        if known.is_empty() {
+            TextError::NoTemplate
+        } else {
+            TextError::UnknownTemplate { name: name.to_owned(), known: known.join(", ") }
         }
     }
 

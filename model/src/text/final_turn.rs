@@ -82,10 +82,7 @@ impl FinalTurn {
     pub(super) fn cut(&self, mut rendered: String) -> Result<String, ContinueError> {
         let at = rendered.rfind(self.tag.trim_end()).filter(|_| rendered.contains(self.text.trim()));
         let at = at.ok_or(ContinueError::NotShown)?;
-        let kept = match rendered[at..].starts_with(&self.tag) {
-            true => at,
-            false => rendered[..at].trim_end().len(),
-        };
+        let kept = if rendered[at..].starts_with(&self.tag) { at } else { rendered[..at].trim_end().len() };
         rendered.truncate(kept);
         Ok(rendered)
     }

@@ -246,9 +246,10 @@ fn word_count(arguments: &[Value]) -> Result<Value, Error> {
 fn default(arguments: &[Value]) -> Result<Value, Error> {
     let [value, default, boolean] = bind(arguments, ["value", "default_value", "boolean"])?;
     let value = value.ok_or_else(missing)?;
-    match value.is_undefined() || (flag(boolean, false) && !value.is_true()) {
-        true => Ok(default.unwrap_or_else(|| Value::from(""))),
-        false => Ok(value),
+    if value.is_undefined() || (flag(boolean, false) && !value.is_true()) {
+        Ok(default.unwrap_or_else(|| Value::from("")))
+    } else {
+        Ok(value)
     }
 }
 
@@ -345,10 +346,7 @@ fn length(arguments: &[Value]) -> Result<Value, Error> {
 /// error.
 fn entries(value: Option<Value>) -> Result<impl Iterator<Item = Value>, Error> {
     let value = value.ok_or_else(missing)?;
-    match value.is_none() {
-        true => Err(refused("None is not iterable")),
-        false => value.try_iter(),
-    }
+    if value.is_none() { Err(refused("None is not iterable")) } else { value.try_iter() }
 }
 
 fn list(arguments: &[Value]) -> Result<Value, Error> {

@@ -147,10 +147,7 @@ impl PromptEncoder {
             ids.extend(id);
             rest = &rest[place.end..];
         }
-        match ids.len() > tokens_max {
-            true => Err(TextError::TooManyTokens { limit: tokens_max }),
-            false => Ok(ids),
-        }
+        if ids.len() > tokens_max { Err(TextError::TooManyTokens { limit: tokens_max }) } else { Ok(ids) }
     }
 }
 

@@ -20,10 +20,7 @@ const NESTED_MAX: usize = 2;
 /// # Errors
 /// Python's: too few or too many values, or one of the wrong kind.
 pub(super) fn percent(template: &str, value: &Value) -> Result<String, Error> {
-    let values: Vec<Value> = match value.is_tuple() {
-        true => value.try_iter()?.collect(),
-        false => vec![value.clone()],
-    };
+    let values: Vec<Value> = if value.is_tuple() { value.try_iter()?.collect() } else { vec![value.clone()] };
     let mut values = values.into_iter();
     let mut result = String::with_capacity(template.len());
     let (mut rest, mut has_names) = (template, false);
@@ -46,9 +43,10 @@ pub(super) fn percent(template: &str, value: &Value) -> Result<String, Error> {
         result.push_str(&place.percent(&value.ok_or_else(|| refused("not enough arguments for format string"))?)?);
     }
     result.push_str(rest);
-    match has_names || values.next().is_none() || value.kind() == ValueKind::Map {
-        true => Ok(result),
-        false => Err(refused("not all arguments converted during string formatting")),
+    if has_names || values.next().is_none() || value.kind() == ValueKind::Map {
+        Ok(result)
+    } else {
+        Err(refused("not all arguments converted during string formatting"))
     }
 }
 

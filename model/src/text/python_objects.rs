@@ -45,9 +45,10 @@ impl Range {
             if step > 0 { i128::from(stop) - i128::from(start) } else { i128::from(start) - i128::from(stop) };
         let stride = i128::from(step).abs();
         let length = ((distance + stride - 1) / stride).max(0);
-        match length > RANGE_MAX {
-            true => Err(refused("a range is too long")),
-            false => Ok(Range { start, stop, step, length: length as usize }),
+        if length > RANGE_MAX {
+            Err(refused("a range is too long"))
+        } else {
+            Ok(Range { start, stop, step, length: length as usize })
         }
     }
 
@@ -139,9 +140,10 @@ impl Cycler {
     /// # Errors
     /// Without items.
     pub fn of(items: Vec<Value>) -> Result<Value, Error> {
-        match items.is_empty() {
-            true => Err(refused("at least one item has to be provided")),
-            false => Ok(Value::from_object(Cycler { items, next: AtomicUsize::new(0) })),
+        if items.is_empty() {
+            Err(refused("at least one item has to be provided"))
+        } else {
+            Ok(Value::from_object(Cycler { items, next: AtomicUsize::new(0) }))
         }
     }
 

@@ -55,9 +55,10 @@ pub(super) fn call(subject: &str, method: &str, arguments: &[Value]) -> Result<V
 /// As [`bind`], for parameters without defaults.
 fn required<const N: usize>(arguments: &[Value], names: [&str; N]) -> Result<[Value; N], Error> {
     let bound = bind(arguments, names)?;
-    match bound.iter().all(Option::is_some) {
-        true => Ok(bound.map(Option::unwrap_or_default)),
-        false => Err(Error::from(ErrorKind::MissingArgument)),
+    if bound.iter().all(Option::is_some) {
+        Ok(bound.map(Option::unwrap_or_default))
+    } else {
+        Err(Error::from(ErrorKind::MissingArgument))
     }
 }
 
@@ -73,19 +74,16 @@ fn in_case(subject: &str, method: &str) -> String {
             })
         }
         "swapcase" => {
-            let swapped = subject.chars().map(|char| match char.is_uppercase() {
-                true => char.to_lowercase().to_string(),
-                false => char.to_uppercase().to_string(),
+            let swapped = subject.chars().map(|char| {
+                if char.is_uppercase() { char.to_lowercase().to_string() } else { char.to_uppercase().to_string() }
             });
             swapped.collect()
         }
         _ => {
             let mut follows_letter = false;
             let titled = subject.chars().map(|char| {
-                let cased = match follows_letter {
-                    true => char.to_lowercase().to_string(),
-                    false => char.to_uppercase().to_string(),
-                };
+                let cased =
+                    if follows_letter { char.to_lowercase().to_string() } else { char.to_uppercase().to_string() };
                 follows_letter = python_chars::is_cased(char);
                 cased
             });
@@ -142,16 +140,18 @@ fn split(subject: &str, from_right: bool, arguments: &[Value]) -> Result<Value, 
         Some("") => return Err(refused("empty separator")),
         Some(separator) => {
             let count = limit.saturating_add(1);
-            match from_right {
-                true => subject.rsplitn(count, separator).collect(),
-                false => subject.splitn(count, separator).collect(),
+            if from_right {
+                subject.rsplitn(count, separator).collect()
+            } else {
+                subject.splitn(count, separator).collect()
             }
         }
         None => words(subject, from_right, limit),
     };
-    let in_order: Vec<Value> = match from_right {
-        true => pieces.into_iter().rev().map(Value::from).collect(),
-        false => pieces.into_iter().map(Value::from).collect(),
+    let in_order: Vec<Value> = if from_right {
+        pieces.into_iter().rev().map(Value::from).collect()
+    } else {
+        pieces.into_iter().map(Value::from).collect()
     };
     Ok(Value::from(in_order))
 }
@@ -161,13 +161,12 @@ fn words(subject: &str, from_right: bool, limit: usize) -> Vec<&str> {
     let mut words = Vec::new();
     let mut rest = trimmed(subject, None, !from_right, from_right);
     while !rest.is_empty() && words.len() < limit {
-        let (word, left) = match from_right {
-            true => {
-                let at = rest.char_indices().rev().find(|(_, char)| is_space(*char));
-                let at = at.map_or(0, |(at, char)| at + char.len_utf8());
-                (&rest[at..], &rest[..at])
-            }
-            false => rest.split_at(rest.find(is_space).unwrap_or(rest.len())),
+        let (word, left) = if from_right {
+            let at = rest.char_indices().rev().find(|(_, char)| is_space(*char));
+            let at = at.map_or(0, |(at, char)| at + char.len_utf8());
+            (&rest[at..], &rest[..at])
+        } else {
+            rest.split_at(rest.find(is_space).unwrap_or(rest.len()))
         };
         words.push(word);
         rest = trimmed(left, None, !from_right, from_right);

@@ -109,10 +109,7 @@ fn ascii_quote(bytes: &[u8]) -> String {
 
 fn ascii_repr_of(text: &str) -> String {
     let mut ascii = String::new();
-    text.chars().for_each(|char| match char.is_ascii() {
-        true => ascii.push(char),
-        false => push_escape(&mut ascii, char),
-    });
+    text.chars().for_each(|char| if char.is_ascii() { ascii.push(char) } else { push_escape(&mut ascii, char) });
     ascii
 }
 

@@ -71,10 +71,7 @@ impl ReplyFormat {
             (false, true) => ToolFormat::Llama3Json,
             (false, false) => ToolFormat::None,
         };
-        let reasoning = match has(THINK) || has(THINK_END) {
-            true => ReasoningFormat::ThinkTags,
-            false => ReasoningFormat::None,
-        };
+        let reasoning = if has(THINK) || has(THINK_END) { ReasoningFormat::ThinkTags } else { ReasoningFormat::None };
         ReplyFormat { tools, reasoning }
     }
 }

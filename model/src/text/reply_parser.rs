@@ -426,10 +426,7 @@ impl ReplyParser {
 
     /// White space at the end of the reply: after a call it is no text.
     fn blank(&mut self, text: &str, follows_call: bool) {
-        match follows_call && text.trim().is_empty() {
-            true => self.markup(text),
-            false => self.text(text),
-        }
+        if follows_call && text.trim().is_empty() { self.markup(text) } else { self.text(text) }
     }
 
     fn reasoning(&mut self, text: &str) {

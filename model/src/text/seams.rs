@@ -150,15 +150,19 @@ impl<'a, F: Fn(usize, &str) -> usize> Iterator for Pieces<'a, F> {
         }
         let (bytes_max, end) = (self.bytes_max, self.rest.len());
         let seam = |at: &usize| self.seams.is_at(self.rest, *at);
-        let at = match end <= self.bytes {
-            true => end,
-            false => (self.bytes..end.min(bytes_max)).find(seam).unwrap_or_else(|| match end <= bytes_max {
-                true => end,
-                false => (self.moved)(
-                    (0..=bytes_max).rev().find(|at| self.rest.is_char_boundary(*at)).unwrap_or(end),
-                    self.rest,
-                ),
-            }),
+        let at = if end <= self.bytes {
+            end
+        } else {
+            (self.bytes..end.min(bytes_max)).find(seam).unwrap_or_else(|| {
+                if end <= bytes_max {
+                    end
+                } else {
+                    (self.moved)(
+                        (0..=bytes_max).rev().find(|at| self.rest.is_char_boundary(*at)).unwrap_or(end),
+                        self.rest,
+                    )
+                }
+            })
         };
         let piece = &self.rest[..at];
         self.rest = &self.rest[at..];

@@ -46,10 +46,7 @@ impl Spelling {
                 _ => return Err(TextError::Spelling),
             }
         }
-        match replaced.is_empty() && !bytes {
-            true => Err(TextError::Spelling),
-            false => Ok(Spelling::Plain { replaced, bytes }),
-        }
+        if replaced.is_empty() && !bytes { Err(TextError::Spelling) } else { Ok(Spelling::Plain { replaced, bytes }) }
     }
 
     /// The bytes of `token`, which is given as the vocabulary spells it.

@@ -153,9 +153,10 @@ impl Metering<'_> {
                 self.expression(&each.iter);
                 each.filter_expr.iter().for_each(|filter| self.expression(filter));
                 // A call of a recursive loop returns the text that its body prints.
-                match each.recursive {
-                    true => self.captured(&each.body),
-                    false => self.statements(&each.body),
+                if each.recursive {
+                    self.captured(&each.body)
+                } else {
+                    self.statements(&each.body)
                 }
                 self.statements(&each.else_body);
             }

@@ -98,9 +98,8 @@ impl Tokenizer {
             let encoding = self.shared.inner.encode_fast(text, with_special);
             encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|_| TextError::Encode { bytes: text.len() })
         };
-        let one = |ids: Vec<u32>| match ids.len() > tokens_max {
-            true => Err(TextError::TooManyTokens { limit: tokens_max }),
-            false => Ok(ids),
+        let one = |ids: Vec<u32>| {
+            if ids.len() > tokens_max { Err(TextError::TooManyTokens { limit: tokens_max }) } else { Ok(ids) }
         };
         if text.len() <= PIECE_BYTES {
             return one(whole(text, add_special_tokens)?);

@@ -21,9 +21,10 @@ impl Cut {
             return None;
         }
         let mut shape = shape.to_vec();
-        match columns.is_whole() {
-            true => shape[0] = rows.count,
-            false => shape = vec![rows.count, columns.count],
+        if columns.is_whole() {
+            shape[0] = rows.count
+        } else {
+            shape = vec![rows.count, columns.count]
         }
         Some(Cut { rows, columns, shape })
     }

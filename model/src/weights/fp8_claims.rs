@@ -146,10 +146,8 @@ impl WeightMap<'_> {
     ) -> Result<Weight<'static>, WeightError> {
         let parts: Vec<_> = modules.iter().map(|(name, rows)| (format!("{name}.weight"), *rows)).collect();
         let shape = [modules.iter().map(|(_, rows)| rows.count).sum(), in_features.count];
-        let scheme = match place.is_always_plain {
-            true => None,
-            false => self.scheme_of(modules.iter().map(|(name, _)| name.as_str()))?,
-        };
+        let scheme =
+            if place.is_always_plain { None } else { self.scheme_of(modules.iter().map(|(name, _)| name.as_str()))? };
         let Some(fp8) = scheme else {
             return Ok(Weight::plain(self.stacked(&parts, shape.into(), in_features, place)?));
         };

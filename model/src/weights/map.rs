@@ -262,9 +262,8 @@ impl<'c> WeightMap<'c> {
         }
         const PARTS: [&str; 3] = ["gate", "up", "down"];
         let is_by_part = self.has(&format!("{name}.gate_proj.0.weight"));
-        let module = |expert: usize, part: &str| match is_by_part {
-            true => format!("{name}.{part}_proj.{expert}"),
-            false => format!("{name}.{expert}.{part}_proj"),
+        let module = |expert: usize, part: &str| {
+            if is_by_part { format!("{name}.{part}_proj.{expert}") } else { format!("{name}.{expert}.{part}_proj") }
         };
         let others = (0..experts.whole).filter(|expert| !experts.range().contains(expert));
         self.elsewhere.extend(others.flat_map(|expert| PARTS.map(|part| module(expert, part))));

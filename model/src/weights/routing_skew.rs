@@ -38,10 +38,7 @@ impl RoutingSkew {
         let (mut low, mut high) = (0.0, self.top as f64 * (experts as f64).powf(f64::from(self.exponent)));
         for _ in 0..64 {
             let middle = (low + high) / 2.0;
-            match of_scale(middle).sum::<f64>() < self.top as f64 {
-                true => low = middle,
-                false => high = middle,
-            }
+            if of_scale(middle).sum::<f64>() < self.top as f64 { low = middle } else { high = middle }
         }
         of_scale(low).collect()
     }

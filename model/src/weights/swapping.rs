@@ -25,15 +25,14 @@ pub(crate) fn swapped_parts<E>(
     let &[_, columns, rows] = found.shape else { panic!("{found:?} has no matrices") };
     let bytes = rows * columns * found.dtype.bytes();
     let mut unpacked = Vec::new();
-    let all = match found.is_in_place() {
-        true => found.bytes,
-        false => {
-            let Ok(()) = unpacked_parts(found, &mut Vec::new(), |part| {
-                unpacked.extend_from_slice(part);
-                Ok::<_, std::convert::Infallible>(())
-            });
-            &unpacked
-        }
+    let all = if found.is_in_place() {
+        found.bytes
+    } else {
+        let Ok(()) = unpacked_parts(found, &mut Vec::new(), |part| {
+            unpacked.extend_from_slice(part);
+            Ok::<_, std::convert::Infallible>(())
+        });
+        &unpacked
     };
     all.chunks(bytes * (TOGETHER / bytes).max(1)).try_for_each(|matrices| {
         let out = room_for(room, matrices.len());

@@ -44,10 +44,7 @@ pub fn prefixes(
 
 /// Encodes a case's pictures, and each step of its videos as a picture, in one launch. Returns their rows.
 pub fn encode(bench: &Bench<impl Backend>, case: &Case) -> Vec<Vec<u32>> {
-    match case.images.is_empty() {
-        true => Vec::new(),
-        false => bench.encode(&case.images.iter().collect::<Vec<_>>()),
-    }
+    if case.images.is_empty() { Vec::new() } else { bench.encode(&case.images.iter().collect::<Vec<_>>()) }
 }
 
 /// Asserts that a case has the recorded logits of prompt and answer, and the recorded tokens.

@@ -54,11 +54,10 @@ fn fuse(header: &mut Value, data: &mut Vec<u8>, swapped: bool) {
                 let rows = matrix.len() / width / size;
                 shape = if swapped { [4, width, rows] } else { [4, rows, width] };
                 let element = |row: usize, column: usize| &matrix[(row * width + column) * size..][..size];
-                bytes.extend(match swapped {
-                    false => matrix.clone(),
-                    true => (0..width)
-                        .flat_map(|column| (0..rows).flat_map(move |row| element(row, column).to_vec()))
-                        .collect(),
+                bytes.extend(if swapped {
+                    (0..width).flat_map(|column| (0..rows).flat_map(move |row| element(row, column).to_vec())).collect()
+                } else {
+                    matrix.clone()
                 });
             }
             whole.push((format!("{experts}.{fused}{to}"), dtype.to_owned(), json!(shape), bytes));

@@ -230,10 +230,7 @@ proptest! {
         let envelope = Envelope { picture_patches, largest_pictures, video_frames: 16, ..Envelope::default() };
         let visuals: Vec<Visual> = shown
             .into_iter()
-            .map(|(still, frames, width, height)| match still {
-                true => Visual::Image(frame(width, height, frames)),
-                false => Visual::Video(film(frames, width, height)),
-            })
+            .map(|(still, frames, width, height)| if still { Visual::Image(frame(width, height, frames)) } else { Visual::Video(film(frames, width, height)) })
             .collect();
         let settings = if counts_whole { whole_video(None) } else { config() };
         if let Ok(plans) = plan_with(settings, &envelope, &visuals) {

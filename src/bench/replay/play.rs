@@ -141,12 +141,11 @@ impl Player {
             Asked::Whole(chat) => Ok(*chat),
             Asked::Said { text, pictures } => self.show(history.user(text), pictures).await,
             Asked::Result { call, text, pictures } => {
-                let chat = match self.shows_tools {
-                    true => {
-                        let id = call["id"].as_str().unwrap_or_default().to_owned();
-                        history.tool_call(call).tool_result(id, text)
-                    }
-                    false => history.user(text),
+                let chat = if self.shows_tools {
+                    let id = call["id"].as_str().unwrap_or_default().to_owned();
+                    history.tool_call(call).tool_result(id, text)
+                } else {
+                    history.user(text)
                 };
                 self.show(chat, pictures).await
             }

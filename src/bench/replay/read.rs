@@ -85,9 +85,10 @@ pub fn trace(path: &Path, pictures: &PictureLoad<'_>) -> Result<Vec<Arrivals>, F
         Err(_) => lines(name, &text, beside).map(|arrivals| vec![arrivals]),
     };
     let arrivals: Vec<Arrivals> = arrivals.map_err(wrong)?;
-    match arrivals.iter().all(|arrivals| !arrivals.callers.is_empty()) && !arrivals.is_empty() {
-        true => Ok(arrivals),
-        false => Err(wrong("it contains no requests".to_owned())),
+    if arrivals.iter().all(|arrivals| !arrivals.callers.is_empty()) && !arrivals.is_empty() {
+        Ok(arrivals)
+    } else {
+        Err(wrong("it contains no requests".to_owned()))
     }
 }
 
@@ -129,9 +130,10 @@ fn lines(name: String, text: &str, beside: &Path) -> Result<Arrivals, String> {
     let mut read = |(number, line): (usize, &str)| {
         let read = serde_json::from_str(line).map_err(|error| error.to_string()).and_then(|line: Line| {
             let is_timed = line.timestamp.is_some();
-            match *has_times.get_or_insert(is_timed) == is_timed {
-                true => caller(line, beside),
-                false => Err("some lines have a timestamp, other lines have none".to_owned()),
+            if *has_times.get_or_insert(is_timed) == is_timed {
+                caller(line, beside)
+            } else {
+                Err("some lines have a timestamp, other lines have none".to_owned())
             }
         });
         read.map_err(|error| format!("line {}: {error}", number + 1))

@@ -138,9 +138,12 @@ fn blocks(head: &Head, text: String, thinking: String, calls: impl Iterator<Item
 /// without the arguments that the model meant.
 fn calls(calls: Vec<ToolCall>, is_cut: bool) -> impl Iterator<Item = Block> {
     calls.into_iter().map(move |call| {
-        let input = call.parsed().unwrap_or_else(|| match is_cut {
-            true => Map::new(),
-            false => Map::from_iter([("INVALID_JSON".to_owned(), Value::String(call.arguments.clone()))]),
+        let input = call.parsed().unwrap_or_else(|| {
+            if is_cut {
+                Map::new()
+            } else {
+                Map::from_iter([("INVALID_JSON".to_owned(), Value::String(call.arguments.clone()))])
+            }
         });
         Block::ToolUse { id: call.id, name: call.name, input }
     })

@@ -83,10 +83,7 @@ impl EventEncoder {
 
     /// A piece of a block, which is begun if it is not the one that is open.
     fn piece(&mut self, kind: Open, empty: Block, delta: Value) -> Vec<Value> {
-        let mut told = match self.open == Some(kind) {
-            true => Vec::new(),
-            false => self.begin(kind, empty),
-        };
+        let mut told = if self.open == Some(kind) { Vec::new() } else { self.begin(kind, empty) };
         told.push(self.delta(delta));
         told
     }

@@ -48,13 +48,11 @@ pub(in crate::serve) async fn complete(
     let chat = sampling.apply(chat)?;
     let replies = model.samples(chat, samples).await.map_err(|error| places.error(error))?;
     let replies: Vec<_> = replies.into_iter().map(|reply| shared.served(reply)).collect();
-    match is_streamed {
-        true => {
-            let chunks =
-                Chunks::new(Head::new("chatcmpl-", "chat.completion.chunk", name), options, replies.len(), held);
-            Ok(chat_chunks::stream(chunks, replies, shared.options.keep_alive))
-        }
-        false => chat_whole::answer(Head::new("chatcmpl-", "chat.completion", name), replies, held).await,
+    if is_streamed {
+        let chunks = Chunks::new(Head::new("chatcmpl-", "chat.completion.chunk", name), options, replies.len(), held);
+        Ok(chat_chunks::stream(chunks, replies, shared.options.keep_alive))
+    } else {
+        chat_whole::answer(Head::new("chatcmpl-", "chat.completion", name), replies, held).await
     }
 }
 

@@ -58,11 +58,10 @@ pub(in crate::serve) async fn complete(
     let asked = ask(&model, (&shared, &client), prompts, fields, &sampling).await;
     let (samples, replies): (_, Vec<_>) = asked.map_err(|error| error.renamed(&NAMES))?.into_iter().unzip();
     let samples = Samples { of: samples, count: count.max(1) };
-    match is_streamed {
-        true => {
-            Ok(streamed(Chunks::new(head, options, replies.len(), held), samples, replies, shared.options.keep_alive))
-        }
-        false => whole(&head, samples, replies, held).await,
+    if is_streamed {
+        Ok(streamed(Chunks::new(head, options, replies.len(), held), samples, replies, shared.options.keep_alive))
+    } else {
+        whole(&head, samples, replies, held).await
     }
 }
 

@@ -177,10 +177,8 @@ fn steps(model: &ModelView) -> String {
 }
 
 fn sizing(model: &ModelView) -> String {
-    let attempts = match model.attempts.is_empty() {
-        true => "-".to_owned(),
-        false => format!("attempts: {}", counted(&model.attempts)),
-    };
+    let attempts =
+        if model.attempts.is_empty() { "-".to_owned() } else { format!("attempts: {}", counted(&model.attempts)) };
     let target = model.target_tokens.map_or(String::new(), |tokens| format!(", {} tokens", grouped(tokens)));
     let took = model.profile_seconds.map_or(String::new(), |took| format!(" in {}", words::seconds(took)));
     format!("{attempts}{target}{took}")

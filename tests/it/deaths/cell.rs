@@ -44,9 +44,10 @@ pub async fn run_all(victim: Victim, cells: Vec<(Way, Moment, Outcome)>) {
                     case.unload(&mut here).await;
                 }
                 let watch = LedgerWatch::begin(&here);
-                under_blow += match is_start(moment) {
-                    true => case.goes_on_starting(&mut here).await,
-                    false => case.goes_on_serving(&mut here).await,
+                under_blow += if is_start(moment) {
+                    case.goes_on_starting(&mut here).await
+                } else {
+                    case.goes_on_serving(&mut here).await
                 };
                 watch.end(&case.name).await;
                 world = Some(here);

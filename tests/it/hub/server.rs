@@ -165,9 +165,10 @@ impl Shared {
             headers.retain(|(known, _)| *known != name);
             headers.extend(value.map(|value| (name, value.to_owned())));
         }
-        match is_elsewhere {
-            true => reply(connection, 302, &headers, b"", 0),
-            false => self.send(connection, is_head, content, from, &fault, headers),
+        if is_elsewhere {
+            reply(connection, 302, &headers, b"", 0)
+        } else {
+            self.send(connection, is_head, content, from, &fault, headers)
         }
     }
 

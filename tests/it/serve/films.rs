@@ -101,9 +101,12 @@ async fn heard(house: &House, asked: &Value) -> (Value, Value) {
 
 /// A square that moves.
 fn frame(number: u32) -> Vec<u8> {
-    let picture = RgbImage::from_fn(84, 84, |x, y| match (4 + number * 2..28 + number * 2).contains(&x) && y > 20 {
-        true => Rgb([220, (number * 8) as u8, 20]),
-        false => Rgb([10, 10, 30]),
+    let picture = RgbImage::from_fn(84, 84, |x, y| {
+        if (4 + number * 2..28 + number * 2).contains(&x) && y > 20 {
+            Rgb([220, (number * 8) as u8, 20])
+        } else {
+            Rgb([10, 10, 30])
+        }
     });
     let mut bytes = Cursor::new(Vec::new());
     picture.write_to(&mut bytes, ImageFormat::Png).expect("PNG holds it");
@@ -182,14 +185,15 @@ fn films_of_usual_codecs_are_seen_with_sound_and_any_order_of_parts() {
             ("prores_ks", "yuv422p10le", "ten_prores.mov"),
         ] {
             let has = Command::new(&program).args(["-hide_banner", "-encoders"]).output().expect("it runs");
-            match String::from_utf8_lossy(&has.stdout).contains(encoder) {
-                true => make(
+            if String::from_utf8_lossy(&has.stdout).contains(encoder) {
+                make(
                     &program,
                     &[&picture[..], &["-pix_fmt", layout, "-c:v", encoder]].concat(),
                     b"",
                     &root.0.join(name),
-                ),
-                false => println!("skipped: this ffmpeg has no {encoder}"),
+                )
+            } else {
+                println!("skipped: this ffmpeg has no {encoder}")
             }
         }
         let house = house(&root, Some(program), USUAL).await;

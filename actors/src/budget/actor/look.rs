@@ -17,12 +17,11 @@ impl BudgetState {
         // first use. That cannot be told from another process, and sizing looks for itself when it settles.
         let is_profiling = self.ledger.is_profiling();
         self.let_go();
-        let memory = match is_profiling {
-            true => {
-                self.look_at_cards()?;
-                self.memory()?
-            }
-            false => self.measure()?,
+        let memory = if is_profiling {
+            self.look_at_cards()?;
+            self.memory()?
+        } else {
+            self.measure()?
         };
         let Some(memory) = memory else { return Ok(()) };
         let account = *self.ledger.account(Memory::Device);

@@ -33,10 +33,7 @@ pub(super) struct Asked {
 
 /// The logits that a step needs for `choices`. All ranks are given the same, so they come to the same exchanges.
 pub(super) fn logits_of(choices: &[Choice]) -> LogitsOf {
-    match choices.iter().all(|choice| choice.sampler.is_plain_argmax()) {
-        true => LogitsOf::OwnRank,
-        false => LogitsOf::AllRanks,
-    }
+    if choices.iter().all(|choice| choice.sampler.is_plain_argmax()) { LogitsOf::OwnRank } else { LogitsOf::AllRanks }
 }
 
 impl TokenChoice {
@@ -68,10 +65,8 @@ impl TokenChoice {
             TokenChoice::Asked(asked) => asked,
         };
         let layout = buffers.shape().layout(rows);
-        let report_words = match asked.batch.wants_top() {
-            true => layout.report_words(),
-            false => layout.report_words_without_top(),
-        };
+        let report_words =
+            if asked.batch.wants_top() { layout.report_words() } else { layout.report_words_without_top() };
         let results = scope.download_later(&buffers.results(report_words))?;
         Ok(Choosing { results, report: Some(Report { layout, report_words, refused: asked.refused }) })
     }

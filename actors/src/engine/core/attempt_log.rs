@@ -69,9 +69,10 @@ impl AttemptLog {
     /// The current attempt failed in this way. An attempt that relied on a recorded profile is followed by one that
     /// measures anew, whatever its error was, because that may succeed.
     pub fn failed(&mut self, outcome: &Outcome, was_warm: bool, now: Duration) -> Verdict {
-        let wait = match was_warm {
-            true => self.attempts.forgone(now),
-            false => self.attempts.failed(matches!(outcome, Outcome::Refused { .. }), now),
+        let wait = if was_warm {
+            self.attempts.forgone(now)
+        } else {
+            self.attempts.failed(matches!(outcome, Outcome::Refused { .. }), now)
         };
         let may_go_on = was_warm || !matches!(outcome, Outcome::Failed { .. });
         wait.filter(|_| may_go_on).map_or(Verdict::Last, Verdict::Again)

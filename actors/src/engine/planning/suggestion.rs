@@ -249,9 +249,12 @@ impl Search<'_> {
         let context = self.inputs.envelope.context_tokens.next_multiple_of(BLOCK_TOKENS) as u64;
         let bytes = |tokens: u64| KvMemory::bytes(shape, (tokens as usize).div_ceil(BLOCK_TOKENS), place.page);
         // To grow, only the minimum is tried. To shrink, the largest value that fits.
-        let nearest = |now: u64, least: u64, step: u64, fits: &dyn Fn(u64) -> bool| match now < least {
-            true => Some(least.div_ceil(step)).filter(|steps| fits(*steps)),
-            false => most(least.div_ceil(step), now.saturating_sub(1) / step, fits),
+        let nearest = |now: u64, least: u64, step: u64, fits: &dyn Fn(u64) -> bool| {
+            if now < least {
+                Some(least.div_ceil(step)).filter(|steps| fits(*steps))
+            } else {
+                most(least.div_ceil(step), now.saturating_sub(1) / step, fits)
+            }
         };
         if let Some(now) = kv.kv_tokens {
             let fits = |tokens: u64| self.settles(&KvChoice { kv_tokens: Some(tokens as usize), ..kv }, &place);
@@ -298,10 +301,7 @@ fn most(low: u64, high: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
     let (mut good, mut bad) = (low, high + 1);
     while bad - good > 1 {
         let middle = good + (bad - good) / 2;
-        match fits(middle) {
-            true => good = middle,
-            false => bad = middle,
-        }
+        if fits(middle) { good = middle } else { bad = middle }
     }
     Some(good)
 }
@@ -315,10 +315,7 @@ fn least(low: u64, high: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
     let (mut bad, mut good) = (low, high);
     while good > bad {
         let middle = bad + (good - bad) / 2;
-        match fits(middle) {
-            true => good = middle,
-            false => bad = middle + 1,
-        }
+        if fits(middle) { good = middle } else { bad = middle + 1 }
     }
     Some(good)
 }

@@ -270,10 +270,7 @@ impl<P: Parts> RuntimeCore<P> {
             return self.fall_asleep(victim.name.clone(), SleepReason::Room);
         }
         let busy: Vec<String> = awake().map(|(seen, _)| seen.name.clone()).collect();
-        match busy.is_empty() {
-            false => self.effects.push(Effect::LookLater { busy, within: turn }),
-            true => self.starve(),
-        }
+        if busy.is_empty() { self.starve() } else { self.effects.push(Effect::LookLater { busy, within: turn }) }
     }
 
     /// Nothing is left that could make room for the first that waits.

@@ -97,10 +97,7 @@ impl SchedulerCore {
 }
 
 fn add(work: &mut StepWork, sequence: &Sequence, tokens: usize) {
-    match sequence.is_decoding() {
-        true => work.add_decoding(sequence.tokens()),
-        false => work.add_prompt(sequence.cached, tokens),
-    }
+    if sequence.is_decoding() { work.add_decoding(sequence.tokens()) } else { work.add_prompt(sequence.cached, tokens) }
 }
 
 /// Tokens for each prompt: all of the oldest, then of the next.

@@ -33,10 +33,7 @@ impl CudaDevice {
         assert_eq!(bytes, self.page, "a copy is made of pages");
         self.create(bytes).or_else(|error| {
             let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-            match error.is_refused() {
-                true => spare.pop().ok_or(error),
-                false => Err(error),
-            }
+            if error.is_refused() { spare.pop().ok_or(error) } else { Err(error) }
         })
     }
 

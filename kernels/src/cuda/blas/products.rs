@@ -421,10 +421,7 @@ impl Described {
         self.point_at(blas, places)?;
         let proposals = blas.proposals(&self.operands(), places.workspace_bytes, PROPOSALS)?;
         let algorithms: Vec<Algorithm> = proposals.iter().map(|proposal| proposal.algorithm).collect();
-        match algorithms.is_empty() {
-            false => Ok(algorithms),
-            true => Err(no_algorithm(self.product)),
-        }
+        if algorithms.is_empty() { Err(no_algorithm(self.product)) } else { Ok(algorithms) }
     }
 
     fn point_at(&self, blas: &Blas, places: Places) -> Result<(), DeviceError> {

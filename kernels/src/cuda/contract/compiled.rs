@@ -1,4 +1,5 @@
-//! Tests that hold the table of entry points to the device code: what was compiled, and which sources wait.
+//! Tests that compare the table of entry points with the device code: which entry points were
+//! compiled, and which sources wait for the preceding kernel.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,10 +14,11 @@ use crate::{DType, cuda::images::files_of};
 /// Names of entry points by source file.
 type BySource = BTreeMap<String, BTreeSet<String>>;
 
-/// A target that has some files alone; the others are those of the one before.
+/// A target for which only some files are compiled. All other files come from the preceding target.
 const PARTIAL: &str = ".sm_89.ptx";
 
-/// Endings of compiled files, the types of activations that each target has, and whether it is Hopper's machine code.
+/// File name endings of the compiled files, the activation types of each target, and whether the
+/// target is Hopper's machine code.
 const TARGETS: [(&str, &[DType], bool); 4] = [
     (".sm_75.ptx", &[DType::F16], false),
     (".sm_80.ptx", &[DType::F16, DType::BF16], false),
@@ -65,12 +67,14 @@ fn entries_of_ptx(code: &[u8]) -> BTreeSet<String> {
     entries.map(|name| name.trim_end_matches('(').to_owned()).collect()
 }
 
-/// Every entry point has a constant bank for its parameters, in a section (ELF64, little-endian) that is named after it.
+/// Entry points of a cubin. Each one has a constant bank for its parameters, in a section (ELF64,
+/// little-endian) that is named after the entry point.
 fn entries_of_cubin(code: &[u8]) -> BTreeSet<String> {
     let number = |at: usize, bytes: usize| {
         code[at..at + bytes].iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte))
     };
-    // e_shoff, e_shentsize, e_shnum, e_shstrndx; then sh_name and sh_offset of a section's header.
+    // Fields of the ELF header: e_shoff, e_shentsize, e_shnum, e_shstrndx. Below, sh_name and
+    // sh_offset of a section header.
     let (headers, size, count, names) = (number(0x28, 8), number(0x3a, 2), number(0x3c, 2), number(0x3e, 2));
     let names = number(headers + names * size + 0x18, 8);
     let name_of = |section: usize| {
@@ -80,7 +84,8 @@ fn entries_of_cubin(code: &[u8]) -> BTreeSet<String> {
     (0..count).filter_map(|section| Some(name_of(section).strip_prefix(".nv.constant0.")?.to_owned())).collect()
 }
 
-/// The code of a source and of all our files that it includes, without comments and without the definition of waiting.
+/// The code of a source and of all project files that it includes, without comments and without
+/// `kernel_order.cuh`, which defines the wait.
 fn code_of(source: &str) -> String {
     let (mut left, mut seen, mut code) = (vec![folder().join(format!("{source}.cu"))], BTreeSet::new(), String::new());
     while let Some(path) = left.pop() {

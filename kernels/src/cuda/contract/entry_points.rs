@@ -1,5 +1,5 @@
-//! Every entry point of the device code as a field, so that a launch names it without a string, and one that is not
-//! there cannot be asked for.
+//! Every entry point of the device code as a field. A launch names its kernel without a string, so
+//! it cannot ask for a kernel that does not exist.
 
 use super::numbers::attention_hopper::PAGED_HEAD_DIM;
 use super::sizes::{
@@ -7,19 +7,20 @@ use super::sizes::{
 };
 use crate::DType;
 
-/// A file of `kernels/cuda`.
+/// A source file in `kernels/cuda`.
 #[derive(Clone, Copy)]
 struct Source {
     name: &'static str,
     waits: bool,
 }
 
-/// Its kernels wait for the preceding one (`include/kernel_order.cuh`), and may be started before that has ended.
+/// A source whose kernels wait for the preceding kernel on the device (`include/kernel_order.cuh`).
+/// They may be started before the preceding kernel has ended.
 const fn waiting(name: &'static str) -> Source {
     Source { name, waits: true }
 }
 
-/// Its kernels rely on being started after the preceding one has ended.
+/// A source whose kernels must be started after the preceding kernel has ended.
 const fn in_order(name: &'static str) -> Source {
     Source { name, waits: false }
 }
@@ -46,16 +47,17 @@ const ROTARY: Source = waiting("rotary");
 const ROUTE: Source = waiting("route");
 const SAMPLING: Source = in_order("sampling");
 
-/// An entry point as the compiled code has it.
+/// An entry point under the name that it has in the compiled code.
 pub(in crate::cuda) struct EntryPoint {
-    /// The source file, without its ending.
+    /// The source file's name without its extension.
     pub source: &'static str,
     pub name: String,
-    /// It waits for the preceding kernel on the device.
+    /// Whether the kernel waits for the preceding kernel on the device.
     pub waits: bool,
 }
 
-/// What a launch is given of each entry point, `F`, for one type of activations.
+/// A value `F` for each entry point, for one activation type. In a launch, `F` is the loaded
+/// function.
 pub(in crate::cuda) struct EntryPoints<F> {
     pub add_experts: F,
     pub add_experts_rms_norm: F,
@@ -65,7 +67,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub attention_decode: ByHeadDim<F>,
     pub attention_packed: ByPackedHeadDim<F>,
     pub attention_paged: ByHeadDim<F>,
-    /// Not for every head size.
+    /// `None` for head dimensions that have no such kernel.
     pub attention_windows: ByPackedHeadDim<Option<F>>,
     pub embed: F,
     pub experts: F,
@@ -78,7 +80,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub gelu_tanh: F,
     pub gelu_quick: F,
     pub layer_norm: F,
-    /// Where Hopper's are not there.
+    /// `None` where Hopper's kernels replace it.
     pub linear_e4m3: Option<TiledE4m3<F>>,
     pub patchify: F,
     pub position_grid: F,
@@ -99,26 +101,26 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub scatter_rows: F,
     pub silu_mul: F,
     pub silu_mul_rounded: F,
-    /// What Hopper's machine code has beyond the others.
+    /// Entry points that exist only in Hopper's machine code.
     pub hopper: Option<HopperEntryPoints<F>>,
 }
 
-/// The entry points of Hopper's machine code alone.
+/// Entry points that exist only in Hopper's machine code.
 pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub add_experts_rms_norm_rounded: F,
     pub all_gather: F,
-    /// Where a row has no whole units.
+    /// For rows that are not a whole number of 16-byte units.
     pub all_gather_odd: F,
     pub all_reduce: F,
-    /// Where a row has no whole units.
+    /// For rows that are not a whole number of 16-byte units.
     pub all_reduce_odd: F,
     pub all_reduce_pieces: F,
     pub all_reduce_two_shot: F,
     pub all_reduce_rms_norm: SumAndNorm<F>,
     pub all_reduce_rms_norm_rounded: SumAndNorm<F>,
-    /// For more than four ranks, plain.
+    /// For more than four ranks, without rounding to E4M3.
     pub all_reduce_rms_norm_shares_8: F,
-    /// For heads of `attention_hopper::PAGED_HEAD_DIM`, as the next two.
+    /// This kernel and the next two are for heads of `attention_hopper::PAGED_HEAD_DIM` elements.
     pub attention_paged: F,
     pub attention_paged_split: F,
     pub attention_paged_combine: F,
@@ -127,88 +129,90 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub part_from_ranks: F,
     pub e4m3_cache: E4m3Cache<F>,
     pub experts: Experts<F>,
-    /// Of weights with a scale for each block.
+    /// For weights with a scale per block.
     pub experts_e4m3_blocks: Experts<F>,
-    /// Of weights with a scale for each row.
+    /// For weights with a scale per row.
     pub experts_e4m3_rows: Experts<F>,
     pub gate_up_few: ByFewRows<F>,
-    /// By [`GATED_WIDTHS`].
+    /// Indexed like [`GATED_WIDTHS`].
     pub gate_up_middle: [F; GATED_WIDTHS.len()],
     pub linear_few: ByFewRows<F>,
-    /// Of weights with a scale for each block.
+    /// For weights with a scale per block.
     pub linear_few_e4m3_blocks: ByFewRows<F>,
-    /// Of weights with a scale for each row.
+    /// For weights with a scale per row.
     pub linear_few_e4m3_rows: ByFewRows<F>,
     pub linear: F,
     pub linear_add: F,
     pub linear_gated: F,
-    /// Of weights with a scale for each block.
+    /// For weights with a scale per block.
     pub linear_e4m3_blocks: LinearE4m3<F>,
-    /// Of weights with a scale for each row.
+    /// For weights with a scale per row.
     pub linear_e4m3_rows: LinearE4m3<F>,
     pub route_normed: F,
     pub silu_mul_rounded_few: F,
-    /// By threads, as the next.
+    /// This array and the next are indexed by the maximum number of threads: 640, 1024.
     pub quantize_long: [F; 2],
     pub silu_mul_rounded_long: [F; 2],
-    /// By vectors of a row that a thread keeps, as the next.
+    /// This array and the next are indexed by the vectors of a row that a thread keeps: 1, 2.
     pub quantize_many: [F; 2],
     pub rms_norm_rounded_many: [F; 2],
     pub turn_scales: F,
 }
 
-/// Products with experts' weights.
+/// GEMMs with experts' weights.
 pub(in crate::cuda) struct Experts<F> {
-    /// By [`PLACES`], as the next.
+    /// This array and the next are indexed like [`PLACES`].
     pub few: [F; PLACES.len()],
     pub gated_few: [F; PLACES.len()],
     pub many: F,
     pub gated_many: F,
 }
 
-/// The forms of a sum of ranks with the norm, plain or rounded to E4M3.
+/// Variants of the all-reduce that is fused with an RMS norm, plain or rounded to E4M3.
 pub(in crate::cuda) struct SumAndNorm<F> {
     pub read: F,
-    /// By rows of a piece, two or four.
+    /// For pieces of two and of four rows.
     pub pieces: [F; 2],
-    /// For two ranks and for more.
+    /// For two ranks, and for more than two.
     pub pushed: [F; 2],
     /// For three or four ranks.
     pub shares_4: F,
 }
 
-/// What reads and writes keys and values in E4M3, each with the parameters of its namesake.
+/// Kernels that read and write keys and values in E4M3. Each has the parameters of the entry point
+/// of the same name for a cache in activations.
 pub(in crate::cuda) struct E4m3Cache<F> {
     pub attention_decode: ByHeadDim<F>,
     pub attention_paged: ByHeadDim<F>,
-    /// For heads of `attention_hopper::PAGED_HEAD_DIM`, as the next.
+    /// This kernel and the next are for heads of `attention_hopper::PAGED_HEAD_DIM` elements.
     pub attention_paged_hopper: F,
     pub attention_paged_hopper_split: F,
     pub rotary_kv_write: F,
     pub rotary_kv_write_normed: F,
 }
 
-/// Products with weights in E4M3 of generations other than Hopper.
+/// GEMMs with E4M3 weights on GPU generations other than Hopper.
 pub(in crate::cuda) struct TiledE4m3<F> {
-    /// By [`TILED_ROWS`].
+    /// Indexed like [`TILED_ROWS`].
     pub few: [F; TILED_ROWS.len()],
     pub many: F,
 }
 
-/// Products of many rows with weights in E4M3.
+/// GEMMs of many rows with E4M3 weights.
 pub(in crate::cuda) struct LinearE4m3<F> {
     pub plain: F,
     pub add: F,
     pub gated: F,
-    /// Gated, and rounded to E4M3.
+    /// The gated GEMM with its output rounded to E4M3.
     pub gated_rounded: F,
 }
 
 impl<F> EntryPoints<F> {
-    /// Asks `find` for each entry point for activations of type `activation`, and those of `hopper` if it is there.
+    /// Calls `find` for each entry point for activations of type `activation`, including the entry
+    /// points of Hopper's machine code if `hopper` is true.
     ///
     /// # Errors
-    /// The first of `find`.
+    /// The first error that `find` returns.
     pub(in crate::cuda) fn find<E>(
         activation: DType,
         hopper: bool,
@@ -382,14 +386,14 @@ impl<F> LinearE4m3<F> {
     }
 }
 
-/// How entry points are named: the operation, the type of activations, a size.
+/// Builds the names of entry points: the operation, then the activation type, then a size.
 struct Finder<Find> {
     activation: &'static str,
     find: Find,
 }
 
 impl<F, E, Find: FnMut(EntryPoint) -> Result<F, E>> Finder<Find> {
-    /// The same for every type of activations.
+    /// An entry point that does not depend on the activation type.
     fn named(&mut self, source: Source, name: &str) -> Result<F, E> {
         (self.find)(EntryPoint { source: source.name, name: name.to_owned(), waits: source.waits })
     }

@@ -1,5 +1,6 @@
-//! Writes `kernels/cuda/include/contract.cuh`, for the device code. `BURSAR_WRITE_PAGES=1 cargo test -p bursar-kernels
-//! contract` does so; without the variable the test compares.
+//! Generator of `kernels/cuda/include/contract.cuh`, the device code's side of the contract.
+//! `BURSAR_WRITE_PAGES=1 cargo test -p bursar-kernels contract` writes the header; without the
+//! variable, the test compares it.
 
 use std::fmt::Write;
 
@@ -23,7 +24,7 @@ pub(super) struct Family {
     pub items: Vec<Item>,
 }
 
-/// A constant, or one for each of some sizes, and what it means.
+/// A constant, or a function of a size, with its description.
 pub(super) struct Item {
     name: String,
     about: String,
@@ -32,11 +33,11 @@ pub(super) struct Item {
 
 enum Value {
     One(u64),
-    /// What there are sizes of, and value for size.
+    /// The name of the size, and pairs of a size and its value.
     Each(&'static str, Vec<(usize, usize)>),
 }
 
-/// What a kernel is compiled for several of.
+/// A template parameter for which a kernel is compiled with several values.
 pub(super) trait Size: Copy + 'static {
     const NAME: &'static str;
     const ALL: &'static [Self];
@@ -121,13 +122,13 @@ fn item(item: &Item) -> String {
     out
 }
 
-/// Bits are easier to read in hexadecimal.
+/// Formats a value; values above `i32::MAX` are bit patterns and are easier to read in hexadecimal.
 fn literal(value: u64) -> String {
     let value = u32::try_from(value).expect("the device counts in 32 bits");
     if value > i32::MAX as u32 { format!("{value:#x}u") } else { value.to_string() }
 }
 
-/// Doc comments as one of C++, in lines of 120 characters at most.
+/// Turns doc comments into C++ line comments of at most 120 characters per line.
 fn comment(about: &str) -> String {
     let mut lines = vec![String::from("//")];
     for word in about.split_whitespace() {

@@ -1,7 +1,8 @@
-//! What the host and the device code agree on, once: numbers, and which entry points there are.
+//! The contract between the host and the device code: constants, and the table of entry points.
 //!
-//! `numbers.rs` has tile sizes, threads, shared memory and flags; `kernels/cuda/include/contract.cuh` is generated from
-//! it. `entry_points.rs` has every kernel as a typed handle. Tests hold both to the sources and to the compiled code.
+//! `numbers.rs` has tile sizes, thread counts, shared memory sizes and flags;
+//! `kernels/cuda/include/contract.cuh` is generated from it. `entry_points.rs` has every kernel as
+//! a typed handle. Tests compare both with the sources and with the compiled code.
 
 #[cfg(test)]
 mod compiled;

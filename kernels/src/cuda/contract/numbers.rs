@@ -1,21 +1,23 @@
-//! The numbers that launches and kernels agree on, a module for each family of kernels.
+//! The numbers that launches and kernels agree on, in one module per family of kernels.
 //!
-//! Here they are written; `kernels/cuda/include/contract.cuh`, which the device code includes, is generated from this
-//! file, with the same names in namespaces of the modules' names (`header.rs`). Where a kernel lays out memory by types
-//! or templates of its own, it asserts that the outcome is the number that stands here.
+//! This file is the source of `kernels/cuda/include/contract.cuh`, which the device code includes
+//! (`header.rs` generates it). There, a namespace with a module's name has the constants of that
+//! module under the same names. A kernel whose memory layout follows from its types or templates
+//! asserts that the result equals the number in this file.
 
 use super::sizes::{FewRows, HeadDim, PackedHeadDim};
 
-/// Threads that multiply together on Hopper, and rows that each of them has of a product (wgmma).
+/// Threads that execute one `wgmma` instruction together on Hopper, and rows of the product that
+/// they compute.
 const WARPGROUP: usize = 128;
 const WGMMA_ROWS: usize = 64;
 
-/// Bytes of an activation, bf16 or f16, and of a sum, f32.
+/// Bytes of an activation (bf16 or f16) and of an f32 sum.
 const ACTIVATION: usize = 2;
 const SUM: usize = 4;
 
-/// Defines constants and functions of a size, and for tests lists them as the device code is to know them: a constant
-/// under its name, a function as a variable template with a value for each size.
+/// Defines constants, and functions of a size. For tests, also lists them for the generated header:
+/// a constant under its name, a function as a variable template with one value per size.
 macro_rules! contract {
     ($($(#[doc = $about:literal])* mod $family:ident {
         $($(#[doc = $doc:literal])* const $name:ident: $type:ty = $value:expr;)*
@@ -31,7 +33,7 @@ macro_rules! contract {
             $($($(#[doc = $by_doc])* pub(crate) const fn $function($argument: $size) -> usize { $($body)* })*)?
         })*
 
-        /// Every family, in the order of the file.
+        /// All families, in the order of this file.
         #[cfg(test)]
         pub(super) fn families() -> Vec<super::header::Family> {
             use super::header::{Family, Item};
@@ -49,186 +51,197 @@ macro_rules! contract {
 }
 
 contract! {
-    /// What several families share.
+    /// Numbers that several families share.
     mod common {
-        /// Tokens per block of the cache.
+        /// Tokens per block of the KV cache.
         const BLOCK_TOKENS: usize = crate::BLOCK_TOKENS;
-        /// What stands for a token where none could be chosen.
+        /// Value that is written in place of a token when no token could be chosen.
         const NO_CHOICE: u32 = crate::ops::argmax::NO_CHOICE;
-        /// Bit of a token id that makes the rest an index into what the previous step chose.
+        /// Bit of a token id: if it is set, the other bits are an index into the tokens that the
+        /// previous step chose.
         const PREVIOUS: u32 = crate::input_token::PREVIOUS;
-        /// Where the keys and values of a row go that fills up a captured step.
+        /// Cache slot of padding rows of a captured graph. Their keys and values are not written.
         const NO_SLOT: u32 = crate::ops::rotary_kv_write::NO_SLOT;
     }
 
-    /// all_reduce.cu: units a grid apart; block b of a rank meets block b of the others.
+    /// all_reduce.cu: a grid-stride loop over units; thread block b of a rank synchronizes with
+    /// thread block b of the other ranks.
     mod all_reduce {
-        /// Threads of a block.
+        /// Threads per thread block.
         const THREADS: usize = 512;
-        /// Most blocks, all of which run at once.
+        /// Maximum number of thread blocks, all of which must be resident at the same time.
         const BLOCKS_MAX: usize = 128;
-        /// Most ranks.
+        /// Maximum number of ranks.
         const RANKS_MAX: usize = 8;
-        /// Bytes of a unit, which is copied or added up at once.
+        /// Bytes of a unit, which a thread copies or adds at once.
         const UNIT: usize = 16;
-        /// Of one where rows have no whole ones of those.
+        /// Bytes of a unit where a row is not a whole number of `UNIT` bytes.
         const ODD_UNIT: usize = 2;
-        /// Where the failure stands among the bytes of exchange memory.
+        /// Offset of the failure word in the exchange memory, in bytes.
         const FAILED_AT: usize = (2 * BLOCKS_MAX * RANKS_MAX + 2) * SUM;
-        /// Most threads of a block that normalises: one for each unit of a row.
+        /// Maximum threads per thread block of the fused norm: one thread for each unit of a row.
         const NORM_THREADS_MAX: usize = 1024;
-        /// Most units that are pushed at once. Each takes two, for the epoch beside it.
+        /// Maximum number of units that are pushed at once. A pushed unit takes the space of two,
+        /// because each 4 bytes of data are followed by the epoch.
         const PUSHED_UNITS: usize = 8 << 10;
-        /// Where stands what other ranks push.
+        /// Offset in the exchange memory, in bytes, of the area that the other ranks push to.
         const PUSHED_AT: usize = 32 << 10;
-        /// Where its data begin.
+        /// Offset in the exchange memory, in bytes, of the data.
         const DATA_AT: usize = PUSHED_AT + 2 * RANKS_MAX * PUSHED_UNITS * 2 * UNIT;
     }
 
-    /// argmax.cu: a cluster of blocks shares a row in Hopper's machine code; elsewhere a row has one block.
+    /// argmax.cu: in Hopper's machine code a cluster of thread blocks shares a row; elsewhere a row
+    /// has one thread block.
     mod argmax {
-        /// Threads of a block.
+        /// Threads per thread block.
         const THREADS: usize = 512;
-        /// Blocks of a cluster.
+        /// Thread blocks per cluster.
         const CLUSTER: usize = 8;
     }
 
-    /// embed.cu, gather_rows.cu, scatter_rows.cu and add_rows.cu: a block a row.
+    /// embed.cu, gather_rows.cu, scatter_rows.cu and add_rows.cu: one thread block per row.
     mod copy_rows {
-        /// Threads of a block.
+        /// Threads per thread block.
         const THREADS: usize = 128;
     }
 
-    /// rms_norm.cu and layer_norm.cu: rows a grid apart, and columns shared by whole warps.
+    /// rms_norm.cu and layer_norm.cu: a grid-stride loop over rows; whole warps share the columns.
     mod norm {
-        /// Most threads of a block.
+        /// Maximum threads per thread block.
         const THREADS_MAX: usize = 512;
     }
 
-    /// silu_mul.cu and gelu.cu: a row in x, its columns in y.
+    /// silu_mul.cu and gelu.cu: grid x is the row, grid y covers the columns of the row.
     mod gate {
-        /// Threads of a block.
+        /// Threads per thread block.
         const THREADS: usize = 256;
     }
 
-    /// rotary.cu: a block a token.
+    /// rotary.cu: one thread block per token.
     mod rotary {
-        /// Most threads of a block.
+        /// Maximum threads per thread block.
         const THREADS_MAX: usize = 320;
-        /// Axes of positions, whose pairs of elements a launch gives by value.
+        /// Maximum number of position axes. A launch passes the number of element pairs per axis by
+        /// value.
         const AXES_MAX: usize = 4;
-        /// Most query and key heads that are normalised.
+        /// Maximum number of query and key heads that are normalized.
         const NORMED_HEADS_MAX: usize = 256;
     }
 
-    /// route.cu: a warp a row, then a thread a choice.
+    /// route.cu: one warp per row, then one thread per choice.
     mod route {
-        /// Most rows of the kernel that does all of it.
+        /// Maximum number of rows of the kernel that does everything in one launch.
         const FEW_ROWS: usize = THREADS / 32;
-        /// Rows of a block where one block sorts all.
+        /// Rows per thread block of `route_choose` when a single thread block sorts all choices.
         const SORTED_BLOCK_ROWS: usize = 4;
-        /// Most choices that one block sorts.
+        /// Maximum number of choices that a single thread block sorts.
         const SORTED_CHOICES: usize = 2048;
-        /// Rows of a block where each block sorts its own.
+        /// Rows per thread block when each thread block sorts its own choices.
         const BLOCK_ROWS: usize = 64;
-        /// Most experts.
+        /// Maximum number of experts.
         const EXPERTS_MAX: usize = crate::ops::route::EXPERTS_MAX;
-        /// Threads of a block.
+        /// Threads per thread block.
         const THREADS: usize = EXPERTS_MAX;
     }
 
-    /// route_normed.cu: a cluster for all rows, of which each block has some experts; no more rows than `route` calls few.
+    /// route_normed.cu: one cluster for all rows, with some experts per thread block. It accepts up
+    /// to `route::FEW_ROWS` rows.
     mod route_normed {
-        /// Blocks of the cluster.
+        /// Thread blocks per cluster.
         const CLUSTER: usize = 8;
-        /// Most experts.
+        /// Maximum number of experts.
         const EXPERTS_MAX: usize = 16 * CLUSTER;
         /// Columns that a warp multiplies at once.
         const COLUMNS: usize = 32;
-        /// Most columns.
+        /// Maximum number of columns.
         const HIDDEN_MAX: usize = 4096;
-        /// Bytes between two rows in shared memory.
+        /// Padding bytes between two rows in shared memory.
         const ROW_GAP_BYTES: usize = 64;
-        /// Bytes of the sums of each warp.
+        /// Bytes of shared memory for the f32 sums of all warps.
         const SUM_BYTES: usize = 16 * 16 * 16 * 4;
     }
 
-    /// experts.cu: a block a tile of an expert's weights and of its places.
+    /// experts.cu: one thread block per tile of an expert's weights and places. A place is a
+    /// position in the list of choices sorted by expert.
     mod experts {
-        /// Most experts.
+        /// Maximum number of experts.
         const EXPERTS_MAX: usize = crate::ops::route::EXPERTS_MAX;
-        /// Threads of a block.
+        /// Threads per thread block.
         const THREADS: usize = 128;
-        /// Rows of the weight of a tile; gated, half of them are gate and half up.
+        /// Weight rows per tile. In a gated GEMM, half of them are gate rows and half are up rows.
         const TILE_ROWS: usize = 64;
-        /// Places of a tile.
+        /// Places per tile.
         const TILE_PLACES: usize = 32;
-        /// Threads of a block that adds up a row.
+        /// Threads per thread block of the kernel that adds up a row.
         const ADD_THREADS: usize = 256;
     }
 
-    /// experts_few.cu: stretches of a line of tiles of experts' weights.
+    /// experts_few.cu: the tiles of all experts' weights in one sequence, of which each thread
+    /// block takes a contiguous range.
     mod experts_few {
-        /// Most experts.
+        /// Maximum number of experts.
         const EXPERTS_MAX: usize = crate::ops::route::EXPERTS_MAX;
-        /// Rows of the weight of a tile; gated, half of them are gate and half up.
+        /// Weight rows per tile. In a gated GEMM, half of them are gate rows and half are up rows.
         const TILE_ROWS: usize = WGMMA_ROWS;
-        /// Bytes of a row of a step.
+        /// Bytes per row and pipeline step.
         const STEP_BYTES: usize = 2 * ROW_BYTES;
-        /// Bytes of a row that one copy brings, which one swizzle spans.
+        /// Bytes of a row that one copy transfers, which is the span of one swizzle.
         const ROW_BYTES: usize = 128;
-        /// Threads of a block: those that multiply, and a warp that copies.
+        /// Threads per thread block: one warpgroup that multiplies and one warp that copies.
         const THREADS: usize = WARPGROUP + 32;
-        /// Bytes of a stage: a tile's rows of a step.
+        /// Bytes of a pipeline stage: the rows of one tile for one step.
         const STAGE_BYTES: usize = TILE_ROWS * STEP_BYTES;
-        /// Most stages of a ring.
+        /// Maximum number of pipeline stages.
         const STAGES_MAX: usize = 12;
     }
 
-    /// fill_random.cu: an element a thread, a grid apart.
+    /// fill_random.cu: one thread per element, in a grid-stride loop.
     mod random {
-        /// Threads of a block.
+        /// Threads per thread block.
         const THREADS: usize = 256;
     }
 
-    /// patchify.cu: patches in y, a patch's pixels in x.
+    /// patchify.cu: in a thread block, y is the patch and x covers the pixels of the patch.
     mod patchify {
-        /// Most threads of a block.
+        /// Maximum threads per thread block.
         const THREADS_MAX: usize = 256;
-        /// Neighbouring pixels that a thread takes where the side of a patch is even; one where it is odd.
+        /// Adjacent pixels per thread if the side of a patch is even. If the side is odd, a thread
+        /// takes one pixel.
         const PIXELS: usize = 4;
-        /// Colour channels.
+        /// Number of color channels.
         const CHANNELS: usize = crate::ops::patchify::CHANNELS;
-        /// Numbers that say where a picture is.
+        /// Numbers that locate a picture: its first byte, patches down, patches across, frames.
         const LAYOUT_NUMBERS: usize = crate::ops::patchify::LAYOUT_NUMBERS;
-        /// Numbers that normalise a picture's levels.
+        /// Numbers that normalize a picture's color levels.
         const LEVEL_NUMBERS: usize = crate::ops::patchify::LEVEL_NUMBERS;
     }
 
-    /// position_grid.cu: patches in y, a patch's elements in x.
+    /// position_grid.cu: in a thread block, y is the patch and x covers the elements of the patch.
     mod position_grid {
-        /// Threads of a block.
+        /// Threads per thread block.
         const THREADS: usize = 256;
     }
 
-    /// attention_decode.cu: single rows over the cache.
+    /// attention_decode.cu: single rows over the KV cache.
     mod attention_decode {
         /// Query vectors per tile.
         const TILE_QUERIES: usize = 8;
-        /// Most warps of a block.
+        /// Maximum warps per thread block.
         const WARPS_MAX: usize = 8;
-        /// Tiles that a block may leave for others to add up: of the run that its share begins in, and of the one that
-        /// it ends in.
+        /// Maximum number of partial tiles that a thread block leaves for another to add up: one of
+        /// the run in which its share begins, and one of the run in which its share ends.
         const PARTS: usize = 2;
-        /// Counters in the module, one per block of a launch.
+        /// Counters in the module, one per thread block of a launch.
         const COUNTERS: usize = 2048;
-        /// Bit of `flags`: no kernel in front writes what stands in front of a sequence's rows.
+        /// Bit of `flags`: the preceding kernel does not write the cached tokens before a
+        /// sequence's rows of this step.
         const PAST_IS_THERE: u32 = 1;
-        /// Bit of `flags`: weights are the first to go from the L2 cache, and so keys and values should be.
+        /// Bit of `flags`: weights are read with the hint that the L2 cache evicts them first, so
+        /// keys and values should be read with the same hint.
         const OTHERS_READ_ONCE: u32 = 2;
 
         by HeadDim:
-        /// Blocks of the cache in the ring of one warp.
+        /// Pipeline stages of one warp's ring; a stage holds one block of the KV cache.
         fn ring_stages(head_dim) -> usize {
             match head_dim {
                 HeadDim::D32 | HeadDim::D64 => 6,
@@ -236,55 +249,59 @@ contract! {
                 HeadDim::D128 => 3,
             }
         }
-        /// Bytes of shared memory of that ring: keys and values of one head.
+        /// Bytes of shared memory of one warp's ring. A stage has the keys and values of one head.
         fn ring_bytes(head_dim) -> usize {
             ring_stages(head_dim) * 2 * common::BLOCK_TOKENS * head_dim.elements() * ACTIVATION
         }
-        /// f32 numbers of a part: for each query vector of a tile a weighted sum of values, the highest score and the
-        /// sum of weights.
+        /// f32 numbers of a partial tile: for each query vector, a weighted sum of values, the
+        /// maximum score and the sum of weights.
         fn part_numbers(head_dim) -> usize {
             TILE_QUERIES * (head_dim.elements() + 2)
         }
     }
 
-    /// attention_prefill.cu: many rows, on every device.
+    /// attention_prefill.cu: many rows, on every GPU generation.
     mod attention_prefill {
-        /// Query vectors per tile, 16 a warp.
+        /// Query vectors per tile, 16 per warp.
         const TILE_QUERIES: usize = 64;
-        /// Threads of a block, which has one tile.
+        /// Threads per thread block. A thread block computes one tile.
         const THREADS: usize = TILE_QUERIES / 16 * 32;
-        /// Most rows of a stretch that is one tile.
+        /// Maximum number of rows of a packed sequence that is processed as one tile.
         const WINDOW_ROWS: usize = 64;
     }
 
-    /// attention_prefill_hopper.cu and attention_paged_combine.cu: over the cache (paged), and within packed rows.
+    /// attention_prefill_hopper.cu and attention_paged_combine.cu: attention over the KV cache
+    /// (paged) and within packed sequences.
     mod attention_hopper {
-        /// Stages of queries, of keys and of values.
+        /// Pipeline stages of queries, of keys and of values.
         const STAGES: usize = 2;
-        /// Elements of a head.
+        /// Elements per head.
         const PAGED_HEAD_DIM: usize = 128;
         /// Query vectors per tile.
         const PAGED_QUERIES: usize = 128;
         /// Keys per step.
         const PAGED_KEYS: usize = 128;
-        /// Fewest keys in one part of a split tile; with fewer, the second launch costs more than it saves.
+        /// Minimum number of keys in one part of a split tile; with fewer, the second launch costs
+        /// more than it saves.
         const SPLIT_KEYS: usize = 512;
-        /// Threads of a block.
+        /// Threads per thread block.
         const PAGED_THREADS: usize = threads(PAGED_QUERIES);
         /// Bytes of dynamic shared memory.
         const PAGED_SHARED_BYTES: usize = shared_bytes(PAGED_HEAD_DIM, PAGED_QUERIES, PAGED_KEYS);
-        /// Threads of a block over a cache in E4M3, which a warpgroup of its own widens.
+        /// Threads per thread block over a cache in E4M3. An additional warpgroup widens the keys
+        /// and values.
         const PAGED_E4M3_THREADS: usize = PAGED_THREADS + 128;
-        /// Bytes of dynamic shared memory likewise: stages of what is to be widened are added.
+        /// Bytes of dynamic shared memory over a cache in E4M3, which adds stages for the keys and
+        /// values to be widened.
         const PAGED_E4M3_SHARED_BYTES: usize = PAGED_SHARED_BYTES + STAGES * PAGED_KEYS * PAGED_HEAD_DIM;
-        /// f32 numbers of a part of a split tile: for each query vector a weighted sum of values, the highest score and
-        /// the sum of weights.
+        /// f32 numbers of one part of a split tile: for each query vector, a weighted sum of
+        /// values, the maximum score and the sum of weights.
         const PAGED_PART_NUMBERS: usize = PAGED_QUERIES * (PAGED_HEAD_DIM + 2);
-        /// Warps of a block that adds up parts, one query vector each.
+        /// Warps per thread block of the kernel that combines parts, one query vector per warp.
         const COMBINE_WARPS: usize = 8;
 
         by PackedHeadDim:
-        /// Rows per tile of packed rows.
+        /// Query rows per tile.
         fn packed_queries(head_dim) -> usize {
             match head_dim {
                 PackedHeadDim::D128 => 128,
@@ -298,46 +315,50 @@ contract! {
                 _ => 128,
             }
         }
-        /// Columns that one copy brings, which one swizzle spans.
+        /// Columns that one copy transfers, which is the span of one swizzle.
         fn packed_chunk(head_dim) -> usize {
             if head_dim.elements().is_multiple_of(64) { 64 } else { 16 }
         }
-        /// Threads of a block.
+        /// Threads per thread block.
         fn packed_threads(head_dim) -> usize {
             threads(packed_queries(head_dim))
         }
-        /// Bytes of dynamic shared memory, where products are 16 columns deep.
+        /// Bytes of dynamic shared memory. Columns are rounded up to 16, the depth of the tensor
+        /// core products.
         fn packed_shared_bytes(head_dim) -> usize {
             let columns = head_dim.elements().next_multiple_of(16);
             shared_bytes(columns, packed_queries(head_dim), packed_keys(head_dim))
         }
     }
 
-    /// linear_few.cu: products of few rows.
+    /// linear_few.cu: GEMMs of few rows.
     mod linear_few {
-        /// Most rows of x.
+        /// Maximum number of rows of x.
         const ROWS_MAX: usize = FewRows::R64.rows();
-        /// Most weight rows of a tile.
+        /// Maximum weight rows per tile.
         const TILE_ROWS: usize = 128;
-        /// Columns of a step.
+        /// Columns per step.
         const STEP_COLUMNS: usize = 128;
-        /// Columns that one copy brings, which one swizzle spans.
+        /// Columns that one copy transfers, which is the span of one swizzle.
         const CHUNK_COLUMNS: usize = 64;
-        /// Rows of the gate that stand before as many rows of up.
+        /// Gate rows that are followed by as many up rows in a tile.
         const GATE_ROWS: usize = 8;
-        /// Blocks of a cluster.
+        /// Thread blocks per cluster.
         const TEAM: usize = 2;
-        /// Threads that multiply.
+        /// Threads of a thread block that multiply.
         const MULTIPLIERS: usize = 2 * WARPGROUP;
-        /// Threads of a block: those, a warp that copies and one that writes.
+        /// Threads per thread block: those that multiply, one warp that copies and one warp that
+        /// writes the output.
         const THREADS: usize = MULTIPLIERS + 2 * 32;
-        /// Most stages of a ring.
+        /// Maximum number of pipeline stages.
         const STAGES_MAX: usize = 40;
-        /// Bytes of barriers: two a stage, and what the block tells itself.
+        /// Bytes of shared memory for barriers (two per stage) and for values that the threads of a
+        /// block exchange.
         const BARRIER_BYTES: usize = 2 * 8 * STAGES_MAX + 64;
-        /// Streams that may launch at the same time, each with counters of its own.
+        /// Maximum number of streams that may launch at the same time. Each stream has separate
+        /// counters.
         const STREAMS: usize = 8;
-        /// Counters of a stream, one a tile.
+        /// Counters per stream, one per tile.
         const STREAM_COUNTERS: usize = 4096;
         /// Bit of `flags`: the product is added to the output.
         const ADD_TO_OUT: u32 = 1;
@@ -345,7 +366,7 @@ contract! {
         const OUT_IS_F32: u32 = 2;
 
         by FewRows:
-        /// Bytes for stages.
+        /// Bytes of shared memory for pipeline stages.
         fn stages_bytes(rows) -> usize {
             match rows {
                 FewRows::R8 | FewRows::R16 => 156 * 1024,
@@ -353,77 +374,82 @@ contract! {
                 FewRows::R64 => 180 * 1024,
             }
         }
-        /// Bytes in which warps tell each other sums: those of the tallest tile, and what a cluster's blocks send.
+        /// Bytes of shared memory for sums that warpgroups exchange: the sums of the tallest tile,
+        /// and the sums that the thread blocks of a cluster send.
         fn told_bytes(rows) -> usize {
             match rows {
                 FewRows::R8 | FewRows::R16 => 12 * 1024,
                 FewRows::R32 | FewRows::R64 => part_numbers(rows) * SUM,
             }
         }
-        /// Bytes of dynamic shared memory: more than half of a multiprocessor's, so that it runs one block at a time,
-        /// but not all, so that small kernels fit beside it.
+        /// Bytes of dynamic shared memory. It is more than half of an SM's shared memory, so that
+        /// the SM runs one of these thread blocks at a time, but not all of it, so that thread
+        /// blocks of small kernels still fit on the SM.
         fn shared_bytes(rows) -> usize {
             stages_bytes(rows) + told_bytes(rows) + BARRIER_BYTES
         }
-        /// f32 numbers that a block leaves of a tile for others to add up.
+        /// f32 numbers of a partial tile that a thread block leaves for another to add up.
         fn part_numbers(rows) -> usize {
             rows.rows() * TILE_ROWS
         }
     }
 
-    /// quantize.cu, and what products of FP8 know of it.
+    /// quantize.cu, and the FP8 constants that the FP8 GEMMs share with it.
     mod fp8 {
-        /// Columns of a row of activations, and of a weight's block, with a common scale.
+        /// Columns that share a scale, in a row of activations and in a block of a weight.
         const GROUP: usize = crate::FP8_BLOCK;
-        /// Fewest rows of a weight's block.
+        /// Minimum number of rows in a block of a weight.
         const BLOCK_ROWS_MIN: usize = 8;
-        /// Numbers that a thread rounds at once.
+        /// Numbers that a thread rounds at once (one vector).
         const VECTOR: usize = 8;
-        /// Most threads of a block, which has a row.
+        /// Maximum threads per thread block. A thread block rounds one row.
         const THREADS_MAX: usize = 512;
-        /// Blocks of a cluster, which shares a row of gates.
+        /// Thread blocks of the cluster that shares one row of gate and up values.
         const GATE_BLOCKS: usize = 8;
-        /// Vectors that a thread keeps of a long row.
+        /// Vectors of a long row that a thread keeps in registers.
         const LONG_HELD: usize = 4;
-        /// Most threads of a block that has one of those, where two blocks are on a multiprocessor.
+        /// Maximum threads per thread block for a long row if two thread blocks fit on an SM.
         const LONG_THREADS_MAX: usize = 640;
-        /// The same, where one is.
+        /// Maximum threads per thread block for a long row if one thread block fits on an SM.
         const LONGER_THREADS_MAX: usize = 1024;
-        /// Each group of a row has a scale.
+        /// Scale kind: each group of a row has a scale.
         const BY_GROUPS: u32 = 0;
-        /// Each row has one.
+        /// Scale kind: each row has a scale.
         const BY_ROWS: u32 = 1;
-        /// All have one, which is given.
+        /// Scale kind: all rows share one scale, which is given.
         const FIXED: u32 = 2;
     }
 
-    /// turn_scales.cu: scales as cuBLASLt reads them.
+    /// turn_scales.cu: transposes scales into the layout that cuBLASLt reads.
     mod turn_scales {
-        /// Rows and groups of a tile, which a block turns.
+        /// Rows and groups of the tile that a thread block transposes.
         const TILE: usize = 32;
-        /// Threads of a block.
+        /// Threads per thread block.
         const THREADS: usize = 256;
-        /// What the scales of a block's row are filled up to a multiple of.
+        /// The scales of a row of weight blocks are padded to a multiple of this number.
         const PADDED: usize = 4;
     }
 
-    /// linear_e4m3.cu: products of FP8 weights on generations that have no other kernels for them.
+    /// linear_e4m3.cu: GEMMs of FP8 weights on GPU generations that have no other kernels for FP8
+    /// weights.
     mod linear_e4m3 {
-        /// Features of a block that has few rows.
+        /// Features per thread block of the kernel for few rows.
         const FEW_FEATURES: usize = 16;
-        /// Warps of such a block, which share the columns.
+        /// Warps per thread block of the kernel for few rows. The warps share the columns.
         const FEW_WARPS: usize = 4;
-        /// Threads of such a block.
+        /// Threads per thread block of the kernel for few rows.
         const FEW_THREADS: usize = 32 * FEW_WARPS;
-        /// Features of a block's tile where rows are many.
+        /// Features per tile of the kernel for many rows.
         const MANY_FEATURES: usize = 128;
-        /// Rows of x of that tile.
+        /// Rows of x per tile of the kernel for many rows.
         const MANY_ROWS: usize = 64;
-        /// Threads of such a block.
+        /// Threads per thread block of the kernel for many rows.
         const MANY_THREADS: usize = 256;
-        /// Bytes of dynamic shared memory of such a block: two stages of a group's columns.
+        /// Bytes of dynamic shared memory of the kernel for many rows: two stages, each with the
+        /// columns of one group.
         const MANY_SHARED_BYTES: usize = 2 * (MANY_FEATURES + MANY_ROWS) * crate::FP8_BLOCK;
-        /// Bit of `flags`: scales are for blocks of the weight and groups of x, not for rows.
+        /// Bit of `flags`: there is a scale for each block of the weight and each group of x,
+        /// instead of each row.
         const BY_BLOCKS: u32 = 1;
         /// Bit of `flags`: the product is added to the output.
         const ADD_TO_OUT: u32 = 2;
@@ -433,112 +459,121 @@ contract! {
         const IS_BF16: u32 = 8;
     }
 
-    /// gate_up_middle.cu: gated products of some hundred rows.
+    /// gate_up_middle.cu: gated GEMMs of some hundred rows.
     mod gate_up_middle {
-        /// Blocks of a cluster, one below the other.
+        /// Thread blocks per cluster. They compute tiles of adjacent rows.
         const CLUSTER: usize = 2;
-        /// Warpgroups of a block that multiply; one more copies.
+        /// Warpgroups per thread block that multiply; one more warpgroup copies.
         const MULTIPLIERS: usize = 2;
-        /// Rows of x that each of them has, which one copy brings.
+        /// Rows of x per multiplying warpgroup, which one copy transfers.
         const PART_ROWS: usize = WGMMA_ROWS;
-        /// Most rows of x of a block.
+        /// Maximum number of rows of x per thread block.
         const BLOCK_ROWS: usize = MULTIPLIERS * PART_ROWS;
-        /// Columns of a step.
+        /// Columns per step.
         const STEP_COLUMNS: usize = 64;
-        /// Threads of a block.
+        /// Threads per thread block.
         const THREADS: usize = (MULTIPLIERS + 1) * WARPGROUP;
-        /// Most stages, each of rows of x, of gate and of up.
+        /// Maximum number of pipeline stages. A stage has rows of x, of gate and of up.
         const STAGES_MAX: usize = 8;
-        /// Bytes of dynamic shared memory, which has as many stages as fit.
+        /// Bytes of dynamic shared memory, which holds as many stages as fit.
         const SHARED_BYTES: usize = 224 << 10;
     }
 
-    /// linear_gated_hopper.cu: products of many rows.
+    /// linear_gated_hopper.cu: GEMMs of many rows.
     mod linear_many {
-        /// Blocks of a cluster, one below the other, which share their weights.
+        /// Thread blocks per cluster. They compute tiles of adjacent rows and share the weights of
+        /// these tiles.
         const CLUSTER: usize = 2;
-        /// Warpgroups of a block that multiply; one more copies.
+        /// Warpgroups per thread block that multiply; one more warpgroup copies.
         const MULTIPLIERS: usize = 2;
-        /// Rows of x of a block's tile.
+        /// Rows of x per tile.
         const TILE_ROWS: usize = MULTIPLIERS * WGMMA_ROWS;
-        /// Rows of the weight of a tile, of which each block of a cluster copies half.
+        /// Weight rows per tile. Each thread block of a cluster copies half of them.
         const TILE_WEIGHTS: usize = 256;
-        /// Columns of a step.
+        /// Columns per step.
         const STEP_COLUMNS: usize = 64;
-        /// Rows and columns of the output that one copy takes.
+        /// Rows and columns of the output that one copy transfers (a box).
         const BOX: usize = 64;
-        /// Threads of a block.
+        /// Threads per thread block.
         const THREADS: usize = (MULTIPLIERS + 1) * WARPGROUP;
-        /// Stages of a ring.
+        /// Pipeline stages of the ring.
         const STAGES: usize = 4;
-        /// Bytes of dynamic shared memory: the stages, and two boxes of output for each warpgroup that multiplies.
+        /// Bytes of dynamic shared memory: the stages, and two output boxes for each multiplying
+        /// warpgroup.
         const SHARED_BYTES: usize =
             (STAGES * (TILE_ROWS + TILE_WEIGHTS) * STEP_COLUMNS + 2 * MULTIPLIERS * BOX * BOX) * ACTIVATION;
     }
 
-    /// sampling.cu and include/sampling: what a row asks for, and what its kernels hand on.
+    /// sampling.cu and include/sampling: the sampling request of a row, and the data that the
+    /// kernels pass on to each other.
     mod sampling {
-        /// 32-bit words of what a row asks for.
+        /// 32-bit words of a row's sampling request.
         const ROW_WORDS: usize = crate::sampling::ROW_WORDS;
-        /// The likeliest tokens that may be asked for.
+        /// Maximum number of likeliest tokens that may be requested.
         const TOP_MAX: usize = crate::sampling::TOP_MAX;
-        /// A row without a report.
+        /// Marks a row without a report.
         const NO_REPORT: u32 = crate::sampling::NO_REPORT;
-        /// A row without a mask.
+        /// Marks a row without a mask.
         const NO_MASK: u32 = crate::sampling::NO_MASK;
-        /// A row whose token is to be chosen.
+        /// Marks a row whose token is to be chosen, not given.
         const NONE_GIVEN: u32 = crate::sampling::NONE_GIVEN;
-        /// Lists of tokens, in the order in which their places are laid out: these may not follow.
+        /// Index of the list of forbidden tokens. The starts of the lists are laid out in the order of
+        /// these indexes.
         const LIST_FORBIDDEN: usize = crate::sampling::SampleList::Forbidden as usize;
-        /// These have a bias.
+        /// Index of the list of tokens with a bias.
         const LIST_BIASED: usize = crate::sampling::SampleList::Biased as usize;
-        /// Those biases.
+        /// Index of the list with the biases of those tokens.
         const LIST_BIASES: usize = crate::sampling::SampleList::Biases as usize;
-        /// The prompt.
+        /// Index of the list of the prompt's tokens.
         const LIST_PROMPT: usize = crate::sampling::SampleList::Prompt as usize;
-        /// What was produced.
+        /// Index of the list of the tokens produced so far.
         const LIST_PRODUCED: usize = crate::sampling::SampleList::Produced as usize;
-        /// There are NaN or infinity among the logits.
+        /// Fault: the logits contain NaN or +infinity.
         const FAULT_NOT_NUMBERS: usize = crate::sampling::Fault::NotNumbers as usize;
-        /// No token is left.
+        /// Fault: no token is allowed.
         const FAULT_NOTHING_ALLOWED: usize = crate::sampling::Fault::NothingAllowed as usize;
-        /// The row is padding.
+        /// Fault: the row is padding.
         const FAULT_IGNORED: usize = crate::sampling::Fault::Ignored as usize;
-        /// Threads of a block that copies what the previous step chose, a token each.
+        /// Threads per thread block of the kernel that copies the tokens chosen by the previous
+        /// step, one token per thread.
         const PREVIOUS_THREADS: usize = 256;
-        /// Threads of a block that has a slice of a row.
+        /// Threads per thread block of the kernels that process one slice of a row per thread
+        /// block.
         const SLICE_THREADS: usize = 256;
-        /// Threads of the block that plans a row.
+        /// Threads of the thread block that plans a row.
         const PLAN_THREADS: usize = 512;
-        /// Threads of the block that chooses for a row, each with a bin.
+        /// Threads of the thread block that chooses a row's token, one histogram bin per thread.
         const CHOICE_THREADS: usize = BINS;
-        /// Tokens of a slice, which is one block's share of a row.
+        /// Tokens per slice. A thread block processes one slice of a row.
         const SLICE: usize = 4096;
-        /// Tokens of a group, whose largest logit is remembered.
+        /// Tokens per group. The largest logit of each group is recorded.
         const GROUP: usize = 128;
-        /// Candidates that fit in a list.
+        /// Maximum number of candidates in a list.
         const LIST: usize = 2048;
         /// Bins of a histogram.
         const BINS: usize = 1024;
-        /// Bytes of what is known of a row.
+        /// Bytes of the plan of a row (`RowPlan`).
         const PLAN_BYTES: usize = 128;
-        /// Bytes of what is known of a slice.
+        /// Bytes of the facts about a slice (`SliceFacts`).
         const FACTS_BYTES: usize = 40;
-        /// Bytes of scratch for a row, whatever its slices: the plan, two lists, and weights and counts of the bins.
+        /// Bytes of scratch per row that do not depend on the number of slices: the plan, two
+        /// lists, and the weights and counts of the bins.
         const ROW_BYTES: usize = PLAN_BYTES + 2 * LIST * 8 + BINS * (8 + 4);
-        /// Bytes of scratch for a slice: its weight, what is known of it, and the largest of its groups twice.
+        /// Bytes of scratch per slice: its weight, its facts, and two sets of the largest logits of
+        /// its groups.
         const SLICE_BYTES: usize = 8 + FACTS_BYTES + 2 * (SLICE / GROUP) * 4;
-        /// What the bytes of a row are rounded up to.
+        /// The bytes of a row are rounded up to a multiple of this number.
         const ROW_ALIGNMENT: usize = 128;
     }
 }
 
-/// Threads of a block of attention on Hopper: a warpgroup for each 64 query vectors, and one that copies.
+/// Threads per thread block of attention on Hopper: one warpgroup for each 64 query vectors, and
+/// one that copies.
 const fn threads(queries: usize) -> usize {
     (queries / WGMMA_ROWS + 1) * WARPGROUP
 }
 
-/// Bytes of shared memory of a block of attention on Hopper.
+/// Bytes of dynamic shared memory per thread block of attention on Hopper.
 const fn shared_bytes(head_dim: usize, queries: usize, keys: usize) -> usize {
     attention_hopper::STAGES * (queries + 2 * keys) * head_dim * ACTIVATION
 }

@@ -1,8 +1,9 @@
-//! Sizes that kernels are compiled for: template parameters on the device, and the ending of a kernel's name.
+//! Sizes that kernels are compiled for. Each is a template parameter on the device and a suffix of
+//! the kernel's name.
 
 use std::ops::Index;
 
-/// Elements of a head that attention over the cache is compiled for.
+/// Head dimensions (elements per head) that attention over the KV cache is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeadDim {
     D32,
@@ -14,20 +15,20 @@ pub(crate) enum HeadDim {
 impl HeadDim {
     pub(crate) const ALL: [HeadDim; 4] = [HeadDim::D32, HeadDim::D64, HeadDim::D80, HeadDim::D128];
 
-    /// How many elements they have.
+    /// Elements per head, in the order of [`HeadDim::ALL`].
     pub(crate) const ELEMENTS: [usize; HeadDim::ALL.len()] = [32, 64, 80, 128];
 
     pub(crate) const fn elements(self) -> usize {
         HeadDim::ELEMENTS[self as usize]
     }
 
-    /// The size of exactly so many elements.
+    /// Returns the variant with exactly `elements` elements, if there is one.
     pub(crate) fn of(elements: usize) -> Option<Self> {
         HeadDim::ALL.into_iter().find(|size| size.elements() == elements)
     }
 }
 
-/// Elements of a head that attention within packed stretches is compiled for.
+/// Head dimensions (elements per head) that attention within packed sequences is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PackedHeadDim {
     D32,
@@ -41,10 +42,10 @@ impl PackedHeadDim {
     pub(crate) const ALL: [PackedHeadDim; 5] =
         [PackedHeadDim::D32, PackedHeadDim::D64, PackedHeadDim::D72, PackedHeadDim::D80, PackedHeadDim::D128];
 
-    /// How many elements they have.
+    /// Elements per head, in the order of [`PackedHeadDim::ALL`].
     pub(crate) const ELEMENTS: [usize; PackedHeadDim::ALL.len()] = [32, 64, 72, 80, 128];
 
-    /// Those of the kernel for many short stretches.
+    /// Head dimensions of the kernel for many short sequences (windows).
     pub(crate) const OF_WINDOWS: [PackedHeadDim; 4] =
         [PackedHeadDim::D32, PackedHeadDim::D64, PackedHeadDim::D72, PackedHeadDim::D80];
 
@@ -52,13 +53,13 @@ impl PackedHeadDim {
         PackedHeadDim::ELEMENTS[self as usize]
     }
 
-    /// The size of exactly so many elements.
+    /// Returns the variant with exactly `elements` elements, if there is one.
     pub(crate) fn of(elements: usize) -> Option<Self> {
         PackedHeadDim::ALL.into_iter().find(|size| size.elements() == elements)
     }
 }
 
-/// The most rows of x that a kernel for few rows takes.
+/// Maximum number of rows of x that a kernel for few rows accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FewRows {
     R8,
@@ -79,13 +80,13 @@ impl FewRows {
         }
     }
 
-    /// The smallest size that holds `rows`.
+    /// The smallest size that is at least `rows`.
     pub(crate) fn holding(rows: usize) -> Option<Self> {
         FewRows::ALL.into_iter().find(|size| (1..=size.rows()).contains(&rows))
     }
 }
 
-/// One of each head size.
+/// A value for each [`HeadDim`].
 pub(crate) struct ByHeadDim<T>(pub [T; HeadDim::ALL.len()]);
 
 impl<T> Index<HeadDim> for ByHeadDim<T> {
@@ -96,7 +97,7 @@ impl<T> Index<HeadDim> for ByHeadDim<T> {
     }
 }
 
-/// One of each head size of packed stretches.
+/// A value for each [`PackedHeadDim`].
 pub(crate) struct ByPackedHeadDim<T>(pub [T; PackedHeadDim::ALL.len()]);
 
 impl<T> Index<PackedHeadDim> for ByPackedHeadDim<T> {
@@ -107,7 +108,7 @@ impl<T> Index<PackedHeadDim> for ByPackedHeadDim<T> {
     }
 }
 
-/// One of each number of rows.
+/// A value for each [`FewRows`].
 pub(crate) struct ByFewRows<T>(pub [T; FewRows::ALL.len()]);
 
 impl<T> Index<FewRows> for ByFewRows<T> {
@@ -118,11 +119,14 @@ impl<T> Index<FewRows> for ByFewRows<T> {
     }
 }
 
-/// The most rows of x that a block of `linear_e4m3.cu`'s kernels for few rows takes.
+/// Maximum number of rows of x per thread block, for each of `linear_e4m3.cu`'s kernels for few
+/// rows.
 pub(in crate::cuda) const TILED_ROWS: [usize; 3] = [8, 16, 32];
 
-/// Places of one expert that a tile of `experts_few.cu` takes.
+/// Number of places (positions in the list of choices sorted by expert) per tile of
+/// `experts_few.cu`.
 pub(in crate::cuda) const PLACES: [usize; 4] = [8, 16, 24, 32];
 
-/// Features of a tile of `gate_up_middle.cu`: so many rows of gate, and as many of up.
+/// Number of features per tile of `gate_up_middle.cu`. A tile has this many rows of the gate weight
+/// and as many of the up weight.
 pub(in crate::cuda) const GATED_WIDTHS: [usize; 3] = [80, 96, 112];

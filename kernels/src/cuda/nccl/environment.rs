@@ -1,15 +1,19 @@
-//! What NCCL reads from the process's environment when it is first used.
+//! Environment variables that NCCL reads when it is first used.
 
-/// Variables and the values that they get, unless they are set: no multicast over NVLink, which takes memory that no process
-/// is told of, and no buffer registered with a captured graph, whose pages would stay when their lease ends.
+/// Variables, and the values that they get unless they are already set. Multicast over NVLink is
+/// off because it takes memory that is not reported to any process. Registration of buffers with
+/// captured graphs is off because the registered pages would stay allocated after their lease ends.
 const DEFAULTS: [(&str, &str); 2] = [("NCCL_NVLS_ENABLE", "0"), ("NCCL_GRAPH_REGISTER", "0")];
 
-/// Keeps NCCL from multicast over NVLink (`NCCL_NVLS_ENABLE=0`), and from registering the buffers of captured graphs
-/// (`NCCL_GRAPH_REGISTER=0`), unless the user set these variables. True if they are set now.
+/// Turns off NCCL's multicast over NVLink (`NCCL_NVLS_ENABLE=0`) and its registration of captured
+/// graphs' buffers (`NCCL_GRAPH_REGISTER=0`), unless the user has set these variables. Returns
+/// `true` if both variables are set on return.
 ///
-/// NCCL takes these from the environment alone, which can be changed safely only while a process has one thread: call it at
-/// the start of `main`, as `bursar` does, before a runtime starts. Where there are more threads, or the system does not say,
-/// it changes nothing. Without it NCCL is correct all the same. On two GPUs it never uses multicast.
+/// NCCL reads these settings only from the environment, which can be changed safely only while the
+/// process has a single thread. Call this function at the start of `main`, as `bursar` does, before
+/// a runtime starts. If the process has several threads, or if the operating system does not report
+/// the number, the function changes nothing. NCCL also works correctly without this call. On two
+/// GPUs NCCL never uses multicast.
 pub fn keep_multicast_off() -> bool {
     let are_set = || DEFAULTS.iter().all(|(name, _)| std::env::var_os(name).is_some());
     if are_set() || !is_single_threaded() {
@@ -17,14 +21,16 @@ pub fn keep_multicast_off() -> bool {
     }
     for (name, value) in DEFAULTS {
         if std::env::var_os(name).is_none() {
-            // SAFETY: no other thread is there to read or write the environment, and this one does nothing else meanwhile.
+            // SAFETY: no other thread exists that could read or write the environment at the same
+            // time.
             unsafe { std::env::set_var(name, value) };
         }
     }
     true
 }
 
-/// Whether this process has one thread. False where the system does not say.
+/// Whether this process has a single thread. Returns `false` if the operating system does not
+/// report the number.
 fn is_single_threaded() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
 }
@@ -37,7 +43,7 @@ mod tests {
     fn the_environment_is_left_alone_where_other_threads_may_read_it() {
         let before = DEFAULTS.map(|(name, _)| std::env::var_os(name));
         let beside = std::thread::spawn(|| (is_single_threaded(), keep_multicast_off()));
-        // The thread that waits for it is one more.
+        // The thread that waits in `join` is a second thread of the process.
         let (is_alone, are_set) = beside.join().expect("it does not panic");
         assert!(!is_alone && are_set == before.iter().all(Option::is_some));
         assert_eq!(DEFAULTS.map(|(name, _)| std::env::var_os(name)), before);

@@ -1,4 +1,4 @@
-//! NCCL's calls, as declared in `nccl.h` of 2.14 to 2.28.
+//! NCCL's functions, as declared in `nccl.h` of versions 2.14 to 2.28.
 
 use std::{
     error::Error,
@@ -14,22 +14,25 @@ use libloading::Library;
 use super::super::{blas::BlasSearch, error::OpenError};
 use crate::DType;
 
-/// File names. All versions of NCCL 2 have the same calls.
+/// File names of the library. All versions of NCCL 2 have the same functions.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// The oldest version that is served, as the library counts: captured graphs and aborted communicators are right since.
+/// The oldest supported version, in the library's numbering. Captured graphs and aborted
+/// communicators work correctly since this version.
 const VERSION_MIN: i32 = 21_400;
 
 /// An opaque pointer to a communicator.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Communicator(pub(super) *mut c_void);
 
-// SAFETY: any thread may use a communicator, one at a time, and abort it beside that; `Watch` sees to that.
+// SAFETY: any thread may use a communicator, one thread at a time, and another thread may abort it
+// meanwhile; `Watch` ensures this.
 unsafe impl Send for Communicator {}
-// SAFETY: as above.
+// SAFETY: `Watch` ensures that one thread at a time uses the communicator, apart from the thread
+// that aborts it, which NCCL allows.
 unsafe impl Sync for Communicator {}
 
-/// Constants from the header.
+/// Constants from `nccl.h`.
 pub(super) mod number {
     pub const SUCCESS: i32 = 0;
     pub const UNHANDLED_CUDA_ERROR: i32 = 1;
@@ -46,7 +49,7 @@ macro_rules! calls {
         pub(super) struct Calls {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> i32,)*
             text: unsafe extern "C" fn(i32) -> *const c_char,
-            /// Declared after the calls, so that it is unloaded after them.
+            /// Declared after the functions, so that the library is unloaded after their last use.
             _library: Library,
         }
 
@@ -54,7 +57,8 @@ macro_rules! calls {
             /// # Safety
             /// The library is NCCL.
             unsafe fn of(library: Library) -> Result<Self, libloading::Error> {
-                // SAFETY: the symbols have these types in NCCL, which the caller promises this library is.
+                // SAFETY: the symbols have these types in NCCL, and the caller guarantees that the
+                // library is NCCL.
                 unsafe {
                     $(let $field = *library.get($symbol)?;)*
                     let text = *library.get(b"ncclGetErrorString")?;
@@ -77,11 +81,12 @@ calls! {
     all_gather = b"ncclAllGather": fn(u64, u64, usize, i32, *mut c_void, CUstream);
 }
 
-/// The library.
+/// The loaded library.
 pub struct Nccl(pub(super) Arc<Calls>);
 
 impl Nccl {
-    /// Finds and loads NCCL in the folders of `search`, for `devices`. `why` says why it is wanted, for the error.
+    /// Finds NCCL in the folders of `search` and loads it for `devices`. `why` is the reason why
+    /// NCCL is needed; it becomes part of the error message.
     ///
     /// # Errors
     /// [`OpenError::NoNccl`] and [`OpenError::BadNccl`].
@@ -89,13 +94,14 @@ impl Nccl {
         let (candidates, folders) = (search.files(&NAMES), search.folders());
         let find = || find(&candidates, folders, why);
         match devices.first() {
-            // Kept as cuBLASLt is: closing it would leave what it loaded.
+            // Keep the library open as long as the device's context, like cuBLASLt: closing it
+            // would leave what it loaded on the device.
             Some(device) => Ok(Nccl(device.kept(&format!("NCCL of {candidates:?}"), find)?)),
             None => Ok(Nccl(Arc::new(find()?))),
         }
     }
 
-    /// The version as the library counts: 2.27.5 is 22,705.
+    /// The version in the library's numbering: 2.27.5 is 22,705.
     pub fn version(&self) -> i32 {
         self.0.version_number()
     }
@@ -103,7 +109,7 @@ impl Nccl {
 
 #[cfg(test)]
 impl Calls {
-    /// Calls that do nothing, but for these.
+    /// A fake library whose functions do nothing, except the given ones.
     pub(super) fn faked(
         abort: unsafe extern "C" fn(*mut c_void) -> i32,
         destroy: unsafe extern "C" fn(*mut c_void) -> i32,
@@ -146,11 +152,13 @@ impl Calls {
 impl Calls {
     fn version_number(&self) -> i32 {
         let mut version = 0;
-        // SAFETY: the place is writable.
+        // SAFETY: `version` is writable.
         if unsafe { (self.version)(&mut version) } == number::SUCCESS { version } else { 0 }
     }
 
-    /// Turns a result into an error, given the device that it concerns. The library has one result for all that CUDA says.
+    /// Turns a result code into an error. `device` is the device that the call concerned. NCCL
+    /// returns the same code for all CUDA errors, so the device is asked whether it is lost or out
+    /// of memory.
     pub(super) fn said(&self, call: &'static str, result: i32, device: Option<&CudaDevice>) -> Result<(), DeviceError> {
         if matches!(result, number::SUCCESS | number::IN_PROGRESS) {
             return Ok(());
@@ -166,22 +174,25 @@ impl Calls {
         }
     }
 
-    /// The library's words for a result.
+    /// NCCL's message for a result code.
     pub(super) fn words(&self, result: i32) -> String {
-        // SAFETY: it takes any number, and returns a text that lives as long as the library.
+        // SAFETY: the function accepts any number, and returns a text that lives as long as the
+        // library.
         let text = unsafe { (self.text)(result) };
         if text.is_null() {
             return format!("result {result}");
         }
-        // SAFETY: as above.
+        // SAFETY: the pointer is not null, and NCCL's messages are C strings that live as long as
+        // the library.
         format!("{} ({result})", unsafe { CStr::from_ptr(text) }.to_string_lossy())
     }
 }
 
-/// More than NCCL takes of a device for a group; less free memory than this is why it failed.
+/// An upper bound on the device memory that NCCL takes for a group. If less memory is free, a
+/// failure is reported as a lack of memory.
 const TAKEN_MOST: Bytes = Bytes::gib(2);
 
-/// The library's number for an element type.
+/// NCCL's constant for an element type.
 pub(super) fn number_of(dtype: DType) -> i32 {
     match dtype {
         DType::BF16 => number::BFLOAT16,
@@ -191,19 +202,19 @@ pub(super) fn number_of(dtype: DType) -> i32 {
     }
 }
 
-/// The first candidate that is NCCL. `folders` and `why` are for the error.
+/// Loads the first candidate that is a usable NCCL. `folders` and `why` are used in the error.
 fn find(candidates: &[PathBuf], folders: &[PathBuf], why: &str) -> Result<Calls, OpenError> {
     let mut bad = None;
     for candidate in candidates {
-        // SAFETY: a library by NVIDIA, whose initialisers may run at any time.
+        // SAFETY: the file is a library by NVIDIA, whose initializers may run at any time.
         let Ok(library) = (unsafe { Library::new(candidate) }) else { continue };
-        // SAFETY: its name says it is NCCL; a library that lacks a call is refused.
+        // SAFETY: the file is named like NCCL; a library without one of the functions is refused.
         let reason = match unsafe { Calls::of(library) } {
             Ok(calls) if calls.version_number() >= VERSION_MIN => return Ok(calls),
             Ok(calls) => {
                 format!("its version is {}; expected {VERSION_MIN} or later", calls.version_number())
             }
-            // The system's own message is one level down.
+            // The operating system's own message is the source of the error.
             Err(error) => error.source().map_or_else(|| error.to_string(), ToString::to_string),
         };
         bad = Some((candidate.display().to_string(), reason));

@@ -1,4 +1,4 @@
-//! A rank's end of a link through NCCL: its communicator, and the memory that it exchanges through.
+//! A rank's end of a link through NCCL: its communicator and its exchange memory.
 
 use std::{
     any::Any,
@@ -30,35 +30,37 @@ use crate::{
 
 /// A rank's end of a link between GPU ranks through NCCL.
 ///
-/// Sums are of activations, in the library's order and in activations' type: rounded once for each rank after the first,
-/// and once more when they meet what they are added to. All ranks get the same bits, and the same ones every time that the
-/// library takes the same way. All ranks come to the same operations in the same order. One that does not come in time, or is
-/// dropped, breaks the link: what the others compute is undefined from then on, and they get [`DeviceError::Lost`] when they
-/// next wait for results.
+/// Sums are computed in the activation type and in NCCL's order: a sum is rounded once for each
+/// rank after the first, and once more when it is added to the output. All ranks get the same bits.
+/// The bits are reproducible as long as NCCL chooses the same algorithm. All ranks must launch the
+/// same operations in the same order. A rank that does not join in time, or that is dropped, breaks
+/// the link: the results of the other ranks are undefined from then on, and they get
+/// [`DeviceError::Lost`] when they next wait for results.
 pub struct NcclLink {
     rank: Rank,
     communicator: Communicator,
     calls: Arc<Calls>,
     memory: Address,
-    /// Bytes of a half of the data.
+    /// Bytes of each of the two halves of the data.
     half: usize,
     watch: Watch,
-    /// Exchanges that were captured so far.
+    /// Number of collectives captured so far.
     captured: Cell<u64>,
     _group: Arc<Group>,
 }
 
-/// What all ends of a link share.
+/// State that all ends of a link share.
 struct Group {
     shared: Arc<Shared>,
     watches: Option<JoinHandle<()>>,
-    /// Dropped when the thread has ended: gives the communicators back, counted off each device.
+    /// Dropped after the thread has ended. Gives the communicators back and subtracts their memory
+    /// from each device's overhead.
     _counted: Counted,
 }
 
 type Counted = Box<dyn Any + Send + Sync>;
 
-/// Gives back all that a group has of the library.
+/// The communicators of a group. Dropping this returns them to NCCL.
 struct Communicators(Arc<Shared>);
 
 impl Drop for Communicators {
@@ -70,32 +72,36 @@ impl Drop for Communicators {
 impl Drop for Group {
     fn drop(&mut self) {
         self.shared.end();
-        // It does not panic, and if it did the communicators must go all the same.
+        // The thread does not panic; even if it did, the communicators must be given back.
         drop(self.watches.take().map(JoinHandle::join));
     }
 }
 
-/// Rows of which there are numbers in the memory where the link through kernels has its own control.
+/// Maximum rows of one collective. The row numbers up to here are stored in the part of exchange
+/// memory where a [`CudaLink`](super::super::CudaLink) has its control data.
 const ROWS_MAX: usize = 1 << 16;
 const _: () = assert!(ROWS_MAX * size_of::<u32>() <= DATA_AT);
 
-/// What is exchanged before anything is measured, so that the library has all that it takes: it connects ranks by the size of
-/// an exchange. The largest follows.
+/// Sizes, in bytes, of the collectives that run before anything is measured, so that NCCL allocates
+/// everything that it needs: NCCL connects ranks differently depending on the size of a collective.
+/// A collective of the largest size follows.
 const FIRST: [usize; 4] = [1 << 10, 64 << 10, 1 << 20, 16 << 20];
 
 impl NcclLink {
-    /// The ends of a link between ranks, in the order of their indices. `memory` is each rank's exchange memory, of
-    /// [`CudaLink::bytes`](super::super::CudaLink::bytes) of `largest`. Ranks have `patience` with one that others wait for.
-    /// What NCCL takes of each device counts as overhead until the last end is dropped.
+    /// Creates the ends of a link between ranks, in the order of their indices. `memory` is each
+    /// rank's exchange memory, of [`CudaLink::bytes`](super::super::CudaLink::bytes) of `largest`.
+    /// `patience` is how long the ranks wait for a rank that lags behind. The device memory that
+    /// NCCL takes counts as overhead until the last end is dropped.
     ///
-    /// The ends' streams are past their work, and graphs captured with them are dropped, before the last end drops.
+    /// The work in the streams of all ends must be complete, and graphs captured with them must be
+    /// dropped, before the last end is dropped.
     ///
     /// # Errors
-    /// NCCL refuses, or has no memory; two ranks share a GPU, which it does not serve.
+    /// NCCL refuses, or has no memory; two ranks share a GPU, which NCCL does not support.
     ///
     /// # Safety
-    /// Each memory is backed, begins on a page, is open to the devices of all ranks that reach it, and stays so until all work
-    /// of all ranks has ended.
+    /// Each memory is backed, begins on a page, is open to the devices of all ranks that can reach
+    /// it, and stays so until all work of all ranks has ended.
     pub unsafe fn between(
         nccl: &Nccl,
         kernels: &[&Arc<CudaKernels>],
@@ -108,7 +114,7 @@ impl NcclLink {
         refuse_shared(&devices)?;
         let half = largest.round_up(Bytes(UNIT as u64)).as_usize();
         for (kernels, memory) in kernels.iter().zip(memory) {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller guarantees that this is exchange memory, and nothing uses it yet.
             unsafe { number_rows(kernels, *memory) }?;
         }
         let (calls, mut made) = (&nccl.0, None);
@@ -117,7 +123,7 @@ impl NcclLink {
             let asked = devices.clone();
             let lost = move || asked.iter().position(|device| device.memory().is_err_and(|error| error.is_lost()));
             let watches = Watch::over(calls, &communicators, patience, Box::new(lost));
-            // Also given back where what follows fails.
+            // From here on the communicators are given back if a later step fails.
             let given_back = Communicators(watches[0].shared().clone());
             let data: Vec<_> = memory.iter().map(|memory| data_at(*memory)).collect();
             warm_up((calls, &given_back.0), &devices, &communicators, &data, half, patience)?;
@@ -144,7 +150,7 @@ impl NcclLink {
         Ok(ends.map(end).collect())
     }
 
-    /// Its place in the group.
+    /// This rank's position in the group.
     pub fn rank(&self) -> Rank {
         self.rank
     }
@@ -153,7 +159,7 @@ impl NcclLink {
         &self.watch
     }
 
-    /// How many exchanges were captured so far.
+    /// Number of collectives captured so far.
     pub(in super::super) fn captured(&self) -> u64 {
         self.captured.get()
     }
@@ -175,7 +181,8 @@ impl NcclLink {
             copy_rows(&cuda.stream, ByteRows::of(&partial), sums, [count, width])?;
             self.launch(cuda, "ncclAllReduce", |calls, communicator, stream| {
                 let (elements, kind) = (count * columns, number_of(dtype));
-                // SAFETY: so many elements were copied there, and the communicator and the stream are alive.
+                // SAFETY: `count` rows were copied there before, and the communicator and the
+                // stream are alive.
                 unsafe { (calls.all_reduce)(data.0, data.0, elements, kind, number::SUM, communicator, stream) }
             })?;
             if call.accumulate {
@@ -187,10 +194,10 @@ impl NcclLink {
         Ok(())
     }
 
-    /// Adds as many sums to the rows of `out`.
+    /// Adds the sums in exchange memory to the rows of `out`.
     fn add(&self, cuda: &Cuda, out: &Tensor<'_>) -> Result<(), KernelError> {
-        // SAFETY: the maker of the link vouches for its memory, the sums were put there by earlier work of the stream, and the
-        // numbers when the link was made.
+        // SAFETY: the creator of the link guarantees that its memory is valid. Earlier work of the
+        // stream has written the sums, and the row numbers were written when the link was created.
         let (sums, rows) = unsafe {
             let sums = Tensor::persistent(data_at(self.memory), [out.rows(), out.columns()], out.dtype());
             (sums, Tensor::persistent(self.memory, [out.rows()], DType::U32))
@@ -202,7 +209,8 @@ impl NcclLink {
         cuda.enter()?;
         let (rows, ranks, data) = (call.part.rows(), self.rank.of(), data_at(self.memory));
         let width = bytes(call.part.dtype(), call.part.columns());
-        // Both halves hold what all ranks bring; a row that is too wide for that is gathered in pieces.
+        // Both halves together hold the parts of all ranks. A row that is too wide for this is
+        // gathered in pieces.
         let [rows_at_once, piece] = gathered_at_once(2 * self.half, ranks, width);
         if piece == 0 && width > 0 {
             return Err(KernelError::NoKernel { op: "all_gather" });
@@ -216,7 +224,8 @@ impl NcclLink {
                 let (own, size) = (of_rank(self.rank.index()), [count, wide]);
                 copy_rows(&cuda.stream, ByteRows::of(&call.part).at_row(first).at_byte(column), own, size)?;
                 self.launch(cuda, "ncclAllGather", |calls, communicator, stream| {
-                    // SAFETY: so many bytes were copied there, and there is room for all ranks'.
+                    // SAFETY: this rank's part was copied there before, and there is space for the
+                    // parts of all ranks.
                     unsafe { (calls.all_gather)(own.start.0, data.0, sent, number::UINT8, communicator, stream) }
                 })?;
                 for rank in 0..ranks {
@@ -250,7 +259,8 @@ impl Drop for NcclLink {
     }
 }
 
-/// Rows, and bytes of each, that `room` bytes hold of each of `ranks` ranks at once, of rows of `width` bytes.
+/// Returns how many rows, and how many bytes of each row, are gathered at once into `room` bytes.
+/// Each of `ranks` ranks contributes rows of `width` bytes.
 fn gathered_at_once(room: usize, ranks: usize, width: usize) -> [usize; 2] {
     let of_rank = room / ranks / UNIT * UNIT;
     let piece = width.min(of_rank);
@@ -273,14 +283,15 @@ fn refuse_shared(devices: &[Arc<CudaDevice>]) -> Result<(), DeviceError> {
     }
 }
 
-/// Writes the numbers of rows where a link through kernels has its control.
+/// Writes the row numbers into the part of exchange memory where a link through kernels has its
+/// control data.
 ///
 /// # Safety
 /// The memory is exchange memory, and nothing uses it yet.
 unsafe fn number_rows(kernels: &Arc<CudaKernels>, memory: Address) -> Result<(), OpenError> {
     let cuda = Cuda::new(kernels)?;
     let numbers: Vec<u8> = (0..ROWS_MAX as u32).flat_map(u32::to_ne_bytes).collect();
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees that the memory is exchange memory that nothing else uses.
     let mut rows = unsafe { Tensor::persistent(memory, [numbers.len()], DType::U8) };
     match transfer::fill(&cuda, &numbers, &mut rows).and_then(|()| cuda.wait()) {
         Err(KernelError::Device(error)) => Err(error.into()),
@@ -289,17 +300,17 @@ unsafe fn number_rows(kernels: &Arc<CudaKernels>, memory: Address) -> Result<(),
     }
 }
 
-/// Communicators on these devices.
+/// Creates a communicator on each of these devices.
 fn initialised(calls: &Calls, devices: &[Arc<CudaDevice>]) -> Result<Vec<Communicator>, DeviceError> {
     let ordinals: Vec<i32> = devices.iter().map(|device| device.ordinal() as i32).collect();
     let mut made = vec![std::ptr::null_mut(); devices.len()];
-    // SAFETY: there is a place and a number for each.
+    // SAFETY: `made` and `ordinals` have an entry for each device.
     let result = unsafe { (calls.init_all)(made.as_mut_ptr(), ordinals.len() as i32, ordinals.as_ptr()) };
     calls.said("ncclCommInitAll", result, devices.first().map(AsRef::as_ref))?;
     Ok(made.into_iter().map(Communicator).collect())
 }
 
-/// Makes exchanges of several sizes, and waits for them.
+/// Runs collectives of several sizes, and waits for them.
 fn warm_up(
     (calls, shared): (&Calls, &Shared),
     devices: &[Arc<CudaDevice>],
@@ -311,12 +322,12 @@ fn warm_up(
     let streams = devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>()?;
     let ends = devices.iter().map(Event::new).collect::<Result<Vec<_>, _>>()?;
     let together = |call: &'static str, each: &dyn Fn(usize, Communicator, CUstream) -> i32| {
-        // One thread launches for all ranks, which it can in a group alone.
-        // SAFETY: they have no arguments, and are called in pairs.
+        // A single thread launches for all ranks, which NCCL allows only within a group. SAFETY:
+        // `group_start` has no arguments, and `group_end` is called once for it.
         calls.said("ncclGroupStart", unsafe { (calls.group_start)() }, None)?;
         let all = communicators.iter().zip(&streams).enumerate();
         let launched: Vec<i32> = all.map(|(rank, (one, stream))| each(rank, *one, stream.raw())).collect();
-        // SAFETY: as above.
+        // SAFETY: `group_end` has no arguments, and it is called once for each `group_start`.
         let ended = unsafe { (calls.group_end)() };
         launched
             .into_iter()
@@ -327,13 +338,13 @@ fn warm_up(
     for size in FIRST.into_iter().chain([half]).map(|size| size.min(half)) {
         together("ncclAllReduce", &|rank, one, stream| {
             let (at, elements) = (data[rank].0, size / DType::BF16.size());
-            // SAFETY: a half has that many, and the communicators and streams are alive.
+            // SAFETY: a half holds this many elements, and the communicators and streams are alive.
             unsafe { (calls.all_reduce)(at, at, elements, number::BFLOAT16, number::SUM, one.0, stream) }
         })?;
         together("ncclAllGather", &|rank, one, stream| {
             let sent = size.min(2 * half / data.len());
             let own = data[rank].0 + (rank * sent) as u64;
-            // SAFETY: both halves hold so many bytes of each rank.
+            // SAFETY: both halves together hold `sent` bytes of each rank.
             unsafe { (calls.all_gather)(own, data[rank].0, sent, number::UINT8, one.0, stream) }
         })?;
     }
@@ -345,7 +356,8 @@ fn warm_up(
     while !ends.iter().all(Event::is_past) {
         if began.elapsed() > patience {
             let said = format!("the first collectives did not complete within {} s", patience.as_secs_f64());
-            // Otherwise they would still wait for each other when the streams drop.
+            // Otherwise the collectives would still wait for each other when the streams are
+            // dropped.
             shared.break_off(&[], said.clone());
             return Err(DeviceError::Driver { call: "ncclAllReduce", said });
         }
@@ -354,7 +366,8 @@ fn warm_up(
     streams.iter().try_for_each(Stream::wait)
 }
 
-/// What `make` makes, counted as overhead of all of these devices until it drops.
+/// Returns what `make` makes. Its memory counts as overhead of all of these devices until it is
+/// dropped.
 fn counted(
     devices: &[Arc<CudaDevice>],
     make: &mut dyn FnMut() -> Result<Communicators, DeviceError>,

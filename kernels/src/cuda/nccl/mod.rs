@@ -1,4 +1,5 @@
-//! NCCL, loaded at run time, for ranks whose GPUs cannot map each other's memory or have no kernels of ours to meet in it.
+//! NCCL, loaded at run time, for ranks whose GPUs cannot map each other's memory or have no
+//! all-reduce kernels of this project.
 
 mod environment;
 mod library;

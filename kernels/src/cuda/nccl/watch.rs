@@ -1,9 +1,11 @@
-//! Who came to which exchange, as the host knows it, and the end of a wait for a rank that does not come.
+//! Supervision of collectives through NCCL: counts the collectives that each rank has launched, and
+//! ends the wait for a rank that does not join.
 //!
-//! A kernel of NCCL's waits for the other ranks without a bound. So a thread of its own looks whether a rank stays behind
-//! the others or has lost its device, and if so lets the kernels of those that wait end. That is what `ncclCommAbort` is for. It also
-//! waits for the graphs that were captured with the communicator, which lanes drop only once their device is past its work,
-//! so no lane calls it.
+//! A kernel of NCCL waits for the other ranks without a time limit. A separate thread therefore
+//! checks whether a rank lags behind the others or has lost its device, and if so, ends the kernels
+//! of the waiting ranks with `ncclCommAbort`. `ncclCommAbort` also waits until the graphs that were
+//! captured with the communicator are dropped. Lanes drop their graphs only after their device has
+//! completed its work, so a lane must not call `ncclCommAbort`.
 
 use std::{
     sync::{
@@ -18,13 +20,14 @@ use bursar_budgets::DeviceError;
 
 use super::library::{Calls, Communicator, number};
 
-/// How often the thread looks while ranks have patience with each other.
+/// Number of checks within `patience`.
 const LOOKS: u32 = 10;
 
-/// How long a rank that is launching something is waited for before its communicator is aborted beside that.
+/// How long the thread waits for a rank to return from a launch before it aborts the rank's
+/// communicator during the launch.
 const LAUNCHES: Duration = Duration::from_secs(1);
 
-/// A rank's place among those that are watched. Clones share it.
+/// One rank's handle to the supervision of its group. Clones share the same state.
 #[derive(Clone)]
 pub(in super::super) struct Watch {
     shared: Arc<Shared>,
@@ -35,22 +38,24 @@ pub(super) struct Shared {
     calls: Arc<Calls>,
     patience: Duration,
     ranks: Vec<OfRank>,
-    /// The rank whose device is lost, if there is one. Exchanges that it had launched are waited for all the same.
+    /// Returns the rank whose device is lost, if there is one. A lost device must be detected
+    /// separately, because the other ranks also wait for collectives that the lost rank has already
+    /// launched.
     lost: Lost,
-    /// Why there are no more exchanges.
+    /// The reason why collectives have ended, once they have.
     broken: OnceLock<String>,
     signals: Mutex<Signals>,
     changed: Condvar,
 }
 
-/// Asks the devices, in the order of ranks.
+/// Queries the devices, in the order of ranks.
 pub(super) type Lost = Box<dyn Fn() -> Option<usize> + Send + Sync>;
 
 struct OfRank {
     communicator: Communicator,
-    /// Held while it launches an exchange.
+    /// Held while the rank launches a collective.
     gate: Mutex<()>,
-    /// Exchanges that it has launched.
+    /// Number of collectives that the rank has launched.
     came: AtomicU64,
     is_gone: AtomicBool,
     is_aborted: AtomicBool,
@@ -58,14 +63,15 @@ struct OfRank {
 
 #[derive(Default)]
 struct Signals {
-    /// The thread ends.
+    /// The thread must end.
     ends: bool,
-    /// It looks at once.
+    /// The thread must check at once.
     looks: bool,
 }
 
 impl Watch {
-    /// The places of all ranks, in order, and what watches them when it is run in a thread.
+    /// Creates the handles of all ranks, in order. [`Shared::watch`] must then run in a separate
+    /// thread.
     pub(super) fn over(
         calls: &Arc<Calls>,
         communicators: &[Communicator],
@@ -95,7 +101,7 @@ impl Watch {
         &self.shared
     }
 
-    /// Launches so many exchanges of this rank.
+    /// Launches `exchanges` collectives of this rank by calling `run`.
     pub(in super::super) fn launch<E: From<DeviceError>>(
         &self,
         exchanges: u64,
@@ -109,7 +115,7 @@ impl Watch {
         Ok(())
     }
 
-    /// The error of ranks that went apart.
+    /// Returns an error if the link of the ranks is broken.
     pub(in super::super) fn check(&self) -> Result<(), DeviceError> {
         match self.shared.broken.get() {
             None => Ok(()),
@@ -117,7 +123,7 @@ impl Watch {
         }
     }
 
-    /// This rank launches nothing more.
+    /// Records that this rank launches no more collectives.
     pub(super) fn leave(&self) {
         self.shared.ranks[self.rank].is_gone.store(true, Ordering::Release);
         self.shared.signal(|signals| signals.looks = true);
@@ -125,18 +131,20 @@ impl Watch {
 }
 
 impl Shared {
-    /// Watches until it is told to end, or until the ranks have gone apart.
+    /// Checks the ranks until [`Shared::end`] is called or until the link is broken.
     pub(super) fn watch(&self) {
         let period = self.patience / LOOKS;
         let began = Instant::now();
-        // When each rank was last seen not to be behind, or to have moved.
+        // For each rank, the number of collectives at the last check at which the rank was level
+        // with the leader or had advanced, and the time of that check.
         let mut seen = vec![(0, began); self.ranks.len()];
         while !self.ends_after(period) {
             if let Some(error) = self.failure() {
                 self.break_off(&[], error);
                 return;
             }
-            // All may have launched the same: then none stays behind.
+            // If all ranks have launched the same number, no rank lags behind, so a lost device
+            // must be checked separately.
             if let Some(rank) = (self.lost)() {
                 self.break_off(&[rank], format!("the device of rank {rank} is lost"));
                 return;
@@ -151,7 +159,8 @@ impl Shared {
             }
             let is_missing = |rank: &usize| {
                 let is_late = now - seen[*rank].1 >= self.patience + period;
-                // One between the others has launched what waits for those at the end.
+                // Only the ranks with the fewest launches are missing. A rank between these and the
+                // leader has launched collectives that wait for these ranks.
                 came[*rank] == least && least < most && (is_late || self.ranks[*rank].is_gone.load(Ordering::Acquire))
             };
             let missing: Vec<usize> = (0..came.len()).filter(is_missing).collect();
@@ -161,26 +170,28 @@ impl Shared {
         }
     }
 
-    /// Ends the thread that watches.
+    /// Makes the thread that runs [`Shared::watch`] end.
     pub(super) fn end(&self) {
         self.signal(|signals| signals.ends = true);
     }
 
-    /// Gives back all communicators that are not yet aborted. The last call frees what all of them have, once no graph that
-    /// was captured with one is left.
+    /// Returns all communicators that are not yet aborted to NCCL. The last of these calls frees
+    /// the memory of all communicators, once no graph that was captured with one is left.
     pub(super) fn give_back(&self) {
         let is_broken = self.broken.get().is_some();
         for rank in self.ranks.iter().filter(|rank| !rank.is_aborted.load(Ordering::Acquire)) {
-            // One that is not past all that it was given can only be aborted.
+            // A communicator whose work has not completed can only be aborted.
             let give = if is_broken { self.calls.abort } else { self.calls.destroy };
-            // SAFETY: no rank is left that could use it, and this is its last use.
+            // SAFETY: no rank is left that could use the communicator, and this is its last use.
             unsafe { give(rank.communicator.0) };
         }
     }
 
-    /// Breaks the link off because of ranks that are missing, if these are where they were. Theirs have nothing that waits, so
-    /// they keep their communicators: what all have is freed with the last one, where it is counted off the devices. But for
-    /// those that do not leave the library.
+    /// Breaks the link because of the missing ranks, unless one of them has advanced meanwhile. The
+    /// missing ranks have no kernels that wait, so they keep their communicators: the memory of all
+    /// communicators is then freed with the last one in `give_back`, where it is subtracted from
+    /// the devices' overhead. The communicators of missing ranks that do not return from the
+    /// library are aborted as well.
     fn are_still(&self, missing: &[usize], came: &[u64]) -> bool {
         let gates: Vec<_> = missing.iter().map(|rank| (*rank, self.ranks[*rank].lock_soon())).collect();
         let now = self.came();
@@ -195,16 +206,19 @@ impl Shared {
         true
     }
 
-    /// Ends all exchanges of all ranks but those in `kept`, which launch nothing meanwhile and have nothing that waits.
+    /// Ends the collectives of all ranks that are not in `kept`. The ranks in `kept` launch nothing
+    /// meanwhile and have no kernels that wait.
     pub(super) fn break_off(&self, kept: &[usize], why: String) {
         drop(self.broken.set(why));
         let ended = (0..self.ranks.len()).filter(|rank| !kept.contains(rank)).map(|rank| &self.ranks[rank]);
         let mut ended: Vec<_> = ended.map(|rank| (rank.lock_soon(), rank)).collect();
-        // Those inside the library first, which lets them out: the last abort frees what all communicators have.
+        // First abort the communicators of ranks that are inside the library, which makes these
+        // ranks return: the last abort frees the memory of all communicators.
         ended.sort_by_key(|(gate, _)| gate.is_some());
         for (gate, rank) in &mut ended {
             rank.is_aborted.store(true, Ordering::Release);
-            // SAFETY: the communicator is alive, and its rank launches nothing any more, or is inside a launch that this ends.
+            // SAFETY: the communicator is alive, and its rank either launches nothing more or is
+            // inside a launch that this call ends.
             unsafe { (self.calls.abort)(rank.communicator.0) };
             if gate.is_none() {
                 *gate = rank.lock_soon();
@@ -212,11 +226,11 @@ impl Shared {
         }
     }
 
-    /// What the library itself says has gone wrong.
+    /// The failure that NCCL itself reports, if any.
     fn failure(&self) -> Option<String> {
         self.ranks.iter().enumerate().find_map(|(rank, of_rank)| {
             let mut result = number::SUCCESS;
-            // SAFETY: the communicator is alive, and the place is writable.
+            // SAFETY: the communicator is alive, and `result` is writable.
             let asked = unsafe { (self.calls.async_error)(of_rank.communicator.0, &mut result) };
             let is_well = asked == number::SUCCESS && matches!(result, number::SUCCESS | number::IN_PROGRESS);
             (!is_well).then(|| format!("NCCL failed on rank {rank}: {}", self.calls.words(result.max(asked))))
@@ -227,7 +241,7 @@ impl Shared {
         self.ranks.iter().map(|rank| rank.came.load(Ordering::Acquire)).collect()
     }
 
-    /// Waits for a while, or until there is something to look at. Whether the thread is to end.
+    /// Waits for `period`, or less if a signal arrives. Returns whether the thread must end.
     fn ends_after(&self, period: Duration) -> bool {
         let signals = self.signals.lock().unwrap_or_else(PoisonError::into_inner);
         let is_quiet = |signals: &mut Signals| !signals.ends && !signals.looks;
@@ -245,11 +259,12 @@ impl Shared {
 
 impl OfRank {
     fn lock(&self) -> MutexGuard<'_, ()> {
-        // It guards no data that a panic could leave half changed.
+        // Ignore poisoning: the mutex guards no data that a panic could leave half changed.
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As `lock`. None from a rank that does not leave the library, because what it has launched before waits.
+    /// Like `lock`, with a time limit. Returns `None` if the rank does not return from the library
+    /// because a collective that it launched earlier still waits.
     fn lock_soon(&self) -> Option<MutexGuard<'_, ()>> {
         let began = Instant::now();
         loop {
@@ -271,32 +286,33 @@ mod tests {
 
     use super::*;
 
-    /// What a communicator of a test has come to: 1 after it was aborted, 2 after it was destroyed, and below 0 the error that it
-    /// is to have.
+    /// The fate of a test's communicator: 1 after an abort, 2 after it was destroyed; a negative
+    /// value is the error that NCCL reports for it, negated.
     type Fate = AtomicI32;
 
     unsafe extern "C" fn abort(one: *mut c_void) -> i32 {
-        // SAFETY: a test's communicators are these.
+        // SAFETY: the communicators of these tests are pointers to `Fate`.
         unsafe { &*one.cast::<Fate>() }.store(1, Ordering::SeqCst);
         0
     }
 
     unsafe extern "C" fn destroy(one: *mut c_void) -> i32 {
-        // SAFETY: as above.
+        // SAFETY: the communicators of these tests are pointers to `Fate`.
         unsafe { &*one.cast::<Fate>() }.store(2, Ordering::SeqCst);
         0
     }
 
     unsafe extern "C" fn async_error(one: *mut c_void, out: *mut i32) -> i32 {
-        // SAFETY: as above, and the place is writable.
+        // SAFETY: the communicators of these tests are pointers to `Fate`, and `out` is writable.
         unsafe { *out = (-(*one.cast::<Fate>()).load(Ordering::SeqCst)).max(0) };
         0
     }
 
     const PATIENCE: Duration = Duration::from_millis(100);
 
-    /// Watches three ranks while `story` runs, then gives back. Returns what the ranks hear, the communicators' fates before that
-    /// and after it, and how long it took.
+    /// Supervises three ranks while `story` runs, then gives the communicators back. Returns the
+    /// error that rank 1 gets, the communicators' fates before and after they are given back, and
+    /// how long it took until the supervision ended.
     fn watched(story: impl FnOnce(&[Watch], &[Fate], &AtomicUsize)) -> (Option<String>, [i32; 3], [i32; 3], Duration) {
         let fates: [Fate; 3] = Default::default();
         let communicators = [0, 1, 2].map(|rank| Communicator((&raw const fates[rank]).cast_mut().cast()));
@@ -309,7 +325,7 @@ mod tests {
         let took = thread::scope(|scope| {
             let thread = scope.spawn(|| shared.watch());
             story(&watches, &fates, &lost);
-            // Ranks that are together are watched until the thread is told to end.
+            // If no rank is missing, the thread runs until `end` is called.
             while !thread.is_finished() && began.elapsed() < 10 * PATIENCE {
                 thread::park_timeout(Duration::from_millis(1));
             }
@@ -384,7 +400,8 @@ mod tests {
             come(&watches[2], 2);
             let inside = watches[1].clone();
             let launch = move || {
-                // It leaves when the link is broken, as NCCL does when it is aborted.
+                // The launch returns when the link is broken, as NCCL does when its communicator is
+                // aborted.
                 while inside.check().is_ok() {
                     thread::park_timeout(Duration::from_millis(1));
                 }

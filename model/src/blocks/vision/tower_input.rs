@@ -60,13 +60,14 @@ impl TowerInput {
         }
         let side = processor.tiling.map(|tiling| tiling.side as usize);
         let told = |side: Option<usize>| side.map_or_else(|| "no tiles".to_owned(), |side| format!("tiles of {side}"));
-        match side == self.tile {
-            true => Ok(()),
-            false => Err(ConfigError::Contradiction(format!(
+        if side == self.tile {
+            Ok(())
+        } else {
+            Err(ConfigError::Contradiction(format!(
                 "the model takes {}, but the {what} processor makes {}",
                 told(self.tile),
                 told(side)
-            ))),
+            )))
         }
     }
 }

@@ -24,11 +24,12 @@ pub fn check(place: &str, fields: &Map<String, Value>) -> Result<(), ConfigError
 
 /// Refuses heads that cannot be rotated along two axes. Returns the elements of a head.
 pub fn head_dim(hidden: usize, heads: usize) -> Result<usize, ConfigError> {
-    match hidden.is_multiple_of(4 * heads) {
-        true => Ok(hidden / heads),
-        false => Err(ConfigError::Contradiction(format!(
+    if hidden.is_multiple_of(4 * heads) {
+        Ok(hidden / heads)
+    } else {
+        Err(ConfigError::Contradiction(format!(
             "vision_config: {heads} heads of {hidden} elements cannot be rotated along two axes"
-        ))),
+        )))
     }
 }
 

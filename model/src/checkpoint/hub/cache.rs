@@ -54,9 +54,10 @@ impl HubCache {
     }
 
     pub fn remember_commit(&self, commit: &str) -> Result<(), HubError> {
-        match self.revision == commit {
-            true => Ok(()),
-            false => self.repository.create_ref(commit).map_err(failed(&self.revision)),
+        if self.revision == commit {
+            Ok(())
+        } else {
+            self.repository.create_ref(commit).map_err(failed(&self.revision))
         }
     }
 

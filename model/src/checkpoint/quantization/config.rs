@@ -181,9 +181,10 @@ fn tensor(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
         "exclude_modules",
         "producer",
     ])?;
-    let scheme = match is_by_channel {
-        true => Fp8Scheme::CHANNEL,
-        false => Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Fixed },
+    let scheme = if is_by_channel {
+        Fp8Scheme::CHANNEL
+    } else {
+        Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Fixed }
     };
     let (method, plain) = (QuantizationMethod::ModelOpt, part.modules(&["ignore", "exclude_modules"])?);
     Ok(StoredFp8 { method, scheme, scale: "weight_scale", plain })
@@ -265,9 +266,10 @@ impl<'c> Fields<'c> {
 
     /// Refuses a value that is not `among`; `null` among them allows that there is none.
     fn among(&self, name: &str, among: &[Value], supported: &'static str) -> Result<(), QuantizationError> {
-        match among.contains(self.fields.get(name).unwrap_or(&Value::Null)) {
-            true => Ok(()),
-            false => Err(self.refused(name, supported)),
+        if among.contains(self.fields.get(name).unwrap_or(&Value::Null)) {
+            Ok(())
+        } else {
+            Err(self.refused(name, supported))
         }
     }
 

@@ -214,13 +214,14 @@ fn check_settings(config: &Map<String, Value>, layout: Layout) -> Result<(), Con
 /// Reads `downsample_ratio`: 0.5 merges two by two patches.
 fn merge(config: &Map<String, Value>) -> Result<MergeSize, ConfigError> {
     let ratio = config.get("downsample_ratio").map(f64::deserialize).transpose()?.unwrap_or(0.5);
-    match ratio == 0.5 {
-        true => Ok(MergeSize::new(2)),
-        false => Err(ConfigError::Unsupported {
+    if ratio == 0.5 {
+        Ok(MergeSize::new(2))
+    } else {
+        Err(ConfigError::Unsupported {
             field: "downsample_ratio".to_owned(),
             value: ratio.to_string(),
             supported: "0.5",
-        }),
+        })
     }
 }
 
@@ -303,12 +304,13 @@ impl VisionConfig {
 
     fn with_whole_tiles(self) -> Result<Self, ConfigError> {
         let merged = self.patch_size * self.merge.side();
-        match self.image_size.is_multiple_of(merged) {
-            true => Ok(self),
-            false => Err(ConfigError::Contradiction(format!(
+        if self.image_size.is_multiple_of(merged) {
+            Ok(self)
+        } else {
+            Err(ConfigError::Contradiction(format!(
                 "vision_config.image_size {} is not a multiple of {merged}, two patches",
                 self.image_size
-            ))),
+            )))
         }
     }
 

@@ -52,12 +52,11 @@ const MIXED: &str = "qwen3_moe";
 const MIXED_CLASS: &str = "Qwen3MoeForCausalLM";
 
 fn read(place: &str, fields: &Map<String, Value>, is_mixed: bool) -> Result<DecoderConfig, ConfigError> {
-    match is_mixed {
-        true => {
-            config_keys::refuse_window(place, fields)?;
-            DecoderConfig::read(place, fields, &mixed_defaults())
-        }
-        false => DecoderConfig::read(place, fields, &defaults()),
+    if is_mixed {
+        config_keys::refuse_window(place, fields)?;
+        DecoderConfig::read(place, fields, &mixed_defaults())
+    } else {
+        DecoderConfig::read(place, fields, &defaults())
     }
 }
 

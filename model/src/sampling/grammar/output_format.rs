@@ -265,10 +265,7 @@ fn pattern_of(choices: &[String]) -> Result<String, GrammarError> {
 /// Escapes every character that is not alphanumeric by its number, because the text passes through two notations with
 /// special characters.
 fn escape(character: char) -> String {
-    match character.is_alphanumeric() {
-        true => character.to_string(),
-        false => format!("\\x{{{:x}}}", u32::from(character)),
-    }
+    if character.is_alphanumeric() { character.to_string() } else { format!("\\x{{{:x}}}", u32::from(character)) }
 }
 
 pub(super) fn require(part: &'static str, value: usize, unit: &'static str, limit: usize) -> Result<(), GrammarError> {

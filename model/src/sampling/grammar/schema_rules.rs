@@ -111,10 +111,7 @@ impl<'s> Walk<'s> {
             return Err(GrammarError::Keyword { keyword, place: place.clone() });
         }
         if let Some(keyword) = NUMBERS.into_iter().find(|known| *known == keyword) {
-            return match is_exact(value) {
-                true => Ok(()),
-                false => Err(GrammarError::Number { keyword, place: place.clone() }),
-            };
+            return if is_exact(value) { Ok(()) } else { Err(GrammarError::Number { keyword, place: place.clone() }) };
         }
         if SCHEMAS.contains(&keyword) {
             let place = place.at(keyword);

@@ -8,9 +8,10 @@ use super::{assert_pixels, chunk, encoded, extended_webp, riff, scene, zlib};
 /// The smallest EXIF: a TIFF with one tag.
 fn exif(orientation: u8, is_little: bool) -> Vec<u8> {
     let tag = [0x12, 0x01, 3, 0, 1, 0, 0, 0, orientation, 0, 0, 0];
-    match is_little {
-        true => [b"II*\0\x08\0\0\0\x01\0", &tag[..], &[0; 4]].concat(),
-        false => [b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0", &[orientation][..], &[0; 6]].concat(),
+    if is_little {
+        [b"II*\0\x08\0\0\0\x01\0", &tag[..], &[0; 4]].concat()
+    } else {
+        [b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0", &[orientation][..], &[0; 6]].concat()
     }
 }
 

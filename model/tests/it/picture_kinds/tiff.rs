@@ -78,9 +78,10 @@ pub fn tiff(layout: Layout, tags: &[(u16, &[u16])], pieces: &[Vec<u8>]) -> Vec<u
     // Lists of a single piece are inside, so that pieces begin a little later.
     outside.resize(values_bytes + lists_bytes, 0);
     let mark = if layout.is_little { b"II" } else { b"MM" };
-    let head = match layout.is_big {
-        false => [&mark[..], &layout.short(42), &layout.long(8)].concat(),
-        true => [&mark[..], &layout.short(43), &layout.short(8), &layout.short(0), &layout.word(16)].concat(),
+    let head = if layout.is_big {
+        [&mark[..], &layout.short(43), &layout.short(8), &layout.short(0), &layout.word(16)].concat()
+    } else {
+        [&mark[..], &layout.short(42), &layout.long(8)].concat()
     };
     [head, directory, outside, pieces.concat()].concat()
 }

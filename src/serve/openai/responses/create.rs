@@ -54,14 +54,8 @@ pub(in crate::serve) async fn create(
         let kept = shared.responses.keep(client.key(), said, response);
         return Ok(run(Keeping::Now(kept.clone())).in_background(reply, &kept, is_streamed));
     }
-    let keeping = match fields.is_stored() {
-        true => Keeping::Later { owner: client.key(), said },
-        false => Keeping::No,
-    };
-    match is_streamed {
-        true => Ok(run(keeping).streamed(reply)),
-        false => run(keeping).whole(reply).await,
-    }
+    let keeping = if fields.is_stored() { Keeping::Later { owner: client.key(), said } } else { Keeping::No };
+    if is_streamed { Ok(run(keeping).streamed(reply)) } else { run(keeping).whole(reply).await }
 }
 
 /// `POST /v1/responses/input_tokens`: how many tokens the prompt of such a response would have.

@@ -48,9 +48,10 @@ impl Open {
             Kind::Call { call_id, of } => {
                 let kind = if of.is_custom { "custom_tool_call" } else { "function_call" };
                 let mut call = json!({"id": id, "type": kind, "status": status, "call_id": call_id, "name": of.name});
-                match of.is_custom {
-                    true => call["input"] = self.input().into(),
-                    false => call["arguments"] = self.text.as_str().into(),
+                if of.is_custom {
+                    call["input"] = self.input().into()
+                } else {
+                    call["arguments"] = self.text.as_str().into()
                 }
                 if let Some(namespace) = &of.namespace {
                     call["namespace"] = namespace.as_str().into();
@@ -122,10 +123,7 @@ impl ResponseEncoder {
 
     fn piece(&mut self, prefix: &str, kind: Kind, text: &str) -> Vec<Value> {
         let same = |open: &Open| std::mem::discriminant(&open.kind) == std::mem::discriminant(&kind);
-        let mut told = match self.open.as_ref().is_some_and(same) {
-            true => Vec::new(),
-            false => self.open(prefix, kind),
-        };
+        let mut told = if self.open.as_ref().is_some_and(same) { Vec::new() } else { self.open(prefix, kind) };
         told.extend(self.delta(text));
         told
     }

@@ -98,12 +98,11 @@ impl Run {
         let (sender, events) = mpsc::channel(AHEAD);
         let watched = self.watched(reply, kept.clone(), is_streamed.then_some(sender));
         tokio::spawn(watched.instrument(Span::current()));
-        match is_streamed {
-            false => answer,
-            true => {
-                let events = stream::unfold(events, |mut events| async { Some((events.recv().await?, events)) });
-                sse::response(stream::iter(greetings).chain(events), keep_alive)
-            }
+        if is_streamed {
+            let events = stream::unfold(events, |mut events| async { Some((events.recv().await?, events)) });
+            sse::response(stream::iter(greetings).chain(events), keep_alive)
+        } else {
+            answer
         }
     }
 

@@ -207,10 +207,7 @@ proptest! {
                     memory.step();
                     for (place, block) in table.blocks.iter().enumerate() {
                         let content = &mut memory.device[*block as usize];
-                        match place < table.held / BLOCK_TOKENS {
-                            true => prop_assert_eq!(*content, Some((name, place))),
-                            false => *content = Some((name, place)),
-                        }
+                        if place < table.held / BLOCK_TOKENS { prop_assert_eq!(*content, Some((name, place))) } else { *content = Some((name, place)) }
                     }
                     alive.insert(number, (name, tokens));
                     fill(&mut kv, sequence, name, tokens);
