@@ -61,8 +61,8 @@ async fn chat(
     if !picture.is_empty() {
         chat = chat.image(Image::from_bytes(&picture[..]));
     }
-    chat = asked.max_tokens.into_iter().fold(chat, Chat::max_tokens);
-    chat = asked.min_tokens.into_iter().fold(chat, Chat::min_tokens);
+    chat = chat.max_tokens(asked.max_tokens);
+    chat = chat.min_tokens(asked.min_tokens);
     // The reply is itself a stream. It is dropped with the connection, which cancels the chat.
     let events = model.chat(chat).await?.map(|event| Ok(as_event(event)));
     Ok(Sse::new(events).keep_alive(KeepAlive::default()))

@@ -85,5 +85,5 @@ __device__ __forceinline__ void add_rows(const Element* x, uint32_t x_rows, uint
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (chosen), block (THREADS of contract::copy_rows), no dynamic shared memory. chosen >
-// 0.
+// Launch (chosen > 0): grid (chosen), block (THREADS of contract::copy_rows), no dynamic shared
+// memory.

@@ -8,8 +8,7 @@
 //   layer            [blocks, 2 (keys, values), kv_heads, 16 tokens, D], contiguous; E4M3 in
 //                    attention_paged_e4m3
 //   scales           [2, kv_heads] f32, factors of E4M3 keys and values; not read otherwise
-//   query_starts     [sequences + 1] u32: sequence s has the rows query_starts[s] .. query_starts[s
-//                    + 1]
+//   query_starts     [sequences + 1] u32: rows query_starts[s] .. query_starts[s + 1] belong to s
 //   context_lengths  [sequences] u32: tokens of s in the cache, including this step's rows
 //   block_tables     [sequences, blocks_max] u32: the blocks of s in order; entries past its
 //                    context are not read

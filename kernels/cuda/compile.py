@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Compiles the device code into one compressed archive per target, with a manifest of sources and outputs.
+"""Compiles the device code into one compressed archive per target, with a manifest.
 
-    python3 kernels/cuda/compile.py [name ...]     all source files, or only these
-    python3 kernels/cuda/compile.py --unpack DIR   writes the compiled files of all targets to DIR, to look at them
+    python3 kernels/cuda/compile.py [name ...]     compiles all source files, or only these
+    python3 kernels/cuda/compile.py --unpack DIR   unpacks the compiled files of all targets to DIR
 
-Needs Python 3 with pip and a package index, and no GPU: the pinned compiler comes from PyPI into target/device-code.
-`compiled/` is committed. `kernels/tests/device_code.rs` fails when it no longer matches the sources.
+Needs Python 3 with pip and a package index, but no GPU: the pinned compiler is installed from PyPI
+into target/device-code. `compiled/` is committed. `kernels/tests/device_code.rs` fails if it no
+longer matches the sources.
 """
 
 import concurrent.futures
@@ -25,9 +26,9 @@ import venv
 HERE = pathlib.Path(__file__).resolve().parent
 COMPILED = HERE / "compiled"
 TOOLS = HERE.parent.parent / "target" / "device-code"
-# Compiled files before they are packed, for instance `rms_norm.sm_80.ptx`.
+# Compiled files before they are packed, such as `rms_norm.sm_80.ptx`.
 UNPACKED = TOOLS / "compiled"
-# `device_code.rs` reads these lists as text: one wheel a line, one target a line.
+# `device_code.rs` reads these lists as text: one wheel per line, one target per line.
 WHEELS = [
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-nvvm==13.0.88",
@@ -36,24 +37,27 @@ WHEELS = [
     "nvidia-cuda-cccl==13.0.85",
 ]
 COMMON = ["-std=c++17", "-O3", "-Iinclude"]
-# By the end of the compiled file's name. Turing has f16 alone; sm_80's PTX is the floor for all that follows; sm_89 is the
-# first that multiplies FP8; sm_90a is Hopper's own.
+# Compiler options by the end of the compiled file's name. Turing (sm_75) supports only f16. The PTX
+# of sm_80 runs on all later GPUs. sm_89 is the first target with FP8 tensor cores. sm_90a is
+# Hopper-specific.
 TARGETS = {
     "sm_75.ptx": ["-arch=compute_75", "-DBURSAR_NO_BF16", "-ptx"],
     "sm_80.ptx": ["-arch=compute_80", "-ptx"],
     "sm_89.ptx": ["-arch=compute_89", "-ptx"],
     "sm_90a.cubin": ["-gencode=arch=compute_90a,code=sm_90a", "-cubin"],
 }
-# A file that is for others than all but these says so in a line `// Targets: sm_90a`.
+# Targets that a source is compiled for only if it names them. A source with a line
+# `// Targets: sm_90a` is compiled for the named targets only; any other source is compiled for all
+# targets except these.
 NAMED_ALONE = ["sm_89.ptx"]
 ONLY = re.compile(r"^// Targets: (.+)$", re.MULTILINE)
-# The PTX language of CUDA 12.4, the oldest driver that is served. The compiler writes its own, newer version; what it
-# wrote uses nothing newer, which `ptxas` confirms.
+# The PTX version of CUDA 12.4, the oldest supported driver. The compiler declares its own, newer
+# version, which is replaced by this one; `ptxas` checks that the code uses nothing newer.
 PTX_VERSION = "8.4"
 
 
 def compiler():
-    """The folder of the pinned compiler, installed if it is not there."""
+    """The folder of the pinned compiler, which is installed if it is missing."""
     marker = TOOLS / "wheels"
     if not marker.exists() or marker.read_text() != "\n".join(WHEELS):
         venv.create(TOOLS / "venv", with_pip=True, clear=True)
@@ -63,7 +67,7 @@ def compiler():
 
 
 def sources_of(source):
-    """The file and all of ours that it includes, sorted by path."""
+    """The file and all files of this folder that it includes, sorted by path."""
     found, left = set(), [source]
     while left:
         file = left.pop()
@@ -76,7 +80,10 @@ def sources_of(source):
 
 
 def code_of(text):
-    """A source without comments, trailing spaces and empty lines. A comment after code stays if the line has a quote."""
+    """A source without comments, trailing spaces and empty lines.
+
+    A comment after code is kept if the line has a quote.
+    """
     lines = (line if '"' in line and not line.lstrip().startswith("//") else line.split("//")[0] for line in text.split("\n"))
     return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
 
@@ -99,7 +106,7 @@ def endings_of(source):
 
 
 def options():
-    """Compiler and options as text; it stands in the manifest."""
+    """Compiler and options as text, for the manifest."""
     targets = [" ".join([ending, *arguments]) for ending, arguments in TARGETS.items()]
     return "\n".join([*WHEELS, " ".join(COMMON), *targets, PTX_VERSION])
 
@@ -113,10 +120,10 @@ def compile_one(cuda, source, ending):
         return f"{source.name} for {ending}:\n{done.stdout}{done.stderr}"
     if ending.endswith(".ptx"):
         text = re.sub(r"^\.version .*$", f".version {PTX_VERSION}", out.read_text(), count=1, flags=re.MULTILINE)
-        # What is local to a file is named after a hash of the folder that it was compiled in.
+        # The names of file-local symbols contain a hash of the folder that was compiled in.
         local = rf"(?<=_)[0-9a-f]{{8}}(?=_{len(source.stem) + 3}_{source.stem}_cu_)"
         text = re.sub(local, "0" * 8, text)
-        # Comments hold the build's own paths.
+        # Comments contain paths of this build.
         out.write_text("\n".join(line for line in text.splitlines() if not line.startswith("//")) + "\n")
         arch = ending.removesuffix(".ptx")
         check = [cuda / "bin/ptxas", f"-arch={arch}", out, "-o", os.devnull]
@@ -127,12 +134,12 @@ def compile_one(cuda, source, ending):
 
 
 def archive_of(ending):
-    """The archive with all compiled files of a target: `sm_80.ptx` -> `compiled/sm_80.tar.xz`."""
+    """Path of the archive for a target: `sm_80.ptx` -> `compiled/sm_80.tar.xz`."""
     return COMPILED / f"{ending.split('.')[0]}.tar.xz"
 
 
 def read(archive):
-    """The files of an archive by name."""
+    """The contents of an archive's files by name."""
     with tarfile.open(archive) as files:
         return {member.name: files.extractfile(member).read() for member in files}
 
@@ -146,7 +153,10 @@ def unpack(folder):
 
 
 def pack(ending, files):
-    """Writes a target's archive, unless it has these files: another liblzma may give other bytes for the same ones."""
+    """Writes a target's archive, unless it already contains exactly these files.
+
+    Another version of liblzma may compress the same files to different bytes.
+    """
     contents = {file.name: file.read_bytes() for file in files}
     if archive_of(ending).exists() and read(archive_of(ending)) == contents:
         return
@@ -164,7 +174,7 @@ def main():
         return unpack(pathlib.Path(sys.argv[2]))
     cuda = compiler()
     COMPILED.mkdir(exist_ok=True)
-    # Files of an earlier run would pass for those of the archives.
+    # Files of an earlier run would be mistaken for files of the archives.
     shutil.rmtree(UNPACKED, ignore_errors=True)
     unpack(UNPACKED)
     sources = sorted(HERE.glob("*.cu"))
@@ -172,7 +182,8 @@ def main():
     if unknown:
         sys.exit(f"no source file for {', '.join(sorted(unknown))} in {HERE}")
     asked = [source for source in sources if not sys.argv[1:] or source.stem in sys.argv[1:]]
-    # A source with a new target is compiled for all: the manifest has one digest of it.
+    # A source with a new target is compiled for all of its targets, because the manifest has one
+    # digest per source.
     lacks = [
         source
         for source in sources
@@ -193,7 +204,8 @@ def main():
             for ending in endings_of(source)
         }
         files[source.stem] = {"sources": digest_of_sources(source), "compiled": outputs}
-    # Only files of current sources and targets are packed: an archive may hold a file whose source is gone.
+    # Only files of current sources and targets are packed: an archive may contain a file whose
+    # source was deleted.
     for ending in TARGETS:
         pack(ending, [UNPACKED / f"{source.stem}.{ending}" for source in sources if ending in endings_of(source)])
     manifest.write_text(json.dumps({"options": options(), "files": files}, indent=1) + "\n")

@@ -52,5 +52,5 @@ __device__ __forceinline__ void embed(const Element* table, uint32_t first, uint
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (tokens), block (THREADS of contract::copy_rows), no dynamic shared memory. tokens >
-// 0, vocabulary < 2^31, first + count <= vocabulary.
+// Launch (tokens > 0): grid (tokens), block (THREADS of contract::copy_rows), no dynamic shared
+// memory. vocabulary < 2^31, first + count <= vocabulary.

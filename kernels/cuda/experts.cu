@@ -27,7 +27,7 @@
 //
 // A block has a tile of 64 rows of the weight (gated: 32 of gate and 32 of up, eight and eight) and
 // 32 places of one expert. The grid has as many tiles of places as any routing can need: a block
-// looks up its tile among those that exist, and ends if there is none.
+// looks up its tile among the existing ones, and ends if its tile does not exist.
 
 #include "contract.cuh"
 #include "element.cuh"

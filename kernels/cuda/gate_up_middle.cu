@@ -198,7 +198,7 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
 }
 
 __device__ __forceinline__ float gated(float gate, float up) {
-    // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+    // For a very negative gate, exp overflows to infinity and the quotient is zero.
     return __fdividef(gate, 1.0f + __expf(-gate)) * up;
 }
 
@@ -356,9 +356,9 @@ __device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& wei
 #define KERNEL(name, Element) FOR_EACH_GATED_WIDTH(GATE_UP, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch. Block THREADS, dynamic shared memory SHARED_BYTES (contract::gate_up_middle), grid x
-//   = 2 * min(SMs / 2, tiles) with tiles = div_ceil(rows, 256) * div_ceil(features, width)
-// Any even grid is correct, but others are slower. `rows`, `features` and `in_features` are > 0.
+// Launch. Block THREADS, dynamic shared memory SHARED_BYTES (contract::gate_up_middle),
+// grid x = 2 * min(SMs / 2, tiles), where tiles = div_ceil(rows, 256) * div_ceil(features, width).
+// Any even grid is correct; this one is the fastest. `rows`, `features` and `in_features` are > 0.
 // The kernel itself sets its cluster size of two. The limit of dynamic shared memory must be raised
 // once per function. The kernel may, and should, be launched with programmatic stream
 // serialization.

@@ -27,5 +27,5 @@ extern "C" __global__ void __launch_bounds__(contract::copy_rows::THREADS)
     }
 }
 
-// Launch: grid (chosen), block (THREADS of contract::copy_rows), no dynamic shared memory. chosen >
-// 0, element_bytes 2 or 4.
+// Launch (chosen > 0): grid (chosen), block (THREADS of contract::copy_rows), no dynamic shared
+// memory. element_bytes is 2 or 4.

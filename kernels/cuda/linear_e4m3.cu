@@ -3,7 +3,8 @@
 // registers.
 // Targets: sm_75, sm_80, sm_89
 //
-// linear_e4m3_few_r<ROWS>   a block has 16 features of ROWS rows of x (8, 16 or 32); its warps divide the columns
+// linear_e4m3_few_r<ROWS>   a block has 16 features of ROWS rows of x (8, 16 or 32); its warps
+//                           divide the columns
 // linear_e4m3_many          a block has 128 features of 64 rows, through shared memory
 //
 // out = sum over groups of 128 columns of (x * weight^T) * (their scales)  (+ bias) (+ out)

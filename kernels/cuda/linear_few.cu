@@ -2,7 +2,8 @@
 // Targets: sm_90a
 //
 // linear_few_<type>_r<ROWS>     out = x * weight^T (+ bias) (+ out)
-// gate_up_few_<type>_r<ROWS>    out = silu(x * gate^T) * (x * up^T)   (SwiGLU, Shazeer 2020, arXiv 2002.05202)
+// gate_up_few_<type>_r<ROWS>    out = silu(x * gate^T) * (x * up^T)   (SwiGLU, Shazeer 2020, arXiv
+//                               2002.05202)
 //
 // <type> is bf16 or f16. ROWS is 8, 16, 32 or 64, the most rows that the kernel supports.
 //
@@ -48,8 +49,8 @@
 
 #include "few_product.cuh"
 
-// One set of counters for each stream that may launch at the same time: no two of them may share a
-// set, neither here nor elsewhere.
+// One set of counters for each stream that may launch at the same time. Each such stream needs its
+// own set, from here or from elsewhere.
 using contract::linear_few::STREAM_COUNTERS;
 using contract::linear_few::STREAMS;
 extern "C" __device__ uint32_t linear_few_counters[STREAMS * STREAM_COUNTERS] = {};
@@ -88,8 +89,8 @@ FOR_EACH_ACTIVATION(KERNEL)
 // through `parts`. With more features, each block has whole tiles (their number is a multiple of
 // the SMs), and nothing is added up at all.
 //
-// What was measured and not adopted:
-// - Two blocks on an SM, started early, took half as long again as one after the other. Therefore a
+// Alternatives that were measured and not adopted:
+// - Two blocks on an SM, started early, took 1.5 times as long as one after the other. Therefore a
 //   block takes a whole SM.
 // - Prefetching into the L2 cache while the previous kernel ends was slower.
 // - At 64 rows, copying x only once, or sharing it through multicast, changed nothing. Writing
@@ -104,11 +105,12 @@ FOR_EACH_ACTIVATION(KERNEL)
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1,
 // interleave NONE, swizzle 128B, L2 promotion 128 bytes (256 were slower), out of bounds NONE
 // (zeros), and
-//   weight of linear_few    rank 2, dimensions {in, features}, strides {2 * in} bytes, box {64,
-//                           tile_rows}
-//   weight of gate_up_few   rank 4, dimensions {in, 8, 2, features / 8}, strides {2 * in, 2 * in *
-//                           features, 16 * in} bytes, box {64, 8, 2, tile_rows / 16}
-//   x                       rank 2, dimensions {in, rows}, strides {2 * pitch} bytes, box {64,
-//                           ROWS}
+//   weight of linear_few    rank 2, dimensions {in, features}, strides {2 * in} bytes,
+//                           box {64, tile_rows}
+//   weight of gate_up_few   rank 4, dimensions {in, 8, 2, features / 8},
+//                           strides {2 * in, 2 * in * features, 16 * in} bytes,
+//                           box {64, 8, 2, tile_rows / 16}
+//   x                       rank 2, dimensions {in, rows}, strides {2 * pitch} bytes,
+//                           box {64, ROWS}
 // A weight's map is valid as long as the weight; the map of x is valid for one address and number
 // of rows.

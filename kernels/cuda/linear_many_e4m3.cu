@@ -5,9 +5,9 @@
 // linear_e4m3_<scales>_<type>                 out = x * weight^T + bias
 // linear_add_e4m3_<scales>_<type>             out += x * weight^T + bias
 // linear_gated_e4m3_<scales>_<type>           out = gate / (1 + exp(-gate)) * up, gate and up as in
-//                                            linear_gated_hopper.cu
+//                                             linear_gated_hopper.cu
 // linear_gated_rounded_e4m3_<scales>_<type>   the same rounded to E4M3, with one scale for each 128
-//                                            columns of a row, or one for all
+//                                             columns of a row, or one for all
 //
 // <scales> is `blocks` (one scale for each block of the weight, and one for each 128 columns of a
 // row of x) or `rows` (one for each row of the weight, and one for each row of x or for all rows).

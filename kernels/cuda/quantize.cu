@@ -1,25 +1,31 @@
-// Rounding activations to E4M3: rows as they are, rows that are normalised, rows that are gated. The norm and the gate
-// round what they make, so that no pass of its own has to read it again. On Hopper, quantize_many.cu has many rows.
+// Rounding of activations to E4M3: of rows as they are, of normalized rows, and of gated rows. The
+// norm and the gate round their own results, so that no separate pass has to read them again. On
+// Hopper, quantize_many.cu handles many rows.
 //
-// quantize_<type>           out = x
-// rms_norm_rounded_<type>   out = x / sqrt(mean(x^2) + epsilon) * weight   (Zhang and Sennrich 2019, arXiv 1910.07467)
-// on Hopper add_experts_rms_norm_rounded_<type>   residual as add_experts of experts.cu leaves it, where all experts are here; out =
-//                           the same of that
-// silu_mul_rounded_<type>, on Hopper silu_mul_rounded_few_<type>   out = gate / (1 + exp(-gate)) * up             (SwiGLU, Shazeer 2020, arXiv 2002.05202)
+// quantize_<type>
+//   out = x
+// rms_norm_rounded_<type>
+//   out = x / sqrt(mean(x^2) + epsilon) * weight   (Zhang and Sennrich 2019, arXiv 1910.07467)
+// add_experts_rms_norm_rounded_<type> (Hopper only)
+//   adds to residual as add_experts of experts.cu does, if all experts are on this rank; then the
+//   same norm, of residual
+// silu_mul_rounded_<type>, on Hopper also silu_mul_rounded_few_<type>
+//   out = gate / (1 + exp(-gate)) * up             (SwiGLU, Shazeer 2020, arXiv 2002.05202)
 //
 // x        [rows, columns]       rows x_pitch elements apart
 // gate_up  [rows, 2 * columns]   gate, then up; rows x_pitch elements apart
 // weight   [columns]             activations' type
-// products, places, residual     as of rms_norm.cu
-// plain    [rows, columns]       out in activations' type, contiguous, or null
+// products, places, residual     as in rms_norm.cu
+// plain    [rows, columns]       out in the activations' type, contiguous, or null
 // data     [rows, columns]       out / scale in E4M3, contiguous
 // scales   [rows, div_ceil(columns, 128)] f32 if kind is BY_GROUPS, [rows] if it is BY_ROWS
 // fixed    the scale if kind is FIXED
 //
-// A scale is the largest magnitude of what it is for, divided by 448, in f32 and never below the smallest normal number;
-// out is divided by it, rounded to the nearest, ties to even, and is at most 448 in size. A NaN stays one and counts for
-// no scale, but a NaN in a row makes its norm NaN. f32 inside. columns is a multiple of 8; any alignment of rows, with
-// 16-byte accesses where they allow it; data is on 8 bytes.
+// A scale is the largest magnitude among its numbers, divided by 448, in f32 and never below the
+// smallest normal number. out is divided by the scale, rounded to nearest, ties to even, and
+// limited to 448 in magnitude. A NaN stays NaN and is ignored by the scale, but a NaN in a row
+// makes the row's norm NaN. Arithmetic is f32. columns is a multiple of 8; rows have any alignment,
+// with 16-byte accesses where it allows them; data is aligned to 8 bytes.
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -30,8 +36,9 @@
 #include "kernel_order.cuh"
 #include "rounding.cuh"
 
-// Vectors that a thread keeps; it makes others again when it needs them again. PTX keeps none and
-// repeats no loop's body, because it is three times as long otherwise.
+// Vectors that a thread keeps in registers. It computes the other vectors again when it needs them
+// again. PTX targets keep none and do not unroll the loop (`ONCE`), because otherwise the PTX would
+// be three times as long.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr uint32_t HELD = 0;
 #define ONCE _Pragma("unroll 1")
@@ -39,11 +46,11 @@ constexpr uint32_t HELD = 0;
 constexpr uint32_t HELD = 2;
 #define ONCE
 #endif
-// Blocks of a cluster that share one of few gated rows, which are five times as long as others. Of 256 rows they are
-// slower than one block a row.
+// Blocks of a cluster that share a gated row if rows are few: a gated row is five times as long as
+// other rows. At 256 rows, clusters are slower than one block per row.
 constexpr uint32_t GATE_BLOCKS = contract::fp8::GATE_BLOCKS;
 
-// Eight neighbours, with one access if they are `aligned`.
+// Loads eight adjacent elements, with one access if they are `aligned`.
 template <typename Element>
 __device__ __forceinline__ void load_eight(const Element* from, bool aligned, float (&values)[WIDTH]) {
     if (aligned) {
@@ -57,7 +64,8 @@ __device__ __forceinline__ void load_eight(const Element* from, bool aligned, fl
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// The largest that the blocks of a cluster have. Others may still read this block's own: see `leave_cluster`.
+// The largest value among the cluster's blocks. Afterwards, other blocks may still read this
+// block's value: see `leave_cluster`.
 __device__ __forceinline__ float largest_of_cluster(float value) {
     __shared__ float own;
     if (threadIdx.x == 0) {
@@ -82,27 +90,28 @@ __device__ __forceinline__ float largest_of_cluster(float value) {
     cluster_arrive();
     return value;
 }
-// A block ends when all have read.
+// A block ends only when all blocks have read.
 __device__ __forceinline__ void leave_cluster() { cluster_wait(); }
 #else
-// No clusters: one block has a row.
+// No clusters: one block has a whole row.
 __device__ __forceinline__ uint32_t cluster_rank() { return 0; }
 __device__ __forceinline__ float largest_of_cluster(float value) { return value; }
 __device__ __forceinline__ void leave_cluster() {}
 #endif
 
-// Writes a row, or this block's part of the row of its cluster. Eight numbers from a column on are made by
-// `make(column, values)`, those that stay here by `make_held(turn, column, values)`. All threads take each turn, because
-// lanes of a group ask each other.
+// Writes a row, or this block's part of a row that its cluster shares. `make(column, values)`
+// computes eight numbers from a column on; `make_held(turn, column, values)` computes the numbers
+// that stay in registers. All threads take part in each turn, because the lanes of a group exchange
+// values.
 template <uint32_t BLOCKS, typename Element, typename MakeHeld, typename Make>
 __device__ __forceinline__ void write_row(const Target<Element>& target, uint64_t row, MakeHeld&& make_held, Make&& make) {
     __shared__ float partial[WARPS_MAX];
-    // Each block has whole groups.
+    // Each block has whole groups of 128 columns.
     const uint32_t all = target.columns / WIDTH;
     const uint32_t share = (all + BLOCKS * GROUP_LANES - 1) / (BLOCKS * GROUP_LANES) * GROUP_LANES;
     const uint32_t first = BLOCKS == 1 ? 0 : min(cluster_rank() * share, all), vectors = BLOCKS == 1 ? all : min(first + share, all);
     const uint32_t turns = (vectors - first + blockDim.x - 1) / blockDim.x;
-    float held[HELD + 1][WIDTH];  // the last stands for none
+    float held[HELD + 1][WIDTH];  // one more, because HELD may be 0
     const auto vector_of = [&](uint32_t turn) { return first + turn * blockDim.x + threadIdx.x; };
     const auto each = [&](auto&& run) {
 #pragma unroll
@@ -176,16 +185,17 @@ __device__ __forceinline__ void quantize(const Element* x, uint32_t x_pitch, con
     write_row<1>(target, row, [&](uint32_t column, float(&values)[WIDTH]) { load_eight(from + column, aligned, values); });
 }
 
-// The norm of a row, which `read(column, values)` gives at first; after that it stands in `from`. Weights, which no kernel
-// writes, are read before the kernel in front has ended: later they would queue with those that the next product streams
-// already. KEEPS: a thread keeps what it has read.
+// Normalizes a row, which `read(column, values)` returns at first; after that, the row is in
+// `from`. Weights, which no kernel writes, are read before the previous kernel has ended: later,
+// they would queue after the weights that the next GEMM already streams. KEEPS: a thread keeps in
+// registers what it has read.
 template <bool KEEPS, typename Element, typename Read>
 __device__ __forceinline__ void norm_row(const Element* from, bool aligned, const Read& read, const Element* weight,
                                          float epsilon, const Target<Element>& target) {
     __shared__ float partial[WARPS_MAX];
     const bool weight_aligned = aligned_to(weight, 16);
     const uint32_t vectors = target.columns / WIDTH;
-    float held[KEEPS ? HELD + 1 : 1][WIDTH];  // the last stands for none
+    float held[KEEPS ? HELD + 1 : 1][WIDTH];  // one more, because HELD may be 0
     Words<WIDTH, Element> weights[HELD + 1];
     const auto each = [&](auto step) {
         each_held<HELD>(vectors, [&](uint32_t turn, uint32_t vector, bool is_in) {
@@ -261,7 +271,8 @@ __device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, 
     const uint64_t row = blockIdx.x;
     Element* residual = sum.row_of_residual(row);
     const bool aligned = aligned_to(residual, 16), all_aligned = aligned && aligned_to(sum.products, 16);
-    // What it writes is read again by the thread that has written it: turns of `write_row` are those of the norm.
+    // A thread later reads only elements that it has written itself: the turns of `write_row` are
+    // those of the norm.
     const auto add = [&](uint32_t column, float(&values)[WIDTH]) {
         float sums[1][WIDTH];
         if (all_aligned) {
@@ -294,7 +305,7 @@ __device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch,
         load_eight(up + column, aligned, ups);
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH; ++i) {
-            // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+            // For a very negative gate, exp overflows to infinity and the quotient is zero.
             values[i] = __fdividef(values[i], 1.0f + __expf(-values[i])) * ups[i];
         }
     });
@@ -338,6 +349,7 @@ FOR_EACH_ACTIVATION(KERNEL)
 FOR_EACH_ACTIVATION(KERNEL_OF_HOPPER)
 #endif
 
-// Launch: grid (rows), block (clamp(round_up(columns / 8, 32), 32, THREADS_MAX) of contract::fp8), no dynamic shared memory;
-// silu_mul_rounded_few has clusters of GATE_BLOCKS for a row: grid (rows * GATE_BLOCKS), and columns divided by as many.
-// rows, columns and top > 0. Any block of whole warps, at most THREADS_MAX, is right.
+// Launch: grid (rows), block (clamp(round_up(columns / 8, 32), 32, THREADS_MAX) of contract::fp8),
+// no dynamic shared memory. silu_mul_rounded_few has a cluster of GATE_BLOCKS per row: grid (rows *
+// GATE_BLOCKS), and the block is computed from columns / GATE_BLOCKS. rows, columns and top > 0.
+// Any block of whole warps, at most THREADS_MAX threads, is correct.

@@ -1,11 +1,14 @@
-// Rounding many rows of activations to E4M3 on Hopper, with the bits of quantize.cu, whose operands these are, and `rows`.
+// Rounding of many rows of activations to E4M3 on Hopper. Results are bit for bit those of
+// quantize.cu, and so are the operands, with `rows` in addition.
 //
-// quantize_many_<held>_<type>, rms_norm_rounded_many_<held>_<type>   a block has rows a grid apart; the next one is on its way
-//                                                                    while this one is rounded, and weights stay in registers
-// quantize_long_<threads>_<type>, silu_mul_rounded_long_<threads>_<type>   a block has a row, which is read once; without
-//                                                                    `rows`, and each row has a scale
+// quantize_many_<held>_<type>, rms_norm_rounded_many_<held>_<type>
+//   A block has rows a grid apart. The next row is being loaded while this one is rounded, and
+//   weights stay in registers. A thread keeps `held` vectors of a row.
+// quantize_long_<threads>_<type>, silu_mul_rounded_long_<threads>_<type>
+//   A block has one row, which is read once. No `rows` operand; each row has one scale. A thread
+//   keeps LONG_HELD vectors of a row.
 //
-// A thread keeps `held` vectors of a row, of a long one LONG_HELD. Starts and rows are on 16 bytes.
+// Pointers and rows are aligned to 16 bytes.
 
 // Targets: sm_90a
 
@@ -20,7 +23,7 @@ using contract::fp8::THREADS_MAX;
 template <bool IS_NORM, uint32_t HELD, typename Element>
 __device__ __forceinline__ void round_rows(const Element* x, uint32_t x_pitch, const Element* weight, float epsilon,
                                            uint32_t rows, const Target<Element>& target) {
-    // By turn, so that one is read while the next is written.
+    // Indexed by `turn`, so that one is read while the next one is written.
     __shared__ float partial_squares[2][WARPS_MAX], partial_largest[2][WARPS_MAX];
     using Kept = Words<WIDTH, Element>;
     const uint32_t vectors = target.columns / WIDTH, groups = (target.columns + GROUP - 1) / GROUP;
@@ -35,7 +38,7 @@ __device__ __forceinline__ void round_rows(const Element* x, uint32_t x_pitch, c
     };
     let_next_kernel_start();
     if constexpr (IS_NORM) {
-        // No kernel writes weights.
+        // No kernel writes weights, so they are read before the wait.
         each([&](uint32_t slot, uint32_t vector, bool is_in) {
             if (is_in) {
                 weights[slot] = load_words<WIDTH>(weight + vector * WIDTH);
@@ -96,7 +99,7 @@ __device__ __forceinline__ void round_rows(const Element* x, uint32_t x_pitch, c
     }
 }
 
-// A row of x has gates and then as many ups, or what is rounded.
+// A row of x has gates and then the same number of ups, or (without IS_GATE) the numbers to round.
 template <bool IS_GATE, typename Element>
 __device__ __forceinline__ void round_long_row(const Element* x, uint32_t x_pitch, const Target<Element>& target) {
     __shared__ float partial[WARPS_MAX];
@@ -124,7 +127,7 @@ __device__ __forceinline__ void round_long_row(const Element* x, uint32_t x_pitc
             widen<WIDTH, Element>(ups[slot], up);
 #pragma unroll
             for (uint32_t i = 0; i < WIDTH; ++i) {
-                // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+                // For a very negative gate, exp overflows to infinity and the quotient is zero.
                 values[slot][i] = __fdividef(values[slot][i], 1.0f + __expf(-values[slot][i])) * up[i];
             }
         }
@@ -175,6 +178,8 @@ __device__ __forceinline__ void round_long_row(const Element* x, uint32_t x_pitc
 FOR_EACH_ACTIVATION(KERNELS)
 static_assert(LONG_THREADS_MAX == 640 && LONGER_THREADS_MAX == 1024, "the bounds of those");
 
-// Launch: quantize and the norm of many rows: block as in quantize.cu, so that sums have its order, columns <= held * 8 *
-// block, any grid of at most rows. Long rows: grid (rows), block (columns / 8 / LONG_HELD in whole warps, at most
-// <threads>), kind BY_ROWS.
+// Launch:
+//   Many rows:   block as in quantize.cu, so that sums have the same order; columns <= held * 8 *
+//                block; any grid of at most rows
+//   Long rows:   grid (rows), block (columns / 8 / LONG_HELD, rounded up to whole warps, at most
+//                <threads>), kind BY_ROWS

@@ -1,26 +1,30 @@
-// Root-mean-square normalization (Zhang and Sennrich 2019, arXiv 1910.07467) of a tensor's rows, and of the sum of a
-// mixture's experts.
+// Root-mean-square normalization (Zhang and Sennrich 2019, arXiv 1910.07467) of a tensor's rows,
+// and of the sum of a mixture's experts.
 //
 // rms_norm:             out = x / sqrt(mean(x^2) + epsilon) * weight, row by row
-// add_experts_rms_norm: residual as add_experts of experts.cu leaves it, where all experts are here; out = rms_norm(residual)
+// add_experts_rms_norm: adds to residual as add_experts of experts.cu does, if all experts are on
+//                       this rank; out = rms_norm(residual)
 //
-// x        [rows, hidden]   rows x_pitch elements apart
-// residual [rows, hidden]   rows residual_pitch elements apart, changed in place
-// weight   [hidden]         activations' type
-// out      [rows, hidden]   contiguous; may be x itself where x is contiguous
-// products [rows * top, hidden]   contiguous, in the order of places; already multiplied by their choices' weights
-// places   [rows * top] u32       where each choice's product is
+// x        [rows, hidden]         rows x_pitch elements apart
+// residual [rows, hidden]         rows residual_pitch elements apart, changed in place
+// weight   [hidden]               activations' type
+// out      [rows, hidden]         contiguous; may be x itself if x is contiguous
+// products [rows * top, hidden]   contiguous, in the order of places; already multiplied by their
+//                                 choices' weights
+// places   [rows * top] u32       the place of each choice's product
 //
-// Arithmetic and mean are f32 with one rounding at the end. A NaN in a row makes that row NaN and no other. Any hidden
-// size and alignment; 16-byte accesses when addresses, pitches and hidden are aligned to it. A row of up to 2 vectors
-// a thread (8192 elements) stays in registers between the sum and the scaling; a longer row is read again.
+// Arithmetic and mean are f32, rounded once at the end. A NaN makes its own row NaN and no other.
+// Any hidden size and alignment; accesses are 16 bytes wide when addresses, pitches and hidden are
+// multiples of 16 bytes. Up to 2 vectors of a row per thread (8192 elements per row) stay in
+// registers between the sum and the scaling; the rest of a longer row is read again.
 // add_experts_rms_norm gives the same bits as add_experts followed by rms_norm.
 
 #include "expert_sum.cuh"
 #include "norm_rows.cuh"
 
-// `WIDTH` elements at a time, rows a grid apart. Each thread has the same columns in all of them, so the weights are
-// read once; the next row is on its way while this one is summed. What is kept is kept as it stands in memory.
+// Normalizes rows a grid apart, `WIDTH` elements at a time. Each thread has the same columns in all
+// of its rows, so the weights are read once. The next row is being loaded while this one is summed.
+// Registers hold elements unconverted, as they are in memory.
 template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     __shared__ float partial[2][WARPS_MAX];
@@ -37,7 +41,7 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
             squares += values[i] * values[i];
         }
     };
-    // No kernel writes weights.
+    // No kernel writes weights, so they are read before the wait.
     each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(call.weight + column); });
     wait_for_previous_kernel();
     if (blockIdx.x < call.rows) {
@@ -65,14 +69,15 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
         each([&](uint32_t slot, uint32_t column) { write_scaled<WIDTH>(kept[slot], weights[slot], factor, out + column); });
 #pragma unroll 1
         for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
-            // `out` may be `x`: each thread reads only elements that it alone writes.
+            // `out` may be `x`: each thread reads only elements that no other thread writes.
             const Kept again = load_words<WIDTH>(x + vector * WIDTH);
             write_scaled<WIDTH>(again, load_words<WIDTH>(call.weight + vector * WIDTH), factor, out + vector * WIDTH);
         }
     }
 }
 
-// A row a block: eight products of each vector are on their way at once, so there is no next row to begin with.
+// One row per block. Eight products of each vector are in flight at once, so no next row has to be
+// prefetched.
 template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void norm_sum(const ExpertSum<Element>& sum, const Element* weight, float epsilon,
                                          Element* out) {
@@ -84,7 +89,7 @@ __device__ __forceinline__ void norm_sum(const ExpertSum<Element>& sum, const El
     Kept weights[HELD], kept[HELD];
     const auto each = [&](auto step) { each_held<WIDTH>(vectors, step); };
     float squares = 0.0f;
-    // Rounds and writes a sum, and gives it as it will be read again.
+    // Rounds and writes a sum, adds up its squares, and returns it as it was written.
     const auto write = [&](const float(&values)[WIDTH], uint32_t column) {
         const Kept words = to_words<WIDTH, Element>(values);
         *reinterpret_cast<Kept*>(residual + column) = words;
@@ -96,7 +101,7 @@ __device__ __forceinline__ void norm_sum(const ExpertSum<Element>& sum, const El
         }
         return words;
     };
-    // No kernel writes weights.
+    // No kernel writes weights, so they are read before the wait.
     each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(weight + column); });
     wait_for_previous_kernel();
     float sums[HELD][WIDTH];
@@ -112,7 +117,7 @@ __device__ __forceinline__ void norm_sum(const ExpertSum<Element>& sum, const El
     each([&](uint32_t slot, uint32_t column) { write_scaled<WIDTH>(kept[slot], weights[slot], factor, to + column); });
 #pragma unroll 1
     for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
-        // Each thread reads again what it alone has written.
+        // Each thread reads only what it has written itself.
         const uint32_t column = vector * WIDTH;
         write_scaled<WIDTH>(load_words<WIDTH>(residual + column), load_words<WIDTH>(weight + column), factor, to + column);
     }
@@ -147,6 +152,6 @@ __device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, 
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (min(rows, 8 * multiprocessors)), add_experts_rms_norm (rows); block (min(THREADS_MAX,
-// round_up(div_ceil(hidden, 16), 32))), no dynamic shared memory. rows, hidden and top > 0. rms_norm is
-// correct with any grid. The block must be whole warps, at most 16 of them.
+// Launch: grid (min(rows, 8 * SMs)) for rms_norm, which is correct with any grid, and (rows) for
+// add_experts_rms_norm; block (min(THREADS_MAX, round_up(div_ceil(hidden, 16), 32))), no dynamic
+// shared memory. rows, hidden and top > 0. The block must be whole warps, at most 16 of them.

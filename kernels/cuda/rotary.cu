@@ -1,32 +1,39 @@
-// Rotary position embedding (Su et al. 2021, arXiv 2104.09864) with the several axes that pictures need (multimodal
-// rotary positions of Qwen2-VL, arXiv 2409.12191), alone and with the write into the cache.
+// Rotary position embedding (Su et al. 2021, arXiv 2104.09864) with the several axes that pictures
+// need (multimodal rotary positions of Qwen2-VL, arXiv 2409.12191), by itself and fused with the
+// write into the KV cache.
 //
-// rotary:          turns the first `heads` heads of each row of x in place; columns after them stay as they are
-// rotary_kv_write_normed: as the next, after each query and key head was normalised by its root mean square (Qwen3, arXiv
-//                  2505.09388)
-// rotary_kv_write: turns the queries in place, turns the keys on their way into the cache and copies the values there;
-//                  keys and values in the row stay as they are
+// rotary
+//   rotates the first `heads` heads of each row of x in place; later columns are not changed
+// rotary_kv_write
+//   rotates the queries in place, writes the rotated keys into the cache and copies the values
+//   there; keys and values in the row are not changed
+// rotary_kv_write_normed
+//   the same, after each query and key head was divided by its root mean square and multiplied by
+//   the norm's weights (Qwen3, arXiv 2505.09388)
 //
-// x           [tokens, at least heads * head_dim]               rows pitch elements apart
-// qkv         [tokens, (heads + 2 * kv_heads) * head_dim]       queries, keys, values; rows pitch elements apart
-// positions   [axes, tokens] u32                                rows positions_pitch elements apart
-// frequencies [head_dim / 2] f32                                radians a position
-// sections    how many consecutive pairs follow each axis; together head_dim / 2, no more axes than positions has. Or,
-//             interleaved: pairs 1, 4, 7, ... below 3 * pairs[1] follow the second axis, pairs 2, 5, 8, ... below
-//             3 * pairs[2] the third, all others the first (Qwen3-VL, arXiv 2511.21631)
+// x           [tokens, >= heads * head_dim], rows pitch elements apart
+// qkv         [tokens, (heads + 2 * kv_heads) * head_dim]: queries, keys, values; rows pitch
+//             elements apart
+// positions   [axes, tokens] u32, rows positions_pitch elements apart
+// frequencies [head_dim / 2] f32, radians per position
+// sections    number of consecutive pairs that follow each axis; head_dim / 2 in total, and no more
+//             axes than positions has. If interleaved: pairs 1, 4, 7, ... below 3 * pairs[1] follow
+//             the second axis, pairs 2, 5, 8, ... below 3 * pairs[2] the third, all others the
+//             first (Qwen3-VL, arXiv 2511.21631)
 // norms       [head_dim] of queries, [head_dim] of keys
-// slots       [tokens] u32                                      where a token's keys and values go: place slot % 16 of
-//                                                               block slot / 16; 0xffffffff writes nothing
-// cache       [blocks, 2, kv_heads, 16, head_dim]               one layer, keys then values
-// scales      [2, kv_heads] f32                                 of a cache in E4M3: keys and values are divided by those of
-//                                                               their head, rounded once and at most 448 in size
+// slots       [tokens] u32: a token's keys and values go to position slot % 16 of block slot / 16;
+//             0xffffffff writes nothing
+// cache       [blocks, 2, kv_heads, 16, head_dim]: one layer, keys then values
+// scales      [2, kv_heads] f32, of a cache in E4M3: keys and values are divided by the scale of
+//             their head, rounded once, and limited to 448 in magnitude
 //
-// Elements i and i + head_dim / 2 of a head turn as a pair by position * frequency[i] (the halves convention). The
-// angle is an f32 product, as on the host; whole turns are taken off it in f64, so its sine and cosine are right to
-// 3e-7 also at position 2^17 and beyond, without the slow path of sincosf. Rounding happens once, at the store.
-// Positions, frequencies and slots are read ahead of the kernel in front (programmatic dependent launch), which must not
-// write them. A slot in no block of the cache writes nothing. head_dim is even and at most 256. 16-byte accesses when addresses,
-// pitch and head_dim / 2 are aligned to it.
+// Elements i and i + head_dim / 2 of a head are rotated as a pair by position * frequency[i] (the
+// halves convention). The angle is an f32 product, as on the host. Whole turns are subtracted in
+// f64, so that sine and cosine are accurate to 3e-7 even at position 2^17 and beyond, without the
+// slow path of sincosf. Values are rounded once, when they are stored. Positions, frequencies and
+// slots are read before the previous kernel has ended (programmatic dependent launch); that kernel
+// must not write them. A slot in no block of the cache writes nothing. head_dim is even and at most
+// 256. Accesses are 16 bytes wide when addresses, pitch and head_dim / 2 are multiples of 16 bytes.
 
 #include <type_traits>
 
@@ -39,13 +46,13 @@
 constexpr uint32_t PAIRS_MAX = 128;
 using contract::common::BLOCK_TOKENS;
 
-// Pairs of each axis, by value.
+// The number of pairs of each axis, passed by value.
 struct Sections {
     uint32_t pairs[contract::rotary::AXES_MAX];
     uint32_t is_interleaved;
 };
 
-// The norms of query and key heads.
+// Norm weights of query and key heads.
 template <typename Element>
 struct Norms {
     const Element* query;  // [head_dim]
@@ -56,9 +63,9 @@ struct Norms {
 template <typename Cached>
 struct Cache {
     Cached* start;        // [blocks, 2, kv_heads, 16, head_dim]
-    const float* scales;  // [2, kv_heads], in E4M3
+    const float* scales;  // [2, kv_heads], for E4M3 only
     uint32_t blocks;
-    uint32_t kv_heads;    // 0: there is none
+    uint32_t kv_heads;    // 0: no cache
 };
 
 __device__ __forceinline__ uint32_t axis_of(uint32_t pair, const Sections& sections) {
@@ -70,7 +77,7 @@ __device__ __forceinline__ uint32_t axis_of(uint32_t pair, const Sections& secti
     return (pair >= second) + (pair >= third) + (pair >= third + sections.pairs[2]);
 }
 
-// Writes the angles of this token. All threads call it; a barrier follows.
+// Writes the cosines and sines of this token's angles. All threads call it; a barrier must follow.
 __device__ __forceinline__ void find_angles(const uint32_t* positions, uint32_t positions_pitch,
                                             const float* frequencies, const Sections& sections, uint32_t half,
                                             float* cosines, float* sines) {
@@ -83,7 +90,8 @@ __device__ __forceinline__ void find_angles(const uint32_t* positions, uint32_t 
     }
 }
 
-// Writes what each of the first `heads` heads is multiplied by. All threads call it; a barrier follows.
+// Writes the factor (inverse root mean square) of each of the first `heads` heads. All threads call
+// it; a barrier must follow.
 template <typename Element>
 __device__ __forceinline__ void find_scales(const Element* row, uint32_t heads, uint32_t head_dim, float epsilon,
                                             float* scales) {
@@ -97,7 +105,7 @@ __device__ __forceinline__ void find_scales(const Element* row, uint32_t heads, 
     }
 }
 
-// Writes neighbours divided by `scale` as E4M3.
+// Writes adjacent values, divided by `scale`, as E4M3.
 template <uint32_t COUNT>
 __device__ __forceinline__ void store_e4m3(E4m3* to, const float (&values)[COUNT], float scale) {
     if constexpr (COUNT == 1) {
@@ -113,8 +121,9 @@ __device__ __forceinline__ void store_e4m3(E4m3* to, const float (&values)[COUNT
     }
 }
 
-// One token's row, `WIDTH` pairs an item. The heads after the queries, keys then values, stand in the cache in the same
-// order and 16 vectors apart, so that all heads are one loop; values do not turn.
+// Processes one token's row, `WIDTH` pairs per item. The heads after the queries (keys, then
+// values) are in the same order in the cache, 16 vectors apart, so that one loop covers all heads;
+// values are not rotated.
 template <uint32_t WIDTH, bool NORMED, typename Element, typename Cached>
 __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t half, Cached* cached,
                                          const float* cache_scales, uint32_t kv_heads, const uint32_t* positions, uint32_t positions_pitch,
@@ -129,9 +138,9 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
         left_words = load_words<WIDTH>(from);
         right_words = load_words<WIDTH>(from + half);
     };
-    // Angles and weights need nothing of the kernel in front.
+    // Angles and weights do not depend on the previous kernel.
     find_angles(positions, positions_pitch, frequencies, sections, half, cosines, sines);
-    // The items of a head are in one warp, so that its lanes can add up its squares.
+    // True if the items of a head are in one warp, whose lanes can then add up the head's squares.
     const bool by_lanes = steps <= WARP && (steps & (steps - 1)) == 0;
     __shared__ float weights[NORMED ? 2 : 1][NORMED ? 2 * PAIRS_MAX : 1];
     __shared__ float scales[NORMED ? contract::rotary::NORMED_HEADS_MAX : 1];
@@ -146,7 +155,7 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
         take(threadIdx.x);
     }
     if constexpr (NORMED) {
-        // Before any thread changes the row.
+        // This must happen before any thread changes the row.
         if (!by_lanes) {
             find_scales(row, heads + kv_heads, head_dim, norms.epsilon, scales);
         }
@@ -225,7 +234,7 @@ __device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t head
                                        Norms<Element> norms) {
     let_next_kernel_start();
     const uint32_t token = blockIdx.x, half = head_dim / 2;
-    // Where the first key of this token goes.
+    // The address of this token's first key in the cache.
     Cached* cached = nullptr;
     if (cache.kv_heads > 0) {
         const uint32_t slot = slots[token], block = slot / BLOCK_TOKENS;
@@ -278,6 +287,7 @@ FOR_EACH_ACTIVATION(WRITE_PLAIN)
 FOR_EACH_ACTIVATION(WRITE_E4M3)
 #endif
 
-// Launch: grid (tokens), no dynamic shared memory, block (clamp(round_up(items, 32), 64, THREADS_MAX)), where items is
-// div_ceil(heads * head_dim, 16) for rotary and div_ceil((heads + 2 * kv_heads) * head_dim, 16) for the others.
-// tokens > 0. The host checks that the sections make head_dim / 2 pairs and name no axis that positions lack.
+// Launch: grid (tokens), no dynamic shared memory, block (clamp(round_up(items, 32), 64,
+// THREADS_MAX)), where items is div_ceil(heads * head_dim, 16) for rotary and div_ceil((heads + 2 *
+// kv_heads) * head_dim, 16) for the others. tokens > 0. The host checks that the sections add up to
+// head_dim / 2 pairs and name no axis that positions lacks.

@@ -1,23 +1,27 @@
-// Which experts compute which token, and all choices sorted by expert: what stands between a mixture's router and its
-// products. One launch for few rows, otherwise two, one after the other.
+// Routing of a mixture of experts: from the router's logits to each row's experts, and all choices
+// sorted by expert for the expert GEMMs. Few rows take one launch, more rows two consecutive
+// launches.
 //
-// route_few_f32      all of it, for up to FEW_ROWS rows
-// route_choose_f32   each row's experts and weights, and how many choices each expert has of each block's rows
-// route_sort_u32     where the sorted order has each choice, and the other way round
+// route_few_f32      everything, for up to FEW_ROWS rows
+// route_choose_f32   each row's experts and weights, and the number of choices that each expert has
+//                    in each block's rows
+// route_sort_u32     the place of each choice in the sorted order, and the choice at each place
 //
 // logits   [rows, experts] f32       rows pitch elements apart
-// weights  [rows, top] f32           softmax over all experts, or with `renormalised` over the row's own
-// places   [rows * top] u32          between the launches: each choice's expert
-// choices  [rows * top] u32          the choice at each place
-// starts   [experts + 1] u32         where each expert's places start, and at last where they end
-// loads    [experts] u32             each expert's choices are added
-// slots    [rows] u32                rows of NO_SLOT are not counted in loads; null: all are
-// counts   [blocks, experts] u32     scratch; null if one block sorts, which counts for itself
+// weights  [rows, top] f32           softmax over all experts, or over the row's chosen experts if
+//                                    `renormalised`
+// places   [rows * top] u32          the place of each choice; between the two launches, its expert
+// choices  [rows * top] u32          the choice (row * top + rank) at each place
+// starts   [experts + 1] u32         the first place of each expert, then the end of the last one
+// loads    [experts] u32             the number of each expert's choices is added
+// slots    [rows] u32                rows of NO_SLOT are not counted in loads; null: all rows are
+//                                    counted
+// counts   [blocks, experts] u32     scratch; null if one block sorts, which does its own counting
 //
-// Of equal logits the expert of the lower index comes first; what is no number comes last, and makes the weights
-// that it counts for none. The
-// order of additions is fixed, so a row has the same bits whatever stands beside it. Choices of an expert stand in the
-// order of their rows: the sort is a counting sort whose ranks within a warp come from one comparison of all its lanes.
+// Among equal logits, the expert of the lower index comes first. A NaN comes last, and each weight
+// whose softmax includes it is NaN. The order of additions is fixed, so a row's bits do not depend
+// on the other rows. The choices of an expert are in the order of their rows: the sort is a
+// counting sort whose ranks within a warp come from one comparison of all its lanes.
 
 #include "contract.cuh"
 #include "kernel_order.cuh"
@@ -80,8 +84,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sort.run(first, last, experts, counts, chosen, places, choices, starts, loads);
 }
 
-// Launch: no dynamic shared memory, and all may be launched with programmatic stream serialization.
-//   route_few_f32      grid (1), block (THREADS); rows <= FEW_ROWS, also none
+// Launch: no dynamic shared memory; all kernels may be launched with programmatic stream
+// serialization.
+//   route_few_f32      grid (1), block (THREADS); rows <= FEW_ROWS, and may be 0
 //   route_choose_f32   grid (div_ceil(rows, block_rows)), block (any whole warps up to THREADS)
-//   route_sort_u32     with counts, the same grid, and block_choices = block_rows * top; without, grid (1) and block_choices
-//                      = choices_count. Block (THREADS)
+//   route_sort_u32     block (THREADS). With counts: the same grid, and block_choices = block_rows
+//                      * top. Without: grid (1) and block_choices = choices_count

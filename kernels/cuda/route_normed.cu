@@ -1,20 +1,23 @@
-// Few rows from the residual stream to their experts in one launch: the norm, the router's product and the routing, which
-// are three launches otherwise, each of a microsecond's work.
+// The residual stream's norm, the router's GEMM and the routing of few rows in one launch. They
+// would otherwise be three launches, each with a microsecond of work.
 // Targets: sm_90a
 //
-// route_normed_<type>   normed = x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019, arXiv 1910.07467); then
-//                       route_few_f32 of route.cu with logits = normed * router^T
+// route_normed_<type>   normed = x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019,
+//                       arXiv 1910.07467); then route_few_f32 of route.cu with
+//                       logits = normed * router^T
 //
-// x        [rows, hidden]       rows x_pitch elements apart, on 16 bytes, as are all others
+// x        [rows, hidden]       rows x_pitch elements apart
 // weight   [hidden]             activations' type
 // router   [experts, hidden]    activations' type
-// normed   [rows, hidden]       contiguous, with the bits that rms_norm.cu gives
+// normed   [rows, hidden]       contiguous, the same bits as from rms_norm.cu
 //
-// hidden is a multiple of COLUMNS, at most HIDDEN_MAX; experts at most EXPERTS_MAX; rows at most FEW_ROWS. Sums are f32; the
-// order of a logit's is fixed, so a row has the same bits whatever stands beside it.
+// The rows of all operands are aligned to 16 bytes. hidden is a multiple of COLUMNS, at most
+// HIDDEN_MAX; experts is at most EXPERTS_MAX, rows at most FEW_ROWS. Sums are f32. The order of a
+// logit's additions is fixed, so a row's bits do not depend on the other rows.
 //
-// A cluster has it all: each block normalises all rows, and multiplies them by sixteen experts of the router, whose weights
-// it has read before what is in front has ended. Its warps share the columns. The first block then routes.
+// The grid is one cluster. Each block normalizes all rows and multiplies them by sixteen experts of
+// the router, whose weights it has read before the previous kernel has ended. The warps of a block
+// divide the columns. The first block then routes.
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -30,7 +33,7 @@ using contract::route_normed::ROW_GAP_BYTES;
 constexpr uint32_t ROUTED_MAX = contract::route_normed::EXPERTS_MAX;
 constexpr uint32_t OF_BLOCK = ROUTED_MAX / CLUSTER;
 constexpr uint32_t WIDTH = 8;
-// Groups of columns that a warp multiplies.
+// Groups of COLUMNS columns that a warp multiplies.
 constexpr uint32_t HELD = HIDDEN_MAX / COLUMNS / WARPS;
 constexpr uint32_t SUM_BYTES = contract::route_normed::SUM_BYTES;
 static_assert(OF_BLOCK == 16 && FEW_ROWS == 16, "two tiles of mma.sync");
@@ -48,7 +51,8 @@ struct Operands {
     Element* normed;
 };
 
-// Writes a number to this place in the cluster's first block.
+// Writes a number to shared memory of the cluster's first block, at the same offset as `at` in this
+// block.
 __device__ __forceinline__ void send_to_first(uint32_t at, float value) {
     asm volatile(
         "{\n"
@@ -62,7 +66,8 @@ __device__ __forceinline__ void send_to_first(uint32_t at, float value) {
 
 template <typename Element>
 __device__ __forceinline__ void route_normed(const Operands<Element>& call, const Routed& routed, const RoutedTo& to) {
-    // Rows of x, then of their norms, with gaps that spread eight of them over all banks; the norm's weight; sums.
+    // The rows of x, then their norms in the same memory, with gaps that spread eight rows over all
+    // banks; after them the norm's weight, then the sums.
     extern __shared__ __align__(16) uint8_t dynamic[];
     __shared__ Sort sort;
     __shared__ uint32_t of_row[THREADS];
@@ -72,7 +77,7 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
     const uint32_t eight = lane / 4, quarter = lane % 4, rows = routed.rows;
     const uint32_t groups = call.hidden / COLUMNS, pieces = call.hidden / WIDTH, row_bytes = 2 * call.hidden + ROW_GAP_BYTES;
     uint8_t *weight_at = dynamic + rows * row_bytes, *sums_at = weight_at + 2 * call.hidden;
-    // No kernel writes weights.
+    // No kernel writes weights, so they are read before the wait.
     uint4 router[HELD][2];
 #pragma unroll
     for (uint32_t i = 0; i < HELD; ++i) {
@@ -91,7 +96,7 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
         copy_16_bytes(shared_address(weight_at + 16 * piece), call.weight + WIDTH * piece, true);
     }
     sort.clear();
-    // No block writes to the first one before that has begun.
+    // No block may write to the first block's memory before the first block has begun.
     cluster_arrive();
     wait_for_previous_kernel();
     for (uint32_t piece = threadIdx.x; piece < rows * pieces; piece += THREADS) {
@@ -101,7 +106,8 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
     }
     wait_for_copies();
     __syncthreads();
-    // The sums of squares are those of rms_norm.cu: of as many threads, each with two pieces, warp by warp.
+    // The squares are added in the order of rms_norm.cu: by the same number of threads, each with
+    // two pieces, warp by warp.
     const uint32_t parts = (call.hidden + 16 * LANES - 1) / (16 * LANES), threads = parts * LANES;
     const auto each = [&](uint32_t task, auto&& step) {
         const uint32_t row = task / parts, part = task % parts;
@@ -148,8 +154,8 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
         });
     }
     __syncthreads();
-    // A lane's 16 bytes of a row, and of an expert, are its columns of two steps: which columns those are does not matter, as
-    // long as they are the same.
+    // A lane's 16 bytes of a row and of an expert are its operands of two steps. It does not matter
+    // which columns these are, as long as both have the same ones.
     float c[2][4] = {};
 #pragma unroll
     for (uint32_t i = 0; i < HELD; ++i) {
@@ -207,5 +213,6 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (CLUSTER), block (THREADS of contract::route); dynamic shared memory rows * (2 * hidden + ROW_GAP_BYTES) + 2 *
-// hidden + SUM_BYTES. rows > 0. May be launched with programmatic stream serialization.
+// Launch: grid (CLUSTER), block (THREADS of contract::route), dynamic shared memory rows * (2 *
+// hidden + ROW_GAP_BYTES) + 2 * hidden + SUM_BYTES. rows > 0. May be launched with programmatic
+// stream serialization.

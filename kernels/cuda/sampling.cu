@@ -1,46 +1,64 @@
-// Sampling: logits to one token a row, with every feature of `model/src/sampling`, without a host decision.
+// Sampling: from logits to one token per row, with every feature of `model/src/sampling` and
+// without a decision on the host.
 //
-// In, for `rows` rows (the grid's second or first size) of `vocabulary` tokens (1 to 524,288):
-//   logits     [rows, vocabulary] f32, rows `pitch` elements apart; 16-byte loads when a row is aligned to it
-//   asked      u32, 8-byte aligned, laid out as `kernels/src/sampling/layout.rs` says: a SampleRow a row of the whole batch
-//              (include/sampling/request.cuh); then for each kind of list (change.cuh) where each row's begins among these
-//              words, and at last where its last one ends; then the lists and masks themselves, in any order. So a captured
-//              graph finds the next step's in the same place. What it names lies inside of it (the host checks it); an id
-//              beyond the vocabulary is skipped, so pictures' placeholders are harmless; biased tokens stand once in a
-//              row, and as many biases beside them; the other lists may repeat. A produced token with bit 31 is a place in
-//              `previous` [previous_count]: what the step before chose there, which the host has not seen yet (as in
-//              embed.cu). `previous` may be `chosen` itself: it is read before that is written. A token that is given is
-//              less than `vocabulary`, and is the row's token whatever its logits say, as long as they are numbers: so a
-//              prompt is scored
-//   first      the row of the whole batch that the launch begins with; `batch_rows` are all
-// Out:
-//   chosen     [rows] u32; 0xffffffff where there is none
-//   faults     [rows] u32: 0; 1: NaN or +infinity among the logits; 2: all are -infinity or forbidden; 3: padding
-//   log_probabilities [rows] f32: of the chosen token; NaN where none is asked for or chosen
-//   top_ids, top_log_probabilities [rows, top_pitch]: of the likeliest, largest first, equals by id; places beyond what is
-//              asked for, or beyond the finite logits, hold 0xffffffff and NaN. top_pitch may be 0 if no row asks.
+// Inputs, for `rows` rows (the second or first grid size) of `vocabulary` tokens (1 to 524,288):
+//   logits     [rows, vocabulary] f32, rows `pitch` elements apart; loads are 16 bytes wide if a
+//              row is aligned to 16 bytes
+//   asked      u32 words, 8-byte aligned, laid out by `kernels/src/sampling/layout.rs`:
+//              - a SampleRow for each row of the whole batch (include/sampling/request.cuh);
+//              - for each kind of list (change.cuh), the first word of each row's list among these
+//                words, and the end of the last list;
+//              - the lists and masks themselves, in any order.
+//              The first two parts have the same layout in each step, so a captured graph finds the
+//              next step's there. The host checks that all lists and masks are within `asked`. An
+//              id beyond the vocabulary is skipped, so placeholder ids of pictures are harmless. A
+//              biased token occurs once per row, and there are as many biases as biased tokens; the
+//              other lists may have duplicates.
+//              A produced token with bit 31 is an index into `previous` [previous_count], the
+//              tokens that the previous step chose and the host has not seen yet (as in embed.cu).
+//              `previous` may be `chosen` itself, because it is read before `chosen` is written.
+//              A `given` token is less than `vocabulary`, and becomes the row's token whatever the
+//              logits are, as long as they are numbers. This is how a prompt is scored.
+//   first      the row of the whole batch at which the launch begins; `batch_rows` is the number of
+//              all rows
+// Outputs:
+//   chosen     [rows] u32; 0xffffffff if no token was chosen
+//   faults     [rows] u32: 0: none; 1: NaN or +infinity among the logits; 2: all are -infinity or
+//              forbidden; 3: padding
+//   log_probabilities [rows] f32: of the chosen token; NaN if none is requested or chosen
+//   top_ids, top_log_probabilities [rows, top_pitch]: the most likely tokens, largest first, equal
+//     ones by id. Entries beyond the requested number, or beyond the finite logits, are 0xffffffff
+//     and NaN. top_pitch may be 0 if no row requests them.
 //
-// Rules, in the order of `Sampler::sample`: log-probabilities are read off the logits as they came (log-softmax); then the
-// grammar forbids, then `forbidden` (end tokens of a reply that is too short, unless the grammar must end: the host leaves
-// the list empty then); biases; repetition, frequency and presence penalties; the first of the largest where the
-// temperature is 0 or top-k 1; else temperature, top-k (equals of the last stay), min-p, top-p (a share of what is left;
-// the token that crosses stays), and a draw by Philox's number for (seed, position) from the candidates in order: likeliest first after a top-k or
-// top-p that limits, else by id. -0 and 0 are equals where transformers' comparisons say so.
+// Rules, in the order of `Sampler::sample`:
+// 1. Log-probabilities are computed from the unchanged logits (log-softmax).
+// 2. The grammar forbids tokens, then `forbidden` does (the end tokens of a reply that is too
+//    short; the host leaves this list empty if the grammar must end).
+// 3. Biases, then repetition, frequency and presence penalties.
+// 4. If the temperature is 0 or top-k is 1: the first of the largest logits.
+// 5. Otherwise temperature, top-k (ties with the last kept token are kept), min-p, top-p (a share
+//    of the remaining weight; the token that crosses the limit is kept), and a draw with the Philox
+//    number of (seed, position) from the candidates in order: most likely first if top-k or top-p
+//    limits them, otherwise by id.
+// -0 and 0 are equal wherever comparisons of Hugging Face transformers treat them as equal.
 //
-// The same row, request and lists give the same token in any batch, grid position and life: weights are whole numbers
-// (weight.cuh), floating sums have one order, and nothing reads what an atomic's order decided. It is the CPU sampler's
-// token but where rounding decides, f64 exponentials there and f32 here: 10 of 921,600 draws, 9 of those from 93,000 tokens.
+// The same row, request and lists give the same token in any batch, at any grid position and in any
+// run: weights are integers (weight.cuh), floating-point sums have a fixed order, and no result
+// depends on the order of atomics. The token is the CPU sampler's, except where rounding decides
+// (the CPU has f64 exponentials, this code f32): 10 of 921,600 draws differed, 9 of them draws from
+// 93,000 tokens.
 //
-// Penalties count past tokens anew in each step: each block counts those of its 4096 tokens in shared memory. A table kept
-// for each sequence would spare the reading (64 rows of 8,000 tokens: 80 MB from L2), but cost vocabulary x sequences
-// bytes and have to be made again after every restart and preemption; a table for each step would cost a clearing and a
-// reading of all of it.
+// Penalties count past tokens anew in each step: each block counts the occurrences of its 4096
+// tokens in shared memory. A table kept for each sequence would avoid reading the past tokens (64
+// rows of 8,000 tokens: 80 MB from L2), but would take vocabulary x sequences bytes and have to be
+// rebuilt after every restart and preemption. A table built in each step would have to be cleared
+// and read as a whole.
 //
-// Scratch:
-//   changed    [rows, changed_pitch] f32, changed_pitch >= vocabulary and a multiple of 4. Only rows that ask for changes are
-//              written. It may be `logits` itself if no row of the launch asks for log-probabilities.
-//   scratch    rows * row_bytes, 128-byte aligned, row_bytes of include/sampling/scratch.cuh.
-//   Neither needs to be cleared.
+// Scratch, which need not be cleared:
+//   changed    [rows, changed_pitch] f32, changed_pitch >= vocabulary and a multiple of 4. Only
+//              rows that request changes are written. It may be `logits` itself if no row of the
+//              launch requests log-probabilities.
+//   scratch    rows * row_bytes, 128-byte aligned, row_bytes of include/sampling/scratch.cuh
 
 #include <math.h>
 #include <stdint.h>
@@ -50,7 +68,7 @@
 #include "sampling/descent.cuh"
 #include "sampling/listed.cuh"
 
-// 1. Reads the logits once, changes them, and writes down what is known of each slice.
+// 1. Reads the logits once, applies changes to them, and records the facts of each slice.
 extern "C" __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS)
 sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, const uint32_t* asked,
                   uint32_t batch_rows, uint32_t first, const uint32_t* previous, uint32_t previous_count,
@@ -76,7 +94,7 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
     Held held;
     load_slice(held, logits + row * pitch, slice, vocabulary);
 
-    // Counting costs an instruction a number: only where somebody asks.
+    // Counting costs one instruction per logit, so it is done only for rows that need the count.
     const bool counted = reported || (drawn && wanted.top_k > 0);
     const bool ranged = drawn && (wanted.top_p < 1.0 || wanted.top_k > LIST_GROUPS);
     const auto finite_of_warp = [&] {
@@ -109,7 +127,7 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
         }
         return key;
     };
-    // A warp's sum of exponentials, relative to the slice's largest.
+    // A warp's sum of exponentials, relative to the slice's largest logit.
     const auto exponentials = [&](uint32_t key, auto of) {
         const float most = value_of(key);
         float sum[AT_ONCE] = {};
@@ -151,7 +169,7 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
         __syncthreads();
         largest = largest_of_block(largest_of_warp[1]);
     }
-    // The first of the largest, and the least finite one.
+    // Finds the first of the largest logits, and, if `ranged`, the smallest finite one.
     if (signless_key(most_of_thread) == largest) {
         const float most = value_of(largest);
         for_each_held(held, slice, [&](float logit, uint32_t id) {
@@ -196,11 +214,12 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
 
 using contract::sampling::PLAN_THREADS;
 using contract::sampling::PREVIOUS_THREADS;
-// Bins of half a key's leading bits.
+// Bins for 11 bits of a key: floor_of sorts by a key's leading 22 bits in two passes.
 constexpr uint32_t KEY_BINS = 2048;
 
-// The `nth` largest of the groups' keys, counted from 1, cut to 22 bits; the least key of all when fewer groups have one.
-// So many tokens at least have such a key or a larger one: one of each of those groups.
+// The `nth` largest (from 1) of the groups' largest keys, truncated to 22 bits, or the smallest key
+// if fewer groups have one. At least `nth` tokens have this key or a larger one: one in each of
+// those groups.
 __device__ __noinline__ uint32_t floor_of(const uint32_t* groups, uint32_t count, uint32_t nth, uint32_t* bins, uint32_t* sums,
                              uint32_t* found) {
     uint32_t known = 0, wanted = nth;
@@ -220,7 +239,7 @@ __device__ __noinline__ uint32_t floor_of(const uint32_t* groups, uint32_t count
             }
         }
         __syncthreads();
-        // Four bins a thread, the largest keys first.
+        // Four bins per thread, the largest keys first.
         uint32_t own = 0;
         for (uint32_t one = 0; one < 4; ++one) {
             own += bins[4 * threadIdx.x + one];
@@ -242,12 +261,12 @@ __device__ __noinline__ uint32_t floor_of(const uint32_t* groups, uint32_t count
         wanted -= found[1];
         __syncthreads();
     }
-    // A zero's equal may have the sign that sorts before it.
+    // -0 is equal to 0 but has a smaller key, so a floor of 0 must include it.
     known = known == KEY_OF_ZERO ? KEY_OF_MINUS_ZERO : known;
     return max(known, KEY_OF_LEAST);
 }
 
-// The least f32 difference that min-p keeps, by the CPU sampler's own comparison in f64.
+// The smallest f32 difference that min-p keeps, by the CPU sampler's own comparison in f64.
 __device__ float least_difference_of(const SampleRow& wanted) {
     if (wanted.min_p_logarithm == -INFINITY) {
         return -INFINITY;
@@ -266,7 +285,7 @@ __device__ float least_difference_of(const SampleRow& wanted) {
     return least;
 }
 
-// 2. Brings a row's slices together, and decides how its token is found.
+// 2. Merges the facts of a row's slices, and decides how its token is found.
 extern "C" __global__ void __launch_bounds__(PLAN_THREADS)
 sample_plan_f32(uint32_t vocabulary, const SampleRow* requests, void* scratch) {
     __shared__ uint32_t bins[KEY_BINS];
@@ -334,7 +353,7 @@ sample_plan_f32(uint32_t vocabulary, const SampleRow* requests, void* scratch) {
             plan.raw_largest = value_of(raw_largest);
             plan.least_difference = plan.way == WAY_DONE ? 0.0f : least_difference_of(wanted);
             plan.softening = softening;
-            // What weighs nothing need not be told apart, unless it is counted.
+            // Tokens of weight 0 need no separate bins, unless top-k counts them.
             const float whole = plan.largest - value_of(least);
             const float weighty = -WEIGHTLESS * static_cast<float>(wanted.temperature);
             const float range = plan.top_k > 0 ? whole : fminf(whole, weighty);
@@ -342,7 +361,7 @@ sample_plan_f32(uint32_t vocabulary, const SampleRow* requests, void* scratch) {
             plan.reported = plan.fault != 0 || wanted.top == NONE ? 0 : min(min(wanted.top, TOP_MAX), raw_finite);
             plan.listed = 0;
             plan.raw_listed = 0;
-            // A zero may have hidden its equal of the other sign.
+            // If the smallest logit compared equal to 0, it may be -0, which has a smaller key.
             plan.least = least == NONE ? KEY_OF_LEAST : least == KEY_OF_ZERO ? KEY_OF_MINUS_ZERO : least;
             plan.floor = NONE;
             plan.raw_floor = NONE;
@@ -366,7 +385,8 @@ sample_plan_f32(uint32_t vocabulary, const SampleRow* requests, void* scratch) {
             plan.floor = floor;
         }
         if (top_k == 0) {
-            // If the listed groups' largest alone make a nucleus, the list will hold it. Else it may not.
+            // If the largest tokens of the listed groups are enough for the nucleus, the list will
+            // contain the nucleus; otherwise it may not.
             float sum = 0.0f;
             for (uint32_t group = threadIdx.x; group < groups; group += PLAN_THREADS) {
                 const uint32_t key = chosen_from[group];
@@ -400,7 +420,8 @@ sample_plan_f32(uint32_t vocabulary, const SampleRow* requests, void* scratch) {
     }
 }
 
-// Appends what each thread of a warp has to a row's list, one atomic a warp. What does not fit is counted all the same.
+// Appends the candidates of a warp's threads to a row's list, with one atomic per warp. Candidates
+// that do not fit are still counted.
 template <typename Belongs, typename KeyOf>
 __device__ __forceinline__ void append(const Held& held, uint32_t slice, uint64_t* list, uint32_t* listed,
                                        KeyOf key_of_logit, Belongs belongs) {
@@ -429,7 +450,7 @@ __device__ __forceinline__ void append(const Held& held, uint32_t slice, uint64_
     });
 }
 
-// 3. Lists the likeliest, and sums the weights of each slice, or of each bin.
+// 3. Lists the most likely tokens, and sums the weights of each slice or of each bin.
 extern "C" __global__ void __launch_bounds__(SLICE_THREADS, GATHER_BLOCKS)
 sample_gather_f32(const float* logits, uint64_t pitch, const float* changed, uint64_t changed_pitch,
                   uint32_t vocabulary, const SampleRow* requests, void* scratch) {
@@ -512,7 +533,7 @@ sample_gather_f32(const float* logits, uint64_t pitch, const float* changed, uin
     }
 }
 
-// 4. Draws, and reports.
+// 4. Draws the token, and reports the most likely ones.
 extern "C" __global__ void __launch_bounds__(CHOICE_THREADS)
 sample_choose_f32(const float* logits, uint64_t pitch, const float* changed, uint64_t changed_pitch,
                   uint32_t vocabulary, const SampleRow* requests, void* scratch, uint32_t* chosen, uint32_t* faults,
@@ -575,7 +596,8 @@ sample_choose_f32(const float* logits, uint64_t pitch, const float* changed, uin
     }
 }
 
-// 0. Copies what the step before chose, for steps whose rows are worked on in several goes: the first overwrites it.
+// 0. Copies the tokens that the previous step chose, for a step whose rows are processed in several
+// passes: the first pass overwrites them.
 extern "C" __global__ void __launch_bounds__(PREVIOUS_THREADS)
 sample_previous_u32(const uint32_t* chosen, uint32_t count, uint32_t* previous) {
     const uint32_t place = blockIdx.x * PREVIOUS_THREADS + threadIdx.x;
@@ -584,10 +606,11 @@ sample_previous_u32(const uint32_t* chosen, uint32_t count, uint32_t* previous) 
     }
 }
 
-// Launch: the four in this order on one stream; no dynamic shared memory. slices = ceil(vocabulary / SLICE).
-//   sample_previous_u32 grid (ceil(count / block))   block PREVIOUS_THREADS   first, and only if there are several goes
+// Launch: these kernels in this order on one stream; no dynamic shared memory. slices =
+// ceil(vocabulary / SLICE). Nothing is launched for 0 rows.
+//   sample_previous_u32 grid (ceil(count / block))   block PREVIOUS_THREADS; first, and only with
+//                                                    several passes
 //   sample_slices_f32   grid (slices, rows)          block SLICE_THREADS
 //   sample_plan_f32     grid (rows)                  block PLAN_THREADS
 //   sample_gather_f32   grid (slices, rows)          block SLICE_THREADS
 //   sample_choose_f32   grid (rows)                  block CHOICE_THREADS
-// Nothing is launched for 0 rows.

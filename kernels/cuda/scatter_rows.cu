@@ -1,11 +1,13 @@
-// Writing rows to chosen places: `out[rows[i]] = x[i]`. Bits are copied, so any type of 2 or 4 bytes will do.
+// Row scatter: `out[rows[i]] = x[i]`. Rows are copied as bits, so any type of 2 or 4 bytes is
+// supported.
 //
 // x    [chosen, columns]     rows x_pitch elements apart
-// rows [chosen] u32          no place is named twice
-// out  [out_rows, columns]   rows out_pitch elements apart; rows that are not named keep what they hold
+// rows [chosen] u32          rows of out, each at most once
+// out  [out_rows, columns]   rows out_pitch elements apart; all other rows keep their contents
 //
-// A place that is not below out_rows is skipped. If a place is named twice, one of the two rows or a mixture of both
-// stands there. Any alignment; 16-byte copies when addresses, pitches and columns are aligned to it.
+// If rows[i] >= out_rows, the row is skipped. If `rows` names a row twice, that row holds one of
+// the two source rows or a mixture of both. Any alignment; copies are 16 bytes wide when addresses,
+// pitches and columns are multiples of 16 bytes.
 
 #include "contract.cuh"
 #include "copy_row.cuh"
@@ -23,4 +25,5 @@ extern "C" __global__ void __launch_bounds__(contract::copy_rows::THREADS)
     }
 }
 
-// Launch: grid (chosen), block (THREADS of contract::copy_rows), no dynamic shared memory. chosen > 0, element_bytes 2 or 4.
+// Launch (chosen > 0): grid (chosen), block (THREADS of contract::copy_rows), no dynamic shared
+// memory. element_bytes is 2 or 4.

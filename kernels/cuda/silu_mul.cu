@@ -5,14 +5,15 @@
 // gate_up [rows, 2 * features]   gate, then up; rows pitch elements apart
 // out     [rows, features]       contiguous
 //
-// f32 inside, one rounding at the end. Any number of features and any alignment; 16-byte accesses when all parts of a
-// row are aligned to it, 8-byte ones where only those are (3420 features: `up` starts 6840 bytes behind `gate`).
+// Arithmetic is f32, rounded once at the end. Any number of features and any alignment; accesses
+// are 16 bytes wide if all parts of a row are aligned to 16 bytes, 8 bytes wide if they are only
+// aligned to 8 bytes (3420 features: `up` starts 6840 bytes after `gate`).
 
 #include "contract.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
 
-// Vectors in flight for each thread.
+// Vectors in flight per thread.
 constexpr uint32_t HELD = 2;
 
 template <uint32_t WIDTH, typename Element>
@@ -35,7 +36,7 @@ __device__ __forceinline__ void silu_mul_row(const Element* gate, const Element*
                 float values[WIDTH];
 #pragma unroll
                 for (uint32_t i = 0; i < WIDTH; ++i) {
-                    // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+                    // For a very negative gate, exp overflows to infinity and the quotient is zero.
                     values[i] = __fdividef(gates[slot][i], 1.0f + __expf(-gates[slot][i])) * ups[slot][i];
                 }
                 store<WIDTH>(out + vector * WIDTH, values);
@@ -70,5 +71,6 @@ __device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch,
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (rows, div_ceil(features, rows < 128 ? 2048 : 4096)), block (THREADS of contract::gate), no dynamic shared
-// memory. rows > 0. Any second grid size is right; few rows want more blocks.
+// Launch: grid (rows, div_ceil(features, rows < 128 ? 2048 : 4096)), block (THREADS of
+// contract::gate), no dynamic shared memory. rows > 0. Any second grid size is correct; with few
+// rows, more blocks per row are faster.

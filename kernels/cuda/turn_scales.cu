@@ -1,13 +1,15 @@
-// The scales of a product by blocks as cuBLASLt reads them (CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F and BLK128x128_32F).
+// Conversion of block scales to the layouts that cuBLASLt reads
+// (CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F and BLK128x128_32F).
 // Targets: sm_90a
 //
 // turned[group, row] = x_scales[row, group]
-// padded[block, group] = weight_scales[block, group], and zeros behind the last group
+// padded[block, group] = weight_scales[block, group], and zeros after the last group
 //
-// x_scales      [rows, groups] f32        as quantize.cu leaves them
-// turned        [groups, rows] f32        rows are a multiple of 4
+// x_scales      [rows, groups] f32        as quantize.cu writes them
+// turned        [groups, rows] f32        rows is a multiple of 4
 // weight_scales [blocks, groups] f32
-// padded        [blocks, padded_groups] f32, or null: not written, as groups are a multiple of PADDED already
+// padded        [blocks, padded_groups] f32, or null if groups is a multiple of PADDED already: not
+//                                         written then
 // padded_groups groups, rounded up to PADDED
 
 #include <stdint.h>
@@ -21,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     turn_scales(const float* x_scales, float* turned, uint32_t rows, uint32_t groups, const float* weight_scales,
                 float* padded, uint32_t blocks, uint32_t padded_groups) {
     let_next_kernel_start();
-    // The kernel in front may use what is written here as its workspace.
+    // The previous kernel may use this kernel's outputs as its workspace.
     wait_for_previous_kernel();
     const uint32_t across = (groups + TILE - 1) / TILE, tiles = (rows + TILE - 1) / TILE * across;
     if (blockIdx.x < tiles) {
@@ -49,6 +51,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Launch: grid (div_ceil(rows, TILE) * div_ceil(groups, TILE), and if there is `padded`
-// div_ceil(blocks * padded_groups, THREADS) more), block (THREADS of contract::turn_scales), no dynamic shared memory.
-// rows and groups > 0.
+// Launch: grid (div_ceil(rows, TILE) * div_ceil(groups, TILE), and with `padded` div_ceil(blocks *
+// padded_groups, THREADS) more), block (THREADS of contract::turn_scales), no dynamic shared
+// memory. rows and groups > 0.

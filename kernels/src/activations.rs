@@ -1,4 +1,4 @@
-//! The rows that a product reads: plain, rounded to E4M3, or both.
+//! Activations, the rows that a product reads: plain, quantized to E4M3, or both.
 
 use std::ops::Range;
 
@@ -6,19 +6,19 @@ use bursar_budgets::Bytes;
 
 use crate::{Backend, DType, FP8_BLOCK, KernelError, Scope, Tensor};
 
-/// How activations are rounded to E4M3. A scale is the largest magnitude of what it is for, divided by 448.
+/// How activations are quantized to E4M3. Each scale is the largest magnitude of the numbers that
+/// it covers, divided by 448.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Quantization {
     /// Each group of [`FP8_BLOCK`] columns of a row has a scale.
     Groups,
-    /// Each row has a scale.
     Rows,
-    /// All numbers have this scale, and what is then larger than 448 becomes it.
+    /// All numbers have this scale, and magnitudes above 448 after scaling are clamped to 448.
     Fixed(f32),
 }
 
 impl Quantization {
-    /// Scales of a row of `columns` numbers that are stored beside it.
+    /// Number of scales that are stored for each row of `columns` numbers.
     pub fn row_scales(self, columns: usize) -> usize {
         match self {
             Quantization::Groups => columns.div_ceil(FP8_BLOCK),
@@ -28,25 +28,25 @@ impl Quantization {
     }
 }
 
-/// What an operation leaves of the activations that it makes.
+/// The formats in which an operation writes the activations that it computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ActivationFormat {
-    /// Plain rows, also beside rounded ones.
+    /// Write plain rows, in addition to any quantized rows.
     pub is_plain: bool,
-    /// Rounded rows.
+    /// Write rows that are quantized like this.
     pub quantization: Option<Quantization>,
 }
 
 impl ActivationFormat {
-    /// Plain rows alone.
     pub const PLAIN: ActivationFormat = ActivationFormat { is_plain: true, quantization: None };
 
-    /// What a product reads that wants activations like this; see [`Weight::wants`](crate::Weight::wants).
+    /// The format that a product reads for [`Weight::wants`](crate::Weight::wants): plain rows for
+    /// `None`, otherwise only quantized rows.
     pub fn of(wanted: Option<Quantization>) -> ActivationFormat {
         ActivationFormat { is_plain: wanted.is_none(), quantization: wanted }
     }
 
-    /// The same, and plain rows too.
+    /// This format with plain rows in addition.
     pub fn and_plain(self) -> ActivationFormat {
         ActivationFormat { is_plain: true, ..self }
     }
@@ -56,37 +56,32 @@ impl ActivationFormat {
 pub struct Activations<'s> {
     /// In the target's type of activations.
     pub plain: Option<Tensor<'s>>,
-    /// In E4M3.
     pub rounded: Option<Rounded<'s>>,
 }
 
-/// Rows in E4M3 and what they are multiplied by.
+/// Rows in E4M3 and their scales.
 pub struct Rounded<'s> {
     /// `[rows, columns]` E4M3, contiguous.
     pub data: Tensor<'s>,
     /// `[rows, row_scales]` f32, contiguous; see [`Quantization::row_scales`].
     pub scales: Tensor<'s>,
-    /// How they were rounded.
     pub quantization: Quantization,
 }
 
 impl<'s> Activations<'s> {
-    /// Plain rows alone.
     pub fn of_plain(plain: Tensor<'s>) -> Self {
         Activations { plain: Some(plain), rounded: None }
     }
 
-    /// Their number of rows.
     pub fn rows(&self) -> usize {
         self.any().rows()
     }
 
-    /// Numbers of a row.
     pub fn columns(&self) -> usize {
         self.any().columns()
     }
 
-    /// The rows `range` in each format. Panics if it is out of bounds.
+    /// The rows `range` in each format. Panics if `range` is out of bounds.
     pub(crate) fn row_range(&self, range: Range<usize>) -> Activations<'_> {
         let rounded = self.rounded.as_ref().map(|rounded| Rounded {
             data: rounded.data.row_range(range.clone()),
@@ -96,23 +91,24 @@ impl<'s> Activations<'s> {
         Activations { plain: self.plain.as_ref().map(|plain| plain.row_range(range)), rounded }
     }
 
-    /// The bytes of all formats.
+    /// Bytes of all formats together.
     pub fn bytes(&self) -> Bytes {
         let plain = self.plain.as_ref().map_or(Bytes::ZERO, Tensor::bytes);
         self.rounded.as_ref().map_or(plain, |rounded| plain + rounded.bytes())
     }
 
-    /// The plain rows. Panics if there are none: the model's code asks for them when it makes the activations.
+    /// The plain rows. Panics if there are none: the model's code asks for plain rows when
+    /// it makes the activations.
     pub fn plain(&self) -> &Tensor<'s> {
         self.plain.as_ref().expect("activations that were made plain")
     }
 
-    /// The plain rows, if there are no others.
+    /// The plain rows, if there are no quantized ones.
     pub(crate) fn lone_plain(&self) -> Option<&Tensor<'s>> {
         self.plain.as_ref().filter(|_| self.rounded.is_none())
     }
 
-    /// A tensor with their shape.
+    /// One of the tensors, for its shape.
     pub(crate) fn any(&self) -> &Tensor<'s> {
         let rounded = || &self.rounded.as_ref().expect("activations have a format").data;
         self.plain.as_ref().unwrap_or_else(rounded)
@@ -122,7 +118,8 @@ impl<'s> Activations<'s> {
         Activations { plain: self.plain.as_ref().map(Tensor::view), rounded: self.rounded.as_ref().map(Rounded::view) }
     }
 
-    /// These rounded rows alone, or the plain ones without `wanted`; `None` if there are none like that.
+    /// A view with only the rows that are quantized as `wanted`, or only the plain rows for `None`.
+    /// Returns `None` if there are no such rows.
     pub(crate) fn only(&self, wanted: Option<Quantization>) -> Option<Activations<'_>> {
         match wanted {
             None => Some(Activations { plain: Some(self.plain.as_ref()?.view()), rounded: None }),
@@ -134,7 +131,7 @@ impl<'s> Activations<'s> {
     }
 }
 
-/// Room for activations that are made one after another, each in a format of its own.
+/// Space for activations that are computed one after another, each in a different format.
 pub struct ActivationRoom<'s> {
     plain: Option<Tensor<'s>>,  // [rows, columns]
     data: Option<Tensor<'s>>,   // [rows, columns] E4M3
@@ -142,10 +139,11 @@ pub struct ActivationRoom<'s> {
 }
 
 impl ActivationRoom<'_> {
-    /// Activations `[rows, columns]` in `format`: what was written there last, if that was in the same one.
+    /// Activations `[rows, columns]` in `format`. They hold what the last operation wrote here, if
+    /// it wrote in the same format.
     ///
     /// # Panics
-    /// If the room was not taken for this format, or for fewer rows.
+    /// If the space was not taken for this format, or for fewer than `rows` rows.
     pub fn place(&mut self, format: ActivationFormat, rows: usize) -> Activations<'_> {
         const NONE: &str = "room for this format";
         let plain = format.is_plain.then(|| self.plain.as_mut().expect(NONE).row_range_mut(0..rows));
@@ -161,7 +159,7 @@ impl ActivationRoom<'_> {
 }
 
 impl Rounded<'_> {
-    /// The bytes of numbers and scales.
+    /// Bytes of numbers and scales.
     pub fn bytes(&self) -> Bytes {
         self.data.bytes() + self.scales.bytes()
     }
@@ -186,7 +184,7 @@ impl<'a> From<&'a Activations<'_>> for Activations<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Takes room for activations `[rows, columns]` in any of `formats`, in one at a time.
+    /// Takes space for activations `[rows, columns]` that are in one of `formats` at a time.
     pub fn room_in(
         &self,
         formats: impl IntoIterator<Item = ActivationFormat>,
@@ -207,7 +205,7 @@ impl<B: Backend> Scope<'_, B> {
         })
     }
 
-    /// Takes uninitialised activations `[rows, columns]` in this format.
+    /// Takes uninitialized activations `[rows, columns]` in this format.
     pub(crate) fn empty_in(
         &self,
         format: ActivationFormat,

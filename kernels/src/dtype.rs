@@ -15,10 +15,10 @@ pub enum DType {
     BF16,
     /// Indices: token ids, positions, slots, rows, block tables.
     U32,
-    /// Colour levels of picture bytes, 0 to 255.
+    /// Color levels of picture bytes, 0 to 255.
     U8,
-    /// FP8, four bits of exponent and three of mantissa ([`E4m3`](crate::E4m3)). The numbers stand for others only with
-    /// their scales.
+    /// FP8, four bits of exponent and three of mantissa ([`E4m3`](crate::E4m3)). The numbers have a
+    /// meaning only together with their scales.
     F8E4M3,
 }
 
@@ -37,7 +37,7 @@ impl DType {
         Bytes((elements * self.size()) as u64)
     }
 
-    /// Whole elements of this type in so many bytes.
+    /// Number of whole elements of this type that fit into `bytes`.
     pub fn elements(self, bytes: Bytes) -> usize {
         bytes.as_usize() / self.size()
     }
@@ -76,9 +76,9 @@ mod sealed {
     impl Sealed for crate::E4m3 {}
 }
 
-/// A Rust type that can be a tensor's element: plain data without padding, for which every bit pattern is valid.
+/// A Rust type that can be a tensor's element: plain data without padding, for which every
+/// bit pattern is valid.
 pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
-    /// The corresponding element type.
     const DTYPE: DType;
 }
 

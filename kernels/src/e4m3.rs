@@ -1,20 +1,19 @@
-//! The element of FP8 weights and activations: one sign, four bits of exponent, three of mantissa, no infinity
-//! (E4M3 of Micikevicius et al. 2022, arXiv 2209.05433; `float8_e4m3fn` in torch).
+//! The element of FP8 weights and activations: one sign, four bits of exponent, three of mantissa,
+//! no infinity (E4M3 of Micikevicius et al. 2022, arXiv 2209.05433; `float8_e4m3fn` in torch).
 
-/// A number of eight bits. The largest is 448, the smallest above zero 2^-9.
+/// An eight-bit floating-point number. The largest is 448, and the smallest above zero is 2^-9.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct E4m3(pub u8);
 
 impl E4m3 {
-    /// The largest number.
     pub const MAX: f32 = 448.0;
 
-    /// The nearest number, of two equally near ones the even. What is larger than [`MAX`](Self::MAX) becomes it; what
-    /// is no number stays none.
+    /// Rounds to the nearest number, with ties to even. A magnitude above [`MAX`](Self::MAX)
+    /// becomes `MAX`, and NaN stays NaN.
     #[inline(always)]
     pub fn from_f32(number: f32) -> Self {
-        /// Adding it to a number below 2^-6 leaves a sum whose last bit is worth 2^-9.
+        /// The sum of this constant and a number below 2^-6 has a last bit that is worth 2^-9.
         const SMALL_UNIT: f32 = 16_384.0;
         /// The first normal number, 2^-6.
         const NORMAL: u32 = 0x3c80_0000;
@@ -22,14 +21,15 @@ impl E4m3 {
         let bits = number.to_bits();
         let (sign, size) = ((bits >> 24) as u8 & 0x80, bits & 0x7fff_ffff);
         let small = (f32::from_bits(size) + SMALL_UNIT).to_bits() & 0xff;
-        // Twenty bits go, rounded to even; the exponent's bias falls from 127 to 7.
+        // Twenty bits are dropped, with rounding to even, and the exponent's bias falls from 127 to
+        // 7.
         let normal = ((size.wrapping_add(0x7_ffff + (size >> 20 & 1))) >> 20).wrapping_sub(120 << 3);
         let finite = if size < NORMAL { small } else { normal };
         let finite = if size >= Self::MAX.to_bits() { 0x7e } else { finite };
         E4m3(sign | if size > INFINITY { 0x7f } else { finite as u8 })
     }
 
-    /// The same number.
+    /// Converts exactly.
     #[inline(always)]
     pub fn to_f32(self) -> f32 {
         let (sign, size) = (u32::from(self.0 & 0x80) << 24, u32::from(self.0 & 0x7f));
@@ -41,15 +41,15 @@ impl E4m3 {
     }
 }
 
-/// The scale of numbers whose largest magnitude is `largest`, so that it becomes [`E4m3::MAX`]. Above zero also for
-/// zeros, which stay zeros when they are divided by it.
+/// The scale that maps `largest`, the largest magnitude of some numbers, to [`E4m3::MAX`]. It is
+/// above zero also if all numbers are zero, so dividing zeros by it leaves zeros.
 #[inline(always)]
 pub fn e4m3_scale(largest: f32) -> f32 {
     let scale = largest / E4m3::MAX;
     if scale < f32::MIN_POSITIVE { f32::MIN_POSITIVE } else { scale }
 }
 
-/// The largest magnitude among numbers; 0 if none is a number.
+/// The largest magnitude in `numbers`, without NaN. Returns 0 if all are NaN or the slice is empty.
 #[inline(always)]
 pub fn largest_magnitude(numbers: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b.abs() > a { b.abs() } else { a };

@@ -6,11 +6,13 @@ use bursar_budgets::DeviceError;
 
 use crate::{Backend, Graph, KernelError, Rank, Target, backend::each_operation, ops::*};
 
-/// A backend whose operations can be made to fail, as if the device had refused their launches. Only the passes that
-/// they belong to fail. Until then it computes as the backend that it wraps.
+/// A backend whose operations can be made to fail, as if the device had refused their
+/// launches. Only the passes that contain a failed operation fail. All other operations
+/// compute as the wrapped backend does.
 pub struct FaultyBackend<B> {
     backend: B,
-    /// Operations that still succeed, and how many after them fail.
+    /// The number of operations that still succeed, and the number of operations after them that
+    /// fail.
     faults: Cell<(usize, usize)>,
 }
 
@@ -20,8 +22,8 @@ impl<B> FaultyBackend<B> {
         FaultyBackend { backend, faults: Cell::default() }
     }
 
-    /// Of the following operations, `after` succeed and the next `count` fail. Copies and replays of graphs are not
-    /// counted.
+    /// Lets the next `after` operations succeed and the `count` operations after them fail. Copies
+    /// and replays of graphs are not counted.
     pub fn fail_launches(&self, after: usize, count: usize) {
         self.faults.set((after, count));
     }

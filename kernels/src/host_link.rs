@@ -1,5 +1,6 @@
-//! The link between ranks that meet on the host: threads of one process that come to an operation and read what the others
-//! have brought, on host devices by the threads themselves, on GPUs by copies.
+//! The link between ranks that meet on the host. The ranks are threads of one process that join
+//! a collective and read the other ranks' data: on host devices the threads read it directly,
+//! on GPUs by copies.
 
 use std::{
     fmt::Write,
@@ -13,8 +14,9 @@ use crate::{DType, KernelError, Rank, Tensor};
 
 /// A rank's end of the link between the ranks of a group that meet on the host.
 ///
-/// All ranks come to the same operations in the same order. One that does not come in time, that is dropped or that
-/// comes to another operation breaks the link: each rank gets [`DeviceError::Lost`], now and from then on.
+/// All ranks must call the same operations in the same order. A rank that does not join in time,
+/// that is dropped or that calls another operation breaks the link: each rank gets
+/// [`DeviceError::Lost`], now and from then on.
 pub struct HostLink {
     rank: Rank,
     shared: Arc<Shared>,
@@ -27,28 +29,27 @@ struct Shared {
     changed: Condvar,
 }
 
-/// One meeting after the other.
 struct State {
-    /// Counts meetings that are over.
+    /// Number of meetings that are over.
     meeting: u64,
-    /// What each rank has brought to the current one.
+    /// Data that each rank has brought to the current meeting.
     brought: Vec<Option<Brought>>,
-    /// Ranks that have read what they need of the current one.
+    /// Ranks that have finished reading in the current meeting.
     done: usize,
-    /// Why there are no more meetings.
+    /// The reason why the link is broken.
     broken: Option<String>,
 }
 
-/// What a rank brings: rows that stay as they are until all ranks have read them.
+/// The data that a rank brings to a meeting: rows that do not change until all ranks have read
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Brought {
-    /// The operation's name.
     op: &'static str,
     /// Rows and columns.
     pub(crate) shape: [usize; 2],
     pub(crate) dtype: DType,
     pub(crate) start: Address,
-    /// Elements from row to row.
+    /// Elements from the start of a row to the start of the next.
     pub(crate) pitch: usize,
 }
 
@@ -58,7 +59,8 @@ impl Brought {
         Brought { op, shape, dtype: tensor.dtype(), start: tensor.address(), pitch }
     }
 
-    /// Rows of `columns` numbers each on host memory, which stay where they are until the meeting is over.
+    /// Rows of `columns` numbers each in host memory, which keep their address until
+    /// the meeting is over.
     pub(crate) fn rows(op: &'static str, numbers: &[f32], columns: usize) -> Self {
         let (shape, start) = ([numbers.len() / columns, columns], Address(numbers.as_ptr().addr() as u64));
         Brought { op, shape, dtype: DType::F32, start, pitch: columns }
@@ -66,23 +68,23 @@ impl Brought {
 }
 
 impl HostLink {
-    /// The ends of a link between `ranks` ranks, in the order of their indices. A rank waits `patience` for the others in
-    /// each operation.
+    /// The ends of a link between `ranks` ranks, in the order of their indices. A rank waits
+    /// `patience` for the other ranks in each operation.
     pub fn between(ranks: usize, patience: Duration) -> Vec<HostLink> {
         let state = State { meeting: 0, brought: vec![None; ranks], done: 0, broken: None };
         let shared = Arc::new(Shared { patience, state: Mutex::new(state), changed: Condvar::new() });
         Rank::all(ranks).map(|rank| HostLink { rank, shared: shared.clone() }).collect()
     }
 
-    /// Its place in the group.
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// Brings `own` to the next meeting, waits until all ranks have brought theirs, and calls `read` with all of these
-    /// in the ranks' order. Returns when all ranks have read.
+    /// Brings `own` to the next meeting, waits until all ranks have brought their data, and calls
+    /// `read` with the data of all ranks in their order. Returns when all ranks have read.
     ///
-    /// Only the first wait needs a bound: after it every rank is inside this function and only computes.
+    /// Only the first wait needs a timeout: after it, every rank is inside this
+    /// function and only computes.
     pub(crate) fn meet(&self, own: Brought, read: impl FnOnce(&[Brought])) -> Result<(), KernelError> {
         let mut state = self.lock();
         let meeting = state.meeting;
@@ -121,7 +123,8 @@ impl HostLink {
         if is_apart { Err(lost(&state)) } else { Ok(()) }
     }
 
-    /// A thread that panicked while it held the lock has left a whole state: each change of it is one statement.
+    /// Ignores poisoning. A thread that panicked while it held the lock left a consistent state,
+    /// because each change of the state is one statement.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -168,7 +171,8 @@ fn lost(state: &State) -> KernelError {
     DeviceError::Lost { reason: format!("a collective of the model's ranks failed: {reason}") }.into()
 }
 
-/// Tells the others when it drops that this rank reads no more, also if reading panicked.
+/// Counts this rank as finished with the meeting when dropped, also if reading panicked. The last
+/// rank ends the meeting and wakes the others.
 struct Leaving<'l> {
     link: &'l HostLink,
 }

@@ -1,27 +1,28 @@
-//! Tokens as a step is fed them.
+//! Input tokens of a step.
 
-/// The bit of a token's code that says that the host has not seen it. The other bits are a row of the previous step's
-/// choices, which the device reads. So a vocabulary has fewer than 2^31 tokens.
+/// The bit of a token's code that marks a token whose id the host has not seen. The other bits are
+/// then a row of the previous step's choices, from which the device reads the id. Therefore a
+/// vocabulary has fewer than 2^31 tokens.
 pub(crate) const PREVIOUS: u32 = 1 << 31;
 
 /// A token that the previous step chooses, or has chosen, and whose id the host has not seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UnseenToken {
-    /// The row of that step's choices that holds its id. Below 2^31.
+    /// The row of the previous step's choices that holds the id. Below 2^31.
     pub row: u32,
 }
 
-/// A token as a step is fed it.
+/// An input token of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub enum InputToken {
-    /// The id of a token. Below 2^31.
+    /// A token id. Below 2^31.
     Known(u32),
-    /// One that only the device knows.
+    /// A token whose id only the device knows.
     Unseen(UnseenToken),
 }
 
 impl UnseenToken {
-    /// How device code reads it.
+    /// The code that device code reads.
     pub const fn code(self) -> u32 {
         assert!(self.row < PREVIOUS, "a step has fewer rows");
         PREVIOUS | self.row
@@ -29,7 +30,7 @@ impl UnseenToken {
 }
 
 impl InputToken {
-    /// How device code reads it: the id, or a row with the highest bit set.
+    /// The code that device code reads: the id, or a row with the highest bit set.
     pub const fn code(self) -> u32 {
         match self {
             InputToken::Known(id) => {
@@ -40,7 +41,6 @@ impl InputToken {
         }
     }
 
-    /// The token of a code.
     pub const fn of_code(code: u32) -> Self {
         match code & PREVIOUS {
             0 => InputToken::Known(code),
@@ -48,7 +48,8 @@ impl InputToken {
         }
     }
 
-    /// Its id, if it is known, or else what the previous step has `chosen` in its row.
+    /// The id of a known token, or the entry in `chosen`, the previous step's choices, for an
+    /// unseen one. Returns `None` if `chosen` has no such row.
     pub fn id(self, chosen: &[u32]) -> Option<u32> {
         match self {
             InputToken::Known(id) => Some(id),
@@ -57,7 +58,7 @@ impl InputToken {
     }
 }
 
-/// Shows rows, never ids, because they are the user's text.
+/// Shows rows but never ids, because ids are the user's text.
 impl std::fmt::Debug for InputToken {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

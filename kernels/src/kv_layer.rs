@@ -1,4 +1,5 @@
-//! One layer's keys and values in device memory, in blocks of sixteen tokens.
+//! One layer's keys and values in device memory, in blocks of sixteen tokens, and their
+//! copies in host memory.
 
 use bursar_budgets::{Address, Bytes};
 
@@ -10,13 +11,12 @@ pub const BLOCK_TOKENS: usize = 16;
 /// The shape of one token's keys and values over all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvShape {
-    /// Layers, each with its own segment.
+    /// Layers, each with a separate segment.
     pub layers: usize,
-    /// Heads of keys and values; query heads share them in groups.
+    /// Heads of keys and values. Query heads share them in groups.
     pub kv_heads: usize,
-    /// Elements per head.
     pub head_dim: usize,
-    /// Element type of the cache: that of activations, or E4M3 with scales beside the layers.
+    /// Element type of the cache: the type of activations, or E4M3 with separate scales.
     pub dtype: DType,
 }
 
@@ -34,8 +34,8 @@ impl KvShape {
 
 /// One layer of the cache: `[block, 2 (keys, values), kv_head, BLOCK_TOKENS, head_dim]`.
 ///
-/// Keys and values of a block are adjacent and a head's sixteen vectors are contiguous, so an attention head reads a
-/// block as two streams.
+/// Keys and values of a block are adjacent, and a head's sixteen vectors are contiguous, so an
+/// attention head reads a block as two streams.
 #[derive(Debug)]
 pub struct KvLayer {
     pub(crate) address: Address,
@@ -47,14 +47,15 @@ impl KvLayer {
     /// A layer of `blocks` blocks at `address`.
     ///
     /// # Safety
-    /// For as long as the layer is computed with, `address` must start `blocks * shape.block_bytes()` bytes of backed
-    /// device memory, aligned to the element, that only operations of the same lane touch.
+    /// As long as operations use the layer, `address` must start `blocks *
+    /// shape.block_bytes()` bytes of backed device memory, aligned to the element, that only
+    /// operations of the same lane touch.
     pub unsafe fn new(address: Address, blocks: usize, shape: KvShape) -> Self {
         assert!(shape.kv_heads > 0 && shape.head_dim > 0, "a layer has heads, and a head has elements: {shape:?}");
         KvLayer { address, blocks, shape }
     }
 
-    /// Where the first block is.
+    /// Address of the first block.
     pub fn address(&self) -> Address {
         self.address
     }
@@ -64,12 +65,10 @@ impl KvLayer {
         self.blocks
     }
 
-    /// The shape of a token's keys and values.
     pub fn shape(&self) -> KvShape {
         self.shape
     }
 
-    /// Where a block is.
     pub(crate) fn piece(&self, block: u32) -> Address {
         self.address.offset(self.shape.block_bytes() * u64::from(block))
     }
@@ -80,7 +79,7 @@ impl KvLayer {
     }
 }
 
-/// Blocks in host memory: `[layer, slot]`, each as a block of a layer is.
+/// Blocks in host memory: `[layer, slot]`. Each slot has the layout of one block of a layer.
 #[derive(Debug)]
 pub struct HostBlocks {
     address: *mut u8,
@@ -89,26 +88,26 @@ pub struct HostBlocks {
 }
 
 impl HostBlocks {
-    /// So many slots at `address`.
+    /// `slots` slots at `address`.
     ///
     /// # Safety
-    /// For as long as this is copied from and to, `address` must start [`bytes_of`](Self::bytes_of) bytes of host memory
-    /// that only copies of the same lane touch. For a GPU it must be page-locked.
+    /// As long as copies use these blocks, `address` must start
+    /// [`bytes_of`](Self::bytes_of) bytes of host memory that only copies of the same lane
+    /// touch. For a GPU the memory must be page-locked.
     pub unsafe fn new(address: *mut u8, slots: usize, shape: KvShape) -> Self {
         HostBlocks { address, slots, shape }
     }
 
-    /// Bytes of so many slots, over all layers.
+    /// Bytes of `slots` slots, over all layers.
     pub fn bytes_of(slots: usize, shape: KvShape) -> Bytes {
         shape.block_bytes() * (shape.layers * slots) as u64
     }
 
-    /// How many slots there are.
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// Where the slots of a layer begin.
+    /// Address of the first slot of a layer.
     pub(crate) fn layer(&self, layer: usize) -> *mut u8 {
         self.address.wrapping_add(self.shape.block_bytes().as_usize() * layer * self.slots)
     }
@@ -123,26 +122,25 @@ pub struct HostRows {
 }
 
 impl HostRows {
-    /// So many slots for rows of `row_bytes` at `address`.
+    /// `slots` slots for rows of `row_bytes` at `address`.
     ///
     /// # Safety
-    /// As for [`HostBlocks::new`], of `slots` rows.
+    /// As long as copies use these rows, `address` must start `slots * row_bytes` bytes of host
+    /// memory that only copies of the same lane touch. For a GPU the memory must be page-locked.
     pub unsafe fn new(address: *mut u8, slots: usize, row_bytes: Bytes) -> Self {
         HostRows { address, slots, row_bytes }
     }
 }
 
-/// A layer and what its numbers are multiplied by.
+/// A layer with the scales of its keys and values.
 #[derive(Clone, Copy, Debug)]
 pub struct ScaledLayer<'a> {
-    /// The layer.
     pub layer: &'a KvLayer,
-    /// `[2, kv_heads]` f32, above zero, for a layer of E4M3: what the keys of each head are multiplied by, then what its
-    /// values are.
+    /// `[2, kv_heads]` f32, above zero, for a layer of E4M3: the scales of the keys of each head,
+    /// then the scales of the values.
     pub scales: Option<&'a Tensor<'a>>,
 }
 
-/// A layer that needs no scales.
 impl<'a> From<&'a KvLayer> for ScaledLayer<'a> {
     fn from(layer: &'a KvLayer) -> Self {
         layer.scaled(None)

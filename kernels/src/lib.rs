@@ -1,14 +1,16 @@
-//! The operations a model is written in.
+//! The operations that models are written in.
 //!
-//! A forward pass is code over a [`Scope`]. Each call checks shapes, takes its output from the workspace, counts the
-//! work and hands the arithmetic to a [`Backend`]. [`Plan`] runs the same code on shapes alone, [`Cpu`] computes on
-//! leased host memory, and [`Cuda`] launches on a GPU. A plan is made for one [`Target`], and the bytes it reports are
-//! exactly the bytes that target's pass takes.
+//! A forward pass is code over a [`Scope`]. Each call checks shapes, takes its output from the
+//! workspace, counts the work and hands the arithmetic to a [`Backend`]. [`Plan`] runs the same
+//! code on shapes only, [`Cpu`] computes on leased host memory, and [`Cuda`] launches on a GPU.
+//! A plan is made for one [`Target`], and the bytes that it reports are exactly the bytes that
+//! the target's pass takes.
 //!
-//! This crate knows shapes, element types and launches. It must never know a model's name, a request, a token's
-//! meaning, an actor or a file. It allocates no device memory: every temporary, including an operation's scratch, is a
-//! view on a workspace. Only [`Scope::upload`], [`Scope::download`] and [`Scope::download_later`], and the variants
-//! beside them in [`ops::transfer`], copy between host and device.
+//! This crate knows shapes, element types and launches. It must never know a model's name, a
+//! request, a token's meaning, an actor or a file. It allocates no device memory: every temporary,
+//! including an operation's scratch, is a view of a workspace. Only [`Scope::upload`],
+//! [`Scope::download`] and [`Scope::download_later`], and their variants in [`ops::transfer`], copy
+//! between host and device.
 
 mod activations;
 mod backend;

@@ -1,11 +1,12 @@
-//! The backend with no arithmetic: a plan is the same code run on shapes alone.
+//! The backend without arithmetic: a plan runs the code of a pass on shapes only.
 
 use std::time::Duration;
 
 use crate::{Backend, KernelError, Rank, Target, backend::each_operation, ops::*};
 
-/// Runs a pass on shapes. Over [`Workspace::dry`](bursar_budgets::Workspace::dry) it yields the workspace's peak, the
-/// operations and the bytes moved, in milliseconds and without memory. Downloads leave the host buffer unchanged.
+/// Runs a pass on shapes. Over [`Workspace::dry`](bursar_budgets::Workspace::dry) a plan yields the
+/// workspace's peak, the operations and the bytes moved, in milliseconds and without memory.
+/// Downloads leave the host buffer unchanged.
 #[derive(Clone, Debug)]
 pub struct Plan {
     target: Target,
@@ -13,12 +14,11 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans for `target`.
     pub fn new(target: Target) -> Self {
         Plan::of_rank(target, Rank::ALONE)
     }
 
-    /// Plans for `target` as a rank among others.
+    /// Plans for `target` as one rank of a group.
     pub fn of_rank(target: Target, rank: Rank) -> Self {
         Plan { target, rank }
     }

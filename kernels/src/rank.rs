@@ -1,27 +1,27 @@
-//! Ranks: devices that compute one model together, and what each of them has.
+//! Ranks: devices that compute one model together, and the share that each rank has.
 
 use std::ops::Range;
 
-/// A device's place among those that compute one model together.
+/// A device's index among the devices that compute one model together, and their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rank {
     index: usize,
     of: usize,
 }
 
-/// A rank's share of rows or columns that all ranks have together.
+/// A rank's share of rows or columns that all ranks hold together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Share {
-    /// The first one that it has.
+    /// Index of the first item of this share.
     pub first: usize,
-    /// How many it has.
+    /// Number of items in this share.
     pub count: usize,
-    /// How many there are.
+    /// Number of items of all ranks together.
     pub whole: usize,
 }
 
 impl Rank {
-    /// The only one.
+    /// The rank of a device that computes a model by itself.
     pub const ALONE: Rank = Rank { index: 0, of: 1 };
 
     /// Rank `index` of `of`.
@@ -38,37 +38,38 @@ impl Rank {
         (0..of).map(move |index| Rank { index, of })
     }
 
-    /// Its place, from 0.
+    /// Index of this rank, from 0.
     pub fn index(self) -> usize {
         self.index
     }
 
-    /// How many there are.
+    /// Number of ranks in the group.
     pub fn of(self) -> usize {
         self.of
     }
 
-    /// Whether there is no other.
+    /// Whether this is the only rank.
     pub fn is_alone(self) -> bool {
         self.of == 1
     }
 
-    /// Its share of `whole` things of which each rank has as many; `None` if they cannot be shared out so.
+    /// This rank's share of `whole` items that are divided equally. Returns `None` if `whole` is
+    /// not a multiple of the number of ranks.
     pub fn share(self, whole: usize) -> Option<Share> {
         let count = whole / self.of;
         whole.is_multiple_of(self.of).then_some(Share { first: self.index * count, count, whole })
     }
 
-    /// Its share of `whole` things where each rank has as many but the last ones, which have fewer or none if it does not
-    /// divide.
+    /// This rank's share of `whole` items, where each rank has the same number, rounded up. If
+    /// `whole` does not divide equally, the last ranks have fewer items or none.
     pub fn share_rounded_up(self, whole: usize) -> Share {
         let each = whole.div_ceil(self.of);
         let first = (self.index * each).min(whole);
         Share { first, count: each.min(whole - first), whole }
     }
 
-    /// As [`share`](Rank::share), and where there are fewer than ranks, as many ranks beside each other have the same
-    /// one.
+    /// Like [`share`](Rank::share), but if there are fewer items than ranks, equally many adjacent
+    /// ranks have a copy of the same item.
     pub fn share_or_copy(self, whole: usize) -> Option<Share> {
         if whole == 0 || whole >= self.of {
             return self.share(whole);
@@ -78,28 +79,26 @@ impl Rank {
 }
 
 impl Share {
-    /// All of them.
     pub fn all(whole: usize) -> Self {
         Share { first: 0, count: whole, whole }
     }
 
-    /// Whether it is all of them.
     pub fn is_whole(self) -> bool {
         self.count == self.whole
     }
 
-    /// Where it lies among all of them.
+    /// The range of this share among the items of all ranks.
     pub fn range(self) -> Range<usize> {
         self.first..self.first + self.count
     }
 
-    /// The same share, of things that consist of `parts` parts each.
+    /// The same share, counted in parts, if each item consists of `parts` parts.
     pub fn times(self, parts: usize) -> Self {
         Share { first: self.first * parts, count: self.count * parts, whole: self.whole * parts }
     }
 }
 
-/// All of them.
+/// A share of all items.
 impl From<usize> for Share {
     fn from(whole: usize) -> Self {
         Share::all(whole)

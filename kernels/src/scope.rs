@@ -1,14 +1,15 @@
-//! A scope: one frame of the workspace with a backend to compute on it.
+//! Scopes: a scope is one frame of the workspace together with the backend that computes on it.
 
 use bursar_budgets::{Bytes, Frame, Workspace};
 
 use crate::{Activations, Backend, DType, KernelError, Rank, Shape, Target, Tensor, Work, WorkCounter};
 
-/// Where a pass takes its temporaries and runs its operations.
+/// The place where a pass takes its temporaries and runs its operations.
 ///
-/// A tensor that an operation returns lives in the scope it was called on. An inner [`scope`](Scope::scope) gives its
-/// memory back when it is dropped, so the order in which model code opens scopes *is* the memory plan. The operations
-/// are methods, one file each in [`crate::ops`].
+/// A tensor that an operation returns lives in the scope that the operation was called on.
+/// An inner [`scope`](Scope::scope) gives its memory back when it is dropped, so the order
+/// in which model code opens scopes *is* the memory plan. The operations are methods, one
+/// file each in [`crate::ops`].
 ///
 /// ```
 /// use bursar_budgets::Workspace;
@@ -42,7 +43,8 @@ impl<'w, B: Backend> Scope<'w, B> {
         Scope { backend, frame: workspace.frame(), counter }
     }
 
-    /// Opens a scope within this one. While it lives, this one cannot take memory.
+    /// Opens a scope within this one. While the inner scope lives, the outer one cannot take
+    /// memory.
     pub fn scope(&self) -> Scope<'_, B> {
         Scope { backend: self.backend, frame: self.frame.frame(), counter: self.counter }
     }
@@ -52,27 +54,28 @@ impl<'w, B: Backend> Scope<'w, B> {
         self.backend.target()
     }
 
-    /// The place of this machine among those that compute a model together.
+    /// The rank of this machine among the machines that compute a model together.
     pub fn rank(&self) -> Rank {
         self.backend.rank()
     }
 
-    /// Tells the other ranks that this one comes to no more exchanges; see [`Backend::part`].
+    /// Tells the other ranks that this rank will not take part in further collectives; see
+    /// [`Backend::part`].
     pub fn part(&self) {
         self.backend.part();
     }
 
-    /// An uninitialised tensor of the target's activation type.
+    /// An uninitialized tensor of the target's activation type.
     pub fn empty(&self, shape: impl Into<Shape>) -> Result<Tensor<'_>, KernelError> {
         self.take(shape, self.target().activation())
     }
 
-    /// An uninitialised tensor of `f32`. Logits are `f32` whatever the activations are.
+    /// An uninitialized tensor of `f32`. Logits are `f32`, whatever the type of the activations.
     pub fn empty_f32(&self, shape: impl Into<Shape>) -> Result<Tensor<'_>, KernelError> {
         self.take(shape, DType::F32)
     }
 
-    /// An uninitialised tensor of `u32`, for what operations report.
+    /// An uninitialized tensor of `u32`, for indices that operations return.
     pub fn empty_u32(&self, shape: impl Into<Shape>) -> Result<Tensor<'_>, KernelError> {
         self.take(shape, DType::U32)
     }
@@ -83,7 +86,8 @@ impl<'w, B: Backend> Scope<'w, B> {
         Ok(Tensor::over(stretch.address, shape, dtype))
     }
 
-    /// Scratch that the target declared. The backend decides what it holds; zero bytes take nothing.
+    /// Scratch that the target declared. The backend decides on its contents. Zero
+    /// bytes take no memory.
     pub(crate) fn take_scratch(&self, bytes: Bytes) -> Result<Tensor<'_>, KernelError> {
         self.take([DType::F32.elements(bytes)], DType::F32)
     }
@@ -98,7 +102,7 @@ impl<'w, B: Backend> Scope<'w, B> {
         self.counter.add(work);
     }
 
-    /// Counts the work of a product of `x`.
+    /// Counts the work of a product whose activations are `x`.
     pub(crate) fn count_product(&self, x: &Activations<'_>, work: Work) {
         let is_e4m3 = x.rounded.is_some() && self.target().multiplies_e4m3();
         self.count(Work { e4m3_flops: if is_e4m3 { work.flops } else { 0 }, ..work });

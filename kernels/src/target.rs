@@ -1,4 +1,5 @@
-//! What a plan is made for: the machine's activation type and the scratch its kernels declare.
+//! Targets: the machine that a plan is made for, its activation type and the scratch
+//! that its kernels declare.
 
 use bursar_budgets::Bytes;
 
@@ -9,28 +10,31 @@ use crate::{
     },
 };
 
-/// Output features per step of a CPU matrix product: weights that are not `f32` are widened in panels of this many
-/// rows. The number is fixed so that rounding does not depend on how many threads share a product. 64 is what `gemm`
-/// keeps in registers with AVX-512; with 128, threads seldom got equal shares.
+/// Output features per step of a CPU matrix product: weights that are not `f32` are widened in
+/// panels of this many rows. The number is fixed so that rounding does not depend on how many
+/// threads share a product. 64 is the number of rows that `gemm` keeps in registers with AVX-512.
+/// With 128, threads seldom got equal parts of the work.
 pub(crate) const CPU_PANEL_ROWS: usize = 64;
 
-/// Query vectors, and keys, per step of attention on the CPU. Fixed, like the tiles' positions, for the same reason.
-/// `gemm` packs the keys again for each tile of queries: with 32, attention over 1,024 rows reached a sixth of the
-/// machine's rate.
+/// Query vectors, and keys, per step of attention on the CPU. The numbers and the tiles'
+/// positions are fixed so that rounding does not depend on the number of threads. `gemm` packs
+/// the keys again for each tile of queries: with 32 queries, attention over 1,024 rows reached a
+/// sixth of the machine's rate.
 pub(crate) const CPU_TILE_QUERIES: usize = 128;
 pub(crate) const CPU_TILE_KEYS: usize = 128;
 
-/// Elements of scratch that one thread needs for attention: queries, sums, keys, values and scores, and for each query
-/// the largest score and the sum of the weights.
+/// Elements of scratch that one thread needs for attention: queries, sums, keys, values and scores,
+/// and for each query the largest score and the sum of the weights.
 pub(crate) const fn cpu_attention_tile(head_dim: usize) -> usize {
     2 * (CPU_TILE_QUERIES + CPU_TILE_KEYS) * head_dim + CPU_TILE_QUERIES * CPU_TILE_KEYS + 2 * CPU_TILE_QUERIES
 }
 
-/// Rows of one expert that a thread multiplies at a time. Fixed, for the same reason.
+/// Rows of one expert that a thread multiplies at a time. The number is fixed so that rounding does
+/// not depend on the number of threads.
 pub(crate) const CPU_EXPERT_ROWS: usize = 64;
 
-/// Elements of scratch that one thread needs for a product: a panel of widened weight rows, and a row of activations if
-/// they are as narrow.
+/// Elements of scratch that one thread needs for a product: a panel of widened weight rows and, for
+/// an E4M3 weight, one widened row of its E4M3 activations.
 pub(crate) const fn cpu_linear_share(out_features: usize, in_features: usize, weight: DType) -> usize {
     let panel = if CPU_PANEL_ROWS < out_features { CPU_PANEL_ROWS } else { out_features };
     match weight {
@@ -40,34 +44,34 @@ pub(crate) const fn cpu_linear_share(out_features: usize, in_features: usize, we
     }
 }
 
-/// Elements of scratch that one thread needs for an expert's product: its rows side by side, their products with a panel
-/// of weights, and the panel if it must be widened.
+/// Elements of scratch that one thread needs for an expert's product: the expert's rows gathered
+/// side by side, their products with a panel of weights, and the panel if it must be widened.
 pub(crate) const fn cpu_experts_share(out_features: usize, in_features: usize, weight: DType) -> usize {
     let panel = if CPU_PANEL_ROWS < out_features { CPU_PANEL_ROWS } else { out_features };
     let widened = if matches!(weight, DType::F32) { 0 } else { panel * in_features };
     CPU_EXPERT_ROWS * (in_features + panel) + widened
 }
 
-/// Words of scratch per logit that one thread needs to choose from a row: a weight, a candidate, a changed logit and a
-/// counter.
+/// Words of scratch per logit that one thread needs to choose from a row: a weight, a candidate, a
+/// changed logit and a counter.
 pub(crate) const CPU_SAMPLE_ROOM: usize = 6;
 
 /// The machine that a pass is planned for and run on.
 ///
-/// A plan equals the measurement because both ask the same target what an operation needs beside its output.
+/// A plan equals the measurement because both ask the same target how much scratch an operation
+/// needs in addition to its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// Leased host memory and `threads` CPU threads. Activations are `f32` whatever the weights are.
+    /// Leased host memory and `threads` CPU threads. Activations are `f32`, whatever the
+    /// type of the weights.
     Cpu {
-        /// Threads that share one operation.
         threads: usize,
     },
-    /// A GPU.
     Cuda(CudaTarget),
 }
 
 impl Target {
-    /// The target of each of so many ranks: those on a CPU share its threads.
+    /// The target of each of `ranks` ranks. Ranks on a CPU divide its threads among them.
     pub fn of_ranks(self, ranks: usize) -> Self {
         match self {
             Target::Cpu { threads } => Target::Cpu { threads: (threads / ranks).max(1) },
@@ -75,7 +79,7 @@ impl Target {
         }
     }
 
-    /// The type of activations, and of cached keys and values that are not rounded.
+    /// The type of activations, and of cached keys and values that are not quantized.
     pub fn activation(&self) -> DType {
         match self {
             Target::Cpu { .. } => DType::F32,
@@ -83,8 +87,8 @@ impl Target {
         }
     }
 
-    /// The type that plain weights of type `found` are stored as: unchanged on the CPU; on CUDA the activations' type,
-    /// which the tensor cores multiply.
+    /// The type that plain weights of type `found` are stored as. The CPU keeps `found`. CUDA uses
+    /// the type of activations, which the tensor cores multiply.
     pub fn weight(&self, found: DType) -> DType {
         match self {
             Target::Cpu { .. } => found,
@@ -92,8 +96,9 @@ impl Target {
         }
     }
 
-    /// The rows to allocate for a table of `vocabulary` tokens that is an output projection. CUDA pads to whole tiles
-    /// of its products; an odd vocabulary takes a tenth more of a step of 256 rows otherwise.
+    /// The rows to allocate for a table of `vocabulary` tokens that is an output projection. CUDA
+    /// pads to whole tiles of its products. Without padding, an odd vocabulary makes a step of 256
+    /// rows a tenth slower.
     pub fn padded_vocabulary(&self, vocabulary: usize) -> usize {
         match self {
             Target::Cpu { .. } => vocabulary,
@@ -101,8 +106,8 @@ impl Target {
         }
     }
 
-    /// The width to allocate between two products for a model's `features`. CUDA pads to whole tiles, as the tensor
-    /// cores' fast paths require, and fills the rest with zeros.
+    /// The width to allocate for a model's `features` between two products. CUDA pads to whole
+    /// tiles, as the fast paths of the tensor cores require, and fills the rest with zeros.
     pub fn padded_features(&self, features: usize) -> usize {
         match self {
             Target::Cpu { .. } => features,
@@ -110,7 +115,7 @@ impl Target {
         }
     }
 
-    /// Elements of a head that attention over the cache supports; `None` is any number.
+    /// Head sizes, in elements, that attention over the cache supports. `None` means any size.
     pub fn paged_head_dims(&self) -> Option<&'static [usize]> {
         match self {
             Target::Cpu { .. } => None,
@@ -118,7 +123,8 @@ impl Target {
         }
     }
 
-    /// Elements of a head that attention within packed stretches supports; `None` is any number.
+    /// Head sizes, in elements, that attention within packed ranges of rows supports. `None` means any
+    /// size.
     pub fn packed_head_dims(&self) -> Option<&'static [usize]> {
         match self {
             Target::Cpu { .. } => None,
@@ -126,8 +132,9 @@ impl Target {
         }
     }
 
-    /// Scratch for a product with a `[out_features, in_features]` weight of type `weight`. The CPU needs one panel of
-    /// widened weight rows per thread, or nothing for an `f32` weight. On CUDA it is cuBLASLt's workspace.
+    /// Scratch for a product with a `[out_features, in_features]` weight of type `weight`. The CPU
+    /// needs one panel of widened weight rows per thread, or nothing for an `f32` weight. On CUDA
+    /// the scratch is cuBLASLt's workspace.
     pub fn linear_scratch(&self, out_features: usize, in_features: usize, weight: DType) -> Bytes {
         match self {
             Target::Cpu { threads } => {
@@ -138,7 +145,8 @@ impl Target {
         }
     }
 
-    /// Scratch for choosing among `experts` experts for `rows` rows. CUDA counts the choices of some rows at a time.
+    /// Scratch for choosing among `experts` experts for `rows` rows. CUDA counts the choices
+    /// in groups of rows.
     pub fn route_scratch(&self, rows: usize, experts: usize) -> Bytes {
         match self {
             Target::Cpu { .. } => Bytes::ZERO,
@@ -146,8 +154,9 @@ impl Target {
         }
     }
 
-    /// Scratch for products with experts' weights of type `weight`, `[out_features, in_features]` each. The CPU needs
-    /// for each thread some rows of one expert, their products, and a panel of widened weight rows.
+    /// Scratch for products with experts' weights of type `weight`, `[out_features, in_features]`
+    /// each. For each thread, the CPU needs some rows of one expert, their products, and a panel
+    /// of widened weight rows.
     pub fn experts_scratch(&self, out_features: usize, in_features: usize, weight: DType) -> Bytes {
         match self {
             Target::Cpu { threads } => {
@@ -157,8 +166,8 @@ impl Target {
         }
     }
 
-    /// Scratch for the rows of experts' gates, `rows` of `features`, before they are rounded to E4M3. The CPU rounds
-    /// whole rows. On CUDA a tile of a product has some columns alone.
+    /// Scratch for `[rows, features]` outputs of experts' gates before they are quantized to E4M3.
+    /// The CPU quantizes whole rows. On CUDA a tile of a product covers only some columns of a row.
     pub fn gated_rows_scratch(&self, rows: usize, features: usize) -> Bytes {
         match self {
             Target::Cpu { .. } => DType::F32.bytes(rows * features),
@@ -166,8 +175,9 @@ impl Target {
         }
     }
 
-    /// Whether there are kernels for FP8 weights `[out_features, in_features]`, with scales for blocks of `block_rows`
-    /// or for rows. A plan can be made either way.
+    /// Whether there are kernels for FP8 weights `[out_features, in_features]` with one
+    /// scale per block of `block_rows` rows, or per row if `block_rows` is `None`. A plan
+    /// can be made either way.
     pub fn has_fp8(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
         match self {
             Target::Cpu { .. } => true,
@@ -175,7 +185,8 @@ impl Target {
         }
     }
 
-    /// Whether there are kernels for experts' FP8 weights, `[out_features, in_features]` each, likewise.
+    /// Whether there are kernels for experts' FP8 weights, `[out_features, in_features]` each, with
+    /// scales as for [`has_fp8`](Self::has_fp8).
     pub fn has_fp8_experts(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
         match self {
             Target::Cpu { .. } => true,
@@ -183,7 +194,8 @@ impl Target {
         }
     }
 
-    /// Whether products of E4M3 numbers are instructions of its own. Otherwise they are widened first.
+    /// Whether the target has instructions that multiply E4M3 numbers. Other targets
+    /// widen the numbers first.
     pub fn multiplies_e4m3(&self) -> bool {
         match self {
             Target::Cpu { .. } => false,
@@ -199,8 +211,8 @@ impl Target {
         }
     }
 
-    /// Scratch for attention within packed stretches, with heads of `head_dim` elements. The CPU needs one tile of
-    /// queries, keys and scores per thread.
+    /// Scratch for attention within packed ranges of rows, with heads of `head_dim` elements. The CPU
+    /// needs one tile of queries, keys and scores per thread.
     pub fn packed_scratch(&self, head_dim: usize) -> Bytes {
         match self {
             Target::Cpu { threads } => DType::F32.bytes((*threads).max(1) * cpu_attention_tile(head_dim)),
@@ -208,9 +220,9 @@ impl Target {
         }
     }
 
-    /// Scratch for attention of `rows` rows of `heads` query heads over blocks of `shape`, where `single_rows`
-    /// sequences have one row each. The CPU needs the same as for packed stretches; CUDA needs the partial results of
-    /// long contexts before they are merged.
+    /// Scratch for attention of `rows` rows of `heads` query heads over blocks of `shape`, where
+    /// `single_rows` sequences have one row each. The CPU needs the same as for packed ranges.
+    /// CUDA needs space for the partial results of long contexts before they are merged.
     pub fn paged_scratch(&self, shape: KvShape, heads: usize, single_rows: usize, rows: usize) -> Bytes {
         match self {
             Target::Cpu { .. } => self.packed_scratch(shape.head_dim),
@@ -218,9 +230,9 @@ impl Target {
         }
     }
 
-    /// Scratch for choosing from `rows` rows of `vocabulary` logits for `sequences` sequences. The CPU needs room for
-    /// one row per thread. CUDA needs the changed logits of some rows at a time, statistics of their parts, and what
-    /// was chosen before.
+    /// Scratch for choosing from `rows` rows of `vocabulary` logits for `sequences` sequences. The
+    /// CPU needs space for one row per thread. CUDA needs space for the changed logits of some rows
+    /// at a time, for statistics of parts of these rows, and for the previous step's choices.
     pub fn sample_scratch(&self, rows: usize, sequences: usize, vocabulary: usize) -> Bytes {
         match self {
             Target::Cpu { threads } => DType::F32.bytes(CPU_SAMPLE_ROOM * vocabulary * rows.min((*threads).max(1))),
@@ -233,13 +245,13 @@ impl Target {
         matches!(self, Target::Cuda(_))
     }
 
-    /// Whether ranks exchange through memory of their own; on a host they read each other's workspaces.
+    /// Whether collectives need dedicated memory. On a host, ranks read each other's workspaces.
     pub fn has_exchange_memory(&self) -> bool {
         matches!(self, Target::Cuda(_))
     }
 
-    /// Text that changes when the kernels change, for fingerprints: on CUDA the hashes of all device code and the
-    /// compiler's options, on the CPU this crate's version.
+    /// Text that changes when the kernels change, for fingerprints. On CUDA it has the hashes of
+    /// all device code and the compiler's options. On the CPU it is this crate's version.
     pub fn code(&self) -> &'static str {
         match self {
             Target::Cpu { .. } => concat!("bursar-kernels ", env!("CARGO_PKG_VERSION")),

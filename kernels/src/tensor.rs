@@ -1,4 +1,4 @@
-//! A tensor: a typed, shaped view on memory that its creator holds a lease for.
+//! Tensors: typed, shaped views of memory that their creator holds a lease for.
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -6,14 +6,15 @@ use bursar_budgets::{Address, Bytes};
 
 use crate::{DType, Shape};
 
-/// A view on device memory. It owns nothing and frees nothing.
+/// A view of device memory. It owns nothing and frees nothing.
 ///
-/// Rows are contiguous inside and `pitch` elements apart, so a range of columns (the queries of a fused projection,
-/// say) is a view too. The lifetime is that of the memory: a temporary cannot outlive the frame it was taken from.
+/// Each row is contiguous, and rows start `pitch` elements apart, so a range of columns (for
+/// example, the queries of a fused projection) is a view too. The lifetime is that of the memory: a
+/// temporary cannot outlive the frame that it was taken from.
 ///
-/// Each piece of memory has one tensor, and views borrow from it. An operation that works in place takes the tensor
-/// itself or a view made by one of the `_mut` methods, which borrow it exclusively. Shared views are read-only: an
-/// operation panics rather than write one.
+/// Each piece of memory has one tensor, and views borrow from that tensor. An operation that works
+/// in place takes the tensor itself or a view made by one of the `_mut` methods, which borrow
+/// exclusively. Shared views are read-only: an operation panics instead of writing to one.
 ///
 /// ```compile_fail,E0597
 /// use bursar_budgets::Workspace;
@@ -54,12 +55,13 @@ pub struct Tensor<'m> {
 }
 
 impl<'m> Tensor<'m> {
-    /// A view on memory that outlives every pass: weights, caches, fixed input buffers.
+    /// A view of memory that outlives every pass: weights, caches, fixed input buffers.
     ///
     /// # Safety
-    /// For as long as the view or any view made from it is computed with, `address` must start
-    /// `shape.elements() * dtype.size()` bytes of backed device memory that is aligned to the element and that
-    /// nothing else writes while an operation reads it, or reads while an operation writes it.
+    /// As long as operations use the view, or any view made from it, `address` must start
+    /// `shape.elements() * dtype.size()` bytes of backed device memory that is aligned to the
+    /// element type. Nothing else may write this memory while an operation reads it, or read it
+    /// while an operation writes it.
     pub unsafe fn persistent(address: Address, shape: impl Into<Shape>, dtype: DType) -> Tensor<'static> {
         Tensor::over(address, shape.into(), dtype)
     }
@@ -68,7 +70,7 @@ impl<'m> Tensor<'m> {
         Tensor { address, shape, pitch: shape.columns(), dtype, writable: true, memory: PhantomData }
     }
 
-    /// A second view of the same memory, for a call to hold.
+    /// A second view of the same memory, for a `Call` to hold.
     pub(crate) fn view(&self) -> Tensor<'_> {
         Tensor { ..*self }
     }
@@ -98,12 +100,11 @@ impl<'m> Tensor<'m> {
         self.pitch
     }
 
-    /// The type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// True if no gap lies between two rows.
+    /// True if there are no gaps between rows.
     pub fn is_contiguous(&self) -> bool {
         self.pitch == self.columns() || self.rows() <= 1
     }
@@ -113,7 +114,7 @@ impl<'m> Tensor<'m> {
         self.writable
     }
 
-    /// The bytes of the elements, without gaps.
+    /// The bytes of the elements, without gaps between rows.
     pub fn bytes(&self) -> Bytes {
         self.dtype.bytes(self.shape.elements())
     }
@@ -128,34 +129,39 @@ impl<'m> Tensor<'m> {
         self.rows_at(range)
     }
 
-    /// The rows before `at` and the rows from `at` on, both writable. Panics if `at` is out of bounds.
+    /// The rows before `at` and the rows from `at` on, both writable. Panics if `at` is out of
+    /// bounds.
     pub fn split_rows_mut(&mut self, at: usize) -> (Tensor<'_>, Tensor<'_>) {
         (self.rows_at(0..at), self.rows_at(at..self.rows()))
     }
 
-    /// The columns `range` of every row, as `[rows, range.len()]`, read-only. Panics if `range` is out of bounds.
+    /// The columns `range` of every row, as `[rows, range.len()]`, read-only. Panics if `range`
+    /// is out of bounds.
     pub fn column_range(&self, range: Range<usize>) -> Tensor<'_> {
         Tensor { writable: false, ..self.columns_at(range) }
     }
 
-    /// The columns `range` of every row, as `[rows, range.len()]`, writable. Panics if `range` is out of bounds.
+    /// The columns `range` of every row, as `[rows, range.len()]`, writable. Panics if `range`
+    /// is out of bounds.
     pub fn column_range_mut(&mut self, range: Range<usize>) -> Tensor<'_> {
         self.columns_at(range)
     }
 
-    /// This tensor's columns `range` of every row, as writable as before. Panics if `range` is out of bounds.
+    /// Turns this tensor into the columns `range` of every row. It stays as writable as before.
+    /// Panics if `range` is out of bounds.
     pub fn into_column_range(self, range: Range<usize>) -> Tensor<'m> {
         let Tensor { address, shape, pitch, .. } = self.columns_at(range);
         Tensor { address, shape, pitch, ..self }
     }
 
-    /// The same elements in another shape, read-only. Panics if rows have gaps or the element counts differ.
+    /// The same elements in another shape, read-only. Panics if rows have gaps or the element
+    /// counts differ.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Tensor<'_> {
         Tensor { writable: false, ..self.reshaped(shape.into()) }
     }
 
-    /// This tensor or view in another shape, as writable as before. Panics if rows have gaps or the element counts
-    /// differ.
+    /// Turns this tensor or view into another shape. It stays as writable as before. Panics if rows
+    /// have gaps or the element counts differ.
     pub fn into_shape(self, shape: impl Into<Shape>) -> Tensor<'m> {
         let Tensor { shape, pitch, .. } = self.reshaped(shape.into());
         Tensor { shape, pitch, ..self }

@@ -1,48 +1,48 @@
-//! A weight of a product: its numbers, and if they are FP8 the scales that they stand for numbers with.
+//! Weights of products: the numbers and, for FP8, their scales.
 
 use bursar_budgets::Bytes;
 
 use crate::{DType, Quantization, Tensor};
 
-/// Rows and columns of a weight's block with a common scale, and columns of a row of activations with one.
+/// Rows and columns of a weight's block that has one scale, and columns of a group of activations
+/// that has one scale.
 pub const FP8_BLOCK: usize = 128;
 
-/// `[out_features, in_features]`, and its scales.
+/// A weight `[out_features, in_features]` and its scales.
 pub struct Weight<'m> {
     /// Plain numbers, or E4M3 if there are scales. Contiguous.
     pub data: Tensor<'m>,
-    /// What E4M3 numbers are multiplied by.
+    /// Factors of E4M3 numbers.
     pub scales: Scales<'m>,
 }
 
-/// The scales of a weight, and with them how its product rounds activations.
+/// The scales of a weight. They also determine how the weight's product quantizes activations.
 pub enum Scales<'m> {
-    /// None: the weight is plain.
+    /// The weight is plain and has no scales.
     Plain,
-    /// One for each block. Activations are rounded by groups of [`FP8_BLOCK`] columns.
+    /// One scale for each block. Activations are quantized in groups of [`FP8_BLOCK`] columns.
     Blocks {
         /// `[ceil(out_features / height), ceil(in_features / FP8_BLOCK)]` f32.
         scales: Tensor<'m>,
-        /// Rows of a block: [`FP8_BLOCK`], or less where projections that do not begin at a multiple of that many rows
-        /// are one weight.
+        /// Rows of a block: [`FP8_BLOCK`], or fewer if the weight combines several projections that
+        /// do not all start at a multiple of [`FP8_BLOCK`] rows.
         height: usize,
     },
-    /// `[out_features]` f32: one for each row.
+    /// One scale for each row.
     Rows {
-        /// One for each row.
+        /// `[out_features]` f32.
         scales: Tensor<'m>,
-        /// The scale of all activations; if there is none, each row of them has its own.
+        /// The scale of all activations. With `None`, each row of activations has its own scale.
         activations: Option<f32>,
     },
 }
 
 impl<'m> Weight<'m> {
-    /// A plain weight.
     pub fn plain(data: Tensor<'m>) -> Self {
         Weight { data, scales: Scales::Plain }
     }
 
-    /// How its product wants activations; `None` is plain.
+    /// The quantization that this weight's product expects of its activations; `None` is plain.
     pub fn wants(&self) -> Option<Quantization> {
         match self.scales {
             Scales::Plain => None,
@@ -52,22 +52,21 @@ impl<'m> Weight<'m> {
         }
     }
 
-    /// Output features.
+    /// Output features, `out_features`.
     pub fn rows(&self) -> usize {
         self.data.rows()
     }
 
-    /// Input features.
+    /// Input features, `in_features`.
     pub fn columns(&self) -> usize {
         self.data.columns()
     }
 
-    /// The type of its numbers.
     pub fn dtype(&self) -> DType {
         self.data.dtype()
     }
 
-    /// The bytes of numbers and scales.
+    /// Bytes of numbers and scales.
     pub fn bytes(&self) -> Bytes {
         self.data.bytes() + self.scales.tensor().map_or(Bytes::ZERO, Tensor::bytes)
     }
@@ -83,7 +82,7 @@ impl<'m> Weight<'m> {
 }
 
 impl<'m> Scales<'m> {
-    /// Their tensor, unless the weight is plain.
+    /// The tensor of scales, or `None` if the weight is plain.
     pub fn tensor(&self) -> Option<&Tensor<'m>> {
         match self {
             Scales::Plain => None,
@@ -92,7 +91,6 @@ impl<'m> Scales<'m> {
     }
 }
 
-/// A plain weight.
 impl<'a> From<&'a Tensor<'_>> for Weight<'a> {
     fn from(data: &'a Tensor<'_>) -> Self {
         Weight::plain(data.view())

@@ -1,4 +1,4 @@
-//! What a pass costs: operations and bytes, counted by the shared front of each op.
+//! The cost of a pass: floating-point operations and bytes, counted by the methods in `ops`.
 
 use std::{cell::Cell, ops::AddAssign};
 
@@ -6,20 +6,22 @@ use bursar_budgets::Bytes;
 
 use crate::Tensor;
 
-/// Floating-point operations, and the bytes that must cross device memory (each input read once, each output written
-/// once). Divided by a device's rates, they give the roofline's lower bound on a pass's time.
+/// Floating-point operations, and the bytes that must cross device memory (each input read once,
+/// each output written once). Divided by a device's rates, they give the roofline's lower bound
+/// on a pass's time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Floating-point operations; a multiply-add counts as two.
+    /// Floating-point operations. A multiply-add counts as two.
     pub flops: u64,
-    /// Of these, those of products that the target multiplies in E4M3, which it does twice as fast as in 16 bits.
+    /// The part of `flops` in products that the target multiplies in E4M3, which is twice as fast
+    /// as in 16 bits.
     pub e4m3_flops: u64,
     /// Bytes read and written.
     pub bytes: Bytes,
 }
 
 impl Work {
-    /// `flops` operations over the given tensors, each crossing memory once.
+    /// `flops` operations over the given tensors, each of which crosses memory once.
     pub fn over(flops: u64, tensors: &[&Tensor<'_>]) -> Self {
         Work { flops, bytes: tensors.iter().map(|tensor| tensor.bytes()).sum(), ..Work::default() }
     }

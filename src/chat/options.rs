@@ -184,21 +184,21 @@ impl Options {
     /// A chat without questions, with the options applied.
     pub fn blank(&self) -> Result<Chat, Failure> {
         let mut chat = self.system.iter().fold(Chat::new(), Chat::system);
-        chat = self.max_tokens.into_iter().fold(chat, Chat::max_tokens);
-        chat = self.min_tokens.into_iter().fold(chat, Chat::min_tokens);
+        chat = chat.max_tokens(self.max_tokens);
+        chat = chat.min_tokens(self.min_tokens);
         chat = self.stop.iter().fold(chat, Chat::stop);
         chat = self.deadline.into_iter().fold(chat, Chat::deadline);
-        chat = self.temperature.into_iter().fold(chat, Chat::temperature);
-        chat = self.top_p.into_iter().fold(chat, Chat::top_p);
-        chat = self.top_k.into_iter().fold(chat, Chat::top_k);
-        chat = self.min_p.into_iter().fold(chat, Chat::min_p);
-        chat = self.repetition_penalty.into_iter().fold(chat, Chat::repetition_penalty);
-        chat = self.presence_penalty.into_iter().fold(chat, Chat::presence_penalty);
-        chat = self.frequency_penalty.into_iter().fold(chat, Chat::frequency_penalty);
-        chat = self.seed.into_iter().fold(chat, Chat::seed);
-        chat = self.logprobs.into_iter().fold(chat, Chat::log_probabilities);
+        chat = chat.temperature(self.temperature);
+        chat = chat.top_p(self.top_p);
+        chat = chat.top_k(self.top_k);
+        chat = chat.min_p(self.min_p);
+        chat = chat.repetition_penalty(self.repetition_penalty);
+        chat = chat.presence_penalty(self.presence_penalty);
+        chat = chat.frequency_penalty(self.frequency_penalty);
+        chat = chat.seed(self.seed);
+        chat = chat.log_probabilities(self.logprobs);
         self.check_sampling().map_err(ChatError::from)?;
-        Ok(self.format()?.into_iter().fold(chat, Chat::format))
+        Ok(chat.format(self.format()?))
     }
 
     /// Checks that the given numbers are in range.

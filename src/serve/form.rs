@@ -29,7 +29,7 @@ pub(super) fn form(
 /// the form for replies that are not calls.
 pub(super) fn with_format(chat: Chat, choice: Option<&ToolChoice>, format: Option<OutputFormat>) -> Chat {
     let is_forced = matches!(choice, Some(ToolChoice::Required | ToolChoice::Named(_)));
-    format.filter(|_| !is_forced).into_iter().fold(chat, Chat::format)
+    chat.format(format.filter(|_| !is_forced))
 }
 
 /// JSON of this schema, with the spaces that models have learnt. Objects have only the members that it names, as with vLLM

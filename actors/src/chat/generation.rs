@@ -47,62 +47,63 @@ impl Generation {
     }
 }
 
+/// Settings of the reply. Where a setting takes an `Option`, `None` changes nothing.
 impl Chat {
     /// The most tokens of the reply. Default: as many as the context holds.
-    pub fn max_tokens(mut self, tokens: usize) -> Self {
-        self.generation.tokens_max = Some(tokens);
+    pub fn max_tokens(mut self, tokens: impl Into<Option<usize>>) -> Self {
+        self.generation.tokens_max = tokens.into().or(self.generation.tokens_max);
         self
     }
 
     /// The fewest tokens of the reply. Until then neither the model nor a stop string ends it. A chat that sets this
     /// may have 1,024 stop tokens, including those of the checkpoint.
-    pub fn min_tokens(mut self, tokens: usize) -> Self {
-        self.generation.tokens_min = tokens;
+    pub fn min_tokens(mut self, tokens: impl Into<Option<usize>>) -> Self {
+        self.generation.tokens_min = tokens.into().unwrap_or(self.generation.tokens_min);
         self
     }
 
     /// From 0, which takes the likeliest token, to 100. Logits are divided by it, so higher values make unlikely tokens
     /// likelier.
-    pub fn temperature(mut self, temperature: f64) -> Self {
-        self.generation.temperature = Some(temperature);
+    pub fn temperature(mut self, temperature: impl Into<Option<f64>>) -> Self {
+        self.generation.temperature = temperature.into().or(self.generation.temperature);
         self
     }
 
     /// Samples only from the likeliest tokens that together reach this probability: above 0, and up to 1, which is no
     /// limit.
-    pub fn top_p(mut self, top_p: f64) -> Self {
-        self.generation.top_p = Some(top_p);
+    pub fn top_p(mut self, top_p: impl Into<Option<f64>>) -> Self {
+        self.generation.top_p = top_p.into().or(self.generation.top_p);
         self
     }
 
     /// Samples only from this many of the likeliest tokens; 0 is no limit.
-    pub fn top_k(mut self, top_k: usize) -> Self {
-        self.generation.top_k = Some(top_k);
+    pub fn top_k(mut self, top_k: impl Into<Option<usize>>) -> Self {
+        self.generation.top_k = top_k.into().or(self.generation.top_k);
         self
     }
 
     /// Samples only tokens at least this many times as likely as the likeliest: from 0, which is no limit, to 1.
-    pub fn min_p(mut self, min_p: f64) -> Self {
-        self.generation.min_p = Some(min_p);
+    pub fn min_p(mut self, min_p: impl Into<Option<f64>>) -> Self {
+        self.generation.min_p = min_p.into().or(self.generation.min_p);
         self
     }
 
     /// Makes tokens that are already in the prompt or reply less likely (above 1) or more likely (below 1): positive
     /// logits are divided by it, negative ones multiplied. From 0.01 to 100.
-    pub fn repetition_penalty(mut self, penalty: f64) -> Self {
-        self.generation.repetition_penalty = Some(penalty);
+    pub fn repetition_penalty(mut self, penalty: impl Into<Option<f64>>) -> Self {
+        self.generation.repetition_penalty = penalty.into().or(self.generation.repetition_penalty);
         self
     }
 
     /// Subtracted once from the logit of each token already in the reply; from -2 to 2.
-    pub fn presence_penalty(mut self, penalty: f64) -> Self {
-        self.generation.presence_penalty = Some(penalty);
+    pub fn presence_penalty(mut self, penalty: impl Into<Option<f64>>) -> Self {
+        self.generation.presence_penalty = penalty.into().or(self.generation.presence_penalty);
         self
     }
 
     /// Subtracted from the logit of each token once per occurrence in the reply; from -2 to 2.
-    pub fn frequency_penalty(mut self, penalty: f64) -> Self {
-        self.generation.frequency_penalty = Some(penalty);
+    pub fn frequency_penalty(mut self, penalty: impl Into<Option<f64>>) -> Self {
+        self.generation.frequency_penalty = penalty.into().or(self.generation.frequency_penalty);
         self
     }
 
@@ -114,8 +115,8 @@ impl Chat {
     }
 
     /// Equal seeds give equal replies, even under other load. Without a seed, sampled replies differ.
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.generation.seed = Some(seed);
+    pub fn seed(mut self, seed: impl Into<Option<u64>>) -> Self {
+        self.generation.seed = seed.into().or(self.generation.seed);
         self
     }
 
@@ -140,8 +141,8 @@ impl Chat {
 
     /// Sends the log-probabilities of the reply's tokens as events, each with this many of the likeliest tokens: at
     /// most 20. They are the model's own, before temperature and penalties.
-    pub fn log_probabilities(mut self, top: usize) -> Self {
-        self.generation.log_probabilities = Some(top);
+    pub fn log_probabilities(mut self, top: impl Into<Option<usize>>) -> Self {
+        self.generation.log_probabilities = top.into().or(self.generation.log_probabilities);
         self
     }
 
@@ -153,15 +154,15 @@ impl Chat {
     }
 
     /// Sends the log-probabilities of the prompt's tokens before all of the reply, in the same way.
-    pub fn prompt_log_probabilities(mut self, top: usize) -> Self {
-        self.generation.prompt_log_probabilities = Some(top);
+    pub fn prompt_log_probabilities(mut self, top: impl Into<Option<usize>>) -> Self {
+        self.generation.prompt_log_probabilities = top.into().or(self.generation.prompt_log_probabilities);
         self
     }
 
     /// Gives the reply a form: a JSON schema, a regular expression, and so on. A model that reasons does so first, and a
     /// chat with tools lets the model call one instead.
-    pub fn format(mut self, format: OutputFormat) -> Self {
-        self.generation.format = Some(format);
+    pub fn format(mut self, format: impl Into<Option<OutputFormat>>) -> Self {
+        self.generation.format = format.into().or(self.generation.format);
         self
     }
 

@@ -186,13 +186,13 @@ impl Candidates {
         canary: Option<Bytes>,
     ) -> Result<FewestRanks, StartError> {
         match self.planned(source, options)? {
-            Some(planned) => self.fewest_of(&planned, source, options, canary),
+            Some(planned) => self.min_ranks_of(&planned, source, options, canary),
             None => Ok(FewestRanks { model: source.name(), ranks: 1, too_few: Vec::new() }),
         }
     }
 
     /// The fewest of them that a planned model fits on.
-    pub(super) fn fewest_of(
+    pub(super) fn min_ranks_of(
         &self,
         planned: &Planned,
         source: &ModelSource,

@@ -80,7 +80,7 @@ impl Placing {
         }
         let needs = self.models.iter().map(|(source, options)| {
             let planned = found.planned(source, options).ok().flatten();
-            let min_ranks = |planned| match found.fewest_of(planned, source, options, self.canary) {
+            let min_ranks = |planned| match found.min_ranks_of(planned, source, options, self.canary) {
                 Ok(min_ranks) => min_ranks.ranks,
                 Err(StartError::NoRanksFit(_)) => count,
                 Err(_) => 1,

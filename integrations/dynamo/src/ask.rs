@@ -47,10 +47,10 @@ pub(crate) fn chat(request: &PreprocessedRequest, pictures: &[Image]) -> Result<
         chat = routing.cache_namespace.iter().fold(chat, Chat::cache_salt);
     }
     if let Some(guided) = &request.sampling_options.guided_decoding {
-        chat = form(guided)?.into_iter().fold(chat, Chat::format);
+        chat = chat.format(form(guided)?);
     }
     // One more than is asked for is no token of the reply.
-    chat = request.output_options.logprobs.iter().fold(chat, |chat, top| chat.log_probabilities(*top as usize));
+    chat = chat.log_probabilities(request.output_options.logprobs.map(|top| top as usize));
     Ok(stops(&request.stop_conditions, sampled(&request.sampling_options, chat)))
 }
 
@@ -96,7 +96,7 @@ fn sampled(asked: &SamplingOptions, mut chat: Chat) -> Chat {
     if let Some(top_k) = asked.top_k {
         chat = chat.top_k(usize::try_from(top_k).unwrap_or(0));
     }
-    asked.seed.into_iter().fold(chat, |chat, seed| chat.seed(seed as u64))
+    chat.seed(asked.seed.map(|seed| seed as u64))
 }
 
 /// The number that a client typed, and not the nearest one of 32 bits with more digits.
@@ -106,8 +106,8 @@ fn shortest(value: f32) -> f64 {
 
 /// Ends by tokens and limits. Stop texts are the frontend's: it has the text.
 fn stops(asked: &StopConditions, mut chat: Chat) -> (Chat, Vec<u32>) {
-    chat = asked.max_tokens.iter().fold(chat, |chat, most| chat.max_tokens(*most as usize));
-    chat = asked.min_tokens.iter().fold(chat, |chat, min_ranks| chat.min_tokens(*min_ranks as usize));
+    chat = chat.max_tokens(asked.max_tokens.map(|most| most as usize));
+    chat = chat.min_tokens(asked.min_tokens.map(|least| least as usize));
     if asked.ignore_eos == Some(true) {
         return (chat.ignore_end(), Vec::new());
     }

@@ -1,5 +1,5 @@
-//! Bytes on their way to the host, each followed by an event in the stream. The host can wait for one without waiting
-//! for later launches.
+//! Downloads in flight to the host, each followed by an event in the stream. The host can wait for
+//! one download without waiting for later launches.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,9 +13,10 @@ use super::{
 };
 use crate::{KernelError, Tensor, ops::transfer::Arrival};
 
-/// Free places: page-locked memory with an event. A lane has two steps under way, so there are only ever a few, two of
-/// them long. The stress before READY makes those as long as the envelope can require, since a worst case downloads
-/// every token's scores for two steps at once.
+/// Free places: page-locked buffers, each with an event. A lane has two steps in flight, so there
+/// are only ever a few places, two of them long. The stress before READY makes the long places as
+/// long as the envelope can require, because a worst case downloads every token's scores for two
+/// steps at once.
 #[derive(Clone)]
 pub(super) struct Arrivals(Arc<Mutex<Vec<Place>>>);
 
@@ -24,22 +25,25 @@ struct Place {
     come: Event,
 }
 
-/// The shortest place. Most downloads are a few tokens, and the reports of 1,524 sequences with all of their likeliest
-/// tokens fit as well. Longer places are a multiple of this: the logits of 256 sequences of a large vocabulary are 149
-/// MiB, and rounding up to a power of two would lock 107 MiB more for nothing.
+/// The minimum length of a place. Most downloads are a few tokens; the reports of 1,524 sequences
+/// with all of their likeliest tokens fit as well. Longer places are a multiple of this length: the
+/// logits of 256 sequences with a large vocabulary are 149 MiB, and rounding up to a power of two
+/// would lock 107 MiB more for nothing.
 const SHORTEST: Bytes = Bytes::kib(256);
 
-/// Where a copy goes.
+/// The place that a copy writes to.
 #[derive(Debug, PartialEq, Eq)]
 enum Find {
     /// The free place with this index.
     Free(usize),
-    /// A new place of this many bytes. The free place with this index, if any, has become too short and is dropped.
+    /// A new place of this many bytes. The free place with this index, if any, is now too short and
+    /// is dropped.
     New(Bytes, Option<usize>),
 }
 
-/// The shortest of the `free` places (given as lengths) that holds `bytes`, or a new one. Making a long place discards
-/// the longest one that was too short, so there are never more long places than concurrent copies.
+/// The shortest of the `free` places (given as lengths) that holds `bytes`, or a new place. Making
+/// a long place discards the longest place that was too short, so there are never more long places
+/// than concurrent copies.
 fn find(free: impl Iterator<Item = usize> + Clone, bytes: usize) -> Find {
     let fits = free.clone().enumerate().filter(|(_, length)| *length >= bytes);
     if let Some((index, _)) = fits.min_by_key(|(_, length)| *length) {
@@ -50,11 +54,12 @@ fn find(free: impl Iterator<Item = usize> + Clone, bytes: usize) -> Find {
     Find::New(Bytes(bytes as u64).round_up(SHORTEST).max(SHORTEST), outgrown)
 }
 
-/// One copy under way.
+/// A copy in flight.
 pub(super) struct Coming {
     place: Option<Place>,
     bytes: usize,
-    /// Of a link that the bytes depend on. A note follows the bytes.
+    /// The witness of the link that the bytes depend on. If it is a note, the note is copied after
+    /// the bytes.
     witness: Option<Witness>,
     free: Arrivals,
 }
@@ -70,8 +75,8 @@ impl Coming {
         let bytes = source.bytes().as_usize();
         let place = free.take(bytes + witness.as_ref().map_or(0, |_| CudaLink::NOTE), device)?;
         let copy = |at: usize, from: Address, bytes: usize| {
-            // SAFETY: the place is long enough and exclusively ours; the tensor's maker vouches for the source, and the
-            // link's for its note.
+            // SAFETY: the place is long enough and nothing else uses it; the creators of the tensor
+            // and of the link guarantee that their memory is valid.
             let copied = unsafe {
                 sys::cuMemcpyDtoHAsync_v2(place.memory.address().add(at).cast(), from.0, bytes, stream.raw())
             };
@@ -89,13 +94,14 @@ impl Coming {
 }
 
 impl Arrivals {
-    /// Starts with two short places, one for each step under way, so that small copies leave the long ones free.
+    /// Starts with two short places, one for each step in flight, so that small copies leave the
+    /// long places free.
     pub(super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
         let place = |_| Ok(Place { memory: device.pinned(SHORTEST)?, come: Event::new(device)? });
         Ok(Arrivals(Arc::new(Mutex::new((0..2).map(place).collect::<Result<_, DeviceError>>()?))))
     }
 
-    /// The shortest free place that is long enough, or a new one.
+    /// Takes the shortest free place that is long enough, or makes a new one.
     fn take(&self, bytes: usize, device: &Arc<CudaDevice>) -> Result<Place, DeviceError> {
         let (length, outgrown) = {
             let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,7 +111,7 @@ impl Arrivals {
             }
         };
         if let Some(place) = outgrown {
-            // The last copy into it may still be running.
+            // The last copy into the dropped place may still be running.
             place.come.wait()?;
         }
         Ok(Place { memory: device.pinned(length)?, come: Event::new(device)? })
@@ -150,7 +156,8 @@ mod tests {
 
     const ROW: usize = 152_064 * 4;
 
-    /// Runs the copies one after another from an engine's initial places; returns the lengths of all places afterwards.
+    /// Runs the copies one after another from an engine's initial places; returns the lengths of
+    /// all places afterwards.
     fn after(copies: impl IntoIterator<Item = usize>) -> Vec<usize> {
         let mut places = vec![SHORTEST.as_usize(); 2];
         for bytes in copies {

@@ -11,7 +11,8 @@ use super::{
 };
 use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, ops};
 
-/// As many blocks over the cache as a Hopper device runs at once, at most; each takes one job after another.
+/// The extent of Hopper's attention over the KV cache: at most as many thread blocks as the device
+/// runs at once. Each thread block takes one job after another.
 fn paged_extent(is_e4m3: bool, jobs: usize, processors: usize) -> Extent {
     use attention_hopper::{PAGED_E4M3_SHARED_BYTES, PAGED_E4M3_THREADS, PAGED_SHARED_BYTES, PAGED_THREADS};
     let (threads, shared) =
@@ -19,14 +20,15 @@ fn paged_extent(is_e4m3: bool, jobs: usize, processors: usize) -> Extent {
     Extent { shared, ..Extent::line(jobs.min(processors), threads) }
 }
 
-/// The same over packed rows.
+/// The extent of Hopper's attention within packed sequences: at most as many thread blocks as the
+/// device runs at once. Each thread block takes one job after another.
 fn packed_extent(head_dim: PackedHeadDim, jobs: usize, processors: usize) -> Extent {
     let (threads, shared) =
         (attention_hopper::packed_threads(head_dim), attention_hopper::packed_shared_bytes(head_dim));
     Extent { shared, ..Extent::line(jobs.min(processors), threads) }
 }
 
-/// A head size that there are no kernels for; the fronts have refused it.
+/// The error for a head dimension that has no kernels. The op layer has already refused such calls.
 fn refused(op: &'static str, head_dim: usize, rows: &Tensor<'_>) -> KernelError {
     let expected = format!("a head size with a kernel, not {head_dim}");
     KernelError::Shape { op, what: "heads", expected, found: rows.shape() }
@@ -37,7 +39,7 @@ fn paged_head_dim(call: &ops::attention_paged::Call<'_>) -> Result<HeadDim, Kern
     HeadDim::of(head_dim).ok_or_else(|| refused("attention_paged", head_dim, &call.queries))
 }
 
-/// An upper bound on tiles of queries: each sequence after the first may start a new tile.
+/// An upper bound on the number of query tiles: each sequence after the first may start a new tile.
 fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
     (vectors + (tile - 1) * sequences) / tile
 }
@@ -50,7 +52,7 @@ pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result
     prefill(cuda, &call, singles)
 }
 
-/// Decodes the first `sequences`, which have one row each.
+/// Decodes the first `sequences` sequences, which have one row each.
 fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) -> Result<(), KernelError> {
     let (shape, group) = (call.layer.shape, call.heads / call.layer.shape.kv_heads);
     let (processors, shared_most) = (cuda.kernels.target.processors, cuda.kernels.functions.shared_most());
@@ -61,9 +63,10 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
     let partials = launch.part_numbers(head_dim) * DType::F32.size();
     assert!(partials <= call.scratch.bytes().as_usize(), "the target declares what decoding takes");
     assert!(launch.workers <= attention_decode::COUNTERS, "no device has so many multiprocessors");
-    // A step of single rows alone writes no key that another sequence has in its context, so contexts are read early.
+    // A step that has only single rows writes no key that is in another sequence's context, so
+    // contexts can be read early.
     let past_is_there = sequences == call.sequences.context_lengths.rows();
-    // Our products of few rows mark their weights for first eviction.
+    // This project's GEMMs of few rows read their weights with the L2 evict-first hint.
     let others_read_once = call.queries.rows() <= linear_few::ROWS_MAX && cuda.kernels.functions.is_machine_code();
     let flags = u32::from(past_is_there) * attention_decode::PAST_IS_THERE
         + u32::from(others_read_once) * attention_decode::OTHERS_READ_ONCE;
@@ -93,7 +96,7 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
         Some(e4m3) => &e4m3.attention_decode,
         None => &cuda.entry_points().attention_decode,
     };
-    // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernels[head_dim], extent, arguments) }
 }
 
@@ -151,7 +154,7 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
     if split.is_some() {
         arguments = arguments.with(count(splits));
     }
-    // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel, extent, arguments.with(scales_address(&call.scales)).with(call.scale)) }?;
     match split {
         Some(hopper) => combine(cuda, hopper, call, first_sequence, jobs, splits),
@@ -186,16 +189,16 @@ fn combine(
     ];
     let warps = attention_hopper::COMBINE_WARPS;
     let extent = Extent::line(jobs * (attention_hopper::PAGED_QUERIES / warps), 32 * warps);
-    // SAFETY: as above.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(hopper.attention_paged_combine, extent, arguments) }
 }
 
-/// The cache as the copy engine sees it: one piece is the keys or values of sixteen tokens of one head.
+/// Tensor map of the KV cache. One piece is the keys or the values of sixteen tokens of one head.
 fn cache_map(call: &ops::attention_paged::Call<'_>) -> Result<TensorMap, KernelError> {
     let shape = call.layer.shape;
     let pieces = (call.layer.blocks * 2 * shape.kv_heads) as u64;
     let layout = if shape.dtype == DType::F8E4M3 {
-        // Columns of a head, tokens, pieces.
+        // Dimensions: columns of a head, tokens, pieces.
         Layout {
             dimensions: &[128, BLOCK_TOKENS as u64, pieces],
             strides: &[128, 2048],
@@ -203,7 +206,7 @@ fn cache_map(call: &ops::attention_paged::Call<'_>) -> Result<TensorMap, KernelE
             swizzle: Swizzle::None,
         }
     } else {
-        // Columns of half a head, eight tokens, halves, the next eight tokens, pieces.
+        // Dimensions: columns of half a head, eight tokens, halves, the next eight tokens, pieces.
         Layout {
             dimensions: &[64, 8, 2, BLOCK_TOKENS as u64 / 8, pieces],
             strides: &[256, 128, 2048, 4096],
@@ -241,12 +244,12 @@ pub(super) fn packed(cuda: &Cuda, call: ops::attention_packed::Call<'_>) -> Resu
         let blocks = call.heads * tiles(attention_prefill::TILE_QUERIES, rows, stretches);
         (plain(), kernels.attention_packed[head_dim], Extent::line(blocks, attention_prefill::THREADS))
     };
-    // SAFETY: as above.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel, extent, places(arguments)) }
 }
 
-/// Packed rows as the copy engine sees them: one copy is some columns of the keys of a step, of one head. Columns past a
-/// head's last come as zeros, not as the next head's.
+/// Tensor map of packed rows. One copy transfers some columns of the keys of a step, of one head.
+/// Columns past a head's last column are read as zeros, not as the next head's columns.
 fn packed_map(qkv: &Tensor<'_>, heads: usize, head_dim: PackedHeadDim) -> Result<TensorMap, KernelError> {
     let (columns, chunk) = (head_dim.elements() as u64, attention_hopper::packed_chunk(head_dim));
     let layout = Layout {

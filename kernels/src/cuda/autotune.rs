@@ -1,10 +1,12 @@
-//! Autotuning of products of up to 256 rows: finds the fastest implementation of each product that a pass has met, at
-//! several row counts. A count in between uses the result of the next larger one measured.
+//! Autotuning of GEMMs of up to 256 rows: finds the fastest implementation of each GEMM that a pass
+//! has met, at several row counts. A row count in between uses the result of the next larger one
+//! measured.
 //!
-//! A decode step reads each weight once, and no cache still holds the last layer's weights when the next step starts,
-//! so a trial cycles through the weights of several layers. Small kernels run between the products, as they do in a
-//! model, so that kernels that may start early do so after one of them. Everything measured here has run here, so no
-//! product of up to 256 rows has to load a kernel later.
+//! A decode step reads each weight once, and no cache still holds the last layer's weights when the
+//! next step starts, so a trial cycles through the weights of several layers. As in a model, small
+//! kernels run between the GEMMs, so that a GEMM kernel that may start early starts during a small
+//! kernel. Everything measured here has run here, so no GEMM of up to 256 rows has to load a kernel
+//! later.
 
 use std::{collections::BTreeMap, mem};
 
@@ -22,52 +24,59 @@ use super::{
 };
 use crate::{AUTOTUNED_LAYERS, Activations, DType, FP8_BLOCK, KernelError, Shape, Tensor, Weight, ops};
 
-/// Row counts to measure. Up to 64 they are 1 and the counts that our kernels are compiled for: between two of them the
-/// same kernel runs and takes as long. Above that they are whole tiles of 64 rows.
+/// Row counts to measure. Up to 64 they are 1 and the counts that this project's kernels are
+/// compiled for: between two of these counts the same kernel runs and takes equally long. Above 64
+/// they are multiples of the tile height, 64 rows.
 const MEASURED_ROWS: [usize; 8] = [1, 8, 16, 32, 64, 128, 192, FEW_ROWS];
 
-/// Row counts for a product that no pass has met with few rows. It belongs to the vision tower, where only the smallest
-/// picture on its own has few rows, or to a prompt, and will be met with fewer when decoding is autotuned.
+/// Row counts for a GEMM that no pass has met with few rows. Such a GEMM belongs either to the
+/// vision tower, where only the smallest picture on its own has few rows, or to a prompt, and will
+/// be met with fewer rows when decoding is autotuned.
 const SELDOM_FEW: [usize; 2] = [64, FEW_ROWS];
 
-/// Most weights in one trial: one per layer that autotuning should run through.
+/// Maximum number of weights in one trial: one per layer that autotuning should run through.
 const WEIGHTS_MAX: usize = AUTOTUNED_LAYERS;
 
-/// Weights of this many bytes have left the L2 cache when they are read again: the cache holds half of them.
+/// Weights of this many bytes have left the L2 cache when they are read again: the cache holds half
+/// of them.
 const COLD_BYTES: usize = 96 << 20;
 
 /// Bytes written before a trial with smaller weights: more than the L2 cache holds.
 const WRITTEN_MAX: usize = 192 << 20;
 
-/// Products per trial, in the first round and in the finals. Fewer if they would read more than `READ_MAX` bytes.
+/// GEMMs per trial in the first round and in the finals. A trial has fewer GEMMs if they would read
+/// more than `READ_MAX` bytes.
 const FIRST_TURNS: usize = 3;
 const TURNS: usize = 8;
 const READ_MAX: usize = 2 << 30;
 
-/// Proposals of cuBLASLt that are always tried when our kernel supports the product, and how many times slower than
-/// ours the faster of them may be for the rest to be tried. Loading one of the library's kernels at its first use
-/// takes the driver 3 ms, often most of a trial's time. `benches/h200.md` lists what this skips.
+/// Number of cuBLASLt's proposals that are always tried if this project's kernel supports the GEMM,
+/// and how many times slower than that kernel the faster of them may be for the remaining proposals
+/// to be tried. Loading one of the library's kernels at its first use takes the driver 3 ms, often
+/// most of a trial's time. `benches/h200.md` lists the proposals that this skips.
 const GUESSES: usize = 2;
 const FAR_BEHIND: f32 = 1.15;
 
-/// Algorithms that reach the finals, and trials for each; the shortest time counts.
+/// Algorithms that reach the finals, and trials for each of them; the shortest time counts.
 const FINALISTS: usize = 4;
 const TRIALS: usize = 3;
 
-/// Milliseconds that `linear_few.cu` may be slower than cuBLASLt and still be chosen. It reads weights while the
-/// preceding kernel runs and lets the next one start early. That gains more after a kernel whose blocks end at
-/// different times, such as attention, than after the even kernel of a trial: about this much per product in a step of
-/// 64 rows of 7B's shape (`tools/gpu/products.py`).
+/// Milliseconds that `linear_few.cu` may be slower than cuBLASLt and still be chosen.
+/// `linear_few.cu` reads weights while the preceding kernel runs, and lets the next kernel start
+/// early. That gains more after a kernel whose thread blocks end at different times, such as
+/// attention, than after the uniform kernel of a trial: about this much per GEMM in a decode step
+/// of 64 rows with the shapes of a 7B model (`tools/gpu/products.py`).
 const HEAD_START: f32 = 1.5e-3;
 
-/// The products met while autotuning.
+/// The GEMMs met during autotuning.
 #[derive(Default)]
 pub(super) struct Autotuner {
-    /// By shape, with `rows` set to 0.
+    /// GEMMs by shape, with `rows` set to 0.
     met: BTreeMap<Product, Met>,
 }
 
-/// Addresses of one layer's weight and of what belongs to it, and the scale of activations that it wants.
+/// Addresses of one layer's weight, bias and weight scales, and the fixed scale for its
+/// activations.
 #[derive(Clone, Copy, PartialEq)]
 struct LayerWeight {
     weight: u64,
@@ -84,7 +93,7 @@ struct Met {
 }
 
 impl Autotuner {
-    /// Remembers a product.
+    /// Records a GEMM and its weight.
     pub(super) fn meet(&mut self, product: Product, places: Places) {
         let met = self.met.entry(Product { rows: 0, ..product }).or_default();
         let Places { weight, bias, weight_scales: scales, x_scale, .. } = places;
@@ -96,11 +105,11 @@ impl Autotuner {
     }
 }
 
-/// Measures each product met that has not been measured yet.
+/// Measures each GEMM met that has not been measured yet.
 pub(super) fn measure(cuda: &Cuda, call: ops::measure::Call<'_>) -> Result<(), KernelError> {
     cuda.enter()?;
     let Autotuner { met } = mem::take(&mut *cuda.autotuner.borrow_mut());
-    // A gated product is compared with the ungated one, which is therefore measured first.
+    // A gated GEMM is compared with the ungated one, which is therefore measured first.
     for gates in [false, true] {
         for (alike, met) in met.iter().filter(|(alike, _)| alike.gates == gates) {
             let measured = if met.has_few_rows { &MEASURED_ROWS[..] } else { &SELDOM_FEW };
@@ -109,7 +118,7 @@ pub(super) fn measure(cuda: &Cuda, call: ops::measure::Call<'_>) -> Result<(), K
                 if cuda.kernels.blas.measured().contains_key(&product) {
                     continue;
                 }
-                // A product that does not fit here does not fit in a pass either.
+                // A GEMM that does not fit here does not fit in a pass either.
                 let Some(trial) = Trial::within(cuda, product, &met.weights, &call.room) else { break };
                 if let Some(fastest) = trial.fastest()? {
                     let agreed = cuda.kernels.blas.found(product, fastest);
@@ -129,29 +138,30 @@ fn shortest(timed: &[(f32, GemmAlgorithm)]) -> f32 {
     timed.iter().map(|(milliseconds, _)| *milliseconds).fold(f32::INFINITY, f32::min)
 }
 
-/// Whether the library's other proposals may beat our kernel, given the times of its first ones and of ours. They are
-/// tried too if our kernel does not support the product, or if none of the first ones runs.
+/// Whether the library's remaining proposals may beat this project's kernels, given the times of
+/// its first proposals and of these kernels. The remaining proposals are also tried if no kernel of
+/// this project supports the GEMM, or if none of the first proposals runs.
 fn may_win(guessed: f32, ours: f32) -> bool {
     guessed.is_infinite() || guessed <= FAR_BEHIND * ours
 }
 
-/// One product of one size, and memory to time it in.
+/// One GEMM of one size, and memory to time it in.
 struct Trial<'t> {
     cuda: &'t Cuda,
     product: Product,
     weights: &'t [LayerWeight],
-    /// Address and bytes; all of it may be overwritten.
+    /// Address and bytes of the memory for the trial. All of it may be overwritten.
     room: (Address, usize),
     scratch: u64,
     x: u64,
     x_scales: u64,
     out: u64,
-    /// Address of the intermediate product before the gate.
+    /// Address of the ungated GEMM's output, which the gate reads.
     gate_up: u64,
 }
 
 impl<'t> Trial<'t> {
-    /// A trial in `room`, or `None` if that is too small.
+    /// Creates a trial in `room`. `None` if `room` is too small.
     fn within(cuda: &'t Cuda, product: Product, weights: &'t [LayerWeight], room: &Tensor<'_>) -> Option<Trial<'t>> {
         let start = room.address().0;
         let mut end = start;
@@ -173,18 +183,18 @@ impl<'t> Trial<'t> {
         has_room.then_some(Trial { cuda, product, weights, room, scratch, x, x_scales, out, gate_up })
     }
 
-    /// The fastest algorithm, or `None` if none runs.
+    /// The fastest algorithm, or `None` if no algorithm runs.
     fn fastest(&self) -> Result<Option<GemmAlgorithm>, KernelError> {
         let blas = &self.cuda.kernels.blas;
         let activation = self.cuda.kernels.target.activation;
         let mut described = None;
         let mut others = Vec::new();
         if self.product.gates && !self.product.numbers.is_plain() {
-            // Of E4M3 there is no gated product of few rows.
+            // There is no kernel for gated E4M3 GEMMs of few rows.
             return Ok(Some(GemmAlgorithm::Apart));
         }
         if !linear_many::is_by_library(self.cuda, self.product, self.places(0)) {
-            // Ours alone.
+            // Only this project's kernels can compute the GEMM.
         } else if self.product.gates {
             others.push(GemmAlgorithm::Apart);
         } else {
@@ -192,7 +202,7 @@ impl<'t> Trial<'t> {
             match product.proposals(blas, turned_scales::as_asked(self.product, self.places(0))) {
                 Ok(algorithms) => others.extend(algorithms.into_iter().map(GemmAlgorithm::Library)),
                 Err(error) if error.is_lost() => return Err(error.into()),
-                // This size may never be needed.
+                // The library has no algorithm for this size, which may never be needed.
                 Err(_) => {}
             }
         }
@@ -215,7 +225,7 @@ impl<'t> Trial<'t> {
         Ok(timed.into_iter().min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, way)| way))
     }
 
-    /// Runs what another rank found, which loads what it needs.
+    /// Runs an algorithm that another rank found once, so that its kernels are loaded.
     fn run_once(&self, way: GemmAlgorithm) -> Result<(), KernelError> {
         let kernels = &self.cuda.kernels;
         let described = match way {
@@ -228,7 +238,7 @@ impl<'t> Trial<'t> {
         Ok(self.cuda.stream.wait()?)
     }
 
-    /// Our kernels that support the product.
+    /// This project's kernels that support the GEMM.
     fn ours(&self) -> Vec<GemmAlgorithm> {
         let mut ours = Vec::new();
         if self.cuda.products_by == ProductsBy::Library {
@@ -254,7 +264,8 @@ impl<'t> Trial<'t> {
     ) -> Result<Vec<(f32, GemmAlgorithm)>, KernelError> {
         let mut timed = Vec::new();
         for way in ways {
-            // Warm-up: the first run loads what it needs and is not timed. An algorithm that fails to run is left out.
+            // Warm-up: the first run loads the algorithm's kernels and is not timed. An algorithm
+            // that fails to run is left out.
             match self.run(described, *way, 0).and_then(|()| Ok(self.cuda.stream.wait()?)) {
                 Ok(()) => timed.push((self.time(described, *way, FIRST_TURNS)?, *way)),
                 Err(KernelError::Device(error)) if !error.is_lost() => {}
@@ -264,15 +275,15 @@ impl<'t> Trial<'t> {
         Ok(timed)
     }
 
-    /// Mean milliseconds of the product over at most `turns` runs, with weights that are not in the L2 cache, minus its
-    /// head start.
+    /// Mean milliseconds of the GEMM over at most `turns` runs, with weights that are not in the L2
+    /// cache, minus the algorithm's head start.
     fn time(&self, described: Option<&Described>, way: GemmAlgorithm, turns: usize) -> Result<f32, KernelError> {
         let weight_bytes = self.product.numbers.size() * self.product.out_features * self.product.in_features;
         let mut turns = turns.min(READ_MAX / weight_bytes).max(1);
         if self.weights.len() * weight_bytes < COLD_BYTES {
             turns = turns.min(self.weights.len());
             let (address, bytes) = (self.room.0.0, self.room.1.min(WRITTEN_MAX));
-            // SAFETY: this call owns the room, and the stream is alive.
+            // SAFETY: this call has exclusive use of the memory, and the stream is alive.
             let written = unsafe { sys::cuMemsetD8Async(address, 0, bytes, self.cuda.stream.raw()) };
             CudaDevice::said("cuMemsetD8Async", written)?;
         }
@@ -286,30 +297,34 @@ impl<'t> Trial<'t> {
         Ok(milliseconds / turns as f32 - head_start)
     }
 
-    /// Runs a small kernel that writes the product's input.
+    /// Runs a small kernel that writes the GEMM's input.
     fn stand_between(&self) -> Result<(), KernelError> {
         let (cuda, shape) = (self.cuda, [self.product.rows, self.product.in_features]);
         let x = Tensor::over(Address(self.x), shape.into(), cuda.kernels.target.activation);
         elementwise::gelu(cuda, ops::gelu::Call { x, kind: ops::gelu::Gelu::Erf })
     }
 
-    /// Launches the product with weight number `turn`.
+    /// Launches the GEMM with weight number `turn`.
     fn run(&self, described: Option<&Described>, way: GemmAlgorithm, turn: usize) -> Result<(), KernelError> {
         let (cuda, places) = (self.cuda, self.places(turn));
         match (way, described) {
             (GemmAlgorithm::Library(algorithm), Some(described)) => {
-                // SAFETY: there is room for the operands, and the weights stay in place until autotuning ends.
+                // SAFETY: the memory of the trial holds the operands, and the weights stay in place
+                // until autotuning ends.
                 unsafe {
                     let places = turned_scales::turned(cuda, self.product, places)?;
                     described.multiply(&cuda.kernels.blas, &cuda.stream, places, &algorithm)?;
                 }
                 Ok(())
             }
-            // SAFETY: as above, and `serves` was checked first.
+            // SAFETY: the memory of the trial holds the operands, the weights stay in place until
+            // autotuning ends, and `serves` returned true.
             (GemmAlgorithm::Few(cut), _) => unsafe { linear_few::launch(cuda, self.product, places, cut) },
-            // SAFETY: as above.
+            // SAFETY: the memory of the trial holds the operands, the weights stay in place until
+            // autotuning ends, and `serves` returned true.
             (GemmAlgorithm::Middle, _) => unsafe { gate_up_middle::launch(cuda, self.product, places) },
-            // SAFETY: as above.
+            // SAFETY: the memory of the trial holds the operands, the weights stay in place until
+            // autotuning ends, and `serves_few` returned true.
             (GemmAlgorithm::Many, _) => unsafe {
                 linear_many::launch(cuda, self.product, places, linear_many::Output::PLAIN)
             },
@@ -317,7 +332,7 @@ impl<'t> Trial<'t> {
         }
     }
 
-    /// Runs the product and then the gate, as a pass does.
+    /// Runs the ungated GEMM and then the gate, as a pass does.
     fn run_apart(&self, places: Places) -> Result<(), KernelError> {
         let Product { rows, out_features, in_features, out_pitch, x_pitch, .. } = self.product;
         let activation = self.cuda.kernels.target.activation;

@@ -1,4 +1,5 @@
-//! Copies of blocks and rows in a stream of their own, beside the passes of a lane.
+//! Copies of KV blocks and of picture rows to host memory and back, in a separate stream,
+//! concurrently with the passes of a lane.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -17,32 +18,33 @@ use crate::{
     ops::copy_blocks::{Call, Copying, Pieces, Stretch},
 };
 
-/// Copies that an actor has under way at once, at most; each has a clock.
+/// Maximum number of copies that an actor has in flight; each copy has a clock.
 const UNDER_WAY: usize = 6;
 
-/// Pieces that are handed to the driver at once, at most: on an H100 thousands at once move at four fifths of their rate.
+/// Maximum number of pieces that are passed to the driver in one call. On an H100, thousands of
+/// pieces in one call transfer at only four fifths of the bandwidth.
 const BATCH: usize = 256;
 
-/// What copies of blocks need on a device.
+/// The stream, events and clocks for copies of blocks on one device.
 pub(super) struct CopyStream {
     stream: Overhead<Stream>,
-    /// Recorded after copies to the host, for later passes to wait for.
+    /// Recorded after copies to the host, so that later passes can wait for them.
     left: Event,
     clocks: Clocks,
-    /// The driver takes many pieces in one call, as those of CUDA 12.8 do.
+    /// The driver accepts many pieces in one call, as drivers of CUDA 12.8 and later do.
     takes_many: bool,
 }
 
-/// From where to where, and how many bytes.
+/// Source address, destination address, and number of bytes.
 type Piece = (sys::CUdeviceptr, sys::CUdeviceptr, usize);
 
-/// A stretch of one layer, on the device, in host memory, and its length.
+/// The device address, host address and length of a contiguous range in one layer.
 fn sides(pieces: &Pieces, stretch: &Stretch) -> Piece {
     let host = pieces.slot(stretch.slot).addr() as sys::CUdeviceptr;
     (pieces.block(stretch.block).0, host, pieces.bytes(stretch.count).as_usize())
 }
 
-/// Clocks that time nothing now.
+/// Clocks that are not in use.
 #[derive(Clone)]
 struct Clocks(Arc<Mutex<Vec<Clock>>>);
 
@@ -51,7 +53,7 @@ impl CopyStream {
         let stream = device.with_overhead("streams", || Stream::new(device))?;
         let clocks = (0..UNDER_WAY).map(|_| Clock::new(device)).collect::<Result<_, DeviceError>>()?;
         let (left, clocks) = (Event::new(device)?, Clocks(Arc::new(Mutex::new(clocks))));
-        // SAFETY: the name is looked up, and nothing is called.
+        // SAFETY: the symbol is only looked up, and nothing is called.
         let takes_many = unsafe { sys::culib().get::<unsafe extern "C" fn()>(b"cuMemcpyBatchAsync\0").is_ok() };
         Ok(CopyStream { stream, left, clocks, takes_many })
     }
@@ -61,11 +63,13 @@ impl CopyStream {
     }
 
     /// # Safety
-    /// Every piece's bytes are there on both sides until it is copied, and those of the host are page-locked.
+    /// Until a piece is copied, the memory of its source and destination is valid, and the memory
+    /// on the host is page-locked.
     unsafe fn copy(&self, pieces: &[Piece]) -> Result<(), DeviceError> {
         if !self.takes_many {
             return pieces.iter().try_for_each(|(from, to, bytes)| {
-                // SAFETY: as the caller promises; page-locked memory has one address for all.
+                // SAFETY: the caller guarantees that the memory is valid; page-locked memory has
+                // the same address on host and device.
                 let copied = unsafe { sys::cuMemcpyAsync(*to, *from, *bytes, self.stream.raw()) };
                 CudaDevice::said("cuMemcpyAsync", copied)
             });
@@ -82,7 +86,8 @@ impl CopyStream {
                 flags: 0,
             };
             let (mut first, mut failed) = (0, 0);
-            // SAFETY: as the caller promises; the lists are as long as they are said to be.
+            // SAFETY: the caller guarantees that the memory is valid, and each list has
+            // `pieces.len()` entries.
             let copied = unsafe {
                 sys::cuMemcpyBatchAsync(
                     to.as_mut_ptr(),
@@ -101,13 +106,14 @@ impl CopyStream {
     }
 }
 
-/// A piece for each layer and stretch, many in one call: the driver has them all under way, where one after another takes
-/// some 2.5 us beside its bytes.
+/// Copies one piece for each layer and contiguous range, many pieces per driver call. The driver
+/// then keeps all of the copies in flight; separate calls would take about 2.5 us each in addition
+/// to the transfer time.
 pub(super) fn copy_blocks(cuda: &Cuda, call: Call<'_>) -> Result<Box<dyn Copying>, KernelError> {
     cuda.enter_to_copy()?;
     let copies = cuda.copies.as_ref().expect("a lane with host memory to copy to has a stream for that");
     let clock = copies.clocks.take(&cuda.kernels.device)?;
-    // Returns its clock also if a copy is refused: what was begun is waited for by the lane.
+    // Returns its clock even if a copy is refused; the lane waits for the copies that have started.
     let copying = Box::new(Running { clock: Some(clock), clocks: copies.clocks.clone() });
     let clock = copying.clock.as_ref().expect("it is there until it drops");
     let each = |stretches: &[Stretch]| -> Vec<Piece> {
@@ -115,14 +121,17 @@ pub(super) fn copy_blocks(cuda: &Cuda, call: Call<'_>) -> Result<Box<dyn Copying
     };
     let back = |(device, host, bytes): Piece| (host, device, bytes);
     clock.begin(&copies.stream)?;
-    // SAFETY: the makers of both sides vouch for their bytes, and the front has checked that these are theirs. The slots
-    // are page-locked memory that outlives the lane.
+    // SAFETY: the creators of both sides guarantee that their memory is valid, and the op layer has
+    // checked that the ranges lie within it. The slots are page-locked memory that outlives the
+    // lane.
     unsafe { copies.copy(&each(&call.to_host))? };
     if !call.to_host.is_empty() {
         copies.left.record(&copies.stream)?;
         copies.left.hold(&cuda.stream)?;
     }
-    // SAFETY: as above.
+    // SAFETY: the creators of both sides guarantee that their memory is valid, and the op layer has
+    // checked that the ranges lie within it. The slots are page-locked memory that outlives the
+    // lane.
     unsafe { copies.copy(&each(&call.to_device).into_iter().map(back).collect::<Vec<_>>())? };
     clock.end(&copies.stream)?;
     Ok(copying)
@@ -135,7 +144,7 @@ impl Clocks {
     }
 }
 
-/// Copies on the device.
+/// Copies that were submitted to the device.
 struct Running {
     clock: Option<Clock>,
     clocks: Clocks,

@@ -1,38 +1,42 @@
-//! How a decode step is distributed over a GPU: warps per block, blocks, and the pieces that runs of keys are cut into.
+//! Distribution of a decode step over a GPU: warps per thread block, thread blocks, and the pieces
+//! that runs of keys are cut into.
 //!
-//! A run is the keys of one sequence and one head of the cache. If there are about as many runs as the device holds
-//! blocks of eight, four, two or one warps, each block takes a whole run and nothing is merged between blocks. If there
-//! are few, each is cut into short pieces. Otherwise blocks of four warps get equal shares. The thresholds were
-//! measured on an H200 (`benches/h200.md`).
+//! A run is the keys of one sequence and one head of the KV cache. If the number of runs is close
+//! to the number of thread blocks of eight, four, two or one warps that the device holds, each
+//! thread block takes a whole run and nothing is merged between thread blocks. If there are few
+//! runs, each run is cut into short pieces. Otherwise thread blocks of four warps get equal shares.
+//! The thresholds were measured on an H200 (`benches/h200.md`).
 
 use super::contract::{HeadDim, attention_decode};
 
-/// Warps that fit on a Hopper multiprocessor; each has a ring of cache blocks in shared memory.
+/// Warps that fit on a Hopper SM; each warp has a ring of cache blocks in shared memory.
 const WARPS: usize = attention_decode::WARPS_MAX;
 
-/// Warps per block when runs are split into equal shares.
+/// Warps per thread block when runs are split into equal shares.
 const SHARED_WARPS: usize = 4;
 
-/// Most runs for which eight warps share a piece. The device is then far from full, and latency dominates.
+/// Maximum number of runs for which eight warps share a piece. The device is then far from full,
+/// and latency dominates.
 const FEW_RUNS: usize = 32;
 
-/// Shortest piece, in cache blocks, with few runs and with many.
+/// Minimum length of a piece, in cache blocks, with few runs and with many.
 const SHORT_PIECE: u32 = 8;
 const PIECE: u32 = 20;
 
-/// The shape of one launch.
+/// The thread blocks of one launch, and how they split runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DecodeLaunch {
-    /// Warps per block.
+    /// Warps per thread block.
     pub warps: usize,
-    /// Blocks.
+    /// Number of thread blocks.
     pub workers: usize,
-    /// Length of the shortest piece of a run, in cache blocks.
+    /// Minimum length of a piece of a run, in cache blocks.
     pub piece: u32,
 }
 
 impl DecodeLaunch {
-    /// The launch for `sequences` sequences of one row each, with Hopper's shared memory per multiprocessor.
+    /// The launch for `sequences` sequences of one row each, on a device with Hopper's shared
+    /// memory per SM.
     pub(super) fn of(sequences: usize, heads: usize, kv_heads: usize, processors: usize) -> Self {
         let runs = sequences * kv_heads * (heads / kv_heads).div_ceil(attention_decode::TILE_QUERIES);
         let of_warps = |warps, piece| DecodeLaunch { warps, workers: processors * WARPS / warps, piece };
@@ -42,8 +46,8 @@ impl DecodeLaunch {
         if 3 * runs <= processors * WARPS / SHARED_WARPS {
             return of_warps(SHARED_WARPS, SHORT_PIECE);
         }
-        // Percent of the blocks that must have a run. With fewer warps per block, idle blocks keep reads below full
-        // bandwidth.
+        // Minimum percentage of the thread blocks that must have a run. With fewer warps per thread
+        // block, idle thread blocks keep the read bandwidth below its maximum.
         let fills = |warps: usize, percent: usize| {
             let blocks = processors * WARPS / warps;
             runs <= blocks && 100 * runs >= percent * blocks
@@ -52,17 +56,18 @@ impl DecodeLaunch {
         of_warps(whole.map_or(SHARED_WARPS, |(warps, _)| warps), PIECE)
     }
 
-    /// The same launch within `shared` bytes of shared memory per block, for rings of `ring` bytes: fewer warps, and
-    /// one block per multiprocessor.
+    /// The same launch within `shared` bytes of shared memory per thread block, for rings of `ring`
+    /// bytes: with fewer warps, and with one thread block per SM.
     pub(super) fn within(self, shared: usize, ring: usize, processors: usize) -> Self {
         if WARPS * ring <= shared {
             return self;
         }
-        // One block per multiprocessor cannot give each run its own block, so blocks are as wide as for equal shares.
+        // With one thread block per SM, there are not enough thread blocks for each run to have
+        // one, so thread blocks have at least as many warps as for equal shares.
         DecodeLaunch { warps: self.warps.max(SHARED_WARPS).min(shared / ring), workers: processors, piece: self.piece }
     }
 
-    /// f32 numbers of the parts that blocks leave for one another.
+    /// f32 numbers of the partial results that thread blocks leave for one another.
     pub(super) fn part_numbers(&self, head_dim: HeadDim) -> usize {
         self.workers * attention_decode::PARTS * attention_decode::part_numbers(head_dim)
     }
@@ -108,7 +113,7 @@ mod tests {
         assert_eq!(wide.within(232_448, 24_576, 80), wide);
         let narrow = DecodeLaunch::of(1, 28, 4, 80).within(65_536, 24_576, 80);
         assert_eq!(narrow, DecodeLaunch { warps: 2, workers: 80, piece: 8 });
-        // On an A100, whole runs would use blocks of one warp.
+        // On an A100, whole runs would use thread blocks of one warp.
         assert_eq!(DecodeLaunch::of(208, 28, 4, 108).warps, 1);
         let shared = DecodeLaunch::of(208, 28, 4, 108).within(166_912, 24_576, 108);
         assert_eq!(shared, DecodeLaunch { warps: 4, workers: 108, piece: 20 });

@@ -1,11 +1,11 @@
-//! What launches over a cache in E4M3 have beyond others.
+//! Launch arguments that only kernels over an E4M3 KV cache need.
 
 use bursar_budgets::Address;
 
 use super::{Cuda, contract::E4m3Cache, launch::Function};
 use crate::{DType, KernelError, KvLayer, Tensor};
 
-/// The entry points of a cache in E4M3; `None` for one of activations' type.
+/// The entry points for an E4M3 cache; `None` if the cache has the activation type.
 pub(super) fn e4m3_cache<'c>(
     cuda: &'c Cuda,
     op: &'static str,
@@ -20,7 +20,7 @@ pub(super) fn e4m3_cache<'c>(
     hopper.map(|hopper| Some(&hopper.e4m3_cache)).ok_or(KernelError::Type { op, what: "layer", expected, found })
 }
 
-/// The scales of a cache in E4M3 for kernels, which do not look at them otherwise.
+/// Address of the scales of an E4M3 cache. For other caches it is 0, and kernels do not read it.
 pub(super) fn scales_address(scales: &Option<Tensor<'_>>) -> Address {
     scales.as_ref().map_or(Address(0), Tensor::address)
 }

@@ -1,4 +1,5 @@
-//! Launches of mixtures of experts: `route.cu` and `experts.cu`, whose files end with the launches they expect.
+//! Launches for mixtures of experts. The sources (`route.cu`, `experts.cu` and others) end with a
+//! description of the launches that they expect.
 
 use bursar_budgets::{Address, Bytes, DeviceError};
 
@@ -21,7 +22,8 @@ use crate::{
     ops::{self, route::Routing},
 };
 
-/// Scratch for choosing among `experts` experts for `rows` rows: each block's choices of each expert.
+/// Bytes of scratch for choosing among `experts` experts for `rows` rows: each thread block's
+/// number of choices per expert.
 pub(crate) fn cuda_route_scratch(rows: usize, experts: usize) -> Bytes {
     DType::U32.bytes(rows.div_ceil(routing::BLOCK_ROWS) * experts)
 }
@@ -42,7 +44,8 @@ pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), Kerne
     let sorted = arguments![out.choices.address(), out.starts.address(), call.loads.address()];
     if rows <= routing::FEW_ROWS {
         let all = logits.with(out.weights.address()).with(out.places.address()).followed_by(sorted).with(slots);
-        // SAFETY: these are the kernel's parameters, and the front has checked the shapes and taken the scratch.
+        // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes and
+        // taken the scratch.
         return unsafe { cuda.launch(kernels.route_few, Extent::line(1, routing::THREADS), all) };
     }
     let is_sorted_by_one = rows * top <= routing::SORTED_CHOICES;
@@ -57,14 +60,15 @@ pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), Kerne
         if is_sorted_by_one { (1, rows * top) } else { (rows.div_ceil(block_rows), block_rows * top) };
     let sort = arguments![out.places.address(), count(rows * top), count(experts), count(block_choices), counts]
         .followed_by(sorted);
-    // SAFETY: as above.
+    // SAFETY: these are the kernels' parameters, and the op layer has checked the shapes and taken
+    // the scratch.
     unsafe {
         cuda.launch(kernels.route_choose, Extent::line(rows.div_ceil(block_rows), threads), choose)?;
         cuda.launch(kernels.route_sort, Extent::line(sorters, routing::THREADS), sort)
     }
 }
 
-/// Where the rows' slots are, of which some may be none.
+/// Address of the rows' cache slots, or 0 if the call has no slots.
 fn slots_of(call: &ops::route::Call<'_>) -> Address {
     call.slots.as_ref().map_or(Address(0), Tensor::address)
 }
@@ -99,11 +103,12 @@ pub(super) fn rms_norm_route(cuda: &Cuda, call: ops::rms_norm_route::Call<'_>) -
     ];
     let shared = rows * (2 * hidden + normed::ROW_GAP_BYTES) + 2 * hidden + normed::SUM_BYTES;
     let extent = Extent { grid: [normed::CLUSTER, 1, 1], block: [routing::THREADS, 1], shared };
-    // SAFETY: as above.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(hopper.route_normed, extent, arguments) }
 }
 
-/// Whether one cluster has room for all rows, and operands start where its 16-byte accesses want it.
+/// Whether the kernel's single cluster can process all rows, and the operands are aligned as its
+/// 16-byte accesses require.
 fn is_few(norm: &ops::rms_norm::Call<'_>, product: &ops::linear::Call<'_>) -> bool {
     let (rows, hidden) = (norm.x.rows(), norm.x.columns());
     let starts = [&norm.x, &norm.weight, norm.out.plain(), &product.weight.data].map(|operand| operand.address().0);
@@ -118,7 +123,8 @@ fn is_few(norm: &ops::rms_norm::Call<'_>, product: &ops::linear::Call<'_>) -> bo
 
 pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> Result<(), KernelError> {
     let (rows, features) = (call.out.rows(), call.out.columns());
-    // Gates are rounded where all of a row are there.
+    // A row can be rounded only when the whole row is computed, so gated outputs are first written
+    // here in the activation type.
     let room = Tensor::over(call.gated.address(), [rows, features].into(), cuda.kernels.target.activation);
     let out = call.out.plain.as_ref().unwrap_or(&room);
     let op = "gated_experts";
@@ -160,7 +166,7 @@ fn add(cuda: &Cuda, call: &ops::add_experts::Call<'_>) -> Result<(), KernelError
         count(call.sum.pitch()),
     ];
     let rows = Extent::line(call.sum.rows(), numbers::ADD_THREADS);
-    // SAFETY: as above.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().add_experts, rows, sum) }
 }
 
@@ -188,11 +194,11 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: ops::add_experts_rms_norm:
     }
     let norm = sum.with(count(columns)).with(call.epsilon).with(call.out.plain().address());
     let extent = Extent::line(rows, elementwise::norm_threads(columns));
-    // SAFETY: as above.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().add_experts_rms_norm, extent, norm) }
 }
 
-/// Launches the products of each choice, multiplied by its weight.
+/// Launches the GEMM that computes the product of each choice, multiplied by the choice's weight.
 fn products(cuda: &Cuda, call: &ops::add_experts::Call<'_>) -> Result<(), KernelError> {
     let features = call.sum.columns();
     let op = "add_experts";
@@ -211,12 +217,12 @@ fn products(cuda: &Cuda, call: &ops::add_experts::Call<'_>) -> Result<(), Kernel
     Product { op, of, routing: &call.routing, features, is_gated: false }.launch(cuda, operands)
 }
 
-/// Where the places of the experts that are here start.
+/// Address of the first entry of `starts` for the experts on this rank.
 fn starts_of(routing: &Routing<'_>) -> Address {
     routing.starts.address().offset(DType::U32.bytes(routing.held.first))
 }
 
-/// A product with experts' weights.
+/// A GEMM with experts' weights.
 struct Product<'a> {
     op: &'static str,
     of: Operands<'a>,
@@ -226,7 +232,8 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// Launches the kernel for it, whose operands behind the weight are `operands`.
+    /// Launches a kernel that supports the GEMM. `operands` are the kernel's arguments after the
+    /// weight.
     fn launch(&self, cuda: &Cuda, operands: Arguments) -> Result<(), KernelError> {
         let kernels = cuda.entry_points();
         if self.choices() == 0 {
@@ -235,12 +242,12 @@ impl Product<'_> {
         if let (Some(hopper), Some(few)) = (self.hopper(cuda), Few::of(cuda, self)?) {
             let of_sizes = if self.is_gated { &hopper.gated_few } else { &hopper.few };
             let operands = arguments![few.weight].followed_by(operands).with(few.stages).followed_by(self.scales());
-            // SAFETY: as above.
+            // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
             return unsafe { cuda.launch(of_sizes[few.size], few.extent, operands) };
         }
         if let (Some(hopper), Some((weight, extent))) = (self.hopper(cuda), self.many(cuda)?) {
             let kernel = if self.is_gated { hopper.gated_many } else { hopper.many };
-            // SAFETY: as above.
+            // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
             let operands = arguments![weight].followed_by(operands).followed_by(self.scales());
             return unsafe { cuda.launch(kernel, extent, operands) };
         }
@@ -253,12 +260,13 @@ impl Product<'_> {
             (kernels.experts, numbers::TILE_ROWS)
         };
         let (choices, experts) = (self.choices(), self.routing.held.count);
-        // As many tiles of places as there can be: each expert that is chosen may have one that is not full.
+        // The maximum number of tiles of places: each chosen expert may have one tile that is not
+        // full.
         let places = choices.div_ceil(numbers::TILE_PLACES) + experts.min(choices);
         let extent =
             Extent { grid: [self.features.div_ceil(tile), places, 1], block: [numbers::THREADS, 1], shared: 0 };
         let operands = arguments![self.of.weight.address()].followed_by(operands);
-        // SAFETY: as above.
+        // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
         unsafe { cuda.launch(kernel, extent, operands) }
     }
 
@@ -271,7 +279,7 @@ impl Product<'_> {
         })
     }
 
-    /// The last operands of Hopper's kernels: scales of E4M3.
+    /// The last arguments of Hopper's kernels: the scales of E4M3 operands.
     fn scales(&self) -> Arguments {
         let (groups, height) = match self.of.numbers {
             Numbers::Plain => return arguments![],
@@ -285,12 +293,12 @@ impl Product<'_> {
         self.routing.rows() * self.routing.top
     }
 
-    /// Choices of an expert that is chosen, on average.
+    /// Average number of choices per chosen expert, rounded up.
     fn of_expert(&self) -> usize {
         self.choices().div_ceil(self.routing.experts().min(self.choices()).max(1))
     }
 
-    /// Whether operands start and go on where the copy engine and 16-byte accesses want it.
+    /// Whether the operands are aligned as TMA and 16-byte accesses require.
     fn is_aligned(&self) -> bool {
         let starts = [self.of.weight.address().0 as usize, self.of.x.address().0 as usize];
         let size = self.of.weight.dtype().size();
@@ -298,7 +306,7 @@ impl Product<'_> {
         starts.into_iter().chain(rows).all(|bytes| bytes.is_multiple_of(16))
     }
 
-    /// The weight and the extent of Hopper's kernel for many rows, if it serves the product.
+    /// The weight and the extent for Hopper's kernel for many rows, if it supports the GEMM.
     fn many(&self, cuda: &Cuda) -> Result<Option<(TensorMap, Extent)>, DeviceError> {
         if self.choices() == 0 || !self.is_aligned() {
             return Ok(None);
@@ -318,36 +326,38 @@ impl Product<'_> {
     }
 }
 
-/// How Hopper's kernel for few rows is launched.
+/// A launch of Hopper's kernel for few rows.
 struct Few {
-    /// The index of its places in [`PLACES`].
+    /// Index of the tile's number of places in [`PLACES`].
     size: usize,
     stages: u32,
     weight: TensorMap,
     extent: Extent,
 }
 
-/// Choices an expert on average, up to which each of [`PLACES`] is taken: tiles that are not full cost less than another.
+/// For each of [`PLACES`], the maximum average number of choices per expert for which it is used.
+/// Tiles that are not full cost less than an additional tile.
 const PLACES_FOR: [usize; 4] = [4, 10, 17, 24];
 
-/// Bytes of shared memory that a block has besides: lists and barriers.
+/// Bytes of static shared memory per thread block: lists and barriers.
 const STATIC_BYTES: usize = 4 * 1024;
 
-/// Bytes of shared memory that two blocks of a multiprocessor have each, less what they have besides.
+/// Bytes of dynamic shared memory per thread block if two thread blocks share an SM.
 const HALF_BYTES: usize = 110 * 1024;
 
-/// Fewest stages of a block that shares its multiprocessor, and of one that does not.
+/// Minimum number of stages of a thread block that shares its SM, and of a thread block that does
+/// not.
 const STAGES_OF_HALF: usize = 4;
 const STAGES_OF_ALL: usize = 5;
 
 impl Few {
-    /// None if the kernel does not serve the product.
+    /// `None` if the kernel does not support the GEMM.
     fn of(cuda: &Cuda, product: &Product<'_>) -> Result<Option<Few>, DeviceError> {
         let &Product { of: Operands { weight, .. }, routing, features, is_gated, .. } = product;
         let (in_features, experts) = (weight.columns(), routing.held.count);
         let choices = product.choices();
         let is_served = choices > 0 && product.is_aligned();
-        // The least that holds an expert's places, on average.
+        // The smallest tile that suffices for the average number of an expert's places.
         let size = PLACES_FOR.iter().position(|most| product.of_expert() <= *most);
         let Some(size) = size.filter(|_| is_served) else { return Ok(None) };
         let row_bytes = weight.dtype().bytes(in_features).as_usize();
@@ -372,8 +382,8 @@ impl Few {
     }
 }
 
-/// The experts' weights as the copy engine sees them. With a gate, each eight rows of the gate are followed by the same
-/// eight of up.
+/// Tensor map of the experts' weights. In a gated GEMM, each eight rows of the gate are followed by
+/// the same eight rows of up.
 fn weight_map(product: &Product<'_>) -> Result<TensorMap, DeviceError> {
     let (columns, features) = (product.of.weight.columns() as u64, product.features as u64);
     let dtype = product.of.weight.dtype();

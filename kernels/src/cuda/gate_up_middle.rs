@@ -1,5 +1,6 @@
-//! Gated products of 65 to 256 rows by our own kernel for Hopper (`kernels/cuda/gate_up_middle.cu`). The gate's input
-//! is never written to memory, and the tile width is chosen so that a decode step fills the device.
+//! Gated GEMMs of 65 to 256 rows by this project's kernel for Hopper
+//! (`kernels/cuda/gate_up_middle.cu`). The gate's input is never written to memory, and the tile
+//! width is chosen so that a decode step fills the device.
 
 use bursar_budgets::Address;
 
@@ -16,12 +17,13 @@ use super::{
 };
 use crate::{DType, KernelError};
 
-/// Alignments in bytes: of rows of x and of the weight, for the copy engine; of output rows; of biases.
+/// Alignments in bytes: of rows of x and of the weight, which TMA requires; of output rows; of
+/// biases.
 const ALIGNMENT: usize = 16;
 const OUT_ALIGNMENT: usize = 8;
 const BIAS_ALIGNMENT: u64 = 4;
 
-/// Whether the kernel supports the product.
+/// Whether the kernel supports the GEMM.
 fn fits(product: Product, places: Places) -> bool {
     let row_bytes = |elements: usize| DType::F16.bytes(elements).as_usize();
     let starts =
@@ -39,12 +41,12 @@ fn fits(product: Product, places: Places) -> bool {
         && places.bias.is_none_or(|bias| bias.is_multiple_of(BIAS_ALIGNMENT))
 }
 
-/// Whether the device has our kernel and it supports the product.
+/// Whether the device has this kernel and the kernel supports the GEMM.
 pub(super) fn serves(cuda: &Cuda, product: Product, places: Places) -> bool {
     cuda.kernels.functions.is_machine_code() && fits(product, places)
 }
 
-/// Whether our kernel is to compute the product.
+/// Whether this kernel should compute the GEMM.
 pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> bool {
     serves(cuda, product, places)
         && match cuda.products_by {
@@ -54,19 +56,20 @@ pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> bool {
         }
 }
 
-/// Tiles of this many features.
+/// Number of tiles of `width` features.
 fn tiles(product: Product, width: usize) -> usize {
     product.rows.div_ceil(CLUSTER * BLOCK_ROWS) * product.features().div_ceil(width)
 }
 
-/// Which of [`GATED_WIDTHS`] leaves the busiest cluster the fewest features. Of equals the widest, which reads x least often.
+/// Index in [`GATED_WIDTHS`] of the width that leaves the busiest cluster the fewest features.
+/// Among equal widths the widest is chosen, because it reads x least often.
 fn width(product: Product, processors: usize) -> usize {
     let clusters = (processors / CLUSTER).max(1);
     let busiest = |&choice: &usize| tiles(product, GATED_WIDTHS[choice]).div_ceil(clusters) * GATED_WIDTHS[choice];
     (0..GATED_WIDTHS.len()).rev().min_by_key(busiest).expect("there are some")
 }
 
-/// Blocks per launch: no more than there are tiles, nor than run at once.
+/// Thread blocks per launch: no more than there are tiles, and no more than run at once.
 fn blocks(product: Product, width: usize, processors: usize) -> usize {
     CLUSTER * tiles(product, width).min((processors / CLUSTER).max(1))
 }
@@ -74,8 +77,9 @@ fn blocks(product: Product, width: usize, processors: usize) -> usize {
 /// Launches the kernel.
 ///
 /// # Safety
-/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight from before the launch until it
-/// has ended, because the first copies of weights do not wait for the preceding kernel.
+/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight from before
+/// the launch until it has ended, because the first copies of weights do not wait for the preceding
+/// kernel.
 pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Result<(), KernelError> {
     let map = |address: u64, of: Rows, tall: usize| {
         TensorMap::of_rows(address, cuda.kernels.target.activation, of, [tall, STEP_COLUMNS])
@@ -96,7 +100,8 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Re
     let kernel = cuda.entry_points().hopper.as_ref().expect("it is served").gate_up_middle[choice];
     let blocks = blocks(product, features, processors);
     let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };
-    // SAFETY: these are the kernel's parameters, and the caller vouches for what they point to.
+    // SAFETY: these are the kernel's parameters, and the caller guarantees that their addresses are
+    // valid.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
 

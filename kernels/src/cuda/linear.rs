@@ -1,5 +1,6 @@
-//! The matrix product: by cuBLASLt, or by our own kernels for few rows (up to 64), some hundred rows (up to 256) or
-//! many rows, where they were measured to be faster. FP8 weights have kernels of their own on each generation.
+//! GEMMs: by cuBLASLt, or by this project's kernels for few rows (up to 64), some hundred rows (up
+//! to 256) or many rows, where they were measured to be faster. Each GPU generation has separate
+//! kernels for FP8 weights.
 
 use bursar_budgets::Address;
 
@@ -17,22 +18,27 @@ pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), Ker
     let places = operands.places(call.bias.as_ref(), &call.scratch, &call.out);
     compute(cuda, product, places, linear_many::Output::PLAIN, || {
         if let Some(kernels) = linear_e4m3::serving(cuda, product, places) {
-            // SAFETY: the front has checked the shapes, and the tensors' makers vouch for their memory.
+            // SAFETY: the op layer has checked the shapes, and the creators of the tensors
+            // guarantee that their memory is valid.
             return unsafe { linear_e4m3::launch(cuda, kernels, product, places) };
         }
         if !linear_many::library_has(cuda, product, places)? {
-            // SAFETY: as above.
+            // SAFETY: the op layer has checked the shapes, and the creators of the tensors
+            // guarantee that their memory is valid.
             return unsafe { linear_few::launch_in_turns(cuda, product, places) };
         }
         let (blas, stream, activation) = (&cuda.kernels.blas, &cuda.stream, cuda.kernels.target.activation);
         let ((product, places), rest) = linear_many::parts(cuda, product, places);
-        // SAFETY: as above; the workspace is this product's alone.
+        // SAFETY: the op layer has checked the shapes, and nothing else uses the workspace until
+        // this GEMM has ended.
         let places = unsafe { turned_scales::turned(cuda, product, places)? };
         let (mut products, autotunes) = (cuda.products.borrow_mut(), cuda.autotunes.get());
-        // SAFETY: as above.
+        // SAFETY: the op layer has checked the shapes, and the creators of the tensors guarantee
+        // that their memory is valid.
         unsafe { products.multiply(blas, stream, activation, (product, places), autotunes)? };
         match rest {
-            // SAFETY: as above; it uses the workspace after the library's kernel has ended.
+            // SAFETY: the op layer has checked the shapes; this kernel uses the workspace after the
+            // library's kernel has ended.
             Some((rest, places)) => unsafe { linear_few::launch(cuda, rest, places, linear_few::CUTS[0]) },
             None => Ok(()),
         }
@@ -64,7 +70,9 @@ pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Re
         (None, Some(rounded)) if !operands.numbers.is_plain() => match rounded.quantization {
             Quantization::Groups => compute(&rounded.data, linear_many::Output::groups(rounded.scales.address())),
             Quantization::Fixed(scale) => compute(&rounded.data, linear_many::Output::fixed(scale)),
-            // A row's scale is known when all of its tiles are: they go through the room for what stands before the gate.
+            // The scale of a row is known only when all tiles of the row are computed. The plain
+            // output is therefore written to the memory of the gate's input, and rounded
+            // afterwards.
             Quantization::Rows => {
                 let rows = call.gate_up.rows();
                 let plain = Tensor::over(call.gate_up.address(), [rows, features].into(), call.gate_up.dtype());
@@ -83,7 +91,7 @@ pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Re
     }
 }
 
-/// Computes the product with one of our kernels if it was chosen, otherwise with `other`.
+/// Computes the GEMM with one of this project's kernels if one was chosen, otherwise with `other`.
 fn compute(
     cuda: &Cuda,
     product: Product,
@@ -99,34 +107,37 @@ fn compute(
         cuda.autotuner.borrow_mut().meet(product, places);
     }
     if let Some(cut) = linear_few::chosen(cuda, product, places) {
-        // SAFETY: the front has checked the shapes, the tensors' makers vouch for their memory, and kernels that write
-        // weights have finished before a pass starts.
+        // SAFETY: the op layer has checked the shapes, the creators of the tensors guarantee that
+        // their memory is valid, and kernels that write weights have finished before a pass starts.
         return unsafe { linear_few::launch(cuda, product, places, cut) };
     }
     if gate_up_middle::chosen(cuda, product, places) {
-        // SAFETY: as above.
+        // SAFETY: the op layer has checked the shapes, the creators of the tensors guarantee that
+        // their memory is valid, and kernels that write weights have finished before a pass starts.
         return unsafe { gate_up_middle::launch(cuda, product, places) };
     }
     if linear_many::chosen(cuda, product, places, output, &other)? {
-        // SAFETY: as above.
+        // SAFETY: the op layer has checked the shapes, the creators of the tensors guarantee that
+        // their memory is valid, and kernels that write weights have finished before a pass starts.
         return unsafe { linear_many::launch(cuda, product, places, output) };
     }
     other()
 }
 
-/// What a product multiplies.
+/// The input operands of a GEMM, with their scales.
 pub(super) struct Operands<'a> {
     pub numbers: Numbers,
     pub x: &'a Tensor<'a>,
     pub weight: &'a Tensor<'a>,
     pub weight_scales: Address,
-    /// Nowhere if all of x has `x_scale`.
+    /// Address 0 if the whole of x has the scale `x_scale`.
     pub x_scales: Address,
     pub x_scale: f32,
 }
 
 impl<'a> Operands<'a> {
-    /// `None` if `x` is not as the weight wants it, or a block of it has fewer rows than kernels take for one.
+    /// `None` if `x` is not quantized as the weight requires, or if the weight's blocks have fewer
+    /// rows than the kernels support.
     pub(super) fn of(x: &'a Activations<'_>, weight: &'a Weight<'_>) -> Option<Self> {
         let Some(scales) = weight.scales.tensor() else {
             let (numbers, none) = (Numbers::Plain, Address(0));
@@ -157,7 +168,7 @@ impl<'a> Operands<'a> {
         })
     }
 
-    /// The product's shape, without a gate or accumulation.
+    /// The shape of the GEMM, without a gate or accumulation.
     fn product(&self, bias: Option<&Tensor<'_>>, out: &Tensor<'_>) -> Product {
         Product {
             numbers: self.numbers,
@@ -188,7 +199,8 @@ impl<'a> Operands<'a> {
     }
 }
 
-/// A single row may have any pitch; the library requires one no shorter than the row.
+/// The pitch to pass to the library. A single row may have any pitch, but the library requires a
+/// pitch of at least the row's length.
 fn pitch(tensor: &Tensor<'_>) -> usize {
     tensor.pitch().max(tensor.columns())
 }

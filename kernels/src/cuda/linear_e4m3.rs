@@ -1,4 +1,4 @@
-//! Products of FP8 weights on generations other than Hopper (`kernels/cuda/linear_e4m3.cu`).
+//! GEMMs of FP8 weights on GPU generations other than Hopper (`kernels/cuda/linear_e4m3.cu`).
 
 use bursar_budgets::Address;
 
@@ -16,10 +16,10 @@ use super::{
 };
 use crate::{DType, KernelError};
 
-/// Alignment of rows in bytes: what a thread reads at once.
+/// Alignment of rows in bytes: the size that a thread reads at once.
 const ALIGNMENT: usize = 16;
 
-/// The kernels for the product, if it is one of E4M3 that they support.
+/// The kernels for the GEMM, if it is an E4M3 GEMM that they support.
 pub(super) fn serving(cuda: &Cuda, product: Product, places: Places) -> Option<&TiledE4m3<Function>> {
     let starts = [places.weight as usize, places.x as usize, product.in_features, product.x_pitch];
     let is_served = !product.numbers.is_plain()
@@ -29,10 +29,10 @@ pub(super) fn serving(cuda: &Cuda, product: Product, places: Places) -> Option<&
     cuda.entry_points().linear_e4m3.as_ref().filter(|_| is_served)
 }
 
-/// Launches the kernel for so many rows.
+/// Launches the kernel for the GEMM's number of rows.
 ///
 /// # Safety
-/// `places` match `product`, which has rows and features, and [`serving`] gave `kernels`.
+/// `places` match `product`, which has rows and features, and [`serving`] returned `kernels`.
 pub(super) unsafe fn launch(
     cuda: &Cuda,
     kernels: &TiledE4m3<Function>,
@@ -72,6 +72,7 @@ pub(super) unsafe fn launch(
             (kernels.many, Extent { grid, block: [MANY_THREADS, 1], shared: MANY_SHARED_BYTES })
         }
     };
-    // SAFETY: these are the kernels' parameters, and the caller vouches for what they point to.
+    // SAFETY: these are the kernels' parameters, and the caller guarantees that their addresses are
+    // valid.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }

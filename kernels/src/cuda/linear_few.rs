@@ -1,5 +1,5 @@
-//! Products of up to 64 rows by our own kernel for Hopper (`kernels/cuda/linear_few.cu`), which streams the weight
-//! once.
+//! GEMMs of up to 64 rows by this project's kernel for Hopper (`kernels/cuda/linear_few.cu`), which
+//! streams the weight once.
 
 use std::sync::{
     Arc,
@@ -28,34 +28,38 @@ use super::{
 };
 use crate::{DType, FP8_BLOCK, KernelError};
 
-/// Alignment of rows in bytes, for the copy engine.
+/// Alignment of rows in bytes, which TMA requires.
 const ALIGNMENT: usize = 16;
 
-/// Which implementation computes products, whatever their number of rows.
+/// The implementation that computes GEMMs of any number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProductsBy {
-    /// The one that autotuning measured to be fastest; cuBLASLt where nothing was measured.
+    /// The implementation that autotuning measured to be fastest; cuBLASLt where nothing was
+    /// measured.
     #[default]
     Measured,
-    /// Our kernels wherever they support the product, for comparison.
+    /// This project's kernels wherever they support the GEMM, for comparison.
     Ours,
     /// cuBLASLt only, for comparison.
     Library,
 }
 
-/// How many blocks share a tile, where the device has enough. A larger number makes taller tiles, up to 128 rows, and
-/// more partial sums between blocks; with two, the sums stay within a team.
+/// Number of thread blocks that share a tile, if the device has enough. A larger number makes
+/// taller tiles, up to 128 rows, and more partial sums between thread blocks. With two, the sums
+/// stay within a cluster (`TEAM`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Cut(usize);
 
-/// What autotuning chooses from; `tools/gpu/products.py` times the same cuts. The last makes as few tiles as possible.
+/// The cuts that autotuning chooses from; `tools/gpu/products.py` times the same cuts. The last cut
+/// makes as few tiles as possible.
 pub(super) const CUTS: [Cut; 4] = [Cut(2), Cut(1), Cut(4), Cut(132)];
 
 /// Bit mask of the counter sets in use.
 #[derive(Default)]
 pub(super) struct CounterSets(AtomicU32);
 
-/// One stream's counters, zero between launches. Streams that run concurrently must not share them.
+/// The counters of one stream, which are zero between launches. Streams that run concurrently must
+/// not share counters.
 pub(super) struct Counters {
     address: Address,
     set: usize,
@@ -64,7 +68,8 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Takes counters for `stream`. `None` if the device has no such kernel, or if eight other streams hold all sets.
+    /// Takes counters for `stream`. `None` if the device has no such kernel, or if eight other
+    /// streams hold all sets.
     pub(super) fn take(
         functions: &Functions,
         sets: &Arc<CounterSets>,
@@ -85,13 +90,13 @@ impl Counters {
 
 impl Drop for Counters {
     fn drop(&mut self) {
-        // Running work still uses the counters.
+        // Wait first: running work still uses the counters.
         drop(self.stream.wait());
         self.sets.0.fetch_and(!(1 << self.set), Ordering::AcqRel);
     }
 }
 
-/// The size and division of a product's work.
+/// The size of a GEMM's work, and its division into tiles.
 struct Work {
     blocks: usize,
     tiles: usize,
@@ -103,14 +108,16 @@ struct Work {
 impl Work {
     fn of(product: Product, cut: Cut, processors: usize) -> Work {
         let steps = product.in_features.div_ceil(STEP_COLUMNS * DType::F16.size() / product.numbers.size());
-        // Tiles are cut between features, or between groups of eight features with their gates.
+        // Tiles are cut between features. In a gated GEMM they are cut between groups of eight
+        // features with their gates.
         let (groups, most, rows) = if product.gates {
             (product.out_features / 2 / GATE_ROWS, TILE_ROWS / 2 / GATE_ROWS, 2 * GATE_ROWS)
         } else {
             (product.out_features, TILE_ROWS, 1)
         };
         let blocks = (processors / TEAM * TEAM).min(groups * cut.0);
-        // The same number of tiles for each block, or for each group of blocks sharing one, such that none is too tall.
+        // Every thread block, or every group of thread blocks that share tiles, gets the same
+        // number of tiles. The number is chosen so that no tile is too tall.
         let at_once = (blocks / cut.0).max(1);
         let tiles = at_once * groups.div_ceil(at_once * most);
         Work {
@@ -121,13 +128,13 @@ impl Work {
         }
     }
 
-    /// Bytes that blocks need for partial sums of shared tiles.
+    /// Bytes that thread blocks need for the partial sums of shared tiles.
     fn parts(&self, kernel_rows: FewRows) -> Bytes {
         DType::F32.bytes(2 * self.blocks * part_numbers(kernel_rows))
     }
 }
 
-/// Whether our kernel supports the product.
+/// Whether this kernel supports the GEMM.
 pub(super) fn serves(cuda: &Cuda, product: Product, places: Places) -> bool {
     let Some(kernel_rows) = FewRows::holding(product.rows) else { return false };
     let row_bytes = |elements: usize| elements * product.numbers.size();
@@ -146,13 +153,13 @@ pub(super) fn serves(cuda: &Cuda, product: Product, places: Places) -> bool {
         })
 }
 
-/// The cut to use, if our kernel is to compute the product.
+/// The cut to use, or `None` if this kernel should not compute the GEMM.
 pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> Option<Cut> {
     if !serves(cuda, product, places) {
         return None;
     }
     match cuda.products_by {
-        // A device that is lost says so again when it is launched.
+        // Ignore the error of a lost device here: the launch reports it again.
         ProductsBy::Library if linear_many::library_has(cuda, product, places).unwrap_or(false) => None,
         ProductsBy::Library => Some(CUTS[0]),
         ProductsBy::Ours => Some(CUTS[0]),
@@ -164,7 +171,8 @@ pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> Option<Cu
     }
 }
 
-/// A single row may have any pitch; the copy engine requires a multiple of 16 bytes even if it reads no second row.
+/// The pitch of x for the tensor map. A single row may have any pitch, but TMA requires a multiple
+/// of 16 bytes even if it reads no second row.
 fn x_pitch(product: Product) -> usize {
     if product.rows == 1 { product.in_features } else { product.x_pitch }
 }
@@ -172,8 +180,9 @@ fn x_pitch(product: Product) -> usize {
 /// Launches the kernel.
 ///
 /// # Safety
-/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight or its scales from before the launch
-/// until it has ended, because the first copies of both do not wait for the preceding kernel.
+/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight or its scales
+/// from before the launch until it has ended, because the first copies of both do not wait for the
+/// preceding kernel.
 pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: Cut) -> Result<(), KernelError> {
     let work = Work::of(product, cut, cuda.kernels.target.processors);
     let kernel_rows = FewRows::holding(product.rows).expect("it is served");
@@ -216,12 +225,13 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: 
         arguments = with_scales(arguments, product, places);
     }
     let extent = Extent { grid: [work.blocks, 1, 1], block: [THREADS, 1], shared: shared_bytes(kernel_rows) };
-    // SAFETY: these are the kernel's parameters, and the caller vouches for what they point to.
+    // SAFETY: these are the kernel's parameters, and the caller guarantees that their addresses are
+    // valid.
     unsafe { cuda.launch(of_rows[kernel_rows], extent, arguments) }
 }
 
-/// Computes a product of any number of rows, as many at a time as the kernel takes: where nothing else can, because an
-/// output in E4M3's products is not aligned.
+/// Computes a GEMM with any number of rows, up to [`ROWS_MAX`] at a time. This is the fallback for
+/// E4M3 GEMMs whose output is not aligned for any other kernel.
 ///
 /// # Safety
 /// As for [`launch`].
@@ -232,13 +242,14 @@ pub(super) unsafe fn launch_in_turns(cuda: &Cuda, product: Product, places: Plac
         if !serves(cuda, turn, places) {
             return Err(KernelError::NoKernel { op: "linear" });
         }
-        // SAFETY: as the caller promises, for these rows.
+        // SAFETY: the caller guarantees that `places` match the GEMM, of which these rows are a
+        // part.
         unsafe { launch(cuda, turn, places, CUTS[0])? };
     }
     Ok(())
 }
 
-/// The product of so many rows from the `first` on.
+/// The GEMM of `rows` rows, starting at row `first`, and its operands.
 pub(super) fn rows_of(
     activation: DType,
     (product, places): (Product, Places),
@@ -261,7 +272,7 @@ pub(super) fn rows_of(
     (Product { rows, ..product }, places)
 }
 
-/// What kernels of E4M3 want to know of scales.
+/// Appends the arguments for scales that all E4M3 kernels take.
 pub(super) fn with_scales(arguments: Arguments, product: Product, places: Places) -> Arguments {
     let height = if let Numbers::E4m3Blocks { height } = product.numbers { height } else { 1 };
     arguments
@@ -272,7 +283,8 @@ pub(super) fn with_scales(arguments: Arguments, product: Product, places: Places
         .with(count(height))
 }
 
-/// A gated weight as the copy engine sees it: each eight rows of the gate are followed by the same eight of up.
+/// Tensor map of a gated weight: each eight rows of the gate are followed by the same eight rows of
+/// up.
 fn gated_map(product: Product, places: Places, work: &Work, activation: DType) -> Result<TensorMap, DeviceError> {
     let (columns, rows, gates) = (product.in_features as u64, product.out_features as u64, GATE_ROWS as u64);
     let pitch = 2 * columns;

@@ -1,11 +1,11 @@
-//! Products of more than 256 rows, or with FP8 weights of more than 64, by our own kernels for Hopper
-//! (`kernels/cuda/linear_gated_hopper.cu`, `linear_many_e4m3.cu`). If a gate
-//! follows, its input is never written to memory.
+//! GEMMs of more than 256 rows, or of more than 64 rows with FP8 weights, by this project's kernels
+//! for Hopper (`kernels/cuda/linear_gated_hopper.cu`, `linear_many_e4m3.cu`). If a gate follows,
+//! its input is never written to memory.
 //!
-//! Autotuning times each once against cuBLASLt, on the operands of the pass. For a product with a gate, the faster one
-//! is kept for this size and for smaller ones, as for cuBLASLt's algorithms. Without a gate, our kernel is at best a
-//! little faster, and much slower if its tall tiles leave processors idle, so it is kept only for sizes slightly
-//! smaller.
+//! Autotuning times each kernel once against cuBLASLt, on the operands of the pass. For a gated
+//! GEMM, the faster implementation is kept for this size and for smaller ones, like cuBLASLt's
+//! algorithms. For an ungated GEMM, this project's kernel is at best a little faster, and much
+//! slower if its tall tiles leave SMs idle, so it is kept only for sizes slightly smaller.
 
 use bursar_budgets::Address;
 
@@ -23,46 +23,50 @@ use super::{
 };
 use crate::{DType, FP8_BLOCK, KernelError};
 
-/// Pairs of row tiles that all blocks process before moving to the next columns.
+/// Pairs of row tiles that all thread blocks process before they move to the next columns.
 const GROUP: u32 = 16;
 
-/// Alignment of rows in bytes, for the copy engine; and of biases, which are read in pairs.
+/// Alignment in bytes of rows, which TMA requires, and of biases, which are read in pairs.
 const ALIGNMENT: usize = 16;
 const BIAS_ALIGNMENT: u64 = 4;
 
-/// Columns of the output are a multiple of this: the copy engine writes whole pieces of 16 bytes, also past the last column.
+/// The number of output columns must be a multiple of this: TMA writes whole units of 16 bytes,
+/// even past the last column.
 const COLUMNS: usize = 8;
 
-/// Runs per timing, and timings per implementation; the shortest counts.
+/// Runs per timing, and timings per implementation; the shortest timing counts.
 const RUNS: usize = 4;
 const TRIALS: usize = 2;
 
-/// The first version of the library that takes scales of rows and of blocks for products of E4M3.
+/// The first version of the library that supports scales by rows and by blocks for E4M3 GEMMs.
 const SCALED_FROM: usize = 120_900;
 
-/// Fewest rows of which the library is given all but the last: ours read the whole weight for up to three, which takes as
-/// long as some 140 rows of the rest (4 TB/s, 1,100 TFLOP/s).
+/// Minimum number of rows at which a GEMM is split so that the library computes all rows except the
+/// last one to three. For these rows this project's kernel reads the whole weight, which takes as
+/// long as about 140 rows of the library's part (4 TB/s, 1,100 TFLOP/s).
 const SPLIT_FROM: usize = 2048;
 
-/// Our kernel must be at least 3 % faster, because two measurements of the same kernel differ by a few per cent.
+/// This project's kernel must be at least 3 % faster, because two measurements of the same kernel
+/// differ by a few per cent.
 const CLEARLY: f32 = 0.97;
 
-/// How the kernels leave an output.
+/// How the kernels write the output.
 #[derive(Clone, Copy)]
 pub(super) struct Output<'a> {
-    /// In E4M3, gates alone.
+    /// The output is E4M3. Only gated GEMMs support this.
     is_rounded: bool,
-    /// Where the scale of each 128 columns of a rounded row goes; if nowhere, all have `scale`.
+    /// Address of the scales, one for each 128 columns of a row of an E4M3 output. If `None`, the
+    /// whole output has `scale`.
     scales: Option<Address>,
     scale: f32,
-    /// What follows the kernel.
+    /// Called after the kernel is launched.
     then: Option<&'a dyn Fn() -> Result<(), KernelError>>,
 }
 
 impl<'a> Output<'a> {
     pub(super) const PLAIN: Output<'static> = Output { is_rounded: false, scales: None, scale: 1.0, then: None };
 
-    /// Plain, and read by `then`.
+    /// An output in the activation type, which `then` reads.
     pub(super) fn followed_by(then: &'a dyn Fn() -> Result<(), KernelError>) -> Self {
         Output { then: Some(then), ..Output::PLAIN }
     }
@@ -80,7 +84,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Whether the kernels support the product.
+/// Whether the kernels support the GEMM.
 fn fits(product: Product, places: Places, output: Output<'_>) -> bool {
     let bytes = product.numbers.size();
     let starts = [places.weight as usize, places.x as usize, places.out as usize];
@@ -95,18 +99,18 @@ fn fits(product: Product, places: Places, output: Output<'_>) -> bool {
         && places.bias.is_none_or(|bias| bias.is_multiple_of(BIAS_ALIGNMENT))
 }
 
-/// Blocks per launch: no more than there are tiles, nor than run at once.
+/// Thread blocks per launch: no more than there are tiles, and no more than run at once.
 fn blocks(product: Product, processors: usize) -> usize {
     let across = TILE_WEIGHTS / if product.gates { 2 } else { 1 };
     let tiles = product.rows.div_ceil(CLUSTER * TILE_ROWS) * product.features().div_ceil(across);
     CLUSTER * tiles.min(processors / CLUSTER)
 }
 
-/// Whether our kernel is to compute the product, which `other` computes too. While autotuning, the first call times
-/// both, after which the output is meaningless.
+/// Whether this project's kernel should compute the GEMM, which `other` computes too. During
+/// autotuning, the first call times both, after which the output is meaningless.
 ///
 /// # Errors
-/// Any error the device reports for a measurement.
+/// Any error that the device reports for a measurement.
 pub(super) fn chosen(
     cuda: &Cuda,
     product: Product,
@@ -119,20 +123,22 @@ pub(super) fn chosen(
     }
     let is_plain = product.numbers.is_plain();
     match cuda.products_by {
-        // The library has no product of E4M3 with a fixed scale, and no others in every version.
+        // cuBLASLt has no E4M3 GEMM with a fixed scale, and has the other E4M3 GEMMs only in some
+        // versions.
         ProductsBy::Library => return Ok(!is_plain && !library_has(cuda, product, places)?),
         ProductsBy::Ours => return Ok(true),
         ProductsBy::Measured => {}
     }
-    // Sums or gates that are rounded on their own: without the library there is no other.
-    // What is split is not measured: a size that is whole stands for it.
+    // A gated GEMM can always be compared with an ungated GEMM followed by the gate. An ungated
+    // GEMM can only be compared with the library. A GEMM that is split is not measured; the
+    // measurement of a size that is not split also applies to it.
     let is_whole = || parts(cuda, product, places).1.is_none();
     let has_other = || Ok::<_, KernelError>(product.gates || is_whole() && library_has(cuda, product, places)?);
     let is_measured = || cuda.kernels.blas.measured().contains_key(&product);
     if cuda.autotunes.get() && product.rows > FEW_ROWS && !is_measured() && has_other()? {
-        // Warm-up: the first runs load what they need and are not timed.
+        // Warm-up: the first runs load the kernels and are not timed.
         other()?;
-        // SAFETY: the front has checked the call, and the product fits.
+        // SAFETY: the op layer has checked the call, and the kernel supports the GEMM.
         let ours = || unsafe { launch(cuda, product, places, output) };
         ours()?;
         let time = |run: &dyn Fn() -> Result<(), KernelError>| {
@@ -152,7 +158,8 @@ pub(super) fn chosen(
     }
     let measured = cuda.kernels.blas.algorithm_of(product);
     if product.gates {
-        // Another size may have been measured with the library's product in front of the gate, which it does not take here.
+        // The measured size may use the library's ungated GEMM before the gate, but the library may
+        // not support this size.
         let is_odd =
             matches!(product.numbers, Numbers::E4m3Blocks { .. }) && !product.rows.is_multiple_of(turned_scales::ROWS);
         let lacks_library = || is_odd && product.rows > FEW_ROWS && !is_by_library(cuda, product, places);
@@ -167,7 +174,8 @@ pub(super) fn chosen(
     Ok(cuda.kernels.blas.ours().range(product..=close).next().is_some())
 }
 
-/// Whether the kernels compute a product of so few rows that autotuning measures it by itself.
+/// Whether the kernels support a GEMM of few rows, which autotuning measures separately
+/// (`autotune.rs`).
 pub(super) fn serves_few(cuda: &Cuda, product: Product, places: Places) -> bool {
     cuda.kernels.functions.is_machine_code()
         && product.rows <= FEW_ROWS
@@ -175,7 +183,7 @@ pub(super) fn serves_few(cuda: &Cuda, product: Product, places: Places) -> bool 
         && fits(product, places, Output::PLAIN)
 }
 
-/// Whether the library may be asked for the product, or for all of it but its last rows.
+/// Whether the library may be asked for the GEMM, or for all of its rows except the last ones.
 pub(super) fn is_by_library(cuda: &Cuda, product: Product, places: Places) -> bool {
     let ((product, places), rest) = parts(cuda, product, places);
     let has_scales = match product.numbers {
@@ -194,8 +202,8 @@ pub(super) fn is_by_library(cuda: &Cuda, product: Product, places: Places) -> bo
         && rest.is_none_or(|(rest, places)| product.gates || linear_few::serves(cuda, rest, places))
 }
 
-/// What of a product the library is asked for, and the last rows that it would not take, if there are any: of a product
-/// with scales by blocks it takes a multiple of four.
+/// Splits the GEMM into the part that cuBLASLt computes and the remaining rows, if there are any:
+/// with scales by blocks, cuBLASLt requires a multiple of four rows.
 pub(super) fn parts(cuda: &Cuda, product: Product, places: Places) -> ((Product, Places), Option<(Product, Places)>) {
     let odd = match product.numbers {
         Numbers::E4m3Blocks { .. } if product.rows >= SPLIT_FROM => product.rows % turned_scales::ROWS,
@@ -206,8 +214,9 @@ pub(super) fn parts(cuda: &Cuda, product: Product, places: Places) -> ((Product,
     ((Product { rows: whole, ..product }, places), rest)
 }
 
-/// Whether the library is asked for the product and has an algorithm for it. If not, ours compute it. A product with a
-/// gate is one without to the library, which is asked for that in its turn.
+/// Whether the library may be asked for the GEMM and has an algorithm for it. If not, this
+/// project's kernels compute it. For a gated GEMM, this returns only whether the library may be
+/// asked: the library computes the ungated GEMM, about which it is asked separately.
 ///
 /// # Errors
 /// The device is lost.
@@ -221,11 +230,12 @@ pub(super) fn library_has(cuda: &Cuda, product: Product, places: Places) -> Resu
     let mut products = cuda.products.borrow_mut();
     let (product, places) = parts(cuda, product, places).0;
     let places = turned_scales::as_asked(product, places);
-    // SAFETY: the front has checked the shapes, and the tensors' makers vouch for their memory.
+    // SAFETY: the op layer has checked the shapes, and the creators of the tensors guarantee that
+    // their memory is valid.
     Ok(unsafe { products.has(blas, stream, activation, (product, places), (autotunes, may_guess))? })
 }
 
-/// Launches the kernel, and what follows it.
+/// Launches the kernel, then calls `output.then`.
 ///
 /// # Safety
 /// `places` and `output` match `product`, and [`chosen`] returned true.
@@ -273,7 +283,8 @@ pub(super) unsafe fn launch(
     };
     let blocks = blocks(product, cuda.kernels.target.processors);
     let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };
-    // SAFETY: these are the kernel's parameters, and the caller vouches for what they point to.
+    // SAFETY: these are the kernel's parameters, and the caller guarantees that their addresses are
+    // valid.
     unsafe { cuda.launch(kernel, extent, arguments)? };
     output.then.map_or(Ok(()), |then| then())
 }

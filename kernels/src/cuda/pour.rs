@@ -1,4 +1,5 @@
-//! Threads that fill pieces of memory in order, ahead of the caller, which copies them on.
+//! Threads that fill memory pieces in order, ahead of the caller, which copies the filled pieces
+//! onward.
 
 use std::{
     collections::VecDeque,
@@ -8,16 +9,17 @@ use std::{
 
 use rayon::ThreadPool;
 
-/// Pieces being filled at once, while others are copied.
+/// Pieces that are filled at once, while others are copied.
 pub(super) const AHEAD: usize = 2;
 
 /// Bytes that one thread fills at a time.
 pub(super) const FILLED_AT_ONCE: usize = 512 << 10;
 
-/// Cuts `source` into parts of at most `piece` bytes and has `fillers` copy each into the memory that `memory` returns
-/// for it. Once a part is filled, `copy` is called with its number and length, in order. When `memory` is asked for a
-/// part, at most [`AHEAD`] earlier parts have not been copied, so a ring of more than [`AHEAD`] pieces suffices.
-/// `memory` must wait until its piece may be written.
+/// Cuts `source` into parts of at most `piece` bytes. The threads of `fillers` copy each part into
+/// the memory that `memory` returns for it. Once a part is filled, `copy` is called with its number
+/// and length, in order. When `memory` is asked for a part, at most [`AHEAD`] earlier parts have
+/// not been copied, so a ring of more than [`AHEAD`] pieces suffices. `memory` must wait until its
+/// piece may be written.
 pub(super) fn pour<'m, E>(
     fillers: &ThreadPool,
     source: &[u8],
@@ -25,7 +27,7 @@ pub(super) fn pour<'m, E>(
     mut memory: impl FnMut(usize) -> Result<&'m mut [MaybeUninit<u8>], E>,
     mut copy: impl FnMut(usize, usize) -> Result<(), E>,
 ) -> Result<(), E> {
-    // If this ends early, the scope waits for the fillers that have started.
+    // If this returns early, the scope waits for the fillers that have started.
     fillers.in_place_scope(|scope| {
         let mut filling: VecDeque<(usize, usize, Countdown)> = VecDeque::with_capacity(AHEAD);
         let mut send = |(part, length, left): (usize, usize, Countdown)| {
@@ -41,11 +43,12 @@ pub(super) fn pour<'m, E>(
             for (source, place) in source.chunks(FILLED_AT_ONCE).zip(memory.chunks_mut(FILLED_AT_ONCE)) {
                 let one = One(left.clone());
                 scope.spawn(move |_| {
-                    // Counts down on a panic too, so that nothing waits forever for this part; the scope propagates the
-                    // panic.
+                    // Counts down on a panic too, so that nothing waits forever for this part; the
+                    // scope propagates the panic.
                     let _one = one;
                     assert_eq!(source.len(), place.len());
-                    // SAFETY: both have the same length, and the place is mutably borrowed.
+                    // SAFETY: source and destination have the same length, and the destination is
+                    // mutably borrowed.
                     unsafe {
                         std::ptr::copy_nonoverlapping(source.as_ptr(), place.as_mut_ptr().cast(), source.len());
                     }
@@ -57,7 +60,7 @@ pub(super) fn pour<'m, E>(
     })
 }
 
-/// Chunks of a part that are not filled yet.
+/// Number of chunks of a part that are not filled yet.
 #[derive(Clone)]
 struct Countdown(Arc<(Mutex<usize>, Condvar)>);
 
@@ -115,7 +118,7 @@ mod tests {
             let copy = |part: usize, length: usize| {
                 assert_eq!(part, copied.get(), "in order");
                 copied.set(part + 1);
-                // SAFETY: it is filled, and every byte was initialised.
+                // SAFETY: the piece is filled, and every byte of it was initialized.
                 let filled = unsafe { std::slice::from_raw_parts(starts[part % PIECES].cast::<u8>(), length) };
                 out.borrow_mut().extend_from_slice(filled);
                 Ok(())

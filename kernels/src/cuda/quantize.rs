@@ -1,4 +1,5 @@
-//! Launches of what rounds activations to E4M3: rows as they are, norms and gates (`kernels/cuda/quantize.cu`).
+//! Launches of the kernels that round activations to E4M3: unchanged rows, norms and gates
+//! (`kernels/cuda/quantize.cu`, `quantize_many.cu`).
 
 use bursar_budgets::Address;
 
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::{Activations, KernelError, Quantization, Rounded, Tensor, ops};
 
-/// Whether rows of so many columns can be rounded.
+/// Whether rows of `columns` columns can be rounded.
 pub(super) fn serves(columns: usize) -> bool {
     columns > 0 && columns.is_multiple_of(VECTOR)
 }
@@ -31,7 +32,8 @@ pub(super) fn quantize(cuda: &Cuda, call: ops::quantize::Call<'_>) -> Result<(),
     launch(cuda, "quantize", kernel, before, None, &call.out)
 }
 
-/// The norm of rows that are rounded, whether they are wanted plain too or not.
+/// Computes the norm of rows and rounds it. `call.out.plain` also gets the norm without rounding,
+/// if requested.
 pub(super) fn rms_norm(cuda: &Cuda, call: &ops::rms_norm::Call<'_>, out: &Rounded<'_>) -> Result<(), KernelError> {
     let (x, before) = (&call.x, input(&call.x).with(call.weight.address()).with(call.epsilon));
     let (kernel, before) = match many(cuda, x, x.columns()).filter(|_| starts_whole(&call.weight)) {
@@ -43,8 +45,8 @@ pub(super) fn rms_norm(cuda: &Cuda, call: &ops::rms_norm::Call<'_>, out: &Rounde
     launch(cuda, "rms_norm", kernel, before, call.out.plain.as_ref(), out)
 }
 
-/// The norm of rows that a mixture's products are added to first, on Hopper; `before` are the operands of the sum and the
-/// norm.
+/// On Hopper, adds the products of a mixture of experts to rows, then computes the norm of these
+/// rows and rounds it. `before` are the kernel's arguments for the sum and the norm.
 pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activations<'_>) -> Result<(), KernelError> {
     const OP: &str = "add_experts_rms_norm";
     let rounded = out.rounded.as_ref().expect("it is asked for");
@@ -53,7 +55,8 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activat
     launch(cuda, OP, kernel, before, out.plain.as_ref(), rounded)
 }
 
-/// The gate of rows that are rounded, whether they are wanted plain too or not.
+/// Computes the gate of rows and rounds it. `out.plain` also gets the gate without rounding, if
+/// requested.
 pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
     let rounded = out.rounded.as_ref().expect("it is asked for");
     let (rows, columns, before) = (out.rows(), out.columns(), input(gate_up));
@@ -75,23 +78,24 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// A block has a row.
+    /// One thread block per row.
     fn row_each(function: Function, rows: usize, columns: usize) -> Self {
         Kernel { function, blocks: rows, threads: threads(columns / VECTOR) }
     }
 
-    /// A cluster has a row.
+    /// One cluster per row.
     fn cluster_each(function: Function, rows: usize, columns: usize) -> Self {
         Kernel { function, blocks: rows * GATE_BLOCKS, threads: threads((columns / VECTOR).div_ceil(GATE_BLOCKS)) }
     }
 
-    /// A block has a row, and so many threads.
+    /// One thread block of `threads` threads per row, for long rows.
     fn long(by_threads: [Function; 2], rows: usize, threads: usize) -> Self {
         let function = by_threads[usize::from(threads > LONG_THREADS_MAX)];
         Kernel { function, blocks: rows, threads }
     }
 
-    /// As many blocks as run at once, of which each has many rows of `x`. See `quantize_many.cu`.
+    /// As many thread blocks as run at once; each processes many rows of `x`. See
+    /// `quantize_many.cu`.
     fn many(cuda: &Cuda, by_held: [Function; 2], held: usize, x: &Tensor<'_>) -> Self {
         let threads = threads(x.columns() / VECTOR);
         let at_once = (THREADS_MAX * (4 - held) / threads).min(16);
@@ -104,15 +108,18 @@ fn threads(vectors: usize) -> usize {
     vectors.next_multiple_of(32).clamp(32, THREADS_MAX)
 }
 
-/// Whether there are more rows of `x` than multiprocessors, on Hopper, and how many vectors of one a thread keeps.
+/// Hopper's kernels for many rows, and the number of vectors of a row that a thread keeps. `None`
+/// if there are no more rows of `x` than SMs, or if the kernels do not support these rows.
 fn many<'a>(cuda: &'a Cuda, x: &Tensor<'_>, columns: usize) -> Option<(&'a HopperEntryPoints<Function>, usize)> {
     let hopper = cuda.entry_points().hopper.as_ref()?;
     let held = (columns / VECTOR).div_ceil(THREADS_MAX);
     ((1..=2).contains(&held) && x.rows() > cuda.kernels.target.processors && is_whole(x)).then_some((hopper, held))
 }
 
-/// Threads of a block that keeps a row of `x` in registers until its scale is known, where rows are many and longer than
-/// what is kept of them elsewhere. Other scales are known at once, so that nothing is won.
+/// Threads per thread block for the kernels that keep a long row of `x` in registers until its
+/// scale is known. `None` if there are few rows, if rows are short enough for the other kernels to
+/// keep, or if the scales are not by rows: other scales are known earlier, so keeping the row gains
+/// nothing.
 fn long(cuda: &Cuda, x: &Tensor<'_>, out: &Rounded<'_>) -> Option<usize> {
     let vectors = out.data.columns() / VECTOR;
     let is_long = (2 * THREADS_MAX + 1..=LONG_HELD * LONGER_THREADS_MAX).contains(&vectors);
@@ -121,7 +128,7 @@ fn long(cuda: &Cuda, x: &Tensor<'_>, out: &Rounded<'_>) -> Option<usize> {
     is_kept.then(|| vectors.div_ceil(LONG_HELD).next_multiple_of(32))
 }
 
-/// Whether all rows begin where 16 bytes may be read.
+/// Whether all rows are aligned for 16-byte reads.
 fn is_whole(x: &Tensor<'_>) -> bool {
     starts_whole(x) && x.pitch().is_multiple_of(VECTOR)
 }
@@ -130,7 +137,8 @@ fn starts_whole(x: &Tensor<'_>) -> bool {
     x.address().0.is_multiple_of(16)
 }
 
-/// The operands `before`, and then where rounded rows go, and plain ones if they are wanted too.
+/// Appends to `before` the arguments for the rounded output, and for the plain output if it is also
+/// requested.
 pub(super) fn with_target(before: Arguments, plain: Option<&Tensor<'_>>, out: &Rounded<'_>) -> Arguments {
     let (kind, fixed) = match out.quantization {
         Quantization::Groups => (BY_GROUPS, 1.0),
@@ -166,6 +174,6 @@ fn launch(
         return Ok(());
     }
     let arguments = with_target(before.with(count(columns)), plain, out);
-    // SAFETY: these are the kernels' parameters, and the fronts have checked the shapes.
+    // SAFETY: these are the kernels' parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel.function, Extent::line(kernel.blocks, kernel.threads), arguments) }
 }

@@ -1,4 +1,4 @@
-//! Launches of rotary positions, alone and fused with the write into the cache.
+//! Launches of rotary position embedding, separate and fused with the write to the KV cache.
 
 use super::{
     Cuda,
@@ -11,7 +11,7 @@ use crate::{
     ops::{self, rotary::PairAxes, rotary_kv_write::HeadNorms},
 };
 
-/// Which axis each pair follows, as the kernel takes it by value.
+/// The position axis of each pair of elements, as the kernel takes it by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Sections {
@@ -34,7 +34,7 @@ impl Sections {
     }
 }
 
-/// One block per token and one thread per sixteen elements.
+/// One thread block per token and one thread per sixteen elements.
 fn extent(tokens: usize, elements: usize) -> Extent {
     Extent::line(tokens, elements.div_ceil(16).next_multiple_of(32).clamp(64, THREADS_MAX))
 }
@@ -51,7 +51,7 @@ pub(super) fn rotary(cuda: &Cuda, call: ops::rotary::Call<'_>) -> Result<(), Ker
         call.frequencies.address(),
         Sections::of(call.axes),
     ];
-    // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().rotary, extent(call.x.rows(), call.heads * head_dim), arguments) }
 }
 
@@ -86,6 +86,6 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: ops::rotary_kv_write::Call<'_>)
             (normed, arguments)
         }
     };
-    // SAFETY: as above.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(entry_point, extent(call.qkv.rows(), elements), arguments) }
 }

@@ -13,21 +13,22 @@ use crate::{
     sampling::{ROW_WORDS, SampleLayout, TOP_MAX},
 };
 
-/// Rows per group. 64 fill every GPU; more would only need more scratch.
+/// Rows per group. 64 rows fill every GPU; more rows would only need more scratch.
 const ROWS: usize = 64;
 
-/// Bytes that the kernels pass on for a row of `slices` slices.
+/// Bytes of scratch through which the kernels pass on data, for a row of `slices` slices.
 fn row_bytes(slices: usize) -> usize {
     (numbers::ROW_BYTES + numbers::SLICE_BYTES * slices).next_multiple_of(numbers::ROW_ALIGNMENT)
 }
 
-/// Elements from one changed row to the next; rows are aligned to 16 bytes.
+/// Elements from the start of one changed row to the start of the next. Rows are aligned to 16
+/// bytes.
 fn changed_pitch(vocabulary: usize) -> usize {
     vocabulary.next_multiple_of(4)
 }
 
-/// Byte offsets of the parts of the scratch: what the kernels pass on, the changed rows, the previous step's choices;
-/// then its end.
+/// Byte offsets of the parts of the scratch: the data that kernels pass on, the changed rows, and
+/// the tokens chosen by the previous step. The last entry is the end of the scratch.
 fn parts(rows: usize, sequences: usize, vocabulary: usize) -> [Bytes; 4] {
     let at_once = rows.min(ROWS);
     let changed = Bytes((at_once * row_bytes(vocabulary.div_ceil(numbers::SLICE))) as u64);
@@ -45,18 +46,20 @@ pub(super) fn sample(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
     let sequences = call.chosen.rows();
     let mut previous = call.chosen.address();
     if rows > ROWS {
-        // The first rows' choices overwrite tokens that the next rows' lists may name.
+        // The tokens chosen for the first rows overwrite tokens that the lists of later rows may
+        // refer to, so those tokens are copied first.
         previous = call.scratch.address().offset(parts(rows, sequences, vocabulary)[2]);
         let arguments = arguments![call.chosen.address(), count(sequences), previous];
         let threads = numbers::PREVIOUS_THREADS;
         let extent = Extent::line(sequences.div_ceil(threads), threads);
-        // SAFETY: these are the kernel's parameters, and the scratch has room for them.
+        // SAFETY: these are the kernel's parameters, and the scratch has space for the copied
+        // tokens.
         unsafe { cuda.launch(cuda.entry_points().sample_previous, extent, arguments)? };
     }
     (0..rows).step_by(ROWS).try_for_each(|first| some_rows(cuda, &call, first, previous))
 }
 
-/// One group of rows, starting at `first`.
+/// Samples one group of rows, starting at `first`.
 fn some_rows(cuda: &Cuda, call: &Call<'_>, first: usize, previous: Address) -> Result<(), KernelError> {
     let SampleLayout { rows: batch_rows, vocabulary } = call.layout;
     let rows = ROWS.min(batch_rows - first);
@@ -101,8 +104,8 @@ fn some_rows(cuda: &Cuda, call: &Call<'_>, first: usize, previous: Address) -> R
     let plan_arguments = arguments![count(vocabulary), requests, scratch];
     let gather_arguments = arguments![logits, pitch, changed, changed_pitch, count(vocabulary), requests, scratch];
     let kernels = cuda.entry_points();
-    // SAFETY: these are the kernels' parameters. The front has checked the shapes, and `SampleBatch::pack` made the
-    // indices.
+    // SAFETY: these are the kernels' parameters. The op layer has checked the shapes, and
+    // `SampleBatch::pack` made the indices.
     unsafe {
         cuda.launch(kernels.sample_slices, by_slice, slices_arguments)?;
         cuda.launch(kernels.sample_plan, Extent::line(rows, numbers::PLAN_THREADS), plan_arguments)?;

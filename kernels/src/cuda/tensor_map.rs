@@ -6,33 +6,32 @@ use cudarc::driver::sys;
 use super::launch::count;
 use crate::DType;
 
-/// The driver's opaque 128 bytes, which a kernel takes by value.
+/// The driver's opaque 128-byte tensor map, which a kernel takes by value.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub(super) struct TensorMap([u64; 16]);
 
-/// How the rows of a box are spread over the banks of shared memory.
+/// How the rows of a box are distributed over the banks of shared memory.
 #[derive(Clone, Copy)]
 pub(super) enum Swizzle {
-    /// As they come.
+    /// Without a swizzle.
     None,
-    /// Pattern of 32 bytes.
     Bytes32,
-    /// Pattern of 128 bytes.
     Bytes128,
 }
 
 /// A tensor as the copy engine sees it, innermost dimension first.
 pub(super) struct Layout<'a> {
     pub dimensions: &'a [u64],
-    /// Bytes from one element to the next in each dimension but the innermost.
+    /// Bytes from one element to the next, in each dimension except the innermost.
     pub strides: &'a [u64],
-    /// Elements per dimension that one copy brings.
+    /// Elements per dimension that one copy transfers.
     pub cube: &'a [u32],
     pub swizzle: Swizzle,
 }
 
-/// Rows of a matrix of activations: their number, their elements, and the elements from one row's start to the next.
+/// Dimensions of a matrix. `pitch` is the number of elements from the start of one row to the start
+/// of the next.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
     pub rows: usize,
@@ -41,7 +40,8 @@ pub(super) struct Rows {
 }
 
 impl TensorMap {
-    /// A map of the matrix at `address`. One copy brings a box of `cube` rows and columns, 128 bytes wide.
+    /// Creates a map of the matrix at `address`. One copy transfers a box of `cube` rows and
+    /// columns, 128 bytes wide.
     pub(super) fn of_rows(address: u64, dtype: DType, of: Rows, cube: [usize; 2]) -> Result<Self, DeviceError> {
         let layout = Layout {
             dimensions: &[of.columns as u64, of.rows as u64],
@@ -52,7 +52,8 @@ impl TensorMap {
         TensorMap::new(Address(address), dtype, &layout)
     }
 
-    /// A map of the tensor at `address`. The driver writes 128 bytes without asking the device.
+    /// Creates a map of the tensor at `address`. The driver computes it on the host, without the
+    /// device.
     pub(super) fn new(address: Address, dtype: DType, layout: &Layout<'_>) -> Result<Self, DeviceError> {
         use sys::{
             CUtensorMapDataType_enum as Type, CUtensorMapFloatOOBfill_enum as Outside,
@@ -75,9 +76,9 @@ impl TensorMap {
             Swizzle::Bytes128 => Pattern::CU_TENSOR_MAP_SWIZZLE_128B,
         };
         let ones = [1u32; 5];
-        // SAFETY: it consists of numbers, for which zero is valid.
+        // SAFETY: the struct consists of numbers, for which zero is valid.
         let mut map: Aligned = unsafe { std::mem::zeroed() };
-        // SAFETY: the map is writable, and every list has a number for each dimension.
+        // SAFETY: the map is writable, and every list has an entry for each dimension.
         let encoded = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map.0,
@@ -95,7 +96,7 @@ impl TensorMap {
             )
         };
         CudaDevice::said("cuTensorMapEncodeTiled", encoded)?;
-        // SAFETY: both are 128 bytes of numbers.
+        // SAFETY: both types are 128 bytes of numbers.
         Ok(TensorMap(unsafe { std::mem::transmute::<sys::CUtensorMap, [u64; 16]>(map.0) }))
     }
 }

@@ -1,4 +1,4 @@
-//! What autotuning found on a device, in the form that a later start reads.
+//! The results of autotuning on a device, in a form that a later start can read.
 
 use std::{
     collections::BTreeMap,
@@ -14,39 +14,43 @@ use super::{
     target::CUDA_LINEAR_SCRATCH,
 };
 
-/// The fastest algorithm of each product measured on a device. It is valid for the same device code, device, driver and
-/// [library](CudaKernels::library), and for any weights of the same shapes.
+/// The fastest algorithm of each GEMM measured on a device. A tuning is valid for the same device
+/// code, device, driver and [library](CudaKernels::library), and for any weights of the same
+/// shapes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tuning {
     fastest: Vec<(Product, GemmAlgorithm)>,
-    /// Ungated products of many rows for which our kernel is faster than cuBLASLt.
+    /// Ungated GEMMs of many rows for which this project's kernel is faster than cuBLASLt.
     ours: Vec<Product>,
 }
 
 impl Tuning {
-    /// Number of products it has an algorithm for.
+    /// Number of GEMMs with an algorithm.
     pub fn products(&self) -> usize {
         self.fastest.len()
     }
 }
 
-/// What the ranks of a model compute each product with: as the first to measure it found. Ranks that each chose for
-/// themselves would round the same product differently, and those of a mixture then choose different experts for a row.
+/// The algorithm of each GEMM that all ranks of a model use: the one found by the first rank that
+/// measured the GEMM. If each rank chose separately, ranks would round the same GEMM differently,
+/// and the ranks of a mixture of experts would then choose different experts for a row.
 #[derive(Default)]
 pub(super) struct Agreement {
     algorithms: Mutex<BTreeMap<Product, GemmAlgorithm>>,
-    /// Whether our kernel is faster.
+    /// Whether this project's kernel computes the GEMM.
     ours: Mutex<BTreeMap<Product, bool>>,
 }
 
 impl Agreement {
-    /// The algorithm of `product`, of which a rank found `fastest`.
+    /// The algorithm that all ranks use for `product`. `fastest` is the algorithm that the calling
+    /// rank found.
     pub(super) fn algorithm(&self, product: Product, fastest: GemmAlgorithm) -> GemmAlgorithm {
         first(&self.algorithms, product, fastest)
     }
 
-    /// Whether our kernel is to compute `product`, of which a rank found whether it is faster.
+    /// Whether all ranks use this project's kernel for `product`. `is_faster` is the result that
+    /// the calling rank found.
     pub(super) fn is_ours(&self, product: Product, is_faster: bool) -> bool {
         first(&self.ours, product, is_faster)
     }
@@ -57,26 +61,28 @@ impl Agreement {
     }
 }
 
-/// What was found first of `product`. A poisoned lock is safe to use: an entry is written in one assignment.
+/// Returns the value that was found first for `product`. A poisoned lock is safe to use: an entry
+/// is written in one assignment.
 fn first<F: Copy>(found: &Mutex<BTreeMap<Product, F>>, product: Product, by_this_rank: F) -> F {
     *found.lock().unwrap_or_else(PoisonError::into_inner).entry(product).or_insert(by_this_rank)
 }
 
 impl CudaKernels {
-    /// cuBLASLt with its version number. Algorithms are valid for one version only.
+    /// The name of cuBLASLt with its version number. Algorithms are valid for one version only.
     pub fn library(&self) -> String {
         format!("cuBLASLt {}", self.blas.version())
     }
 
-    /// The algorithms of everything measured so far, by all lanes.
+    /// The algorithms of all GEMMs that any lane has measured so far.
     pub fn tuning(&self) -> Tuning {
         let fastest = self.blas.measured().iter().map(|(product, way)| (*product, *way)).collect();
         let ours = self.blas.ours().iter().copied().collect();
         Tuning { fastest, ours }
     }
 
-    /// Replaces what was measured so far by `tuning`; products in it are not measured again. If any entry cannot run
-    /// here, the whole of `tuning` is ignored and everything is measured. Ranks are all to be told, before any measures.
+    /// Replaces the results measured so far by `tuning`; GEMMs in `tuning` are not measured again.
+    /// If any entry cannot run here, all of `tuning` is ignored and everything is measured. Call
+    /// this on all ranks before any rank measures.
     pub fn tune(&self, tuning: &Tuning) {
         let Tuning { fastest, ours } = if self.takes(tuning) { tuning.clone() } else { Tuning::default() };
         *self.blas.measured() = fastest.into_iter().collect();
@@ -84,12 +90,13 @@ impl CudaKernels {
         self.blas.agreement.forget();
     }
 
-    /// Whether every entry can run here.
+    /// Whether every entry of `tuning` can run here.
     pub fn takes(&self, tuning: &Tuning) -> bool {
         tuning.fastest.iter().all(|(product, way)| self.runs(*product, *way))
     }
 
-    /// Whether `way` can compute `product`. Alignment and workspace size are checked again at each call.
+    /// Whether `way` can compute `product`. Alignment and workspace size are checked again at each
+    /// call.
     fn runs(&self, product: Product, way: GemmAlgorithm) -> bool {
         match way {
             GemmAlgorithm::Few(cut) => CUTS.contains(&cut),

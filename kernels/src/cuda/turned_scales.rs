@@ -1,5 +1,7 @@
-//! Scales by blocks as cuBLASLt reads them (`kernels/cuda/turn_scales.cu`): those of x with rows side by side, those of a
-//! weight filled up to a multiple of four for each of its blocks' rows. They stand at the end of the product's workspace.
+//! Scales by blocks in the layouts that cuBLASLt reads (`kernels/cuda/turn_scales.cu`): the scales
+//! of x are transposed, so that scales of adjacent rows are adjacent; the scales of each row of
+//! weight blocks are padded to a multiple of four. Both are written to the end of the GEMM's
+//! workspace.
 
 use bursar_budgets::{Address, Bytes};
 
@@ -11,27 +13,29 @@ use super::{
 };
 use crate::{DType, FP8_BLOCK, KernelError};
 
-/// What addresses in the workspace are a multiple of.
+/// Alignment of addresses in the workspace, in bytes.
 const ALIGNMENT: u64 = 256;
 
-/// What the address of a weight's scales is a multiple of where they are taken as they stand.
+/// Alignment of a weight's scales, in bytes, if cuBLASLt reads them without a copy.
 const SCALES_ALIGNMENT: u64 = 16;
 
-/// Rows of x that the library takes are a multiple of this: so its scales' rows start where its copies want them.
+/// The library requires a multiple of this number of rows of x, so that each row of the transposed
+/// scales is aligned for its copies.
 pub(super) const ROWS: usize = 4;
 
-/// Where the scales of a product go.
+/// Addresses of a GEMM's converted scales in its workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Room {
     turned: u64,
-    /// Unless the weight's scales are taken as they stand.
+    /// `None` if cuBLASLt reads the weight's scales without a copy.
     padded: Option<u64>,
-    /// What is left of the workspace.
+    /// Bytes of the workspace that remain.
     workspace_bytes: u64,
 }
 
 impl Room {
-    /// `None` if the library does not take such a product, or if its scales would have more than half of the workspace.
+    /// `None` if the library does not support such a GEMM, or if its scales would take more than
+    /// half of the workspace.
     fn within(product: Product, places: Places) -> Option<Room> {
         let has_layout = product.numbers == Numbers::E4m3Blocks { height: FP8_BLOCK }
             && product.rows.is_multiple_of(ROWS)
@@ -60,7 +64,7 @@ fn groups(product: Product) -> usize {
     product.in_features.div_ceil(FP8_BLOCK)
 }
 
-/// Of a weight's scales once they are filled up.
+/// Bytes of a weight's padded scales.
 fn weight_scales_bytes(product: Product) -> Bytes {
     DType::F32.bytes(blocks(product) * groups(product).next_multiple_of(PADDED))
 }
@@ -69,19 +73,19 @@ fn blocks(product: Product) -> usize {
     product.out_features.div_ceil(FP8_BLOCK)
 }
 
-/// Whether the library can be given the product's scales.
+/// Whether the library can be given the GEMM's scales.
 pub(super) fn fit(product: Product, places: Places) -> bool {
     Room::within(product, places).is_some()
 }
 
-/// Turns the scales of a product by blocks and returns it as the library is to be asked for it; any other is left as it
-/// is.
+/// Converts the scales of a GEMM with scales by blocks, and returns its operands in the form that
+/// the library needs. The operands of any other GEMM are returned unchanged.
 ///
 /// # Safety
 /// `places` match the product, and nothing else uses its workspace until the product has ended.
 ///
 /// # Panics
-/// If the scales of a product by blocks do not [`fit`].
+/// If the scales of a GEMM with scales by blocks do not [`fit`].
 pub(super) unsafe fn turned(cuda: &Cuda, product: Product, places: Places) -> Result<Places, KernelError> {
     if !matches!(product.numbers, Numbers::E4m3Blocks { .. }) {
         return Ok(places);
@@ -102,16 +106,17 @@ pub(super) unsafe fn turned(cuda: &Cuda, product: Product, places: Places) -> Re
         count(padded_groups),
     ];
     let kernel = cuda.entry_points().hopper.as_ref().expect("the library was asked for it").turn_scales;
-    // SAFETY: these are the kernel's parameters, and the caller vouches for what they point to.
+    // SAFETY: these are the kernel's parameters, and the caller guarantees that their addresses are
+    // valid.
     unsafe { cuda.launch(kernel, extent, arguments)? };
     Ok(as_asked(product, places))
 }
 
-/// The product as the library is to be asked for it: where its scales stand once they are [`turned`], and what is left of
-/// its workspace.
+/// The operands of a GEMM in the form that the library needs: the addresses of the scales after
+/// [`turned`] has converted them, and the rest of the workspace.
 ///
 /// # Panics
-/// If the scales of a product by blocks do not [`fit`].
+/// If the scales of a GEMM with scales by blocks do not [`fit`].
 pub(super) fn as_asked(product: Product, places: Places) -> Places {
     if !matches!(product.numbers, Numbers::E4m3Blocks { .. }) {
         return places;

@@ -1,37 +1,42 @@
-//! The second half of a mixture of gated MLPs: each expert's down weights, and the weighted sum of a row's experts,
-//! added to the residual stream.
+//! The second half of a mixture of gated MLPs: the products with the experts' down weights, and
+//! each row's weighted sum over its experts, added to the residual stream.
 
 use super::{check, route::Routing};
 use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 
-/// Computes `sum[row] = Σ weight of the choice * (x[place] @ weight[expert]^T)` over the choices of each row whose
-/// experts are here, in the order of their ranks, so that the same row has the same bits whatever stands beside it. It is
-/// added to what `sum` has if `accumulate` is set.
+/// Computes `sum[row] = Σ weight of the choice * (x[place] @ weight[expert]^T)` over the choices of
+/// each row whose experts this rank holds. The sum is taken in the order of the choices' ranks, so
+/// that a row has the same bits whatever the other rows are. The result is added to the contents of
+/// `sum` if `accumulate` is set.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows * top, in_features]` activations in the format that the weight wants, and no other, in the routing's order of
-    /// places.
+    /// `[rows * top, in_features]` activations, only in the format that the weight wants, in
+    /// the routing's sorted order.
     pub x: Activations<'a>,
     /// `[experts * out_features, in_features]`, contiguous.
     pub weight: Weight<'a>,
-    /// Which experts each row has.
+    /// The experts of each row.
     pub routing: Routing<'a>,
-    /// `[rows * top, out_features]` activations: space for each expert's product. Undefined afterwards.
+    /// `[rows * top, out_features]` activations: space for each expert's product. Undefined
+    /// afterwards.
     pub products: Tensor<'a>,
-    /// Scratch declared with [`Target::experts_scratch`](crate::Target::experts_scratch); may be empty.
+    /// Scratch declared with
+    /// [`Target::experts_scratch`](crate::Target::experts_scratch); may be empty.
     pub scratch: Tensor<'a>,
     /// Add to the contents of `sum` instead of replacing them.
     pub accumulate: bool,
-    /// `[rows, out_features]` activations; a gap between rows is allowed.
+    /// `[rows, out_features]` activations. A gap between rows is allowed.
     pub sum: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Adds to `sum` `[rows, out_features]` what each row's experts make of `x` `[rows * top, in_features]`, as
-    /// [`gated_experts`](Scope::gated_experts) has returned it; `weight` `[experts * out_features, in_features]`.
+    /// Multiplies `x` `[rows * top, in_features]`, as returned by
+    /// [`gated_experts`](Scope::gated_experts), by `weight` `[experts * out_features,
+    /// in_features]`, and adds each row's weighted sum over its experts to `sum` `[rows,
+    /// out_features]`.
     ///
-    /// Space for all products is taken from the workspace even if the backend does not need it, because a plan does
-    /// not know what autotuning chose.
+    /// Space for all products is taken from the workspace even if the backend does not need it,
+    /// because a plan does not know what autotuning chose.
     pub fn add_experts<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -42,11 +47,11 @@ impl<B: Backend> Scope<'_, B> {
         self.sum_of_experts((x.into(), weight.into()), routing, true, sum, |call| self.backend.add_experts(call))
     }
 
-    /// As [`add_experts`](Scope::add_experts), into `sum` in place of its contents: what a rank has of a sum whose experts
-    /// are shared out.
+    /// Like [`add_experts`](Scope::add_experts), but replaces the contents of `sum`. The result is
+    /// a rank's partial sum if the experts are divided among ranks.
     ///
     /// # Errors
-    /// As [`add_experts`](Scope::add_experts).
+    /// The same as for [`add_experts`](Scope::add_experts).
     pub fn experts_into<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -57,7 +62,7 @@ impl<B: Backend> Scope<'_, B> {
         self.sum_of_experts((x.into(), weight.into()), routing, false, sum, |call| self.backend.add_experts(call))
     }
 
-    /// Checks, takes room and counts the work; `launch` gets the call.
+    /// Checks the arguments, takes space, counts the work, and passes the call to `launch`.
     pub(super) fn sum_of_experts(
         &self,
         (x, weight): (Activations<'_>, Weight<'_>),

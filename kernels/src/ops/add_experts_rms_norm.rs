@@ -1,32 +1,33 @@
-//! The second half of a mixture, and the norm that the next layer begins with: the rows of the residual stream are
-//! normalised by what adds them up.
+//! The second half of a mixture, followed by the norm at the start of the next layer. The operation
+//! that computes the rows of the residual stream also normalizes them.
 
 use super::{add_experts, check, rms_norm::RmsNorm, route::Routing};
 use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 
-/// Computes `experts`, whose sum is rounded to activations, and then
-/// `out = sum / sqrt(mean(sum^2) + epsilon) * weight`, row by row, the mean in `f32`.
+/// Computes `experts`, whose sum is rounded to the type of activations, and then `out = sum /
+/// sqrt(mean(sum^2) + epsilon) * weight`, row by row, with the mean in `f32`.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// Which accumulates, and whose routing has all experts here.
+    /// The sum over experts. It accumulates, and this rank holds all experts of its routing.
     pub experts: add_experts::Call<'a>,
     /// `[out_features]`, floating point.
     pub weight: Tensor<'a>,
     /// Added to the mean square.
     pub epsilon: f32,
-    /// `[rows, out_features]` in the formats that were asked for.
+    /// `[rows, out_features]` in the requested formats.
     pub out: Activations<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// As [`add_experts`](Scope::add_experts), and writes the rows of `sum` `[rows, out_features]` to `out`, normalised as
-    /// by [`rms_norm_into`](Scope::rms_norm_into).
+    /// Like [`add_experts`](Scope::add_experts), and also writes the rows of `sum` `[rows,
+    /// out_features]` to `out`, normalized as in [`rms_norm_into`](Scope::rms_norm_into).
     ///
     /// # Errors
-    /// As those.
+    /// The same as for [`add_experts`](Scope::add_experts) and
+    /// [`rms_norm_into`](Scope::rms_norm_into).
     ///
     /// # Panics
-    /// If some of the experts are elsewhere: what is here is part of a sum.
+    /// If this rank does not hold all experts: `sum` would then be only a partial sum.
     pub fn add_experts_rms_norm<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -41,7 +42,7 @@ impl<B: Backend> Scope<'_, B> {
         norm.check(OP, sum, out, self.target())?;
         check::writable(OP, "sum", sum);
         self.sum_of_experts((x.into(), weight.into()), routing, true, sum, |experts| {
-            // The sum itself is counted there, and not read again.
+            // `sum_of_experts` counts the bytes of the sum, which is not read again.
             let mut work = Work::over(4 * experts.sum.shape().elements() as u64, &[norm.weight]);
             work.bytes += out.bytes();
             self.count(work);

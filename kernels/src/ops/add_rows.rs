@@ -1,11 +1,12 @@
-//! Sums of chosen rows: what a vision encoder's middle layers add to the picture tokens of the language model's first
-//! layers.
+//! Addition of rows at given indices: it adds features of a vision encoder's middle layers to the
+//! picture tokens in the first layers of the language model.
 
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// Computes `out[to[i]] += x[from[i]]`, in f32, rounded once. Each place of `out` is named at most once.
+/// Computes `out[to[i]] += x[from[i]]` in f32, rounded once. Each row of `out` is named at most
+/// once.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, columns]` activations.
@@ -14,13 +15,13 @@ pub struct Call<'a> {
     pub from: Tensor<'a>,
     /// `[chosen]` u32, each below the rows of `out`.
     pub to: Tensor<'a>,
-    /// `[rows, columns]` activations; rows that are not named keep what they hold.
+    /// `[rows, columns]` activations. Rows that are not named keep their contents.
     pub out: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Adds the rows of `x` `[n, columns]` that `from` `[chosen]` names to the rows of `out` `[rows, columns]` that `to`
-    /// `[chosen]` names. Both may have gaps between their rows.
+    /// Adds the rows of `x` `[n, columns]` that `from` `[chosen]` names to the rows of `out`
+    /// `[rows, columns]` that `to` `[chosen]` names. Both may have gaps between their rows.
     pub fn add_rows(
         &self,
         x: &Tensor<'_>,

@@ -1,24 +1,25 @@
-//! The columns of all ranks side by side, on each of them: the logits of a head whose rows are shared out.
+//! All-gather: the concatenated columns of all ranks, on each rank. It combines the logits of an
+//! output projection whose rows are divided among the ranks.
 
 use super::check;
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
-/// Computes `out[:, rank * columns..][..columns] = part of that rank`. When ranks come and what it waits for is as for
-/// [`all_reduce`](super::all_reduce::Call).
+/// Computes `out[:, rank * columns..][..columns] = part of that rank`. The order of calls and the
+/// waiting are as for [`all_reduce`](super::all_reduce::Call).
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, columns]` activations or f32: what this rank has. A gap between rows is allowed.
+    /// `[rows, columns]` activations or f32: this rank's columns. A gap between rows is allowed.
     pub part: Tensor<'a>,
-    /// `[rows, ranks * columns]` of the same type; a gap between rows is allowed.
+    /// `[rows, ranks * columns]` of the same type. A gap between rows is allowed.
     pub out: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Writes all ranks' `part` `[rows, columns]` side by side to `out` `[rows, ranks * columns]`, in the order of their
-    /// indices. Both hold activations, or f32 as logits do.
+    /// Writes all ranks' `part` `[rows, columns]` side by side to `out` `[rows, ranks * columns]`,
+    /// in the order of the ranks' indices. Both hold activations, or f32, as logits do.
     ///
     /// # Errors
-    /// Shapes disagree; the device is lost, because a rank did not come.
+    /// The shapes disagree, or the device is lost because a rank did not join in time.
     pub fn all_gather_into(&self, part: &Tensor<'_>, out: &mut Tensor<'_>) -> Result<(), KernelError> {
         const OP: &str = "all_gather";
         check::activation_or_f32(OP, "part", part, self.target())?;

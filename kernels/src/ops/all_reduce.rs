@@ -1,21 +1,23 @@
-//! The sum of what all ranks have, on each of them: partial products of a weight whose columns are shared out.
+//! All-reduce: the sum of the tensors of all ranks, on each rank. It combines the partial products
+//! of a weight whose columns are divided among the ranks.
 
 use super::check;
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
-/// Computes `out = Σ partial`, or adds it to `out` if `accumulate` is set: the partial results of all ranks in the order
-/// of their indices, in f32, rounded once. So every rank gets the same bits, and the same ones every time. Through
-/// [NCCL](crate::NcclLink) the order is the library's, and sums are rounded on the way.
+/// Computes `out = Σ partial`, or adds the sum to `out` if `accumulate` is set. The partial results
+/// of all ranks are summed in f32 in the order of the ranks' indices, and rounded once. Therefore
+/// every rank gets the same bits, and the same bits every time. With [NCCL](crate::NcclLink) the
+/// library determines the order, and intermediate sums are rounded.
 ///
-/// All ranks come to the same operations with the same shapes, in the same order. It ends when all have read what this
-/// rank brought.
+/// All ranks must call the same collectives with the same shapes in the same order. The collective
+/// ends when all ranks have read this rank's `partial`.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, columns]` activations: what this rank has. A gap between rows is allowed.
+    /// `[rows, columns]` activations: this rank's partial result. A gap between rows is allowed.
     pub partial: Tensor<'a>,
     /// Add to the contents of `out` instead of replacing them.
     pub accumulate: bool,
-    /// `[rows, columns]` activations; a gap between rows is allowed.
+    /// `[rows, columns]` activations. A gap between rows is allowed.
     pub out: Tensor<'a>,
 }
 
@@ -23,16 +25,16 @@ impl<B: Backend> Scope<'_, B> {
     /// Writes the sum of all ranks' `partial` `[rows, columns]` to `out` `[rows, columns]`.
     ///
     /// # Errors
-    /// Shapes disagree; the device is lost, because a rank did not come.
+    /// The shapes disagree, or the device is lost because a rank did not join in time.
     pub fn all_reduce_into(&self, partial: &Tensor<'_>, out: &mut Tensor<'_>) -> Result<(), KernelError> {
         self.all_reduce(partial, false, out)
     }
 
-    /// Adds the sum of all ranks' `partial` `[rows, columns]` to `sum` `[rows, columns]`, as a layer adds to the residual
-    /// stream.
+    /// Adds the sum of all ranks' `partial` `[rows, columns]` to `sum` `[rows, columns]`, as a
+    /// layer adds to the residual stream.
     ///
     /// # Errors
-    /// As [`all_reduce_into`](Scope::all_reduce_into).
+    /// The same as for [`all_reduce_into`](Scope::all_reduce_into).
     pub fn all_reduce_add(&self, partial: &Tensor<'_>, sum: &mut Tensor<'_>) -> Result<(), KernelError> {
         self.all_reduce(partial, true, sum)
     }

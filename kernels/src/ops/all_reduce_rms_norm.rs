@@ -1,4 +1,4 @@
-//! The sum of what all ranks have, onto the residual, followed by root-mean-square normalisation.
+//! All-reduce onto the residual, followed by root-mean-square normalization.
 
 use super::{
     all_reduce, check,
@@ -6,28 +6,30 @@ use super::{
 };
 use crate::{Activations, Backend, KernelError, Scope, Tensor, Work};
 
-/// Computes `residual = residual + Σ partial` as [`all_reduce`](all_reduce::Call) does, and then
-/// `out = residual / sqrt(mean(residual^2) + epsilon) * weight`, row by row, the mean in `f32`.
+/// Computes `residual = residual + Σ partial` as [`all_reduce`](all_reduce::Call) does,
+/// and then `out = residual / sqrt(mean(residual^2) + epsilon) * weight`, row by row, with
+/// the mean in `f32`.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, hidden]` activations: what this rank has. A gap between rows is allowed.
+    /// `[rows, hidden]` activations: this rank's partial result. A gap between rows is allowed.
     pub partial: Tensor<'a>,
-    /// `[rows, hidden]` activations, the same on all ranks, changed in place. A gap between rows is allowed.
+    /// `[rows, hidden]` activations, equal on all ranks and changed in place. A gap
+    /// between rows is allowed.
     pub residual: Tensor<'a>,
     /// `[hidden]`, floating point.
     pub weight: Tensor<'a>,
     /// Added to the mean square.
     pub epsilon: f32,
-    /// `[rows, hidden]` in the formats that were asked for.
+    /// `[rows, hidden]` in the requested formats.
     pub out: Activations<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Adds the sum of all ranks' `partial` `[rows, hidden]` to `residual` `[rows, hidden]`, and writes its rows to `out`,
-    /// normalised as by [`rms_norm_into`](Scope::rms_norm_into).
+    /// Adds the sum of all ranks' `partial` `[rows, hidden]` to `residual` `[rows, hidden]`, and
+    /// writes its rows to `out`, normalized as in [`rms_norm_into`](Scope::rms_norm_into).
     ///
     /// # Errors
-    /// Shapes disagree; the device is lost, because a rank did not come.
+    /// The shapes disagree, or the device is lost because a rank did not join in time.
     pub fn all_reduce_rms_norm(
         &self,
         partial: &Tensor<'_>,
@@ -48,7 +50,7 @@ impl<B: Backend> Scope<'_, B> {
     }
 }
 
-/// One after the other.
+/// Calls the two operations in turn.
 pub(crate) fn in_two<B: Backend + ?Sized>(backend: &B, call: Call<'_>) -> Result<(), KernelError> {
     let Call { partial, residual, weight, epsilon, out } = call;
     backend.all_reduce(all_reduce::Call { partial, accumulate: true, out: residual.view() })?;

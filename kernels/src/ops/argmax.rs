@@ -1,4 +1,5 @@
-//! The index of each row's largest element: greedy choice without copying the logits to the host.
+//! Argmax: the index of each row's largest element, for a greedy choice without copying the
+//! logits to the host.
 
 use crate::{Backend, DType, KernelError, Scope, Tensor, Work};
 
@@ -7,8 +8,8 @@ use super::check;
 /// The result for a row that holds only NaN.
 pub const NO_CHOICE: u32 = u32::MAX;
 
-/// Computes for each row `i` the first index of its largest element, `out[i]`. NaN is never chosen over a number; a row
-/// of nothing but NaN gives [`NO_CHOICE`].
+/// Computes `out[i]`, the first index of the largest element of row `i`. NaN is never chosen over a
+/// number. A row of only NaN gives [`NO_CHOICE`].
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, columns]` activations or f32.
@@ -18,15 +19,16 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// The first index of the largest element in each row of `x` `[rows, columns]`; returns `[rows]` u32.
+    /// The first index of the largest element in each row of `x` `[rows, columns]`; returns
+    /// `[rows]` u32.
     pub fn argmax(&self, x: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
         let mut out = self.take([x.rows()], DType::U32)?;
         self.argmax_into(x, &mut out)?;
         Ok(out)
     }
 
-    /// As [`argmax`](Scope::argmax), into `out` `[rows]` u32: memory that outlives the pass, from which the next pass
-    /// can [`embed`](Scope::embed).
+    /// Like [`argmax`](Scope::argmax), but writes to `out` `[rows]` u32, which outlives the pass.
+    /// The next pass can [`embed`](Scope::embed) from it.
     pub fn argmax_into(&self, x: &Tensor<'_>, out: &mut Tensor<'_>) -> Result<(), KernelError> {
         const OP: &str = "argmax";
         check::activation_or_f32(OP, "x", x, self.target())?;

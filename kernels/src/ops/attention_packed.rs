@@ -1,18 +1,21 @@
-//! Bidirectional attention within packed stretches of rows, each a picture or one window of it. No score matrix is ever
-//! stored (online softmax, Milakov and Gimelshein 2018, arXiv 1805.02867; FlashAttention, arXiv 2205.14135).
+//! Bidirectional attention within packed ranges of rows ("stretches"), each a picture or one window
+//! of it. No score matrix is ever stored (online softmax, Milakov and Gimelshein 2018, arXiv
+//! 1805.02867; FlashAttention, arXiv 2205.14135).
 
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// Stretches of rows that attend only to themselves.
+/// Ranges of rows that attend only to themselves.
 #[derive(Debug)]
 pub struct Stretches<'m> {
-    /// `[stretches + 1]` u32: stretch `s` has the rows `starts[s]..starts[s + 1]`. Together they cover all rows from 0.
+    /// `[stretches + 1]` u32: stretch `s` has the rows `starts[s]..starts[s + 1]`. Together the
+    /// stretches cover all rows from 0.
     pub starts: Tensor<'m>,
-    /// An upper bound on the rows of a stretch. Backends with a kernel for short stretches use it when all are short.
+    /// An upper bound on the rows of a stretch. Backends with a kernel for short stretches use that
+    /// kernel if all stretches are short.
     pub longest: usize,
-    /// Sum of the squared stretch lengths, to which the arithmetic is proportional.
+    /// Sum of the squared stretch lengths. The arithmetic is proportional to it.
     pub query_key_pairs: u64,
 }
 
@@ -21,7 +24,7 @@ pub struct Stretches<'m> {
 pub struct Call<'a> {
     /// `[rows, 3 * heads * head_dim]` activations: queries, keys, values.
     pub qkv: Tensor<'a>,
-    /// Query heads; keys and values have the same number.
+    /// Query heads. There are as many key heads and value heads.
     pub heads: usize,
     /// Elements per head.
     pub head_dim: usize,
@@ -31,15 +34,15 @@ pub struct Call<'a> {
     pub starts: Tensor<'a>,
     /// An upper bound on the rows of a stretch.
     pub longest: usize,
-    /// What the target declared with [`Target::packed_scratch`](crate::Target::packed_scratch).
+    /// Scratch declared with [`Target::packed_scratch`](crate::Target::packed_scratch).
     pub scratch: Tensor<'a>,
     /// `[rows, heads * head_dim]` activations.
     pub out: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Attention of `qkv` `[rows, 3 * heads * head_dim]` within `stretches`, scaled by `head_dim^-0.5`; returns
-    /// `[rows, heads * head_dim]`.
+    /// Attention of `qkv` `[rows, 3 * heads * head_dim]` within `stretches`, scaled by
+    /// `head_dim^-0.5`; returns `[rows, heads * head_dim]`.
     pub fn attention_packed(
         &self,
         qkv: &Tensor<'_>,

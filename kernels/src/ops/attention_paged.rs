@@ -1,5 +1,6 @@
-//! Causal attention of new tokens over a paged cache (PagedAttention, Kwon et al., SOSP'23, arXiv 2309.06180), for
-//! prefill chunks and single decoding tokens in one batch. No score matrix is ever stored.
+//! Causal attention of new tokens over a paged cache (PagedAttention, Kwon et al., SOSP'23,
+//! arXiv 2309.06180), for prefill chunks and single decoding tokens in one batch. No score
+//! matrix is ever stored.
 
 use bursar_budgets::Bytes;
 
@@ -7,50 +8,56 @@ use crate::{Backend, KernelError, KvLayer, KvShape, ScaledLayer, Scope, Tensor, 
 
 use super::check;
 
-/// Which rows belong to which sequence, and which blocks hold each sequence's keys and values.
+/// Assignment of rows to sequences, and the blocks that hold each sequence's keys and values.
 #[derive(Debug)]
 pub struct PagedSequences<'m> {
-    /// `[sequences + 1]` u32: sequence `s` has the rows `query_starts[s]..query_starts[s + 1]`. Together they cover all
-    /// rows from 0.
+    /// `[sequences + 1]` u32: sequence `s` has the rows `query_starts[s]..query_starts[s + 1]`.
+    /// Together the sequences cover all rows from 0.
     pub query_starts: Tensor<'m>,
-    /// `[sequences]` u32: tokens in the cache, including this step's rows. A sequence with one row and length 0 is
-    /// padding; its output is zeros and it counts towards [`single_rows`](Self::single_rows).
+    /// `[sequences]` u32: tokens in the cache, including this step's rows. A sequence with one row
+    /// and length 0 is padding. Its output is zeros, and it counts towards
+    /// [`single_rows`](Self::single_rows).
     pub context_lengths: Tensor<'m>,
-    /// `[sequences, blocks_max]` u32: the blocks of each sequence, in order. Unused entries are not read.
+    /// `[sequences, blocks_max]` u32: the blocks of each sequence, in order. Unused
+    /// entries are not read.
     pub block_tables: Tensor<'m>,
-    /// How many leading sequences have exactly one row, as decoding ones do. Backends with a separate kernel for them
-    /// use it. A number below the true one is slower but correct.
+    /// Number of leading sequences that have exactly one row, as decoding sequences do.
+    /// Backends with a separate kernel for such sequences use it. A value below the true number
+    /// is slower but correct.
     pub single_rows: usize,
-    /// Pairs of a query and a key it sees, over all sequences, to which the arithmetic is proportional.
+    /// Number of pairs of a query and a key that the query sees, over all sequences. The arithmetic
+    /// is proportional to it.
     pub query_key_pairs: u64,
 }
 
-/// Computes causal attention: row `r` of a sequence's `n` rows sees that sequence's first `context - n + r + 1` tokens.
+/// Computes causal attention: row `r` of a sequence's `n` rows sees that sequence's first `context
+/// - n + r + 1` tokens.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[tokens, heads * head_dim]` activations; a gap between rows is allowed.
     pub queries: Tensor<'a>,
-    /// Query heads; each group of `heads / kv_heads` shares one key and value head.
+    /// Query heads. Each group of `heads / kv_heads` query heads shares one key and value head.
     pub heads: usize,
     /// Factor on the dot products of queries and keys.
     pub scale: f32,
-    /// The layer's keys and values, including this step's. Where every sequence has one row, the tokens before that row
-    /// may be read before the preceding operation has ended, because they were written before this step.
+    /// The layer's keys and values, including this step's. If every sequence has one row, the
+    /// tokens before that row may be read before the preceding operation has ended, because they
+    /// were written before this step.
     pub layer: &'a KvLayer,
-    /// `[2, kv_heads]` f32 for a layer of E4M3: what the keys and the values of each head are multiplied by.
+    /// `[2, kv_heads]` f32 for a layer of E4M3: the scales of the keys and of the
+    /// values of each head.
     pub scales: Option<Tensor<'a>>,
-    /// Rows, context lengths and block tables.
     pub sequences: &'a PagedSequences<'a>,
-    /// What the target declared with [`Target::paged_scratch`](crate::Target::paged_scratch).
+    /// Scratch declared with [`Target::paged_scratch`](crate::Target::paged_scratch).
     pub scratch: Tensor<'a>,
     /// `[tokens, heads * head_dim]` activations.
     pub out: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Attention of `queries` `[tokens, heads * head_dim]` over the blocks of `cache`, where each row sees its own
-    /// sequence up to itself. Scores are multiplied by `scale`, mostly `head_dim^-0.5`. Returns
-    /// `[tokens, heads * head_dim]`.
+    /// Attention of `queries` `[tokens, heads * head_dim]` over the blocks of `cache`, where each
+    /// row sees the tokens of its sequence up to itself. Scores are multiplied by `scale`, usually
+    /// `head_dim^-0.5`. Returns `[tokens, heads * head_dim]`.
     pub fn attention_paged<'a>(
         &self,
         queries: &Tensor<'_>,
@@ -110,9 +117,10 @@ impl<B: Backend> Scope<'_, B> {
     }
 }
 
-/// The cost of a call. The context lengths are on the device, so the number of keys to read is derived from the pairs.
-/// That is exact if all sequences have equally many rows (`n` rows over a context of `c` see `n * c - n * (n - 1) / 2`
-/// keys), as in a decoding step or one prefill, and an estimate in a mixed step.
+/// The cost of a call. The context lengths are on the device, so the number of keys to read is
+/// derived from the pairs. The result is exact if all sequences have equally many rows (`n` rows
+/// over a context of `c` see `n * c - n * (n - 1) / 2` keys), as in a decoding step or one prefill.
+/// In a mixed step it is an estimate.
 fn work(sequences: &PagedSequences<'_>, cache: ScaledLayer<'_>, queries: &Tensor<'_>, out: &Tensor<'_>) -> Work {
     let (count, rows) = (sequences.context_lengths.rows() as u64, queries.rows() as u64);
     let keys = (count * sequences.query_key_pairs).checked_div(rows).unwrap_or(0) + rows.saturating_sub(count) / 2;

@@ -1,33 +1,36 @@
-//! The index of each row's largest element among the columns of all ranks: greedy choice without gathering logits.
+//! The index of each row's largest element among the columns of all ranks, for a greedy
+//! choice without gathering logits.
 
 use super::{argmax, check};
 use crate::{Backend, KernelError, Scope, Share, Tensor, Work};
 
-/// Picks for each row `i` among what all ranks have found in their own columns: `out[i]` is the index, among the columns
-/// of all ranks side by side, of the largest element, the first one of equals. A rank without a number takes no part, and
-/// a row without any is [`NO_CHOICE`](argmax::NO_CHOICE). When ranks come and what it waits for is as for
-/// [`all_reduce`](super::all_reduce::Call).
+/// For each row `i`, picks the largest of the elements that the ranks found in their own
+/// columns. `out[i]` is its index among the concatenated columns of all ranks. Among equal
+/// elements, the lowest index wins. A rank whose columns have only NaN is ignored, and a row
+/// that has only NaN on all ranks gives [`NO_CHOICE`](argmax::NO_CHOICE). The order of calls and
+/// the waiting are as for [`all_reduce`](super::all_reduce::Call).
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, columns]` f32: what this rank has. A gap between rows is allowed.
+    /// `[rows, columns]` f32: this rank's columns. A gap between rows is allowed.
     pub x: Tensor<'a>,
-    /// Where its columns begin among those of all ranks.
+    /// Index of this rank's first column among the columns of all ranks.
     pub first: usize,
-    /// `[rows]` u32: the [`argmax`](argmax::Call) of each row of `x`, which the outcome replaces.
+    /// `[rows]` u32: the [`argmax`](argmax::Call) of each row of `x`, which the result replaces.
     pub out: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Whether there are several ranks, each of which needs no more than its own columns to choose.
+    /// Whether there are several ranks and each needs only its own columns to choose.
     pub fn chooses_among_ranks(&self) -> bool {
         !self.rank().is_alone() && self.backend.chooses_among_ranks()
     }
 
-    /// The first index of the largest element in each row of all ranks' columns side by side, into `out` `[rows]` u32. `x`
-    /// `[rows, columns.count]` f32 is what this rank has of them: all, if ranks do not [choose](Scope::chooses_among_ranks)
-    /// together. Otherwise 8 bytes of a row cross from rank to rank.
+    /// The first index of the largest element in each row of all ranks' concatenated columns, into
+    /// `out` `[rows]` u32. `x` `[rows, columns.count]` f32 has this rank's columns if the ranks
+    /// [choose](Scope::chooses_among_ranks) together; then the ranks exchange 8 bytes per row.
+    /// Otherwise `x` has the columns of all ranks.
     ///
-    /// # Errors
+    /// The shapes disagree, or the device is lost because a rank did not join in time.
     /// Shapes disagree; the device is lost, because a rank did not come.
     pub fn argmax_of_ranks_into(
         &self,

@@ -16,7 +16,7 @@ pub(super) fn shape(
     Err(KernelError::Shape { op, what, expected: expected.to_string(), found: found.shape() })
 }
 
-/// `condition` must hold; `expected` describes it in words for the error.
+/// Returns an error unless `condition` holds. `expected` describes the condition in words.
 pub(super) fn holds(
     condition: bool,
     op: &'static str,
@@ -43,7 +43,7 @@ pub(super) fn activation(
     Err(KernelError::Type { op, what, expected: "the target's activations", found: found.dtype() })
 }
 
-/// `found` must hold floating-point numbers of the type the target stores weights as.
+/// `found` must hold floating-point numbers of the type in which the target stores weights.
 pub(super) fn weight(
     op: &'static str,
     what: &'static str,
@@ -71,7 +71,7 @@ pub(super) fn column_weight(
     shape(op, what, found, [x.columns()])
 }
 
-/// `x` must be addable to `residual`, which must be writable.
+/// `x` must have the type and shape of `residual`, which must be writable.
 pub(super) fn added(
     op: &'static str,
     x: &Tensor<'_>,
@@ -106,7 +106,7 @@ pub(super) fn f32(op: &'static str, what: &'static str, found: &Tensor<'_>) -> R
     }
 }
 
-/// Heads of `head_dim` elements must be among the `sizes` that the target's kernels have; `None` is all sizes.
+/// `head_dim` must be one of the `sizes` that the target's kernels support. `None` means all sizes.
 pub(super) fn head_dim(
     op: &'static str,
     what: &'static str,
@@ -140,8 +140,8 @@ pub(super) fn index_list(op: &'static str, what: &'static str, found: &Tensor<'_
     shape(op, what, found, [found.rows()])
 }
 
-/// A layer of the cache must hold the activations' type, or E4M3 with a scale for the keys and for the values of each
-/// head.
+/// A layer of the cache must hold the type of activations, or E4M3 with one scale for the keys and
+/// one for the values of each head.
 pub(super) fn cache(op: &'static str, cache: ScaledLayer<'_>, activation: DType) -> Result<(), KernelError> {
     let found = cache.layer.shape;
     match (found.dtype, cache.scales) {
@@ -158,8 +158,8 @@ pub(super) fn cache(op: &'static str, cache: ScaledLayer<'_>, activation: DType)
     }
 }
 
-/// What an operation changes in place must be borrowed exclusively. The type system ensures that for a tensor; this
-/// ensures it for a view.
+/// A tensor that an operation changes in place must be borrowed exclusively. The type system
+/// ensures that for a tensor, and this check for a view.
 pub(super) fn writable(op: &'static str, what: &'static str, found: &Tensor<'_>) {
     assert!(found.is_writable(), "{op}: {what} is a view that others may have too; make it with a `_mut` method");
 }

@@ -1,5 +1,5 @@
-//! Copies between the device and host memory that run beside passes: of whole blocks of keys and values, and of rows of
-//! pictures.
+//! Copies between the device and host memory that run concurrently with passes: whole blocks of
+//! keys and values, and rows of pictures.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use bursar_budgets::{Address, Bytes};
 
 use crate::{Backend, HostBlocks, HostRows, KernelError, KvLayer, Tensor};
 
-/// One block's copy, over all layers, or one row's.
+/// The copy of one block, over all layers, or of one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
     /// The block or row on the device.
@@ -16,74 +16,73 @@ pub struct BlockCopy {
     pub slot: u32,
 }
 
-/// Copies in one order: all to the host, then all to the device.
+/// Copies in a fixed order: first all copies to the host, then all copies to the device.
 ///
-/// Passes begun later write only after those to the host. Those to the device are done when the host has heard so, and
-/// until then no pass may use their blocks. What is copied to the host must have been written by passes that the host
-/// has seen the end of. Copies that were begun earlier come before.
+/// Passes that start later write only after the copies to the host. Copies to the device are
+/// complete only once the host has learned so, and until then no pass may use their blocks. Data
+/// that is copied to the host must have been written by passes whose end the host has already seen.
+/// Copies that were started earlier run first.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// Where blocks and slots are: for each layer of the cache, or for its rows.
+    /// Addresses of blocks and slots: one entry per layer of the cache, or one for a cache of rows.
     pub pieces: &'a [Pieces],
-    /// Stretches of blocks to copy to slots.
+    /// Ranges of blocks to copy to slots.
     pub to_host: Vec<Stretch>,
-    /// Stretches of blocks to copy from slots.
+    /// Ranges of blocks to copy from slots.
     pub to_device: Vec<Stretch>,
 }
 
-/// The blocks of a layer and its slots, each one after another.
+/// The addresses of a layer's blocks and of its slots. Both are contiguous.
 #[derive(Clone, Copy, Debug)]
 pub struct Pieces {
-    /// The first block.
+    /// Address of the first block.
     device: Address,
-    /// The first slot.
+    /// Address of the first slot.
     host: *mut u8,
-    /// The length of each.
+    /// The length of each block and slot.
     bytes: Bytes,
 }
 
 impl Pieces {
-    /// Where a block is.
     pub(crate) fn block(&self, block: u32) -> Address {
         self.device.offset(self.bytes * u64::from(block))
     }
 
-    /// Where a slot is.
     pub(crate) fn slot(&self, slot: u32) -> *mut u8 {
-        // Wrapping, because whether it is inside is the front's to check.
+        // `wrapping_add`, because `copy` below checks the slot against the bounds.
         self.host.wrapping_add(self.bytes(slot).as_usize())
     }
 
-    /// Bytes of neighbours.
+    /// Bytes of `count` adjacent blocks.
     pub(crate) fn bytes(&self, count: u32) -> Bytes {
         self.bytes * u64::from(count)
     }
 }
 
-/// Neighbouring blocks whose slots are neighbours: one piece a layer.
+/// Adjacent blocks whose slots are adjacent too, so that they need one copy per layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch {
     /// The first block.
     pub block: u32,
-    /// Its slot.
+    /// Slot of the first block.
     pub slot: u32,
-    /// How many.
+    /// Number of blocks.
     pub count: u32,
 }
 
-/// Copies under way. It may be dropped before they end.
+/// Copies in progress. The value may be dropped before they end.
 pub trait Copying {
-    /// Whether [`wait`](Copying::wait) would return at once. It never blocks.
+    /// Whether [`wait`](Copying::wait) would return at once. This method never blocks.
     fn has_come(&self) -> bool;
 
-    /// Waits until all are done, and returns how long the device took for them.
+    /// Waits until all copies are done, and returns how long the device took for them.
     ///
     /// # Errors
-    /// Any error the device reports for them.
+    /// Any error that the device reports for the copies.
     fn wait(self: Box<Self>) -> Result<Duration, KernelError>;
 }
 
-/// Copies that were made at once.
+/// Copies that were done synchronously.
 pub(crate) struct Copied(pub(crate) Duration);
 
 impl Copying for Copied {
@@ -96,13 +95,13 @@ impl Copying for Copied {
     }
 }
 
-/// Begins copies of blocks of `layers` to and from slots of `host`; see [`Call`].
+/// Starts copies of blocks of `layers` to and from slots of `host`; see [`Call`].
 ///
 /// # Errors
-/// The device refuses them, or is lost.
+/// The device refuses the copies, or is lost.
 ///
 /// # Panics
-/// If the shapes differ, or a block or slot is not there.
+/// If the shapes differ, or a block or slot is out of bounds.
 pub fn copy_blocks<B: Backend>(
     backend: &B,
     layers: &[KvLayer],
@@ -126,13 +125,13 @@ pub fn copy_blocks<B: Backend>(
     copy(backend, &pieces, (blocks, host.slots), to_host, to_device)
 }
 
-/// Begins copies of rows of `cache`, `[rows, width]`, to and from slots of `host`; see [`Call`].
+/// Starts copies of rows of `cache`, `[rows, width]`, to and from slots of `host`; see [`Call`].
 ///
 /// # Errors
-/// As [`copy_blocks`].
+/// The same as for [`copy_blocks`].
 ///
 /// # Panics
-/// If a row is as long as no slot, or a row or slot is not there.
+/// If the length of a row is not that of a slot, or a row or slot is out of bounds.
 pub fn copy_rows<B: Backend>(
     backend: &B,
     cache: &Tensor<'_>,
@@ -160,7 +159,7 @@ fn copy<B: Backend>(
     backend.copy_blocks(Call { pieces, to_host: stretches(to_host), to_device: stretches(to_device) })
 }
 
-/// Joins copies that follow each other on both sides.
+/// Joins copies that are adjacent on both sides.
 fn stretches(copies: &[BlockCopy]) -> Vec<Stretch> {
     let mut stretches: Vec<Stretch> = Vec::new();
     for BlockCopy { block, slot } in copies.iter().copied() {

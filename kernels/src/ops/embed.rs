@@ -1,30 +1,32 @@
-//! Embedding: one row of a table per id.
+//! Embedding: one row of a table per token.
 
 use crate::{Backend, KernelError, Scope, Share, Tensor, Work, input_token::PREVIOUS};
 
 use super::check;
 
-/// Computes `out[i] = table[ids[i]]`, converted to activations. An id is the [code](crate::InputToken::code) of a
-/// token; one that the host has not seen is `previous[row]`. If that is [`NO_CHOICE`](super::argmax::NO_CHOICE), nothing was chosen and the output row is all
-/// zeros. So is the row of a token that is not among
-/// `tokens`.
+/// Computes `out[i] = table[ids[i]]`, converted to activations. `ids[i]` is the
+/// [code](crate::InputToken::code) of a token. The id of a token that the host has not seen is
+/// `previous[row]`. If that entry is [`NO_CHOICE`](super::argmax::NO_CHOICE), no token was chosen,
+/// and the output row is all zeros. The row of a token that is not in `tokens` is all zeros too.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[tokens.count, hidden]`, floating point.
     pub table: Tensor<'a>,
-    /// The tokens of the vocabulary that the table has, from its first row on.
+    /// The tokens of the vocabulary whose rows the table holds.
     pub tokens: Share,
-    /// `[tokens]` u32: codes of tokens, known ones below the vocabulary, unseen ones with a row of `previous`.
+    /// `[tokens]` u32: codes of tokens. Known ids are below the vocabulary, and unseen tokens name
+    /// a row of `previous`.
     pub ids: Tensor<'a>,
-    /// `[rows]` u32, each below the vocabulary or [`NO_CHOICE`](super::argmax::NO_CHOICE); empty if no id refers to it.
+    /// `[rows]` u32, each below the vocabulary or [`NO_CHOICE`](super::argmax::NO_CHOICE). It is
+    /// empty if no token is unseen.
     pub previous: Tensor<'a>,
     /// `[tokens, hidden]` activations.
     pub out: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Looks up `ids` `[tokens]` in `table` `[vocabulary, hidden]`; returns `[tokens, hidden]`. Codes of
-    /// unseen tokens are read from `previous` `[rows]`.
+    /// Looks up `ids` `[tokens]` in `table` `[vocabulary, hidden]`; returns `[tokens, hidden]`. The
+    /// ids of unseen tokens are read from `previous` `[rows]`.
     pub fn embed(
         &self,
         table: &Tensor<'_>,
@@ -34,8 +36,8 @@ impl<B: Backend> Scope<'_, B> {
         self.embed_share(table, Share::all(table.rows()), ids, previous)
     }
 
-    /// As [`embed`](Scope::embed) of a vocabulary of which `table` `[tokens.count, hidden]` has a share: rows of other
-    /// tokens are zeros.
+    /// Like [`embed`](Scope::embed), where `table` `[tokens.count, hidden]` holds only a share of
+    /// the vocabulary. The rows of other tokens are zeros.
     pub fn embed_share(
         &self,
         table: &Tensor<'_>,

@@ -1,6 +1,8 @@
-//! Random numbers in place: weights for a model whose values do not matter, without a file or a host copy.
+//! Random numbers in place: weights for a model whose values do not matter, without a file
+//! or a host copy.
 //!
-//! Every backend draws the same bits from the same seed. In wrapping 64-bit integers, element `i`, counted from 0, is
+//! Every backend draws the same bits from the same seed. In wrapping 64-bit integers, element `i`,
+//! counted from 0, is
 //!
 //! ```text
 //! z = seed + (i + 1) * 0x9E3779B97F4A7C15
@@ -11,13 +13,14 @@
 //! value = round(float(sum) * float(deviation / 37837.227237))        (one product in f32, then to the type, ties to even)
 //! ```
 //!
-//! Part of a matrix is drawn with the numbers that it has in the whole: element `[row, column]` of `out` is number
-//! `row * pitch + column`, counted from the first.
+//! Part of a matrix gets the same numbers that it would have in the whole matrix: element `[row,
+//! column]` of `out` is number `row * pitch + column`, counted from the part's first element.
 //!
-//! The first four lines are the `i`-th step of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
-//! generators", 2014), so each element can be computed on its own. The sum of four uniform numbers has an Irwin-Hall
-//! distribution, cut off at 3.46 standard deviations: close enough to normal for weights. 37837.227237 is the standard
-//! deviation of that sum, the square root of `4 * (65536^2 - 1) / 12`.
+//! The first four lines are the `i`-th step of SplitMix64 (Steele, Lea, Flood, "Fast splittable
+//! pseudorandom number generators", 2014), so each element can be computed independently. The sum
+//! of four uniform numbers has an Irwin-Hall distribution, cut off at 3.46 standard deviations,
+//! which is close enough to normal for weights. 37837.227237 is the standard deviation of that sum,
+//! the square root of `4 * (65536^2 - 1) / 12`.
 
 use crate::{Backend, DType, KernelError, Tensor};
 
@@ -26,27 +29,28 @@ use super::check;
 /// Standard deviation of the sum of four uniform 16-bit numbers.
 const SUM_DEVIATION: f64 = 37_837.227_237;
 
-/// The largest number that is drawn, in standard deviations.
+/// The largest number that can be drawn, in standard deviations.
 pub const LARGEST_DEVIATIONS: f32 = (131_070.0 / SUM_DEVIATION) as f32;
 
-/// Draws `out` as the module describes.
+/// Fills `out` as the module describes.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// Equal seeds give equal numbers.
     pub seed: u64,
-    /// Numbers from the first of a row to the first of the next one.
+    /// Elements from the start of a row of the whole matrix to the start of the next.
     pub pitch: usize,
-    /// Factor on each element's integer sum: the requested standard deviation divided by that of the sum.
+    /// Factor on each element's integer sum: the requested standard deviation divided by the
+    /// standard deviation of the sum.
     pub factor: f32,
     /// Contiguous, floating point.
     pub out: Tensor<'a>,
 }
 
-/// Fills `out` with numbers of mean zero and standard deviation `deviation`. This loads random weights, outside any
-/// pass.
+/// Fills `out` with numbers of mean zero and standard deviation `deviation`. It is called outside
+/// any pass, to load random weights.
 ///
 /// # Errors
-/// `out` does not have the type the target stores weights as, or has gaps between its rows.
+/// `out` does not have the type in which the target stores weights, or has gaps between its rows.
 pub fn fill_random<B: Backend>(
     backend: &B,
     seed: u64,
@@ -57,24 +61,24 @@ pub fn fill_random<B: Backend>(
     fill_random_part(backend, Part { seed, first: 0, pitch }, deviation, out)
 }
 
-/// Where a part begins in the matrix that it is of.
+/// Position of a part in the whole matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// Of the whole matrix.
+    /// Seed of the whole matrix.
     pub seed: u64,
-    /// The number of its first element.
+    /// Index of the part's first element in the whole matrix.
     pub first: u64,
-    /// Numbers from the first of a row to the first of the next one.
+    /// Elements from the start of a row of the whole matrix to the start of the next.
     pub pitch: usize,
 }
 
-/// What one step of SplitMix64 adds to its state.
+/// Increment of the SplitMix64 state per step.
 pub(crate) const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// As [`fill_random`], where `out` is part of a matrix.
+/// Like [`fill_random`], where `out` is part of a matrix.
 ///
 /// # Errors
-/// As [`fill_random`].
+/// The same as for [`fill_random`].
 pub fn fill_random_part<B: Backend>(
     backend: &B,
     part: Part,
@@ -88,7 +92,7 @@ pub fn fill_random_part<B: Backend>(
     }
     check::holds(out.is_contiguous(), OP, "out", out, "contiguous rows")?;
     let factor = (f64::from(deviation) / SUM_DEVIATION) as f32;
-    // The same as to begin so many steps later.
+    // Equivalent to starting `part.first` steps later.
     let seed = part.seed.wrapping_add(part.first.wrapping_mul(STEP));
     backend.fill_random(Call { seed, pitch: part.pitch, factor, out: out.view() })
 }

@@ -1,33 +1,38 @@
-//! The first half of a mixture of gated MLPs: each row's experts multiply it by their gate and up weights, and apply
-//! the gate (SwiGLU, Shazeer 2020, arXiv 2002.05202).
+//! The first half of a mixture of gated MLPs: each row is multiplied by the gate and up weights of
+//! its experts, and the gate is applied (SwiGLU, Shazeer 2020, arXiv 2002.05202).
 
 use bursar_budgets::Bytes;
 
 use super::{check, route::Routing};
 use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 
-/// Computes `out[place] = silu(gate) * up`, where `[gate | up] = x[row] @ weight[expert]^T` for the row and the expert
-/// of the choice at `place`. Places of experts whose weights are not here are undefined.
+/// Computes `out[place] = silu(gate) * up`, where `[gate | up] = x[row] @ weight[expert]^T` for the
+/// row and the expert of the choice at `place` in the sorted order. Rows of `out` for experts that
+/// this rank does not hold are undefined.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, in_features]` activations in the format that the weight wants, and no other. A gap between plain rows is
-    /// allowed.
+    /// `[rows, in_features]` activations, only in the format that the weight wants. A gap between
+    /// plain rows is allowed.
     pub x: Activations<'a>,
-    /// `[experts * 2 * features, in_features]`, contiguous: of each expert that is here gate, then up.
+    /// `[experts * 2 * features, in_features]`, contiguous: for each expert that this rank
+    /// holds, gate, then up.
     pub weight: Weight<'a>,
-    /// Which experts each row has.
+    /// The experts of each row.
     pub routing: Routing<'a>,
-    /// Scratch declared with [`Target::experts_scratch`](crate::Target::experts_scratch); may be empty.
+    /// Scratch declared with
+    /// [`Target::experts_scratch`](crate::Target::experts_scratch); may be empty.
     pub scratch: Tensor<'a>,
-    /// Scratch declared with [`Target::gated_rows_scratch`](crate::Target::gated_rows_scratch), empty if `out` is plain.
+    /// Scratch declared with [`Target::gated_rows_scratch`](crate::Target::gated_rows_scratch).
+    /// Empty if `out` has plain rows.
     pub gated: Tensor<'a>,
-    /// `[rows * top, features]` in the formats that were asked for, in the routing's order of places.
+    /// `[rows * top, features]` in the requested formats, in the routing's sorted order.
     pub out: Activations<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// What each expert's gate and up weights make of the rows of `x` `[rows, in_features]` that chose it; `weight`
-    /// `[experts * 2 * features, in_features]`. Returns `[rows * top, features]`, sorted by expert.
+    /// Multiplies the rows of `x` `[rows, in_features]` by the gate and up weights of the experts
+    /// that they chose, and applies the gate. `weight` is `[experts * 2 * features, in_features]`.
+    /// Returns `[rows * top, features]`, sorted by expert.
     pub fn gated_experts<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -37,7 +42,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(self.gated_experts_as(x, weight, routing, ActivationFormat::PLAIN)?.plain.expect("it was asked for"))
     }
 
-    /// As [`gated_experts`](Scope::gated_experts), in `format`.
+    /// Like [`gated_experts`](Scope::gated_experts), in `format`.
     pub fn gated_experts_as<'a>(
         &self,
         x: impl Into<Activations<'a>>,

@@ -1,5 +1,5 @@
-//! The first half of a gated MLP: one product with the gate and up weights, then the gate (SwiGLU, Shazeer 2020,
-//! arXiv 2002.05202).
+//! The first half of a gated MLP: one product with the gate and up weights, then the gate (SwiGLU,
+//! Shazeer 2020, arXiv 2002.05202).
 
 use bursar_budgets::Bytes;
 
@@ -10,29 +10,33 @@ use super::check;
 /// Computes `out = silu(gate) * up` where `[gate | up] = x @ weight^T + bias`.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, in_features]` activations in the format that the weight wants, and no other. A gap between plain rows is
-    /// allowed.
+    /// `[rows, in_features]` activations, only in the format that the weight wants. A gap between
+    /// plain rows is allowed.
     pub x: Activations<'a>,
     /// `[2 * features, in_features]`, contiguous: gate, then up.
     pub weight: Weight<'a>,
     /// `[2 * features]`, floating point.
     pub bias: Option<Tensor<'a>>,
-    /// `[rows, 2 * features]` activations: space for the intermediate product. Its contents afterwards are undefined.
+    /// `[rows, 2 * features]` activations: space for the intermediate product. Undefined
+    /// afterwards.
     pub gate_up: Tensor<'a>,
-    /// Scratch declared with [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
+    /// Scratch declared with [`Target::linear_scratch`](crate::Target::linear_scratch); may be
+    /// empty.
     pub scratch: Tensor<'a>,
-    /// `[rows, features]` in the formats that were asked for.
+    /// `[rows, features]` in the requested formats.
     pub out: Activations<'a>,
 }
 
 const OP: &str = "gated_linear";
 
 impl<B: Backend> Scope<'_, B> {
-    /// SiLU of the first half of `x @ weight^T + bias` times the second half: `x` `[rows, in_features]`, `weight`
-    /// `[2 * features, in_features]`, `bias` `[2 * features]`; returns `[rows, features]`.
+    /// SiLU of the first half of `x @ weight^T + bias` times the second half, with `x`
+    /// `[rows, in_features]`, `weight` `[2 * features, in_features]` and `bias` `[2 *
+    /// features]`; returns `[rows, features]`.
     ///
-    /// It is [`linear`](Scope::linear) and [`silu_mul`](Scope::silu_mul) in one. The intermediate product is taken from
-    /// the workspace even if the backend does not need it, because a plan does not know what autotuning chose.
+    /// This method combines [`linear`](Scope::linear) and [`silu_mul`](Scope::silu_mul). The
+    /// intermediate product is taken from the workspace even if the backend does not need it,
+    /// because a plan does not know what autotuning chose.
     pub fn gated_linear<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -43,7 +47,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out.plain.expect("it was asked for"))
     }
 
-    /// As [`gated_linear`](Scope::gated_linear), in `format`.
+    /// Like [`gated_linear`](Scope::gated_linear), in `format`.
     pub fn gated_linear_as<'a>(
         &self,
         x: impl Into<Activations<'a>>,

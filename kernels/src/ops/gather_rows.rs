@@ -1,4 +1,5 @@
-//! Copies of chosen rows: windows gathered together, the last token of each sequence.
+//! Gather: copies of rows at given indices, for example of the rows of a window or of the last
+//! token of each sequence.
 
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
@@ -16,14 +17,16 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Copies the rows of `x` that `rows` `[chosen]` names, in that order; returns `[chosen, columns]`.
+    /// Copies the rows of `x` that `rows` `[chosen]` names, in that order; returns `[chosen,
+    /// columns]`.
     pub fn gather_rows(&self, x: &Tensor<'_>, rows: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
         let mut out = self.empty([rows.rows(), x.columns()])?;
         self.gather_rows_into(x, rows, &mut out)?;
         Ok(out)
     }
 
-    /// As [`gather_rows`](Scope::gather_rows), into `out` `[chosen, columns]`, which may have gaps between its rows.
+    /// Like [`gather_rows`](Scope::gather_rows), but writes to `out` `[chosen, columns]`, which may
+    /// have gaps between its rows.
     pub fn gather_rows_into(&self, x: &Tensor<'_>, rows: &Tensor<'_>, out: &mut Tensor<'_>) -> Result<(), KernelError> {
         const OP: &str = "gather_rows";
         check::activation(OP, "x", x, self.target().activation())?;

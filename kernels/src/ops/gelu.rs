@@ -1,26 +1,25 @@
-//! The Gaussian error linear unit, exact or by one of two approximations (Hendrycks and Gimpel 2016, arXiv 1606.08415).
+//! The Gaussian error linear unit, exact or by one of two approximations (Hendrycks and
+//! Gimpel 2016, arXiv 1606.08415).
 
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// Which form of the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gelu {
     /// The definition: `x / 2 * (1 + erf(x / sqrt(2)))`.
     Erf,
-    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`, which others name `gelu_pytorch_tanh` or `gelu_new`.
+    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`, elsewhere named
+    /// `gelu_pytorch_tanh` or `gelu_new`.
     Tanh,
-    /// `x / (1 + exp(-1.702 * x))`, which others name `quick_gelu`.
+    /// `x / (1 + exp(-1.702 * x))`, elsewhere named `quick_gelu`.
     Quick,
 }
 
-/// Applies the unit in place.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, features]` activations, changed in place.
     pub x: Tensor<'a>,
-    /// Which form.
     pub kind: Gelu,
 }
 

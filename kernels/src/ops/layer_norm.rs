@@ -1,11 +1,11 @@
-//! Layer normalisation (Ba et al. 2016, arXiv 1607.06450).
+//! Layer normalization (Ba et al. 2016, arXiv 1607.06450).
 
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// Computes `out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias`, row by row, mean and variance in
-/// `f32`. The variance is the mean squared distance from the mean.
+/// Computes `out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias`, row by row, with
+/// mean and variance in `f32`. The variance is the mean squared distance from the mean.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, hidden]` activations.
@@ -21,8 +21,8 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Normalises the rows of `x` `[rows, hidden]` to mean 0 and variance 1, scales them by `weight` `[hidden]` and
-    /// shifts them by `bias` `[hidden]`; returns `[rows, hidden]`.
+    /// Normalizes the rows of `x` `[rows, hidden]` to mean 0 and variance 1, scales them by
+    /// `weight` `[hidden]` and shifts them by `bias` `[hidden]`; returns `[rows, hidden]`.
     pub fn layer_norm(
         &self,
         x: &Tensor<'_>,

@@ -1,4 +1,4 @@
-//! The matrix product with a weight, as every projection uses it.
+//! The matrix product of activations with a weight, for all projections.
 
 use bursar_budgets::Bytes;
 
@@ -6,14 +6,16 @@ use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 
 use super::check;
 
-/// Computes `out = x @ weight^T + bias`, or adds it to `out` if `accumulate` is set. Sums are in `f32`.
+/// Computes `out = x @ weight^T + bias`, or adds it to `out` if `accumulate` is set.
+/// Sums are in `f32`.
 ///
-/// Of an FP8 weight and rounded activations, products of E4M3 numbers are summed in f32 within each group of columns
-/// that has a scale, and each sum is multiplied by the scales of both.
+/// With an FP8 weight and quantized activations, products of E4M3 numbers are summed in
+/// f32 within each group of columns that has a scale, and each sum is multiplied by the
+/// scales of both operands.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, in_features]` activations in the format that the weight wants, and no other. A gap between plain rows is
-    /// allowed.
+    /// `[rows, in_features]` activations, only in the format that the weight wants. A gap between
+    /// plain rows is allowed.
     pub x: Activations<'a>,
     /// `[out_features, in_features]`, contiguous.
     pub weight: Weight<'a>,
@@ -21,15 +23,15 @@ pub struct Call<'a> {
     pub bias: Option<Tensor<'a>>,
     /// Add to the contents of `out` instead of replacing them.
     pub accumulate: bool,
-    /// Scratch declared with [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
+    /// Scratch declared with [`Target::linear_scratch`](crate::Target::linear_scratch); may be
+    /// empty.
     pub scratch: Tensor<'a>,
-    /// `[rows, out_features]` activations; f32 is allowed too unless `accumulate` is set.
+    /// `[rows, out_features]` activations. f32 is allowed too unless `accumulate` is set.
     pub out: Tensor<'a>,
 }
 
 const OP: &str = "linear";
 
-/// A product's operands.
 struct Operands<'a> {
     x: Activations<'a>,
     weight: Weight<'a>,
@@ -37,8 +39,8 @@ struct Operands<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// `x @ weight^T + bias`: `x` `[rows, in_features]`, `weight` `[out_features, in_features]`, `bias`
-    /// `[out_features]`; returns `[rows, out_features]`.
+    /// `x @ weight^T + bias`: `x` `[rows, in_features]`, `weight` `[out_features, in_features]`,
+    /// `bias` `[out_features]`; returns `[rows, out_features]`.
     pub fn linear<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -52,8 +54,8 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
-    /// As [`linear`](Scope::linear), into `out` `[rows, out_features]` of an outer scope. `out` holds activations, or
-    /// f32 for logits.
+    /// Like [`linear`](Scope::linear), but writes to `out` `[rows, out_features]`, which belongs to
+    /// an outer scope. `out` holds activations, or f32 for logits.
     pub fn linear_into<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -69,7 +71,8 @@ impl<B: Backend> Scope<'_, B> {
         self.launch(operands, false, out)
     }
 
-    /// Adds `x @ weight^T + bias` to `sum` `[rows, out_features]`, as a layer adds to the residual stream.
+    /// Adds `x @ weight^T + bias` to `sum` `[rows, out_features]`, as a layer adds to the residual
+    /// stream.
     pub fn linear_add<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -85,8 +88,8 @@ impl<B: Backend> Scope<'_, B> {
         self.launch(operands, true, sum)
     }
 
-    /// Rounds activations if the weight wants it, takes scratch, counts the work and calls the backend; arguments are
-    /// already checked.
+    /// Quantizes activations if the weight wants it, takes scratch, counts the work and calls the
+    /// backend. Arguments are already checked.
     fn launch(&self, operands: Operands<'_>, accumulate: bool, out: &Tensor<'_>) -> Result<(), KernelError> {
         let Operands { x, weight, bias } = operands;
         let (out_features, in_features) = (weight.rows(), weight.columns());

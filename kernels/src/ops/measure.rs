@@ -1,18 +1,19 @@
-//! The end of autotuning: timing the products it met at small row counts.
+//! The end of autotuning: timing of the products that it met, at small row counts.
 
 use crate::{Backend, DType, KernelError, Scope, Tensor};
 
 /// Memory that a backend may measure in.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[bytes]` u8 with arbitrary contents: all that is left of the workspace.
+    /// `[bytes]` u8 with arbitrary contents: all memory that is left in the workspace.
     pub room: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Lets the backend time the products that autotuning has met, using all that is left of the workspace. Call it
-    /// between [`autotune(true)`](Backend::autotune) and `autotune(false)`, after the pass has given its memory back.
-    /// Nothing is measured twice. Afterwards the workspace's high-water mark equals its capacity.
+    /// Lets the backend time the products that autotuning has met, using all memory that is left in
+    /// the workspace. Call it between [`autotune(true)`](Backend::autotune) and `autotune(false)`,
+    /// after the pass has given its memory back. No product is measured twice. Afterwards the
+    /// workspace's high-water mark equals its capacity.
     ///
     /// # Errors
     /// The device is lost.

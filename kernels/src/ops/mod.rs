@@ -1,6 +1,8 @@
-//! One file per operation: its contract, its checks, the output it takes, and what it costs. Backends only compute.
+//! Operations, one file each: the contract, the checks, the output that it takes, and its
+//! cost. Backends only compute.
 //!
-//! The `Call` structs handed to backends are `#[non_exhaustive]`, so only the fronts here, which check, can build one.
+//! The `Call` structs passed to backends are `#[non_exhaustive]`, so other crates cannot build one.
+//! Only the methods here, which check the arguments, do.
 
 pub mod add_experts;
 pub mod add_experts_rms_norm;

@@ -1,17 +1,19 @@
-//! Patches: picture bytes, cut into the rows that a vision encoder reads and normalised. Uploading bytes moves an
-//! eighth of what the f32 patches would take, and a still picture's frame is uploaded once.
+//! Patches: picture bytes, cut into the rows that a vision encoder reads, and normalized.
+//! Uploading bytes moves an eighth of the data that f32 patches would take, and the frame of a
+//! still picture is uploaded once.
 
 use crate::{Backend, DType, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// Colour channels: red, green and blue.
+/// Color channels: red, green and blue.
 pub const CHANNELS: usize = 3;
 
 /// Numbers that locate a picture: its first byte, patches down, patches across, frames.
 pub const LAYOUT_NUMBERS: usize = 4;
 
-/// Numbers that normalise a picture's colour levels: a factor, then each channel's shift, then each channel's scale.
+/// Numbers that normalize a picture's color levels: a factor, then each channel's shift,
+/// then each channel's scale.
 pub const LEVEL_NUMBERS: usize = 1 + 2 * CHANNELS;
 
 /// The size of one patch.
@@ -19,7 +21,7 @@ pub const LEVEL_NUMBERS: usize = 1 + 2 * CHANNELS;
 pub struct PatchSize {
     /// Pixels per side.
     pub side: usize,
-    /// Frames. If a picture has fewer, its last frame is repeated.
+    /// Frames per patch. If a picture has fewer frames, its last frame is repeated.
     pub frames: usize,
 }
 
@@ -30,42 +32,43 @@ impl PatchSize {
     }
 }
 
-/// The pictures of one launch, and which patch each row of the output is. A step of a video is a picture of several
-/// frames.
+/// The pictures of one launch, and the patch that each row of the output holds. A time step of a
+/// video is a picture of several frames.
 #[derive(Debug)]
 pub struct Pixels<'m> {
-    /// `[bytes]` u8, fewer than 2^32. From the innermost: red, green and blue of a pixel, pixels of a row, rows of a
-    /// frame, frames of a picture.
+    /// `[bytes]` u8, fewer than 2^32. From the innermost: red, green and blue of a pixel, pixels of
+    /// a row, rows of a frame, frames of a picture.
     pub bytes: Tensor<'m>,
     /// `[pictures, LAYOUT_NUMBERS]` u32. A picture's frames are consecutive in `bytes`.
     pub layout: Tensor<'m>,
     /// `[pictures, LEVEL_NUMBERS]` f32.
     pub levels: Tensor<'m>,
-    /// `[3, patches]` u32: the picture of each row of the output, and the patch's row and column in it.
+    /// `[3, patches]` u32: for each row of the output, the picture, and the patch's row and
+    /// column in the picture.
     pub places: Tensor<'m>,
 }
 
-/// Computes `out[i][channel][frame][y][x] = (level * factor - shift[channel]) / scale[channel]` for the pixel `(y, x)`
-/// of patch `places[.., i]`, in single precision and in this order, then converts it to activations.
+/// Computes `out[i][channel][frame][y][x] = (level * factor - shift[channel]) / scale[channel]` for
+/// the pixel `(y, x)` of patch `places[.., i]`, in single precision and in this order, then
+/// converts it to activations.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[bytes]` u8.
     pub bytes: Tensor<'a>,
-    /// `[pictures, LAYOUT_NUMBERS]` u32; the number of frames is 1 to `size.frames`.
+    /// `[pictures, LAYOUT_NUMBERS]` u32. The number of frames is 1 to `size.frames`.
     pub layout: Tensor<'a>,
     /// `[pictures, LEVEL_NUMBERS]` f32.
     pub levels: Tensor<'a>,
     /// `[3, patches]` u32: picture, row, column.
     pub places: Tensor<'a>,
-    /// The size of one patch.
     pub size: PatchSize,
     /// `[patches, CHANNELS * frames * side * side]` activations, contiguous.
     pub out: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Cuts `pixels` into `out` `[patches, size.values()]`. The caller owns `out`, so that it can free the bytes before
-    /// the patches are read.
+    /// Cuts `pixels` into `out` `[patches, size.values()]`. The caller owns `out`, so that it can
+    /// free the bytes before the patches are read.
     pub fn patchify(&self, pixels: &Pixels<'_>, size: PatchSize, out: &mut Tensor<'_>) -> Result<(), KernelError> {
         const OP: &str = "patchify";
         let Pixels { bytes, layout, levels, places } = pixels;

@@ -1,35 +1,39 @@
-//! Learned positions on a square grid, read between its points: what Qwen3-VL's vision encoder adds to its patches
-//! (transformers 5.17, `vision_utils.py::get_vision_interpolation_indices_and_weights`, bilinear, corners aligned).
+//! Learned positions on a square grid, interpolated between its points: the position embeddings
+//! that Qwen3-VL's vision encoder adds to its patches (transformers 5.17,
+//! `vision_utils.py::get_vision_interpolation_indices_and_weights`, bilinear, corners aligned).
 
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::{check, patchify::LAYOUT_NUMBERS};
 
-/// Computes `out[i]` as the table at `(row * (side - 1) / (rows - 1), column * (side - 1) / (columns - 1))`: the sum of
-/// the four points around it, weighted by nearness. The corners of the picture lie on those of the grid; the only row
-/// of a picture of one row lies on the grid's first, and so do columns.
+/// Computes `out[i]` as the table at `(row * (side - 1) / (rows - 1), column * (side - 1) /
+/// (columns - 1))`: the sum of the four surrounding points, weighted by nearness. The corners of
+/// the picture coincide with the corners of the grid. The only row of a picture with one row lies
+/// on the grid's first row, and likewise for columns.
 ///
-/// All is f32 in this order, then rounded once: `place = index * (side - 1) / max(count - 1, 1)` on each axis; the
-/// point before it counts `1 - (place - floor(place))` and the one behind it 1 minus that, where the last point is
-/// behind itself; then the sum of `(row's weight * column's weight) * point`, the first row's two points first.
+/// Everything is computed in f32 in this order, and then rounded once. On each axis, `place = index
+/// * (side - 1) / max(count - 1, 1)`. The point at `floor(place)` has the weight `1 - (place -
+/// floor(place))`, and the next point has 1 minus that weight. The last point counts as its own
+/// next point. The result is the sum of `(row's weight * column's weight) * point`, starting with
+/// the two points of the first row.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[side * side, hidden]`, floating point, contiguous: rows of the grid one after the other.
+    /// `[side * side, hidden]`, floating point, contiguous: the rows of the grid one after another.
     pub table: Tensor<'a>,
     /// Points per side of the grid.
     pub side: usize,
     /// `[3, patches]` u32: picture, row, column.
     pub places: Tensor<'a>,
-    /// `[pictures, LAYOUT_NUMBERS]` u32, of which the patches down and across are read.
+    /// `[pictures, LAYOUT_NUMBERS]` u32, of which only the patches down and across are read.
     pub layout: Tensor<'a>,
     /// `[patches, hidden]` activations.
     pub out: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Reads the position of each patch from `table` `[side * side, hidden]` into `out` `[patches, hidden]`. `places`
-    /// `[3, patches]` and `layout` `[pictures, LAYOUT_NUMBERS]` are those of
-    /// [`Pixels`](super::patchify::Pixels).
+    /// Interpolates the position of each patch from `table` `[side * side, hidden]` into `out`
+    /// `[patches, hidden]`. `places` `[3, patches]` and `layout` `[pictures, LAYOUT_NUMBERS]` are
+    /// the tensors of [`Pixels`](super::patchify::Pixels).
     pub fn position_grid(
         &self,
         table: &Tensor<'_>,

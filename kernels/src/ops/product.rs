@@ -1,11 +1,13 @@
-//! What all products check, and the format of activations that they read.
+//! Checks that all products share, and conversion to the format of activations that a product
+//! reads.
 
 use super::check;
 use crate::{
     ActivationFormat, Activations, Backend, DType, FP8_BLOCK, KernelError, Scales, Scope, Target, Tensor, Weight,
 };
 
-/// `weight` must hold what the target keeps weights as, or E4M3 with scales of its shape.
+/// `weight` must hold the type in which the target stores weights, or E4M3 with scales
+/// that fit its shape.
 pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Target) -> Result<(), KernelError> {
     let data = &weight.data;
     check::holds(data.is_contiguous() && data.columns() > 0, op, "weight", data, "contiguous rows")?;
@@ -28,7 +30,7 @@ pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Targe
     }
 }
 
-/// `x` must hold activations, rounded or plain.
+/// `x` must hold activations, quantized or plain.
 fn check_activations(op: &'static str, x: &Activations<'_>, target: &Target) -> Result<(), KernelError> {
     if let Some(plain) = &x.plain {
         check::activation(op, "x", plain, target.activation())?;
@@ -40,7 +42,6 @@ fn check_activations(op: &'static str, x: &Activations<'_>, target: &Target) -> 
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// The checks that all products share.
     pub(super) fn check_product(
         &self,
         op: &'static str,
@@ -56,7 +57,7 @@ impl<B: Backend> Scope<'_, B> {
         check::shape(op, "bias", bias, [weight.rows()])
     }
 
-    /// Takes room for the format of `x` that `weight` wants, if `x` does not have it.
+    /// Takes space for the format of `x` that `weight` wants, if `x` does not have that format.
     pub(super) fn room_for(&self, x: &Activations<'_>, weight: &Weight<'_>) -> Result<Room<'_>, KernelError> {
         let wanted = weight.wants();
         if x.only(wanted).is_some() {
@@ -65,10 +66,12 @@ impl<B: Backend> Scope<'_, B> {
         Ok(Room(Some(self.empty_in(ActivationFormat::of(wanted), x.rows(), x.columns())?)))
     }
 
-    /// The format of `x` that `weight` wants: its own, or rounded in `room`.
+    /// The format of `x` that `weight` wants: from `x` if it has the format, otherwise quantized
+    /// into `room`.
     ///
     /// # Panics
-    /// If `x` is rounded in another way and not plain: the model's code asked for the wrong format.
+    /// If `x` is quantized in another way and has no plain rows: the model's code asked
+    /// for the wrong format.
     pub(super) fn wanted<'a>(
         &self,
         x: &'a Activations<'_>,
@@ -81,5 +84,5 @@ impl<B: Backend> Scope<'_, B> {
     }
 }
 
-/// Room for activations that a product rounds itself.
+/// Space for activations that a product quantizes itself.
 pub(super) struct Room<'s>(Option<Activations<'s>>);

@@ -1,10 +1,10 @@
-//! Root-mean-square normalisation (Zhang and Sennrich, 2019, arXiv 1910.07467).
+//! Root-mean-square normalization (Zhang and Sennrich, 2019, arXiv 1910.07467).
 
 use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Target, Tensor, Work};
 
 use super::check;
 
-/// Computes `out = x / sqrt(mean(x^2) + epsilon) * weight`, row by row, the mean in `f32`.
+/// Computes `out = x / sqrt(mean(x^2) + epsilon) * weight`, row by row, with the mean in `f32`.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, hidden]` activations.
@@ -13,11 +13,10 @@ pub struct Call<'a> {
     pub weight: Tensor<'a>,
     /// Added to the mean square.
     pub epsilon: f32,
-    /// `[rows, hidden]` in the formats that were asked for.
+    /// `[rows, hidden]` in the requested formats.
     pub out: Activations<'a>,
 }
 
-/// A norm of rows.
 #[derive(Clone, Copy)]
 pub struct RmsNorm<'a> {
     /// `[hidden]`, floating point.
@@ -27,7 +26,7 @@ pub struct RmsNorm<'a> {
 }
 
 impl RmsNorm<'_> {
-    /// It must fit the rows of `x`, and `out` must be as large.
+    /// The weight must fit the rows of `x`, and `out` must have the shape of `x`.
     pub(super) fn check(
         &self,
         op: &'static str,
@@ -51,12 +50,13 @@ impl RmsNorm<'_> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Normalises the rows of `x` `[rows, hidden]` and scales them by `weight` `[hidden]`; returns `[rows, hidden]`.
+    /// Normalizes the rows of `x` `[rows, hidden]` and scales them by `weight`
+    /// `[hidden]`; returns `[rows, hidden]`.
     pub fn rms_norm(&self, x: &Tensor<'_>, weight: &Tensor<'_>, epsilon: f32) -> Result<Tensor<'_>, KernelError> {
         Ok(self.rms_norm_as(x, weight, epsilon, ActivationFormat::PLAIN)?.plain.expect("it was asked for"))
     }
 
-    /// As [`rms_norm`](Scope::rms_norm), in `format`.
+    /// Like [`rms_norm`](Scope::rms_norm), in `format`.
     pub fn rms_norm_as(
         &self,
         x: &Tensor<'_>,
@@ -69,7 +69,8 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
-    /// As [`rms_norm`](Scope::rms_norm), into `out` `[rows, hidden]` in the formats that it has.
+    /// Like [`rms_norm`](Scope::rms_norm), but writes to `out` `[rows, hidden]` in the
+    /// formats that `out` has.
     pub fn rms_norm_into(
         &self,
         x: &Tensor<'_>,

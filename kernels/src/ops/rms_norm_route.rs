@@ -1,4 +1,5 @@
-//! What stands before a mixture's experts: the norm of the residual stream, the router's logits, and the routing.
+//! The operations before a mixture's experts: the norm of the residual stream, the router's
+//! logits, and the routing.
 
 use super::{
     check, linear,
@@ -7,39 +8,42 @@ use super::{
 };
 use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 
-/// Computes `norm`, then the router's logits of its plain rows, then `routing` of those. Nothing else reads the logits.
+/// Computes `norm`, then the router's logits from its plain rows, then `routing` of the logits. No
+/// other operation reads the logits.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// Whose output has plain rows.
+    /// The norm, whose output includes plain rows.
     pub norm: rms_norm::Call<'a>,
-    /// Into f32, without a bias.
+    /// The product with the router's weight, into f32 and without a bias.
     pub product: linear::Call<'a>,
-    /// Of the product.
+    /// The routing of the product.
     pub routing: route::Call<'a>,
 }
 
-/// A mixture's router.
 #[derive(Clone, Copy)]
 pub struct Router<'a> {
     /// `[experts, hidden]`, contiguous.
     pub weight: &'a Tensor<'a>,
     /// Experts of a row.
     pub top: usize,
-    /// Whether a row's weights add up to 1.
+    /// Whether a row's weights are scaled to add up to 1.
     pub renormalised: bool,
-    /// `[experts]` u32: each expert's choices are added to it, and it wraps.
+    /// `[experts]` u32: the number of each expert's choices is added to it, and wraps.
     pub loads: &'a Tensor<'a>,
-    /// `[rows]` u32: choices of a row without a slot ([`NO_SLOT`](super::rotary_kv_write::NO_SLOT)), which fills up a
-    /// captured step, are not added.
+    /// `[rows]` u32. The choices of a row without a slot
+    /// ([`NO_SLOT`](super::rotary_kv_write::NO_SLOT)), which is padding in a captured
+    /// step, are not counted.
     pub slots: Option<&'a Tensor<'a>>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Normalises the rows of `x` `[rows, hidden]` into `normed` as [`rms_norm_into`](Scope::rms_norm_into), and
-    /// [`route`](Scope::route)s them by `router`, whose logits are f32: near the last chosen expert a rounding would decide.
+    /// Normalizes the rows of `x` `[rows, hidden]` into `normed` like
+    /// [`rms_norm_into`](Scope::rms_norm_into), and [`route`](Scope::route)s them by `router`. The
+    /// logits are f32, because rounding could change which expert is chosen last.
     ///
     /// # Errors
-    /// As those and [`linear_into`](Scope::linear_into).
+    /// The same as for [`rms_norm_into`](Scope::rms_norm_into), [`route`](Scope::route) and
+    /// [`linear_into`](Scope::linear_into).
     ///
     /// # Panics
     /// If `normed` has no plain rows.

@@ -1,31 +1,32 @@
-//! Rotary position embedding (Su et al., 2021, arXiv 2104.09864), with several position axes for pictures (multimodal
-//! rotary positions of Qwen2-VL, arXiv 2409.12191).
+//! Rotary position embedding (Su et al., 2021, arXiv 2104.09864), with several position axes for
+//! pictures (multimodal rotary positions of Qwen2-VL, arXiv 2409.12191).
 
 use crate::{Backend, DType, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// The angle that each pair of elements rotates by, per position.
+/// The rotation of each pair of elements, per position.
 #[derive(Debug)]
 pub struct Rope<'m> {
     /// `[head_dim / 2]` f32: radians per position for each pair.
     pub frequencies: Tensor<'m>,
-    /// Which axis of its position each pair follows.
+    /// The axis of the position that each pair follows.
     pub axes: PairAxes,
 }
 
-/// Which axis of a position each pair of elements follows.
+/// The axis of a position that each pair of elements follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PairAxes {
-    /// So many consecutive pairs follow each axis: together all pairs. One entry for positions with one axis.
+    /// `sections[axis]` consecutive pairs follow each axis, and the sections together cover all
+    /// pairs. There is one entry for positions with one axis.
     Sections(Vec<usize>),
-    /// Pairs 1, 4, 7, ... below `3 * .0` follow the second axis, pairs 2, 5, 8, ... below `3 * .1` the third, and all
-    /// others the first (Qwen3-VL, arXiv 2511.21631).
+    /// Pairs 1, 4, 7, ... below `3 * .0` follow the second axis, pairs 2, 5, 8, ... below `3 * .1`
+    /// the third, and all other pairs the first (Qwen3-VL, arXiv 2511.21631).
     Interleaved(usize, usize),
 }
 
 impl PairAxes {
-    /// Axes that a position must have.
+    /// Number of axes that a position must have.
     pub fn count(&self) -> usize {
         match self {
             PairAxes::Sections(sections) => sections.len(),
@@ -51,7 +52,7 @@ impl PairAxes {
         }
     }
 
-    /// Whether they say an axis for each of `pairs` pairs, and for no more.
+    /// Whether each of `pairs` pairs has an axis, and no further pairs have one.
     fn fit(&self, pairs: usize) -> bool {
         match self {
             PairAxes::Sections(sections) => sections.iter().sum::<usize>() == pairs,
@@ -60,19 +61,19 @@ impl PairAxes {
     }
 }
 
-/// Rotates, in each of the first `heads` heads of a row, the pair of element `i` and element `i + head_dim / 2` by
-/// `positions[axis of i][row] * frequencies[i]` (the halves convention).
+/// Rotates, in each of the first `heads` heads of a row, the pair of element `i` and element `i +
+/// head_dim / 2` by `positions[axis of i][row] * frequencies[i]` (the halves convention).
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, at least heads * head_dim]` activations, changed in place.
     pub x: Tensor<'a>,
-    /// Heads to rotate; the columns after them are unchanged.
+    /// Heads to rotate. The columns after them are unchanged.
     pub heads: usize,
     /// `[axes, rows]` u32.
     pub positions: Tensor<'a>,
     /// `[head_dim / 2]` f32.
     pub frequencies: Tensor<'a>,
-    /// Which axis each pair follows.
+    /// The axis that each pair follows.
     pub axes: &'a PairAxes,
 }
 
@@ -129,8 +130,8 @@ mod tests {
 
     #[test]
     fn interleaved_axes_are_those_of_qwen3_vl() {
-        // `Qwen3VLTextRotaryEmbedding.recomposition_frequencies`, transformers 5.17: first all time, then every third of
-        // height and of width.
+        // `Qwen3VLTextRotaryEmbedding.recomposition_frequencies`, transformers 5.17: first all
+        // pairs follow time, then every third pair follows height, and every third width.
         for (pairs, [_, second, third]) in [(64, [24, 20, 20]), (16, [6, 5, 5]), (64, [64, 0, 0])] {
             let mut expected = vec![0; pairs];
             (1..3 * second).step_by(3).for_each(|pair| expected[pair] = 1);

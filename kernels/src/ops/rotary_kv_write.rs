@@ -1,4 +1,5 @@
-//! Rotates queries and keys and writes keys and values into the cache's blocks, reading each element once.
+//! Rotation of queries and keys together with the write of keys and values into the cache's blocks.
+//! Each element is read once.
 
 use bursar_budgets::Bytes;
 
@@ -9,50 +10,51 @@ use super::{
     rotary::{PairAxes, Rope, check_rope},
 };
 
-/// A slot for which nothing is written, so that a batch's padding leaves the cache unchanged.
+/// A slot that is not written, so that a batch's padding leaves the cache unchanged.
 pub const NO_SLOT: u32 = u32::MAX;
 
-/// Norms of each query and key head before it rotates (RMS, as in Qwen3, arXiv 2505.09388).
+/// Norms of each query and key head before rotation (RMS, as in Qwen3, arXiv 2505.09388).
 #[derive(Debug)]
 pub struct HeadNorms<'m> {
-    /// `[head_dim]`, the target's weight type.
+    /// `[head_dim]`, the target's type of weights.
     pub query: Tensor<'m>,
-    /// `[head_dim]`, the same type.
+    /// `[head_dim]`, the type of `query`.
     pub key: Tensor<'m>,
     /// Added to the mean square.
     pub epsilon: f32,
 }
 
-/// Rotates queries in place, as [`rotary`](Scope::rotary) does. Keys are rotated too and written, with the values of
-/// their row, to token `slots[row] % 16` of block `slots[row] / 16`, unless the slot is [`NO_SLOT`]. The contents of
-/// the key columns afterwards are undefined.
+/// Rotates queries in place, as [`rotary`](Scope::rotary) does. Keys are rotated too, and are
+/// written with the values of their row to token `slots[row] % 16` of block `slots[row] / 16`,
+/// unless the slot is [`NO_SLOT`]. The contents of the key columns are undefined afterwards.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[tokens, (heads + 2 * kv_heads) * head_dim]` activations: queries, keys, values; a gap between rows is allowed.
+    /// `[tokens, (heads + 2 * kv_heads) * head_dim]` activations: queries, keys, values. A gap
+    /// between rows is allowed.
     pub qkv: Tensor<'a>,
-    /// Query heads.
     pub heads: usize,
-    /// Norms of queries and keys, before they rotate.
+    /// Norms of queries and keys before rotation.
     pub norms: Option<&'a HeadNorms<'a>>,
     /// `[axes, tokens]` u32.
     pub positions: Tensor<'a>,
     /// `[head_dim / 2]` f32.
     pub frequencies: Tensor<'a>,
-    /// Which axis each pair follows.
+    /// The axis that each pair follows.
     pub axes: &'a PairAxes,
     /// `[tokens]` u32, each below `16 * blocks` or [`NO_SLOT`].
     pub slots: Tensor<'a>,
-    /// The layer to write to.
     pub layer: &'a KvLayer,
-    /// `[2, kv_heads]` f32 for a layer of E4M3: keys and values of a head are divided by theirs and rounded once, to the
-    /// nearest. What is then beyond 448 becomes it; what is no number stays none.
+    /// `[2, kv_heads]` f32 for a layer of E4M3. The keys and values of a head are divided by their
+    /// scales and rounded once, to the nearest. Magnitudes that are then above 448 are clamped to
+    /// 448, and NaN stays NaN.
     pub scales: Option<Tensor<'a>>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Normalises each query and key head if there are `norms`, rotates the queries and keys of `qkv`
-    /// `[tokens, (heads + 2 * kv_heads) * head_dim]` by `positions` `[axes, tokens]`, and writes keys and values into
-    /// `cache` at `slots` `[tokens]`. Afterwards only the queries in `qkv` are valid.
+    /// Normalizes each query and key head if there are `norms`, rotates the queries and keys of
+    /// `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]` by `positions` `[axes, tokens]`, and
+    /// writes keys and values into `cache` at `slots` `[tokens]`. Afterwards only the queries
+    /// in `qkv` are valid.
     #[expect(clippy::too_many_arguments, reason = "one pass over memory does three things")]
     pub fn rotary_kv_write<'a>(
         &self,

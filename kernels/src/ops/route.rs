@@ -1,53 +1,58 @@
-//! Which experts compute which token: softmax over the router's logits, the largest `top` of them (Shazeer et al. 2017,
-//! arXiv 1701.06538), and all choices in the order of their experts, so that each expert's rows lie together.
+//! Routing of tokens to experts: softmax over the router's logits, the largest `top` of them
+//! (Shazeer et al. 2017, arXiv 1701.06538), and all choices sorted by expert, so that each
+//! expert's rows are contiguous.
 //!
-//! Everything is as large as the step's tokens times `top`, whatever is chosen, so a plan needs no guess.
+//! All tensors have the size of the step's tokens times `top`, whatever is chosen, so a
+//! plan needs no guess.
 
 use bursar_budgets::Bytes;
 
 use super::check;
 use crate::{Backend, KernelError, Scope, Share, Tensor, Weight, Work};
 
-/// Most experts of a layer.
+/// Maximum number of experts of a layer.
 pub const EXPERTS_MAX: usize = 512;
 
-/// Most experts of a token.
+/// Maximum number of experts of a token.
 pub const TOP_MAX: usize = 32;
 
-/// What the router has chosen. Choice `row * top + rank` is a row's expert of that rank, the likeliest first.
+/// The router's choices. Choice `row * top + rank` is the expert at this rank of the row, likeliest
+/// first.
 ///
-/// Choices stand sorted by expert, those of one expert by row.
+/// Choices are sorted by expert, and the choices of one expert by row. An index in the sorted order
+/// is called a place.
 pub struct Routing<'s> {
     /// Experts of a row.
     pub top: usize,
-    /// `[rows, top]` f32: by how much the expert's result counts.
+    /// `[rows, top]` f32: the factor of each expert's result in the row's sum.
     pub weights: Tensor<'s>,
     /// `[rows * top]` u32: the choice at each place of the sorted order.
     pub choices: Tensor<'s>,
     /// `[rows * top]` u32: the place of each choice.
     pub places: Tensor<'s>,
-    /// `[experts + 1]` u32: where each expert's places start, and at last where they end.
+    /// `[experts + 1]` u32: the first place of each expert, and at the end the number of places.
     pub starts: Tensor<'s>,
-    /// The experts whose weights are here. Choices of others are left out of what follows: other ranks compute them.
+    /// The experts whose weights this rank holds. Later operations skip the choices of other
+    /// experts, which other ranks compute.
     pub held: Share,
 }
 
 impl<'s> Routing<'s> {
-    /// The same choices, where only these experts' weights are here.
+    /// The same choices on a rank that holds only the weights of the experts in `held`.
     ///
     /// # Panics
-    /// If `held` is a share of another number of experts, or of none.
+    /// If `held` is a share of a different number of experts, or is empty.
     pub fn held(self, held: Share) -> Routing<'s> {
         assert!(held.whole == self.experts() && held.count > 0, "{held:?} of {} experts", self.experts());
         Routing { held, ..self }
     }
 
-    /// Rows that were routed.
+    /// Number of routed rows.
     pub fn rows(&self) -> usize {
         self.weights.rows()
     }
 
-    /// Experts that there are.
+    /// Number of experts of the layer.
     pub fn experts(&self) -> usize {
         self.starts.rows() - 1
     }
@@ -63,7 +68,7 @@ impl<'s> Routing<'s> {
         }
     }
 
-    /// What a pass reads of an expert-wise weight, as far as one knows before rows are routed.
+    /// Bytes of an expert-wise weight that a pass reads, as estimated before rows are routed.
     pub(super) fn weight_bytes(&self, weight: &Weight<'_>) -> Bytes {
         let chosen = self.held.count as f64 * share_chosen(self.experts(), self.top, self.rows());
         let each = weight.bytes().0 as f64 / self.held.count as f64;
@@ -71,35 +76,38 @@ impl<'s> Routing<'s> {
     }
 }
 
-/// The share of experts that one of `rows` chooses, if each chooses any `top`, whatever the others do.
+/// The expected share of experts that at least one of `rows` rows chooses, if each row
+/// independently chooses any `top`.
 fn share_chosen(experts: usize, top: usize, rows: usize) -> f64 {
     1.0 - (1.0 - top as f64 / experts as f64).powf(rows as f64)
 }
 
-/// Chooses experts. Of equal logits the expert of the lower index comes first. A row whose logits are not numbers gets
-/// weights that are none, of any experts.
+/// Chooses experts. Among equal logits, the expert with the lower index comes first. NaN logits
+/// come last, and each weight whose softmax includes a NaN is NaN.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, experts]` f32; a gap between rows is allowed.
+    /// `[rows, experts]` f32. A gap between rows is allowed.
     pub logits: Tensor<'a>,
-    /// Whether a row's weights add up to 1. If not, they are its shares of the softmax over all experts.
+    /// Whether a row's weights are scaled to add up to 1. Otherwise they are the probabilities of
+    /// the softmax over all experts.
     pub renormalised: bool,
     /// Scratch declared with [`Target::route_scratch`](crate::Target::route_scratch); may be empty.
     pub scratch: Tensor<'a>,
-    /// What is chosen.
     pub out: Routing<'a>,
-    /// `[experts]` u32: each expert's choices are added to it, and it wraps.
+    /// `[experts]` u32: the number of each expert's choices is added to it, and wraps.
     pub loads: Tensor<'a>,
-    /// `[rows]` u32: choices of a row without a slot ([`NO_SLOT`](super::rotary_kv_write::NO_SLOT)) are not added.
+    /// `[rows]` u32. The choices of a row without a slot
+    /// ([`NO_SLOT`](super::rotary_kv_write::NO_SLOT)) are not counted.
     pub slots: Option<Tensor<'a>>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Chooses `top` experts for each row of `logits` `[rows, experts]` f32, and counts the choices in `loads` `[experts]`
-    /// u32, which wraps.
+    /// Chooses `top` experts for each row of `logits` `[rows, experts]` f32, and counts the choices
+    /// in `loads` `[experts]` u32, which wraps.
     ///
     /// # Errors
-    /// Shapes disagree, or there are more than [`EXPERTS_MAX`] experts or [`TOP_MAX`] of a row.
+    /// The shapes disagree, there are more than [`EXPERTS_MAX`] experts, or `top` is above
+    /// [`TOP_MAX`].
     pub fn route(
         &self,
         logits: &Tensor<'_>,
@@ -122,7 +130,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
-    /// Checks what is routed, takes room for what is chosen, and counts the work.
+    /// Checks the arguments, takes space for the choices, and counts the work.
     pub(super) fn routing(
         &self,
         logits: &Tensor<'_>,

@@ -1,4 +1,5 @@
-//! A token for each row of logits, chosen on the device with every option of [`crate::sampling`].
+//! Sampling: a token for each row of logits, chosen on the device with every option of
+//! [`crate::sampling`].
 
 use bursar_budgets::Bytes;
 
@@ -9,41 +10,44 @@ use crate::{
 
 use super::{argmax::NO_CHOICE, check};
 
-/// Largest supported vocabulary: up to here sums of weights are exact on every target.
+/// Largest supported vocabulary. Up to this size, sums of weights are exact on every target.
 const VOCABULARY_MAX: usize = 1 << 19;
 
-/// Computes `chosen[i]` for each row by [`choose`](crate::sampling::choose), or [`NO_CHOICE`], and writes the report.
+/// Computes `chosen[i]` for each row by [`choose`](crate::sampling::choose), or [`NO_CHOICE`],
+/// and writes the report.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, vocabulary]` f32.
     pub logits: Tensor<'a>,
-    /// `[words]` u32, contiguous: a packed batch, aligned to 8 bytes. There may be unused words after it.
+    /// `[words]` u32, contiguous: a packed batch, aligned to 8 bytes. There may be
+    /// unused words after it.
     pub asked: Tensor<'a>,
-    /// Where each part of `asked` and the report is, and the number of rows.
+    /// The positions of the parts of `asked` and of the report, and the number of rows.
     pub layout: SampleLayout,
     /// Scratch declared with [`Target::sample_scratch`](crate::Target::sample_scratch).
     pub scratch: Tensor<'a>,
-    /// `[sequences]` u32, contiguous, at least as many as rows. Produced tokens that the host does not know yet are
-    /// read from here before any of the first `rows` is written.
+    /// `[sequences]` u32, contiguous, at least as many as rows. Produced tokens that the host does
+    /// not know yet are read from here before any of the first `rows` entries is written.
     pub chosen: Tensor<'a>,
-    /// `[words]` u32, contiguous, at least as long as the layout says; see [`outcomes`].
+    /// `[words]` u32, contiguous, at least as long as the layout requires; see [`outcomes`].
     pub report: Tensor<'a>,
 }
 
 /// The result for one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// The chosen token, or what was wrong with the row.
+    /// The chosen token, or the fault of the row.
     pub chosen: Result<u32, Fault>,
-    /// The natural logarithm of its probability, if the row requested it.
+    /// The natural logarithm of the chosen token's probability, if the row requested it.
     pub log_probability: Option<f32>,
-    /// The likeliest tokens, at most as many as requested, with the natural logarithms of their probabilities.
+    /// The likeliest tokens, at most as many as requested, with the natural logarithms of their
+    /// probabilities.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Reads the first rows of `chosen` and the report of [`sample_into`](Scope::sample_into); returns one outcome per row.
-/// The likeliest tokens are empty if `report` ends before them. Panics if `report` has any other length, or if `chosen`
-/// is shorter than the rows.
+/// Reads the first rows of `chosen` and the report of [`sample_into`](Scope::sample_into); returns
+/// one outcome per row. The likeliest tokens are empty if `report` ends before them. Panics if
+/// `report` has any other length, or if `chosen` has fewer entries than there are rows.
 pub fn outcomes(chosen: &[u32], report: &[u32], layout: SampleLayout) -> Vec<Outcome> {
     let [faults, own, ids, logarithms] = layout.report_parts();
     let has_top = report.len() == layout.report_words();
@@ -64,17 +68,18 @@ pub fn outcomes(chosen: &[u32], report: &[u32], layout: SampleLayout) -> Vec<Out
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Chooses a token from each row of `logits` `[rows, vocabulary]` f32. The tokens go to the first rows of `chosen`
-    /// `[sequences]` u32, memory that outlives the pass, from which the next pass can [`embed`](Scope::embed). The
-    /// first words of `report` `[words]` u32 become the report that [`outcomes`] reads. `asked` `[words]` u32 and
-    /// `layout` are the uploaded result of [`SampleBatch::pack`]. Both buffers may be longer, so that a captured step
-    /// can keep them at fixed addresses.
+    /// Chooses a token from each row of `logits` `[rows, vocabulary]` f32. The tokens are written
+    /// to the first rows of `chosen` `[sequences]` u32, which outlives the pass. The next pass
+    /// can [`embed`](Scope::embed) from it. The report that [`outcomes`] reads is written to the
+    /// first words of `report` `[words]` u32. `asked` `[words]` u32 and `layout` are the uploaded
+    /// result of [`SampleBatch::pack`]. Both buffers may be longer, so that a captured step can
+    /// keep them at fixed addresses.
     ///
-    /// A row may be [given](crate::sampling::SampleRow::given) its token; it is then only reported on, as a prompt's
-    /// tokens are.
+    /// A row may have a [given](crate::sampling::SampleRow::given) token, such as the next token of
+    /// a prompt. Then nothing is chosen, and only the row's report is computed.
     ///
-    /// Before the call, `chosen` still holds the previous step's tokens. Produced tokens that the host does not know
-    /// yet are read from there.
+    /// Before the call, `chosen` still holds the previous step's tokens. Produced tokens that the
+    /// host does not know yet are read from there.
     ///
     /// [`SampleBatch::pack`]: crate::sampling::SampleBatch::pack
     pub fn sample_into(

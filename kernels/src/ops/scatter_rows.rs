@@ -1,22 +1,24 @@
-//! Writes of rows to chosen places: picture embeddings into the prompt's placeholders, and windows back in order.
+//! Scatter: writes rows to given indices, for example picture embeddings into the prompt's
+//! placeholders, or windows back in order.
 
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// Computes `out[rows[i]] = x[i]`. Each place is named at most once.
+/// Computes `out[rows[i]] = x[i]`. Each row of `out` is named at most once.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[chosen, columns]` activations.
     pub x: Tensor<'a>,
     /// `[chosen]` u32, each below the rows of `out`.
     pub rows: Tensor<'a>,
-    /// `[rows, columns]` activations; rows that are not named keep what they hold.
+    /// `[rows, columns]` activations. Rows that are not named keep their contents.
     pub out: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Writes the rows of `x` `[chosen, columns]` to the rows of `out` that `rows` `[chosen]` names.
+    /// Writes the rows of `x` `[chosen, columns]` to the rows of `out` that `rows` `[chosen]`
+    /// names.
     pub fn scatter_rows(&self, x: &Tensor<'_>, rows: &Tensor<'_>, out: &mut Tensor<'_>) -> Result<(), KernelError> {
         const OP: &str = "scatter_rows";
         check::activation(OP, "x", x, self.target().activation())?;

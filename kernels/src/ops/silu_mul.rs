@@ -9,18 +9,18 @@ use super::check;
 pub struct Call<'a> {
     /// `[rows, 2 * features]` activations: gate, then up.
     pub gate_up: Tensor<'a>,
-    /// `[rows, features]` in the formats that were asked for.
+    /// `[rows, features]` in the requested formats.
     pub out: Activations<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// SiLU of the first half of each row of `gate_up` `[rows, 2 * features]` times the second half; returns
-    /// `[rows, features]`.
+    /// SiLU of the first half of each row of `gate_up` `[rows, 2 * features]` times the second
+    /// half; returns `[rows, features]`.
     pub fn silu_mul(&self, gate_up: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
         Ok(self.silu_mul_as(gate_up, ActivationFormat::PLAIN)?.plain.expect("it was asked for"))
     }
 
-    /// As [`silu_mul`](Scope::silu_mul), in `format`.
+    /// Like [`silu_mul`](Scope::silu_mul), in `format`.
     pub fn silu_mul_as(&self, gate_up: &Tensor<'_>, format: ActivationFormat) -> Result<Activations<'_>, KernelError> {
         const OP: &str = "silu_mul";
         check::activation(OP, "gate_up", gate_up, self.target().activation())?;

@@ -1,4 +1,5 @@
-//! Copies between host and device. There are no others.
+//! Copies between host and device. All such copies except those of blocks and rows in `copy_blocks`
+//! are here.
 
 use std::{fmt, marker::PhantomData};
 
@@ -20,34 +21,33 @@ pub struct Upload<'a> {
 /// Copies `source` to the host.
 #[non_exhaustive]
 pub struct Download<'a> {
-    /// Contiguous.
     pub source: Tensor<'a>,
-    /// As many bytes as `source` has.
+    /// Has the size of `source` in bytes.
     pub out: &'a mut [u8],
 }
 
 /// Starts a copy of `source` to the host.
 #[non_exhaustive]
 pub struct DownloadLater<'a> {
-    /// Contiguous. If it is empty, the arrival only marks the end of all earlier work.
+    /// Contiguous. If `source` is empty, the arrival only marks the end of all earlier work.
     pub source: Tensor<'a>,
 }
 
-/// Bytes on their way to the host. It may be dropped before they come: a write still in flight must then not reach
-/// memory that has another use.
+/// A copy to the host that is in progress. The value may be dropped before the copy ends. A write
+/// that is then still in progress must not reach memory that has another use.
 pub trait Arrival {
-    /// Whether [`wait`](Arrival::wait) would return at once. It never blocks.
+    /// Whether [`wait`](Arrival::wait) would return at once. This method never blocks.
     fn has_come(&self) -> bool;
 
-    /// Waits until the device has finished the copy, and so all earlier work, and fills `out`, which is as long as the
-    /// source.
+    /// Waits until the device has finished the copy, and therefore all earlier work, and fills
+    /// `out`, which is as long as the source.
     ///
     /// # Errors
-    /// Any error the device reports for that work.
+    /// Any error that the device reports for that work.
     fn wait(self: Box<Self>, out: &mut [u8]) -> Result<(), KernelError>;
 }
 
-/// Elements on their way to the host, while host and device continue.
+/// Elements that are being copied to the host while host and device continue.
 #[must_use = "what is downloaded later comes with `wait`"]
 pub struct Later<E> {
     arrival: Box<dyn Arrival>,
@@ -61,10 +61,11 @@ impl<E: Element> Later<E> {
         self.arrival.has_come()
     }
 
-    /// Waits until the device has finished the copy, and so all earlier work, and returns the elements.
+    /// Waits until the device has finished the copy, and therefore all earlier work,
+    /// and returns the elements.
     ///
     /// # Errors
-    /// Any error the device reports for that work.
+    /// Any error that the device reports for that work.
     pub fn wait(self) -> Result<Vec<E>, KernelError> {
         let mut elements = vec![E::default(); self.elements];
         self.arrival.wait(as_bytes_mut(&mut elements))?;
@@ -80,7 +81,8 @@ impl<E> fmt::Debug for Later<E> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Copies `elements` to the device as a tensor of `shape`. Panics if their count is not that of `shape`.
+    /// Copies `elements` to the device as a tensor of `shape`. Panics if their number differs
+    /// from that of `shape`.
     pub fn upload<E: Element>(&self, shape: impl Into<Shape>, elements: &[E]) -> Result<Tensor<'_>, KernelError> {
         let shape = shape.into();
         assert_eq!(shape.elements(), elements.len(), "upload of {} elements as {shape}", elements.len());
@@ -90,14 +92,15 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
-    /// Copies `elements` to `out`, memory that outlives the pass; see [`fill_elements`]. It counts as no work, because
-    /// the amount depends on more than shapes, which are all that a plan has.
+    /// Copies `elements` to `out`, which outlives the pass; see [`fill_elements`]. The
+    /// copy is not counted as work, because the amount depends on more than shapes, and a
+    /// plan knows only shapes.
     pub fn upload_into<E: Element>(&self, elements: &[E], out: &mut Tensor<'_>) -> Result<(), KernelError> {
         fill_elements(self.backend, elements, out)
     }
 
-    /// Copies `parts` to the device one after another, as `[elements of all]`. This saves joining them on the host
-    /// first.
+    /// Copies `parts` to the device one after another, as `[elements of all]`. The host need
+    /// not join them first.
     pub fn upload_parts<E: Element>(&self, parts: &[&[E]]) -> Result<Tensor<'_>, KernelError> {
         let mut out = self.take([parts.iter().map(|part| part.len()).sum()], E::DTYPE)?;
         self.count(Work::over(0, &[&out]));
@@ -119,8 +122,9 @@ impl<B: Backend> Scope<'_, B> {
         Ok(elements)
     }
 
-    /// Starts copying a contiguous tensor of `E` to the host, ordered after all earlier work, and returns without
-    /// waiting. Later calls may overwrite `source` and its scope may end, because the copy is ordered before them.
+    /// Starts copying a contiguous tensor of `E` to the host, ordered after all earlier work, and
+    /// returns without waiting. Later calls may overwrite `source` and its scope may end, because
+    /// the copy is ordered before them.
     pub fn download_later<E: Element>(&self, source: &Tensor<'_>) -> Result<Later<E>, KernelError> {
         check_source::<E>("download_later", source)?;
         self.count(Work::over(0, &[source]));
@@ -142,7 +146,8 @@ fn check_source<E: Element>(op: &'static str, source: &Tensor<'_>) -> Result<(),
     check::holds(source.is_contiguous(), op, "source", source, "contiguous rows")
 }
 
-/// Copies `source`, the bytes of `out`'s elements row by row, into `out`. This loads weights, outside any pass.
+/// Copies `source`, the bytes of `out`'s elements row by row, into `out`. It is called outside any
+/// pass, to load weights.
 pub fn fill<B: Backend>(backend: &B, source: &[u8], out: &mut Tensor<'_>) -> Result<(), KernelError> {
     const OP: &str = "fill";
     check::writable(OP, "out", out);
@@ -151,11 +156,11 @@ pub fn fill<B: Backend>(backend: &B, source: &[u8], out: &mut Tensor<'_>) -> Res
     backend.upload(Upload { source, out: out.view() })
 }
 
-/// Copies `elements` to `out`, which must hold as many of the same type. This updates the inputs of captured work,
-/// whose addresses are fixed.
+/// Copies `elements` to `out`, which must hold as many elements of the same type. It updates the
+/// inputs of captured work, whose addresses are fixed.
 ///
 /// # Errors
-/// As for [`fill`], and if the types differ.
+/// The same as for [`fill`], and if the types differ.
 pub fn fill_elements<B: Backend, E: Element>(
     backend: &B,
     elements: &[E],
@@ -172,13 +177,13 @@ pub fn fill_elements<B: Backend, E: Element>(
     fill(backend, as_bytes(elements), out)
 }
 
-/// Waits until the device has finished everything that `backend` was given. Call it before freeing memory that the
-/// device may still write.
+/// Waits until the device has finished all work that `backend` was given. Call it before freeing
+/// memory that the device may still write.
 ///
 /// # Errors
-/// Any error the device reports for that work.
+/// Any error that the device reports for that work.
 pub fn settle<B: Backend>(backend: &B) -> Result<(), KernelError> {
-    // An empty download copies nothing and completes when all earlier work has.
+    // An empty download copies nothing, and completes when all earlier work has completed.
     let nothing = Tensor::over(bursar_budgets::Address(64), [0].into(), DType::U32);
     backend.download_later(DownloadLater { source: nothing })?.wait(&mut [])
 }
@@ -189,6 +194,7 @@ fn as_bytes<E: Element>(elements: &[E]) -> &[u8] {
 }
 
 fn as_bytes_mut<E: Element>(elements: &mut [E]) -> &mut [u8] {
-    // SAFETY: as above, and every bit pattern is a value of an `Element`.
+    // SAFETY: an `Element` is plain data without padding for which every bit pattern is valid, and
+    // bytes have no alignment.
     unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }

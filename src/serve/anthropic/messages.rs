@@ -92,9 +92,9 @@ async fn chat(
         chat = chat.continue_final_message();
     }
     chat = offered(chat, &mut request)?;
-    chat = request.temperature.into_iter().fold(chat, Chat::temperature);
-    chat = request.top_p.into_iter().fold(chat, Chat::top_p);
-    chat = request.top_k.into_iter().fold(chat, Chat::top_k);
+    chat = chat.temperature(request.temperature);
+    chat = chat.top_p(request.top_p);
+    chat = chat.top_k(request.top_k);
     let stops = request.stop_sequences.into_iter().flatten();
     chat = stops.filter(|stop| !stop.is_empty()).fold(chat, Chat::stop);
     // As Anthropic's models: thinking is asked for.
@@ -104,7 +104,7 @@ async fn chat(
     chat = with_effort(chat, effort);
     let format = format.or(request.output_format);
     let format = format.map(|format| form(&format.kind, format.schema, "format", "format.schema")).transpose()?;
-    Ok((format.flatten().into_iter().fold(chat, Chat::format), places))
+    Ok((chat.format(format.flatten()), places))
 }
 
 /// With the tools, and whether they are called.

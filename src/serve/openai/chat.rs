@@ -68,7 +68,7 @@ pub(in crate::serve) async fn chat(
     }
     let sizes = fields.mm_processor_kwargs.unwrap_or_default();
     let (mut chat, places) = draft_message::chat(turns::drafts(fields.messages, sizes)?, model, shared, room).await?;
-    chat = fields.max_completion_tokens.or(fields.max_tokens).into_iter().fold(chat, Chat::max_tokens);
+    chat = chat.max_tokens(fields.max_completion_tokens.or(fields.max_tokens));
     chat = scored(chat, fields.logprobs, fields.top_logprobs)?;
     if let Some(top) = fields.prompt_logprobs {
         let top = usize::try_from(top).map_err(|_| {

@@ -108,7 +108,7 @@ async fn ask(
         }
         chat = if echo.has_ids { chat.token_ids() } else { chat };
         chat = client.header_params().apply(sampling.apply(chat)?);
-        chat = format.iter().cloned().fold(chat, Chat::format);
+        chat = chat.format(format.clone());
         let replies = model.samples(chat, count).await?;
         asked.extend(replies.into_iter().map(|reply| (Sample::new(echo.clone()), shared.served(reply))));
     }

@@ -148,12 +148,12 @@ impl Sampling {
             return Err(error.hint("request several replies with `n`"));
         }
         self.check_unsupported()?;
-        chat = self.temperature.into_iter().fold(chat, Chat::temperature);
-        chat = self.top_p.into_iter().fold(chat, Chat::top_p);
-        chat = self.min_p.into_iter().fold(chat, Chat::min_p);
-        chat = self.presence_penalty.into_iter().fold(chat, Chat::presence_penalty);
-        chat = self.frequency_penalty.into_iter().fold(chat, Chat::frequency_penalty);
-        chat = self.repetition_penalty.into_iter().fold(chat, Chat::repetition_penalty);
+        chat = chat.temperature(self.temperature);
+        chat = chat.top_p(self.top_p);
+        chat = chat.min_p(self.min_p);
+        chat = chat.presence_penalty(self.presence_penalty);
+        chat = chat.frequency_penalty(self.frequency_penalty);
+        chat = chat.repetition_penalty(self.repetition_penalty);
         if let Some(top_k) = self.top_k {
             let top_k = match top_k {
                 -1 => 0,
@@ -169,11 +169,11 @@ impl Sampling {
             chat = chat.logit_bias(id, *bias);
         }
         // Negative seeds are seeds too.
-        chat = self.seed.into_iter().fold(chat, |chat, seed| chat.seed(seed.cast_unsigned()));
+        chat = chat.seed(self.seed.map(i64::cast_unsigned));
         let stops = self.stop.iter().flat_map(|stops| &stops.0);
         chat = stops.filter(|stop| !stop.is_empty()).fold(chat, Chat::stop);
         chat = self.stop_token_ids.iter().flatten().fold(chat, |chat, &token| chat.stop_token(token));
-        chat = self.min_tokens.into_iter().fold(chat, Chat::min_tokens);
+        chat = chat.min_tokens(self.min_tokens);
         chat = self.cache_salt.iter().fold(chat, Chat::cache_salt);
         chat = self.priority.into_iter().fold(chat, Chat::priority);
         if self.ignore_eos.unwrap_or_default() {
@@ -182,6 +182,6 @@ impl Sampling {
         let guided = self.guided();
         let format = self.structured_outputs.as_ref().or(guided.as_ref());
         let format = format.map(StructuredOutputs::format).transpose()?.flatten();
-        Ok(format.into_iter().fold(chat, Chat::format))
+        Ok(chat.format(format))
     }
 }

@@ -123,7 +123,7 @@ fn chat((words, pictures, videos, tokens_max): Asked) -> Chat {
     let chat = pictures.into_iter().fold(chat, |chat, sides| chat.image(limited(sides)));
     let video = |(sides, frames)| Video::from_frames(vec![picture(sides); frames], 2.0);
     let chat = videos.into_iter().fold(chat, |chat, shown| chat.video(video(shown)));
-    tokens_max.into_iter().fold(chat, Chat::max_tokens)
+    chat.max_tokens(tokens_max)
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! cuBLASLt's calls, as declared in `cublasLt.h` of CUDA 12.4 to 13.0.
+//! cuBLASLt's functions, as declared in `cublasLt.h` of CUDA 12.4 to 13.0.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,8 +22,8 @@ use super::{
 /// An opaque pointer to one of the library's objects.
 pub(super) type Handle = *mut c_void;
 
-/// An opaque algorithm, copied as bytes. Another process may use it with the same version of the library, according to
-/// the manual on `cublasLtMatmulAlgo_t`.
+/// An opaque algorithm, copied as bytes. Another process may use it with the same version of the
+/// library, according to the manual on `cublasLtMatmulAlgo_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in super::super) struct Algorithm([u64; 8]);
@@ -44,7 +44,7 @@ impl Proposal {
         Proposal { algorithm: Algorithm([0; 8]), workspace: 0, status: -1, waves: 0.0, reserved: [0; 4] };
 }
 
-/// Constants from the header.
+/// Constants from `cublasLt.h`.
 pub(super) mod number {
     pub const SUCCESS: i32 = 0;
     pub const R_32F: i32 = 0;
@@ -58,19 +58,20 @@ pub(super) mod number {
     pub const DESC_A_SCALE_POINTER: i32 = 17;
     pub const DESC_B_SCALE_POINTER: i32 = 18;
     pub const DESC_BIAS_TYPE: i32 = 26;
-    /// Of 12.9 and later, as the next two; others refuse them.
+    /// This constant and the next two exist from version 12.9 on; earlier versions refuse them.
     pub const DESC_A_SCALE_MODE: i32 = 31;
     pub const DESC_B_SCALE_MODE: i32 = 32;
     pub const SCALE_EACH_ROW: i32 = 3;
-    /// Of 128 neighbours in the innermost dimension, the outer one side by side; and of blocks of 128 x 128, each row of
-    /// blocks filled up to a multiple of four.
+    /// `SCALE_EACH_128`: one scale for each 128 adjacent elements of the innermost dimension; in
+    /// memory, scales of adjacent rows are adjacent. `SCALE_EACH_BLOCK`: one scale for each block
+    /// of 128 x 128; each row of blocks is padded to a multiple of four scales.
     pub const SCALE_EACH_128: i32 = 4;
     pub const SCALE_EACH_BLOCK: i32 = 5;
     pub const OP_TRANSPOSED: i32 = 1;
     pub const EPILOGUE_BIAS: i32 = 4;
     pub const PREFERENCE_WORKSPACE: i32 = 1;
     pub const PREFERENCE_REDUCTION: i32 = 3;
-    /// Partial sums are added in f32. The other schemes round each of them to the output's type.
+    /// Partial sums are added in f32. Other schemes round each partial sum to the output's type.
     pub const REDUCTION_IN_COMPUTE_TYPE: u32 = 2;
 }
 
@@ -79,7 +80,7 @@ macro_rules! calls {
         struct Calls {
             $($field: unsafe extern "C" fn($($argument),*) -> i32,)*
             version: unsafe extern "C" fn() -> usize,
-            /// Declared after the calls, so that it is unloaded after them.
+            /// Declared after the functions, so that the library is unloaded after their last use.
             _library: Library,
         }
 
@@ -87,7 +88,8 @@ macro_rules! calls {
             /// # Safety
             /// The library is cuBLASLt.
             unsafe fn of(library: Library) -> Result<Self, libloading::Error> {
-                // SAFETY: the symbols have these types in cuBLASLt, which the caller promises this library is.
+                // SAFETY: the symbols have these types in cuBLASLt, and the caller guarantees that
+                // the library is cuBLASLt.
                 unsafe {
                     $(let $field = *library.get($symbol)?;)*
                     let version = *library.get(b"cublasLtGetVersion")?;
@@ -123,38 +125,40 @@ pub(in super::super) struct Blas {
     calls: Arc<Calls>,
     handle: Handle,
     device: Arc<CudaDevice>,
-    /// The algorithms of what was measured on this device, for all lanes and for lanes that replace one that died.
+    /// The algorithms measured on this device, for all lanes, including lanes that replace a lane
+    /// that died.
     measured: Mutex<BTreeMap<Product, GemmAlgorithm>>,
-    /// Ungated products of many rows for which our kernel is faster.
+    /// Ungated GEMMs of many rows for which this project's kernel is faster.
     ours: Mutex<BTreeSet<Product>>,
-    /// With the other ranks of a model.
+    /// Agreement with the other ranks of a model.
     pub(in super::super) agreement: Arc<Agreement>,
 }
 
-// SAFETY: the library documents that several threads may use its handles at once.
+// SAFETY: the library documents that several threads may use a handle at the same time.
 unsafe impl Send for Blas {}
-// SAFETY: as above.
+// SAFETY: the library documents that several threads may use a handle at the same time; locks guard
+// all other state.
 unsafe impl Sync for Blas {}
 
-/// An object that the library created: a description or a layout.
+/// An object created by the library: a description, a layout or a preference.
 pub(super) struct Object {
     raw: Handle,
     destroy: unsafe extern "C" fn(Handle) -> i32,
-    /// Keeps loaded the library that `destroy` belongs to.
+    /// Keeps the library of `destroy` loaded.
     _calls: Arc<Calls>,
 }
 
-// SAFETY: it is plain data behind an unshared pointer.
+// SAFETY: the object is plain data, and nothing else has its pointer.
 unsafe impl Send for Object {}
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // SAFETY: it was created once, and this is its last use.
+        // SAFETY: the object was created once, and this is its last use.
         unsafe { (self.destroy)(self.raw) };
     }
 }
 
-/// Descriptions of one product's operands.
+/// Descriptions of one GEMM's operands.
 pub(super) struct Operands<'a> {
     pub desc: &'a Object,
     pub weight: &'a Object,
@@ -162,13 +166,13 @@ pub(super) struct Operands<'a> {
     pub out: &'a Object,
 }
 
-/// Addresses of one product's operands.
+/// Addresses of one GEMM's operands.
 #[derive(Clone, Copy)]
 pub(super) struct Memory {
     pub weight: u64,
     pub x: u64,
     pub out: u64,
-    /// Factor on `out` before the product is added: 0 or 1.
+    /// Factor that `out` is multiplied by before the product is added: 0 or 1.
     pub keep: f32,
     pub workspace: u64,
     pub workspace_bytes: usize,
@@ -182,7 +186,8 @@ impl Blas {
         agreement: &Arc<Agreement>,
     ) -> Result<Self, OpenError> {
         device.enter()?;
-        // Closing the library leaves what it loaded on the device, and opening it again loads that a second time.
+        // Keep the library open as long as the device's context: closing it would leave what it
+        // loaded on the device, and opening it again would load that a second time.
         let (candidates, folders) = (search.candidates(), search.folders());
         let calls = device.kept(&format!("cuBLASLt of {candidates:?}"), || find(&candidates, folders))?;
         let mut handle = std::ptr::null_mut();
@@ -194,53 +199,56 @@ impl Blas {
 
     /// The version as a number, such as 130,002 for 13.0.2.
     pub(in super::super) fn version(&self) -> usize {
-        // SAFETY: it has no arguments and may be called at any time.
+        // SAFETY: the function has no arguments and may be called at any time.
         unsafe { (self.calls.version)() }
     }
 
-    /// Everything measured so far.
+    /// All algorithms measured so far.
     pub(in super::super) fn measured(&self) -> MutexGuard<'_, BTreeMap<Product, GemmAlgorithm>> {
         // A poisoned lock is safe to use: an entry is written in one assignment.
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the algorithm that the ranks agree on, where this one found `fastest`, and returns it.
+    /// Records the algorithm that the ranks agree on for `product`, and returns it. `fastest` is
+    /// the algorithm that this rank measured to be fastest.
     pub(in super::super) fn found(&self, product: Product, fastest: GemmAlgorithm) -> GemmAlgorithm {
         let agreed = self.agreement.algorithm(product, fastest);
         self.measured().insert(product, agreed);
         agreed
     }
 
-    /// Ungated products of many rows for which our kernel is faster.
+    /// Ungated GEMMs of many rows for which this project's kernel is faster.
     pub(in super::super) fn ours(&self) -> MutexGuard<'_, BTreeSet<Product>> {
         self.ours.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn desc(&self) -> Result<Object, DeviceError> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the description is writable.
+        // SAFETY: `raw` is writable.
         let made = unsafe { (self.calls.desc_create)(&mut raw, number::COMPUTE_32F, number::R_32F) };
         said("cublasLtMatmulDescCreate", made)?;
         Ok(self.object(raw, self.calls.desc_destroy))
     }
 
     pub(super) fn set<T: Copy>(&self, desc: &Object, attribute: i32, value: T) -> Result<(), DeviceError> {
-        // SAFETY: the value has the attribute's size, which each caller fixes by its type.
+        // SAFETY: the value has the attribute's size, because each caller passes a value of the
+        // attribute's type.
         let set = unsafe { (self.calls.desc_set)(desc.raw, attribute, (&raw const value).cast(), size_of::<T>()) };
         said("cublasLtMatmulDescSetAttribute", set)
     }
 
     fn prefer<T: Copy>(&self, preference: &Object, attribute: i32, value: T) -> Result<(), DeviceError> {
         let set = self.calls.preference_set;
-        // SAFETY: as above.
+        // SAFETY: the value has the attribute's size, because each caller passes a value of the
+        // attribute's type.
         let set = unsafe { set(preference.raw, attribute, (&raw const value).cast(), size_of::<T>()) };
         said("cublasLtMatmulPreferenceSetAttribute", set)
     }
 
-    /// A column-major matrix, which is how the library sees our rows.
+    /// Describes a column-major matrix, which is how the library sees this project's rows.
     pub(super) fn layout(&self, kind: i32, rows: usize, columns: usize, pitch: usize) -> Result<Object, DeviceError> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the layout is writable.
+        // SAFETY: `raw` is writable.
         let made = unsafe { (self.calls.layout_create)(&mut raw, kind, rows as u64, columns as u64, pitch as i64) };
         said("cublasLtMatrixLayoutCreate", made)?;
         Ok(self.object(raw, self.calls.layout_destroy))
@@ -254,7 +262,7 @@ impl Blas {
         most: usize,
     ) -> Result<Vec<Proposal>, DeviceError> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the preference is writable.
+        // SAFETY: `raw` is writable.
         said("cublasLtMatmulPreferenceCreate", unsafe { (self.calls.preference_create)(&mut raw) })?;
         let preference = self.object(raw, self.calls.preference_destroy);
         let (mut found, mut proposals) = (0, vec![Proposal::NONE; most]);
@@ -282,7 +290,7 @@ impl Blas {
         Ok(proposals)
     }
 
-    /// Whether an algorithm chosen for another product supports this one.
+    /// Whether an algorithm that was chosen for another GEMM supports this one.
     pub(super) fn serves(&self, operands: &Operands<'_>, algorithm: &Algorithm, workspace_bytes: usize) -> bool {
         let mut proposal = Proposal::NONE;
         let Operands { desc, weight, x, out } = operands;
@@ -294,7 +302,7 @@ impl Blas {
         checked == number::SUCCESS && proposal.status == number::SUCCESS && proposal.workspace <= workspace_bytes
     }
 
-    /// Launches a product in the stream.
+    /// Launches a GEMM in the stream.
     ///
     /// # Safety
     /// The memory matches the description of the operands.
@@ -307,7 +315,8 @@ impl Blas {
     ) -> Result<(), DeviceError> {
         let Operands { desc, weight, x, out } = operands;
         let one = 1.0f32;
-        // SAFETY: as the caller promises; the factors are read before the call returns.
+        // SAFETY: the caller guarantees that the memory matches the operands; the factors are read
+        // before the call returns.
         let status = unsafe {
             (self.calls.matmul)(
                 self.handle,
@@ -334,8 +343,9 @@ impl Blas {
         })
     }
 
-    /// A better error for a failed product, from the device where it has one. The library returns the same statuses for
-    /// a broken context, for kernels that found no memory to load into, and for a failed launch of its own.
+    /// Replaces the error of a failed GEMM by a better one, if the device knows the cause. The
+    /// library returns the same statuses for a broken context, for kernels that could not be loaded
+    /// for lack of memory, and for a failed launch.
     fn why(&self, error: DeviceError) -> DeviceError {
         match self.device.memory() {
             Err(lost) if lost.is_lost() => lost,
@@ -349,17 +359,18 @@ impl Blas {
     }
 }
 
-/// The first candidate that is cuBLASLt. `folders` is for the error.
+/// Loads the first candidate that is a usable cuBLASLt. `folders` is used in the error.
 fn find(candidates: &[PathBuf], folders: &[PathBuf]) -> Result<Calls, OpenError> {
     let mut bad = None;
     for candidate in candidates {
-        // SAFETY: a library by NVIDIA, whose initialisers may run at any time.
+        // SAFETY: the file is a library by NVIDIA, whose initializers may run at any time.
         let Ok(library) = (unsafe { Library::new(candidate) }) else { continue };
-        // SAFETY: its name says it is cuBLASLt; a library that lacks a call is refused.
+        // SAFETY: the file is named like cuBLASLt; a library without one of the functions is
+        // refused.
         match unsafe { Calls::of(library) } {
             Ok(calls) => return Ok(calls),
             Err(error) => {
-                // The system's own message is one level down.
+                // The operating system's own message is the source of the error.
                 let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
                 bad = Some((candidate.display().to_string(), reason));
             }
@@ -380,10 +391,11 @@ impl Drop for Blas {
     }
 }
 
-/// A generous bound on what the library loads for one product: it loaded 14 MiB for all products of a model.
+/// A generous upper bound on the memory that the library loads for one GEMM: it loaded 14 MiB for
+/// all GEMMs of a model.
 const LOADED_MOST: Bytes = Bytes::mib(32);
 
-/// Turns a status into an error; [`Blas::why`] knows more about products.
+/// Turns a status into an error. For failed GEMMs, [`Blas::why`] finds a better error.
 fn said(call: &'static str, status: i32) -> Result<(), DeviceError> {
     let name = match status {
         number::SUCCESS => return Ok(()),
@@ -430,7 +442,7 @@ mod tests {
     #[test]
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     fn a_library_that_is_called_cublaslt_and_is_not_it_is_named_with_what_it_lacks() {
-        // Any other library will do.
+        // Any other library serves the test.
         let other = PathBuf::from("libm.so.6");
         let error =
             find(&[PathBuf::from("/nowhere/libcublasLt.so.13"), other], &[]).map(drop).expect_err("it is not it");

@@ -1,4 +1,4 @@
-//! cuBLASLt, loaded at run time: the same binary runs with and without it.
+//! cuBLASLt, loaded at run time, so that the same binary runs with and without it.
 
 mod library;
 mod products;

@@ -1,10 +1,12 @@
-//! Products by cuBLASLt, each with the algorithm measured to be fastest on this device.
+//! GEMMs by cuBLASLt, each with the algorithm measured to be fastest on this device.
 //!
-//! The library proposes algorithms from a model of the device, and on small batches its first proposal is often not the
-//! fastest. While autotuning (in the stress before READY, whose results are thrown away), each new product of many rows
-//! runs all proposals and keeps the fastest. At its end, the products met are measured at few rows (`autotune.rs`).
-//! Afterwards, a size that was not measured uses the algorithm of the next larger measured size that supports it, so no
-//! kernel of the library is loaded while serving. Only a product that autotuning never met takes the first proposal.
+//! The library proposes algorithms from a model of the device, and on small batches its first
+//! proposal is often not the fastest. During autotuning (in the stress before READY, whose results
+//! are discarded), each new GEMM of many rows runs all proposals and keeps the fastest. At the end
+//! of autotuning, the GEMMs met so far are measured with few rows (`autotune.rs`). Afterwards, a
+//! size that was not measured uses the algorithm of the next larger measured size that supports it,
+//! so no kernel of the library is loaded while serving. Only a GEMM that autotuning never met takes
+//! the first proposal.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,36 +26,39 @@ use super::{
 };
 use crate::{DType, FP8_BLOCK};
 
-/// Proposals that autotuning measures.
+/// Number of proposals that autotuning measures.
 const PROPOSALS: usize = 12;
 
 /// A proposal this many times slower than the fastest in the first round is dropped.
 const OUT_OF_REACH: f32 = 1.25;
 
-/// Proposals left after the first round, and the rounds in which they take turns. They alternate because a kernel runs
-/// faster after one that heats the device less; timing each in one block would measure their order.
+/// Proposals left after the first round, and the rounds in which they take turns. They alternate
+/// because a kernel runs faster after a kernel that heats the device less; timing each proposal in
+/// one block would measure their order.
 const FINALISTS: usize = 4;
 const ROUNDS: usize = 4;
 
 /// Milliseconds after which no further round starts: runs this long vary little.
 const LONG_ENOUGH: f32 = 30.0;
 
-/// Most rows for which reading the weight bounds a product.
+/// Maximum number of rows for which reading the weight bounds the GEMM.
 pub(in super::super) const FEW_ROWS: usize = 256;
 
-/// Stands for where scales will be, and is aligned as they are.
+/// Placeholder for the address of the scales, with the same alignment.
 const SOME_ADDRESS: u64 = 1 << 12;
 
-/// Most descriptions kept. Prompts come in any length, and a description is a few hundred bytes of host memory.
+/// Maximum number of descriptions kept. Prompts have any length, and a description takes a few
+/// hundred bytes of host memory.
 const KEPT_MAX: usize = 4096;
 
-/// A product's shape: everything its fastest algorithm depends on. `rows` is last, so that sizes sort next to each
-/// other.
+/// The shape of a GEMM: everything that its fastest algorithm depends on. `rows` is the last field,
+/// so that sizes of the same GEMM sort next to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in super::super) struct Product {
     pub numbers: Numbers,
-    /// Half of the features are gates for the other half, so half as many are written.
+    /// Half of the features are gates for the other half, so only half as many features are
+    /// written.
     pub gates: bool,
     pub out_features: usize,
     pub in_features: usize,
@@ -71,27 +76,28 @@ impl Product {
         if self.gates { self.out_features / 2 } else { self.out_features }
     }
 
-    /// The rows of x.
+    /// Dimensions and pitch of x.
     pub(in super::super) fn x(&self) -> Rows {
         Rows { rows: self.rows, columns: self.in_features, pitch: self.x_pitch }
     }
 
-    /// The rows of the weight.
+    /// Dimensions and pitch of the weight.
     pub(in super::super) fn weight(&self) -> Rows {
         Rows { rows: self.out_features, columns: self.in_features, pitch: self.in_features }
     }
 }
 
-/// What the numbers of a weight, and of the rows that it meets, are.
+/// Number format and scales of a weight and of the activations that it is multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(in super::super) enum Numbers {
-    /// Of the type of activations.
+    /// Weight and activations have the activation type.
     Plain,
-    /// E4M3; each row of either has a scale.
+    /// E4M3, with a scale for each row of the weight and each row of x.
     E4m3Rows,
-    /// E4M3; each row of the weight has a scale, and all of x has one.
+    /// E4M3, with a scale for each row of the weight and one scale for all of x.
     E4m3Fixed,
-    /// E4M3; each block of the weight of so many rows, and each group of columns of x, has a scale.
+    /// E4M3, with a scale for each block of the weight (`height` rows by `FP8_BLOCK` columns) and
+    /// for each group of columns of x.
     E4m3Blocks { height: usize },
 }
 
@@ -100,34 +106,35 @@ impl Numbers {
         self == Numbers::Plain
     }
 
-    /// Bytes of one.
+    /// Bytes per element.
     pub(in super::super) fn size(self) -> usize {
         if self.is_plain() { DType::F16.size() } else { DType::F8E4M3.size() }
     }
 }
 
-/// The fastest algorithm measured for a product.
+/// The fastest algorithm measured for a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in super::super) enum GemmAlgorithm {
-    /// cuBLASLt.
+    /// An algorithm of cuBLASLt.
     Library(Algorithm),
-    /// Our kernel for few rows.
+    /// The project's kernel for few rows (`linear_few.cu`).
     Few(Cut),
-    /// Our kernel for gated products of some hundred rows.
+    /// The project's kernel for gated GEMMs of some hundred rows (`gate_up_middle.cu`).
     Middle,
-    /// Our kernel for many rows.
+    /// The project's kernel for many rows (`linear_gated_hopper.cu`, `linear_many_e4m3.cu`).
     Many,
-    /// For gated products: an ungated product followed by the gate.
+    /// For gated GEMMs: an ungated GEMM followed by the gate.
     Apart,
 }
 
-/// Device addresses of a product's operands.
+/// Device addresses of a GEMM's operands.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Places {
     pub weight: u64,
     pub x: u64,
     pub bias: Option<u64>,
-    /// The weight's scales and those of x, if there are any; one for all of x is in `x_scale`.
+    /// Addresses of the weight's scales and of the scales of x, if there are any. A single scale
+    /// for all of x is in `x_scale`.
     pub weight_scales: u64,
     pub x_scales: u64,
     pub x_scale: f32,
@@ -136,13 +143,13 @@ pub(in super::super) struct Places {
     pub workspace_bytes: usize,
 }
 
-/// The products of one lane.
+/// The GEMMs of one lane.
 pub(in super::super) struct Products {
     known: BTreeMap<Product, Known>,
-    /// Products that the library was found to have no algorithm for.
+    /// GEMMs for which the library was found to have no algorithm.
     refused: BTreeSet<Product>,
     clock: Clock,
-    /// Products outside autotuning that took the library's first proposal.
+    /// Number of GEMMs outside autotuning that took the library's first proposal.
     guesses: usize,
 }
 
@@ -152,7 +159,7 @@ struct Known {
     is_measured: bool,
 }
 
-/// A product as cuBLASLt's descriptors.
+/// A GEMM as cuBLASLt's descriptors.
 pub(in super::super) struct Described {
     product: Product,
     desc: Object,
@@ -166,25 +173,27 @@ impl Products {
         Ok(Products { known: BTreeMap::new(), refused: BTreeSet::new(), clock: Clock::new(device)?, guesses: 0 })
     }
 
-    /// Products outside autotuning whose algorithm no measurement chose.
+    /// Number of GEMMs outside autotuning whose algorithm was not measured.
     pub(in super::super) fn guesses(&self) -> usize {
         self.guesses
     }
 
-    /// Forgets the algorithms chosen for few rows of a product, because a faster one may have been found.
+    /// Forgets the algorithms chosen for a GEMM with few rows, because a faster one may have been
+    /// found. `alike` is the GEMM with any number of rows.
     pub(in super::super) fn forget_few(&mut self, alike: Product) {
         let is_other = |product: &Product| product.rows > FEW_ROWS || Product { rows: alike.rows, ..*product } != alike;
         self.known.retain(|known, _| is_other(known));
         self.refused.retain(is_other);
     }
 
-    /// Asks the library again for what it had no algorithm for.
+    /// Lets the library be asked again for GEMMs for which it had no algorithm.
     pub(in super::super) fn forget_refusals(&mut self) {
         self.refused.clear();
     }
 
-    /// Whether the library has an algorithm for the product: one that was measured for its size or another, or if
-    /// `may_guess` any. While autotuning it is measured, after which the output is meaningless.
+    /// Whether the library has an algorithm for the GEMM: an algorithm that was measured for this
+    /// or another size, or any algorithm if `may_guess` is true. During autotuning the GEMM is
+    /// measured, after which the output is meaningless.
     ///
     /// # Safety
     /// `places` match the product.
@@ -202,7 +211,7 @@ impl Products {
         if self.refused.contains(&product) {
             return Ok(false);
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees that `places` match the product.
         match unsafe { self.meet(blas, stream, activation, (product, places), (autotunes, may_guess)) } {
             Ok(()) => Ok(true),
             Err(error) if error.is_lost() => Err(error),
@@ -216,7 +225,7 @@ impl Products {
         }
     }
 
-    /// Launches a product in the stream.
+    /// Launches a GEMM in the stream.
     ///
     /// # Safety
     /// `places` match the product.
@@ -229,15 +238,16 @@ impl Products {
         autotunes: bool,
     ) -> Result<(), DeviceError> {
         if !self.is_known(&product, autotunes) {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller guarantees that `places` match the product.
             unsafe { self.meet(blas, stream, activation, (product, places), (autotunes, true))? };
         }
         let known = &self.known[&product];
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees that `places` match the product.
         unsafe { known.described.multiply(blas, stream, places, &known.algorithm) }
     }
 
-    /// Whether its algorithm is there, while autotuning a measured one if it is to be measured.
+    /// Whether the GEMM's algorithm is known. During autotuning, an algorithm for many rows counts
+    /// only if it was measured.
     fn is_known(&self, product: &Product, autotunes: bool) -> bool {
         let measures = autotunes && product.rows > FEW_ROWS;
         self.known.get(product).is_some_and(|known| !measures || known.is_measured)
@@ -261,7 +271,7 @@ impl Products {
             None => {
                 let algorithms = described.proposals(blas, places)?;
                 if measures {
-                    // SAFETY: as the caller promises.
+                    // SAFETY: the caller guarantees that `places` match the product.
                     let fastest = unsafe { self.fastest(blas, stream, &described, places, &algorithms)? };
                     match blas.found(product, GemmAlgorithm::Library(fastest)) {
                         GemmAlgorithm::Library(agreed) => agreed,
@@ -288,12 +298,12 @@ impl Products {
         places: Places,
         algorithms: &[Algorithm],
     ) -> Result<Algorithm, DeviceError> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees that `places` match the product.
         let run = |algorithm: &Algorithm| unsafe { described.multiply(blas, stream, places, algorithm) };
         let (mut timed, mut refused) = (Vec::with_capacity(algorithms.len()), None);
         for algorithm in algorithms {
-            // Warm-up: the first run loads what it needs and is not timed. If one algorithm fails to run, the others
-            // are still tried.
+            // Warm-up: the first run loads the algorithm's kernels and is not timed. If one
+            // algorithm fails to run, the others are still tried.
             match run(algorithm) {
                 Ok(()) => timed.push((0.0, *algorithm)),
                 Err(error) if error.is_lost() => return Err(error),
@@ -332,7 +342,7 @@ fn no_algorithm(product: Product) -> DeviceError {
     }
 }
 
-/// The library's algorithm measured for exactly this product.
+/// The library's algorithm measured for exactly this GEMM.
 fn measured_for(blas: &Blas, product: Product) -> Option<Algorithm> {
     match blas.measured().get(&product) {
         Some(GemmAlgorithm::Library(algorithm)) => Some(*algorithm),
@@ -340,7 +350,8 @@ fn measured_for(blas: &Blas, product: Product) -> Option<Algorithm> {
     }
 }
 
-/// The algorithm of the next larger measured product that supports this one too, otherwise of the next smaller one.
+/// The algorithm of the next larger measured GEMM that supports this one too, otherwise of the next
+/// smaller one.
 fn tuned_for(blas: &Blas, described: &Described, places: Places) -> Option<Algorithm> {
     let (measured, product) = (blas.measured(), described.product);
     let alike = |rows| Product { rows, ..product };
@@ -355,7 +366,7 @@ fn tuned_for(blas: &Blas, described: &Described, places: Places) -> Option<Algor
 }
 
 impl Blas {
-    /// The fastest algorithm of this product, or of the next larger one that was measured.
+    /// The fastest algorithm of this GEMM, or of the next larger size that was measured.
     pub(in super::super) fn algorithm_of(&self, product: Product) -> Option<GemmAlgorithm> {
         let most = Product { rows: usize::MAX, ..product };
         self.measured().range(product..=most).next().map(|(_, way)| *way)
@@ -363,7 +374,8 @@ impl Blas {
 }
 
 impl Described {
-    /// Our rows are cuBLASLt's columns: it computes `out^T [out, rows] = weight^T^T [out, in] @ x^T [in, rows]`.
+    /// Rows of this project are columns of cuBLASLt, which computes `out^T [out, rows] = weight^T^T
+    /// [out, in] @ x^T [in, rows]`.
     pub(in super::super) fn of(blas: &Blas, activation: DType, product: Product) -> Result<Described, DeviceError> {
         let activation = if activation == DType::BF16 { number::R_16BF } else { number::R_16F };
         let out_kind = if product.out_is_f32 { number::R_32F } else { activation };
@@ -388,7 +400,8 @@ impl Described {
                 if product.has_bias {
                     blas.set(&desc, number::DESC_BIAS_TYPE, activation)?;
                 }
-                // An algorithm may be checked before the scales are anywhere. This address is not read.
+                // An algorithm may be checked before the scales have an address. This placeholder
+                // is not read.
                 for pointer in [number::DESC_A_SCALE_POINTER, number::DESC_B_SCALE_POINTER] {
                     blas.set(&desc, pointer, SOME_ADDRESS)?;
                 }
@@ -405,8 +418,8 @@ impl Described {
         })
     }
 
-    /// Whether an algorithm measured at another size or in another start supports this product within
-    /// `workspace_bytes`.
+    /// Whether an algorithm that was measured for another size or in another start supports this
+    /// GEMM within `workspace_bytes`.
     pub(in super::super) fn is_served_by(&self, blas: &Blas, algorithm: &Algorithm, workspace_bytes: usize) -> bool {
         blas.serves(&self.operands(), algorithm, workspace_bytes)
     }
@@ -415,9 +428,9 @@ impl Described {
         Operands { desc: &self.desc, weight: &self.weight, x: &self.x, out: &self.out }
     }
 
-    /// cuBLASLt's proposals, best guess first; at least one.
+    /// cuBLASLt's proposals, best guess first. There is at least one, otherwise this is an error.
     pub(in super::super) fn proposals(&self, blas: &Blas, places: Places) -> Result<Vec<Algorithm>, DeviceError> {
-        // Pointers to bias and scales are part of the description.
+        // The pointers to the bias and the scales are part of the description.
         self.point_at(blas, places)?;
         let proposals = blas.proposals(&self.operands(), places.workspace_bytes, PROPOSALS)?;
         let algorithms: Vec<Algorithm> = proposals.iter().map(|proposal| proposal.algorithm).collect();
@@ -432,7 +445,7 @@ impl Described {
         places.bias.map_or(Ok(()), |bias| blas.set(&self.desc, number::DESC_BIAS_POINTER, bias))
     }
 
-    /// Launches the product in the stream.
+    /// Launches the GEMM in the stream.
     ///
     /// # Safety
     /// `places` match the product.
@@ -452,7 +465,7 @@ impl Described {
             workspace: places.workspace,
             workspace_bytes: places.workspace_bytes,
         };
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees that `places` match the product.
         unsafe { blas.multiply(&self.operands(), memory, algorithm, stream.raw()) }
     }
 }

@@ -1,14 +1,16 @@
-//! Where to look for cuBLASLt, and for NCCL.
+//! Folders and files in which cuBLASLt and NCCL are searched for.
 
 use std::path::{Path, PathBuf};
 
-/// File names, newest first. All versions are used through the same few calls.
+/// File names of cuBLASLt, newest version first. The few functions used here are the same in all
+/// versions.
 pub(super) const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
 
-/// Folders to search for cuBLASLt, and for NCCL where it is wanted, in addition to the system's.
+/// Folders in which cuBLASLt, and NCCL if it is needed, are searched for, in addition to the
+/// system's folders.
 ///
-/// This type does not read the environment. `bursar` fills it from `BURSAR_CUDA_LIB`, `CUDA_HOME`, `VIRTUAL_ENV`,
-/// `CONDA_PREFIX` and `HOME`.
+/// This type does not read the environment. `bursar` fills it from `BURSAR_CUDA_LIB`, `CUDA_HOME`,
+/// `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlasSearch {
     folders: Vec<PathBuf>,
@@ -27,7 +29,7 @@ impl BlasSearch {
         search
     }
 
-    /// Adds a folder to search before all others.
+    /// Adds a folder that is searched before all others.
     pub fn first_in(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folders.insert(0, folder.into());
         self
@@ -39,8 +41,8 @@ impl BlasSearch {
         self
     }
 
-    /// Adds the Python packages under `prefix` (a virtual environment, say), because NVIDIA's wheels contain the
-    /// libraries.
+    /// Adds the Python packages under `prefix` (for example a virtual environment), because
+    /// NVIDIA's wheels contain the libraries.
     pub fn with_python(mut self, prefix: impl AsRef<Path>) -> Self {
         let versions = std::fs::read_dir(prefix.as_ref().join("lib")).into_iter().flatten().flatten();
         let pythons = versions.filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"));
@@ -68,7 +70,8 @@ impl BlasSearch {
         self.files(&NAMES)
     }
 
-    /// Files to try, in order: first those of these names in the folders, then the names that the system searches for.
+    /// Files to try, in order: first the files with these names in the folders, then the bare
+    /// names, for which the system searches.
     pub(in super::super) fn files(&self, names: &[&'static str]) -> Vec<PathBuf> {
         let in_folders = self.folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
         let in_folders = in_folders.filter(|file| file.is_file());

@@ -517,8 +517,8 @@ contract! {
         const NO_MASK: u32 = crate::sampling::NO_MASK;
         /// Marks a row whose token is to be chosen, not given.
         const NONE_GIVEN: u32 = crate::sampling::NONE_GIVEN;
-        /// Index of the list of forbidden tokens. The starts of the lists are laid out in the order of
-        /// these indexes.
+        /// Index of the list of forbidden tokens. The starts of the lists are laid out in the order
+        /// of these indexes.
         const LIST_FORBIDDEN: usize = crate::sampling::SampleList::Forbidden as usize;
         /// Index of the list of tokens with a bias.
         const LIST_BIASED: usize = crate::sampling::SampleList::Biased as usize;

@@ -81,7 +81,7 @@ calls! {
     all_gather = b"ncclAllGather": fn(u64, u64, usize, i32, *mut c_void, CUstream);
 }
 
-/// The loaded library.
+/// NCCL, loaded at run time.
 pub struct Nccl(pub(super) Arc<Calls>);
 
 impl Nccl {

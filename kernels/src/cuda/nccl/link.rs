@@ -322,8 +322,8 @@ fn warm_up(
     let streams = devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>()?;
     let ends = devices.iter().map(Event::new).collect::<Result<Vec<_>, _>>()?;
     let together = |call: &'static str, each: &dyn Fn(usize, Communicator, CUstream) -> i32| {
-        // A single thread launches for all ranks, which NCCL allows only within a group. SAFETY:
-        // `group_start` has no arguments, and `group_end` is called once for it.
+        // A single thread launches for all ranks, which NCCL allows only within a group.
+        // SAFETY: `group_start` has no arguments, and `group_end` is called once for it.
         calls.said("ncclGroupStart", unsafe { (calls.group_start)() }, None)?;
         let all = communicators.iter().zip(&streams).enumerate();
         let launched: Vec<i32> = all.map(|(rank, (one, stream))| each(rank, *one, stream.raw())).collect();

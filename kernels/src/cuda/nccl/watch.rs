@@ -175,7 +175,7 @@ impl Shared {
         self.signal(|signals| signals.ends = true);
     }
 
-    /// Returns all communicators that are not yet aborted to NCCL. The last of these calls frees
+    /// Gives all communicators that are not yet aborted back to NCCL. The last of these calls frees
     /// the memory of all communicators, once no graph that was captured with one is left.
     pub(super) fn give_back(&self) {
         let is_broken = self.broken.get().is_some();

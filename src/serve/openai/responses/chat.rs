@@ -33,9 +33,9 @@ pub(super) async fn chat(
     chat = chat.tools(std::mem::take(&mut tools.functions));
     chat = choice.iter().cloned().fold(chat, Chat::tool_choice);
     chat = fields.parallel_tool_calls.into_iter().fold(chat, Chat::parallel_tool_calls);
-    chat = fields.max_output_tokens.into_iter().fold(chat, Chat::max_tokens);
-    chat = fields.temperature.into_iter().fold(chat, Chat::temperature);
-    chat = fields.top_p.into_iter().fold(chat, Chat::top_p);
+    chat = chat.max_tokens(fields.max_output_tokens);
+    chat = chat.temperature(fields.temperature);
+    chat = chat.top_p(fields.top_p);
     chat = with_effort(chat, fields.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone()));
     let format = fields.text.as_ref().and_then(|text| text.format.as_ref());
     let format = format.map(|format| {
