@@ -32,23 +32,23 @@ impl Quantization {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ActivationFormat {
     /// Write plain rows, in addition to any quantized rows.
-    pub is_plain: bool,
+    pub is_unquantized: bool,
     /// Write rows that are quantized like this.
     pub quantization: Option<Quantization>,
 }
 
 impl ActivationFormat {
-    pub const PLAIN: ActivationFormat = ActivationFormat { is_plain: true, quantization: None };
+    pub const PLAIN: ActivationFormat = ActivationFormat { is_unquantized: true, quantization: None };
 
     /// The format that a product reads for [`Weight::wants`](crate::Weight::wants): plain rows for
     /// `None`, otherwise only quantized rows.
     pub fn of(wanted: Option<Quantization>) -> ActivationFormat {
-        ActivationFormat { is_plain: wanted.is_none(), quantization: wanted }
+        ActivationFormat { is_unquantized: wanted.is_none(), quantization: wanted }
     }
 
     /// This format with plain rows in addition.
     pub fn and_plain(self) -> ActivationFormat {
-        ActivationFormat { is_plain: true, ..self }
+        ActivationFormat { is_unquantized: true, ..self }
     }
 }
 
@@ -146,7 +146,7 @@ impl ActivationRoom<'_> {
     /// If the space was not taken for this format, or for fewer than `rows` rows.
     pub fn place(&mut self, format: ActivationFormat, rows: usize) -> Activations<'_> {
         const NONE: &str = "room for this format";
-        let plain = format.is_plain.then(|| self.plain.as_mut().expect(NONE).row_range_mut(0..rows));
+        let plain = format.is_unquantized.then(|| self.plain.as_mut().expect(NONE).row_range_mut(0..rows));
         let rounded = format.quantization.map(|quantization| {
             let (data, scales) = (self.data.as_mut().expect(NONE), self.scales.as_mut().expect(NONE));
             let (all, of_row) = (scales.columns(), quantization.row_scales(data.columns()));
@@ -193,13 +193,13 @@ impl<B: Backend> Scope<'_, B> {
     ) -> Result<ActivationRoom<'_>, KernelError> {
         let mut of_all = (false, None);
         for format in formats {
-            of_all.0 |= format.is_plain;
+            of_all.0 |= format.is_unquantized;
             let scales = format.quantization.map(|quantization| quantization.row_scales(columns));
             of_all.1 = of_all.1.max(scales);
         }
-        let (is_plain, scales) = of_all;
+        let (is_unquantized, scales) = of_all;
         Ok(ActivationRoom {
-            plain: is_plain.then(|| self.empty([rows, columns])).transpose()?,
+            plain: is_unquantized.then(|| self.empty([rows, columns])).transpose()?,
             data: scales.map(|_| self.take([rows, columns], DType::F8E4M3)).transpose()?,
             scales: scales.map(|of_row| self.empty_f32([rows, of_row])).transpose()?,
         })
@@ -212,7 +212,7 @@ impl<B: Backend> Scope<'_, B> {
         rows: usize,
         columns: usize,
     ) -> Result<Activations<'_>, KernelError> {
-        let plain = if format.is_plain { Some(self.empty([rows, columns])?) } else { None };
+        let plain = if format.is_unquantized { Some(self.empty([rows, columns])?) } else { None };
         let rounded = match format.quantization {
             Some(quantization) => Some(Rounded {
                 data: self.take([rows, columns], DType::F8E4M3)?,

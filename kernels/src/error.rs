@@ -28,11 +28,9 @@ pub enum KernelError {
     },
     /// The target has no kernel for an operation.
     #[error("{op}: this operation has no GPU kernel yet")]
-    NoKernel {
-        op: &'static str,
-    },
-    /// The workspace is smaller than the pass needs, because it was planned for another envelope or
-    /// target.
+    NoKernel { op: &'static str },
+    /// The workspace is smaller than the pass needs, because it was planned for
+    /// another envelope or target.
     #[error(transparent)]
     Workspace(#[from] WorkspaceFull),
     /// The device refused a call or is lost.

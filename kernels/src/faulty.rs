@@ -11,8 +11,8 @@ use crate::{Backend, Graph, KernelError, Rank, Target, backend::each_operation, 
 /// compute as the wrapped backend does.
 pub struct FaultyBackend<B> {
     backend: B,
-    /// The number of operations that still succeed, and the number of operations after them that
-    /// fail.
+    /// The number of operations that still succeed, and the number of operations
+    /// after them that fail.
     faults: Cell<(usize, usize)>,
 }
 

@@ -40,8 +40,8 @@ struct State {
     broken: Option<String>,
 }
 
-/// The data that a rank brings to a meeting: rows that do not change until all ranks have read
-/// them.
+/// The data that a rank brings to a meeting: rows that do not change until all
+/// ranks have read them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Brought {
     op: &'static str,

@@ -38,7 +38,7 @@ pub use activations::{ActivationFormat, ActivationRoom, Activations, Quantizatio
 pub use backend::{AUTOTUNED_LAYERS, Backend, Graph};
 pub use cpu::Cpu;
 pub use cuda::{
-    BlasSearch, CopyLink, Cuda, CudaKernels, CudaLink, CudaTarget, Nccl, NcclLink, OpenError, ProductsBy, RankLink,
+    BlasSearch, CopyLink, Cuda, CudaKernels, CudaLink, CudaTarget, GemmBackend, Nccl, NcclLink, OpenError, RankLink,
     Tuning, keep_multicast_off,
 };
 pub use dtype::{DType, Element};
@@ -49,10 +49,10 @@ pub use host_link::HostLink;
 pub use input_token::{InputToken, UnseenToken};
 pub use kv_layer::{BLOCK_TOKENS, HostBlocks, HostRows, KvLayer, KvShape, ScaledLayer};
 pub use plan::Plan;
-pub use rank::{Rank, Share};
+pub use rank::{Rank, RankShard};
 pub use scope::Scope;
 pub use shape::Shape;
 pub use target::Target;
 pub use tensor::Tensor;
-pub use weight::{FP8_BLOCK, Scales, Weight};
+pub use weight::{FP8_BLOCK, Weight, WeightScales};
 pub use work::{Work, WorkCounter};

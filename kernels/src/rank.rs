@@ -11,7 +11,7 @@ pub struct Rank {
 
 /// A rank's share of rows or columns that all ranks hold together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Share {
+pub struct RankShard {
     /// Index of the first item of this share.
     pub first: usize,
     /// Number of items in this share.
@@ -55,32 +55,32 @@ impl Rank {
 
     /// This rank's share of `whole` items that are divided equally. Returns `None` if `whole` is
     /// not a multiple of the number of ranks.
-    pub fn share(self, whole: usize) -> Option<Share> {
+    pub fn share(self, whole: usize) -> Option<RankShard> {
         let count = whole / self.of;
-        whole.is_multiple_of(self.of).then_some(Share { first: self.index * count, count, whole })
+        whole.is_multiple_of(self.of).then_some(RankShard { first: self.index * count, count, whole })
     }
 
     /// This rank's share of `whole` items, where each rank has the same number, rounded up. If
     /// `whole` does not divide equally, the last ranks have fewer items or none.
-    pub fn share_rounded_up(self, whole: usize) -> Share {
+    pub fn share_rounded_up(self, whole: usize) -> RankShard {
         let each = whole.div_ceil(self.of);
         let first = (self.index * each).min(whole);
-        Share { first, count: each.min(whole - first), whole }
+        RankShard { first, count: each.min(whole - first), whole }
     }
 
     /// Like [`share`](Rank::share), but if there are fewer items than ranks, equally many adjacent
     /// ranks have a copy of the same item.
-    pub fn share_or_copy(self, whole: usize) -> Option<Share> {
+    pub fn share_or_copy(self, whole: usize) -> Option<RankShard> {
         if whole == 0 || whole >= self.of {
             return self.share(whole);
         }
-        self.of.is_multiple_of(whole).then(|| Share { first: self.index / (self.of / whole), count: 1, whole })
+        self.of.is_multiple_of(whole).then(|| RankShard { first: self.index / (self.of / whole), count: 1, whole })
     }
 }
 
-impl Share {
+impl RankShard {
     pub fn all(whole: usize) -> Self {
-        Share { first: 0, count: whole, whole }
+        RankShard { first: 0, count: whole, whole }
     }
 
     pub fn is_whole(self) -> bool {
@@ -94,14 +94,14 @@ impl Share {
 
     /// The same share, counted in parts, if each item consists of `parts` parts.
     pub fn times(self, parts: usize) -> Self {
-        Share { first: self.first * parts, count: self.count * parts, whole: self.whole * parts }
+        RankShard { first: self.first * parts, count: self.count * parts, whole: self.whole * parts }
     }
 }
 
 /// A share of all items.
-impl From<usize> for Share {
+impl From<usize> for RankShard {
     fn from(whole: usize) -> Self {
-        Share::all(whole)
+        RankShard::all(whole)
     }
 }
 

@@ -43,8 +43,8 @@ impl<'w, B: Backend> Scope<'w, B> {
         Scope { backend, frame: workspace.frame(), counter }
     }
 
-    /// Opens a scope within this one. While the inner scope lives, the outer one cannot take
-    /// memory.
+    /// Opens a scope within this one. While the inner scope lives, the outer
+    /// one cannot take memory.
     pub fn scope(&self) -> Scope<'_, B> {
         Scope { backend: self.backend, frame: self.frame.frame(), counter: self.counter }
     }
@@ -59,8 +59,8 @@ impl<'w, B: Backend> Scope<'w, B> {
         self.backend.rank()
     }
 
-    /// Tells the other ranks that this rank will not take part in further collectives; see
-    /// [`Backend::part`].
+    /// Tells the other ranks that this rank will not take part in
+    /// further collectives; see [`Backend::part`].
     pub fn part(&self) {
         self.backend.part();
     }

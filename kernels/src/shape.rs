@@ -4,7 +4,8 @@ use std::fmt;
 
 const RANK_MAX: usize = 4;
 
-/// More elements than any memory holds. Below this, no product of extents, pitches and element sizes overflows.
+/// More elements than any memory holds. Below this, no product of extents, pitches
+/// and element sizes overflows.
 const ELEMENTS_MAX: usize = 1 << 56;
 
 /// The extent of a tensor in each dimension, outermost first.
@@ -15,7 +16,8 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// A shape of one to four extents. Panics on any other number, or on more elements than any memory holds.
+    /// A shape of one to four extents. Panics on any other number, or on more elements
+    /// than any memory holds.
     pub fn new(extents: &[usize]) -> Self {
         assert!(
             (1..=RANK_MAX).contains(&extents.len()),

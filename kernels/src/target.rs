@@ -123,8 +123,8 @@ impl Target {
         }
     }
 
-    /// Head sizes, in elements, that attention within packed ranges of rows supports. `None` means any
-    /// size.
+    /// Head sizes, in elements, that attention within packed ranges of rows supports.
+    /// `None` means any size.
     pub fn packed_head_dims(&self) -> Option<&'static [usize]> {
         match self {
             Target::Cpu { .. } => None,
@@ -211,8 +211,8 @@ impl Target {
         }
     }
 
-    /// Scratch for attention within packed ranges of rows, with heads of `head_dim` elements. The CPU
-    /// needs one tile of queries, keys and scores per thread.
+    /// Scratch for attention within packed ranges of rows, with heads of `head_dim` elements. The
+    /// CPU needs one tile of queries, keys and scores per thread.
     pub fn packed_scratch(&self, head_dim: usize) -> Bytes {
         match self {
             Target::Cpu { threads } => DType::F32.bytes((*threads).max(1) * cpu_attention_tile(head_dim)),

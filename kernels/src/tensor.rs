@@ -129,8 +129,8 @@ impl<'m> Tensor<'m> {
         self.rows_at(range)
     }
 
-    /// The rows before `at` and the rows from `at` on, both writable. Panics if `at` is out of
-    /// bounds.
+    /// The rows before `at` and the rows from `at` on, both writable. Panics if `at`
+    /// is out of bounds.
     pub fn split_rows_mut(&mut self, at: usize) -> (Tensor<'_>, Tensor<'_>) {
         (self.rows_at(0..at), self.rows_at(at..self.rows()))
     }
@@ -154,8 +154,8 @@ impl<'m> Tensor<'m> {
         Tensor { address, shape, pitch, ..self }
     }
 
-    /// The same elements in another shape, read-only. Panics if rows have gaps or the element
-    /// counts differ.
+    /// The same elements in another shape, read-only. Panics if rows have gaps or
+    /// the element counts differ.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Tensor<'_> {
         Tensor { writable: false, ..self.reshaped(shape.into()) }
     }

@@ -13,13 +13,13 @@ pub struct Weight<'m> {
     /// Plain numbers, or E4M3 if there are scales. Contiguous.
     pub data: Tensor<'m>,
     /// Factors of E4M3 numbers.
-    pub scales: Scales<'m>,
+    pub scales: WeightScales<'m>,
 }
 
 /// The scales of a weight. They also determine how the weight's product quantizes activations.
-pub enum Scales<'m> {
+pub enum WeightScales<'m> {
     /// The weight is plain and has no scales.
-    Plain,
+    Unquantized,
     /// One scale for each block. Activations are quantized in groups of [`FP8_BLOCK`] columns.
     Blocks {
         /// `[ceil(out_features / height), ceil(in_features / FP8_BLOCK)]` f32.
@@ -39,16 +39,16 @@ pub enum Scales<'m> {
 
 impl<'m> Weight<'m> {
     pub fn plain(data: Tensor<'m>) -> Self {
-        Weight { data, scales: Scales::Plain }
+        Weight { data, scales: WeightScales::Unquantized }
     }
 
     /// The quantization that this weight's product expects of its activations; `None` is plain.
     pub fn wants(&self) -> Option<Quantization> {
         match self.scales {
-            Scales::Plain => None,
-            Scales::Blocks { .. } => Some(Quantization::Groups),
-            Scales::Rows { activations: None, .. } => Some(Quantization::Rows),
-            Scales::Rows { activations: Some(scale), .. } => Some(Quantization::Fixed(scale)),
+            WeightScales::Unquantized => None,
+            WeightScales::Blocks { .. } => Some(Quantization::Groups),
+            WeightScales::Rows { activations: None, .. } => Some(Quantization::Rows),
+            WeightScales::Rows { activations: Some(scale), .. } => Some(Quantization::Fixed(scale)),
         }
     }
 
@@ -73,20 +73,22 @@ impl<'m> Weight<'m> {
 
     pub(crate) fn view(&self) -> Weight<'_> {
         let scales = match &self.scales {
-            Scales::Plain => Scales::Plain,
-            Scales::Blocks { scales, height } => Scales::Blocks { scales: scales.view(), height: *height },
-            Scales::Rows { scales, activations } => Scales::Rows { scales: scales.view(), activations: *activations },
+            WeightScales::Unquantized => WeightScales::Unquantized,
+            WeightScales::Blocks { scales, height } => WeightScales::Blocks { scales: scales.view(), height: *height },
+            WeightScales::Rows { scales, activations } => {
+                WeightScales::Rows { scales: scales.view(), activations: *activations }
+            }
         };
         Weight { data: self.data.view(), scales }
     }
 }
 
-impl<'m> Scales<'m> {
+impl<'m> WeightScales<'m> {
     /// The tensor of scales, or `None` if the weight is plain.
     pub fn tensor(&self) -> Option<&Tensor<'m>> {
         match self {
-            Scales::Plain => None,
-            Scales::Blocks { scales, .. } | Scales::Rows { scales, .. } => Some(scales),
+            WeightScales::Unquantized => None,
+            WeightScales::Blocks { scales, .. } | WeightScales::Rows { scales, .. } => Some(scales),
         }
     }
 }

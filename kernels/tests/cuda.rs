@@ -60,7 +60,7 @@ impl Gpu {
             let expected = pass.expected(activation);
             let is_product =
                 matches!(pass, Pass::Linear { .. } | Pass::GatedLinear { .. } | Pass::Fp8(_) | Pass::Routed(_));
-            for products_by in [ProductsBy::Library, ProductsBy::Ours].into_iter().take(1 + usize::from(is_product)) {
+            for products_by in [GemmBackend::Library, GemmBackend::Ours].into_iter().take(1 + usize::from(is_product)) {
                 let found = self.compute(kernels, dry.high_water(), products_by, |scope| pass.run(scope));
                 let what = format!("{pass:?} in {activation} by {products_by:?} on {target:?}");
                 assert_close(&what, &found, &expected, tolerance(&pass, activation));
@@ -73,7 +73,7 @@ impl Gpu {
         &self,
         kernels: &Arc<CudaKernels>,
         bytes: Bytes,
-        products_by: ProductsBy,
+        products_by: GemmBackend,
         pass: impl FnOnce(&Scope<'_, Cuda>) -> Result<T, KernelError>,
     ) -> T {
         self.compute_and_count(kernels, bytes, products_by, pass).0
@@ -84,7 +84,7 @@ impl Gpu {
         &self,
         kernels: &Arc<CudaKernels>,
         bytes: Bytes,
-        products_by: ProductsBy,
+        products_by: GemmBackend,
         pass: impl FnOnce(&Scope<'_, Cuda>) -> Result<T, KernelError>,
     ) -> (T, usize) {
         let segment = leased(self.device.clone(), bytes.max(Bytes(1)));
@@ -336,7 +336,7 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
         assert_eq!(cuda.guesses(), 2, "each has a way that ran");
 
         // More lanes than there are counters for our own kernel; the lanes without counters use cuBLASLt.
-        let lane = |_| Cuda::new(kernels).expect("a stream").with_products_by(ProductsBy::Ours);
+        let lane = |_| Cuda::new(kernels).expect("a stream").with_products_by(GemmBackend::Ours);
         let lanes: Vec<Cuda> = (0..9).map(lane).collect();
         for lane in &lanes {
             run(lane, 5);
@@ -440,7 +440,7 @@ fn the_library_has_an_algorithm_for_scales_by_block() {
             let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
             fp8.run(&Scope::new(&plan, &dry, &counter), &mut Random::new(3)).unwrap();
             let run = |scope: &Scope<'_, Cuda>| fp8.run(scope, &mut Random::new(3));
-            let (found, asked) = gpu.compute_and_count(kernels, dry.high_water(), ProductsBy::Library, run);
+            let (found, asked) = gpu.compute_and_count(kernels, dry.high_water(), GemmBackend::Library, run);
             let is_asked = (rows % 4 == 0 || rows >= 2048) && in_features % 128 == 0;
             assert_eq!(asked, usize::from(is_asked), "{fp8:?} in {activation} with {library}");
             assert_some_close(&fp8, activation, &found, "by the library");
@@ -448,7 +448,7 @@ fn the_library_has_an_algorithm_for_scales_by_block() {
             let biased = by_blocks(rows, in_features, out_features, How::New, true);
             let run = |scope: &Scope<'_, Cuda>| biased.run(scope, &mut Random::new(3));
             let (found, asked) =
-                gpu.compute_and_count(kernels, dry.high_water() + Bytes::mib(1), ProductsBy::Library, run);
+                gpu.compute_and_count(kernels, dry.high_water() + Bytes::mib(1), GemmBackend::Library, run);
             println!("{rows} x {in_features} x {out_features} with a bias in {activation}: {asked} by {library}");
             assert_some_close(&biased, activation, &found, "by the library, with a bias");
         }
@@ -541,7 +541,7 @@ fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_l
     let workspace = Workspace::over(leased(gpu.device.clone(), Bytes::mib(512)));
     let memory = leased(gpu.device.clone(), Bytes::mib(16));
     let mut taken = Vec::new();
-    for products_by in [ProductsBy::Library, ProductsBy::Measured, ProductsBy::Ours] {
+    for products_by in [GemmBackend::Library, GemmBackend::Measured, GemmBackend::Ours] {
         // Measurements are kept with the kernels.
         let kernels = gpu.load(target);
         let cuda = Cuda::new(&kernels).expect("a stream").with_products_by(products_by);

@@ -271,7 +271,7 @@ fn shares_of_a_table_and_columns_of_all_come_together() {
     let (rows, vocabulary, hidden) = (9, 24, 40);
     let table = numbers(3, vocabulary * hidden);
     let ids: Vec<u32> = vec![0, 23, 12, 11, 5, 6, 17, 18, UnseenToken { row: 0 }.code()];
-    let pass = |tokens: Share, scope: &Scope<'_, Cuda>| {
+    let pass = |tokens: RankShard, scope: &Scope<'_, Cuda>| {
         let own = scope.upload([tokens.count, hidden], &table[tokens.times(hidden).range()])?;
         let (ids, previous) = (scope.upload([rows], &ids)?, scope.upload([1], &[13u32])?);
         let mut out = scope.empty([rows, hidden])?;

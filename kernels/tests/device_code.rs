@@ -161,7 +161,7 @@ fn every_kernel_is_compiled_for_the_targets_that_it_names_and_nothing_else_is_th
 
 #[test]
 fn archives_of_device_code_are_embedded_and_take_two_mebibytes() {
-    let embedded = include_str!("../src/cuda/images.rs");
+    let embedded = include_str!("../src/cuda/module_images.rs");
     let mut bytes = 0;
     for file in fs::read_dir(folder().join("compiled")).expect("it was compiled") {
         let file = file.expect("an entry");

@@ -1,4 +1,5 @@
-//! A small file that outlives a process. It is read whole and replaced whole, and a caller can do without it.
+//! A small cache file that is kept between processes. It is always read and replaced as a whole,
+//! and callers also work without it.
 
 use std::{
     fs::{self, File},
@@ -10,42 +11,33 @@ use std::{
 
 use thiserror::Error;
 
-/// Bytes that no file written here exceeds. A larger one is not ours.
+/// Size limit in bytes. This module writes no larger file, so a larger file is foreign.
 pub const BYTES_MAX: u64 = 1 << 20;
 
 /// A temporary file older than this was left by a process that died while writing.
 const WRITING_MAX: Duration = Duration::from_secs(3600);
 
-/// Characters kept of each readable part of a name.
+/// Maximum number of characters of each readable part of a file name.
 const PART_CHARACTERS: usize = 48;
 
-/// A file that was not read or not written.
+/// A cache file could not be read or written.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CacheFileError {
-    /// The operating system does not let it be read.
+    /// The operating system reports an error on reading.
     #[error("it cannot be read: {kind}")]
-    Unreadable {
-        /// The kind of input error.
-        kind: io::ErrorKind,
-    },
-    /// Its path is a folder, a pipe or something else that is not a file.
+    Unreadable { kind: io::ErrorKind },
+    /// The path is a folder, a pipe or something else that is not a regular file.
     #[error("it is not a regular file")]
     NotAFile,
-    /// It is larger than [`BYTES_MAX`].
+    /// The file is larger than [`BYTES_MAX`].
     #[error("it has {bytes} bytes; the limit is {BYTES_MAX}")]
-    TooLarge {
-        /// Its size in bytes.
-        bytes: u64,
-    },
-    /// The operating system does not let it be written.
+    TooLarge { bytes: u64 },
+    /// The operating system reports an error on writing.
     #[error("it cannot be written: {kind}")]
-    Unwritable {
-        /// The kind of output error.
-        kind: io::ErrorKind,
-    },
+    Unwritable { kind: io::ErrorKind },
 }
 
-/// A file in a folder of the user's, for instance `~/.cache/bursar/profiles`.
+/// A file in one of the user's folders, for example `~/.cache/bursar/profiles`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheFile {
     folder: PathBuf,
@@ -53,8 +45,8 @@ pub struct CacheFile {
 }
 
 impl CacheFile {
-    /// The file of `folder` that `parts` name: lists that differ name different files. The name begins with up to 48
-    /// characters of each of `shown`, for people to read.
+    /// The file in `folder` that `parts` identify: different lists give different files. For
+    /// readability, the file name begins with up to 48 characters of each entry of `shown`.
     ///
     /// ```
     /// use bursar_model::cache_file::CacheFile;
@@ -68,20 +60,20 @@ impl CacheFile {
         CacheFile { folder: folder.into(), name }
     }
 
-    /// Where it is, or would be.
+    /// The file's path, whether or not the file exists.
     pub fn path(&self) -> PathBuf {
         self.folder.join(&self.name)
     }
 
-    /// Its content; `None` if it does not exist. This does not wait for a process that replaces it meanwhile: the
-    /// content is the old or the new one, whole.
+    /// Returns the content, or `None` if the file does not exist. This does not wait for a process
+    /// that is replacing the file: the result is the complete old or the complete new content.
     ///
     /// # Errors
-    /// Every variant but [`CacheFileError::Unwritable`].
+    /// Every variant except [`CacheFileError::Unwritable`].
     pub fn read(&self) -> Result<Option<Vec<u8>>, CacheFileError> {
         let unreadable = |error: io::Error| CacheFileError::Unreadable { kind: error.kind() };
         let path = self.path();
-        // Checked before opening, as opening a pipe would wait for a writer.
+        // The type is checked before opening, because opening a pipe would wait for a writer.
         let metadata = match fs::metadata(&path) {
             Ok(metadata) => metadata,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -99,12 +91,13 @@ impl CacheFile {
         Ok(Some(content))
     }
 
-    /// Replaces its content, and makes the folder if needed. A reader finds the old content or the new, whole, even
-    /// after a crash at any moment. Of two concurrent writers the last wins. The permissions are those of the user's
-    /// other files (`umask`).
+    /// Replaces the content, and creates the folder if needed. A reader finds either the complete
+    /// old content or the complete new content, even after a crash. If two processes write at the
+    /// same time, the last one wins. The file gets the permissions of the user's other files
+    /// (`umask`).
     ///
     /// # Errors
-    /// [`CacheFileError::Unwritable`]; the old content is then as it was.
+    /// [`CacheFileError::Unwritable`]; the old content is then unchanged.
     pub fn replace(&self, content: &[u8]) -> Result<(), CacheFileError> {
         self.write_aside(content).map_err(|error| CacheFileError::Unwritable { kind: error.kind() })
     }
@@ -118,8 +111,8 @@ impl CacheFile {
         written.and_then(|()| fs::rename(&path, self.path())).inspect_err(|_| drop(fs::remove_file(&path)))
     }
 
-    /// A new file beside it with a name of its own. No other thread writes to it, no other process, and no process with
-    /// the same number in a container that shares the folder.
+    /// Creates a temporary file with a unique name in the same folder. No other thread or process
+    /// writes to it, not even a process with the same PID in a container that shares the folder.
     fn create_aside(&self) -> io::Result<(PathBuf, File)> {
         static WRITES: AtomicU64 = AtomicU64::new(0);
         loop {
@@ -153,8 +146,8 @@ impl CacheFile {
 /// The suffix of a temporary file's name.
 const ASIDE: &str = ".new";
 
-/// 16 hexadecimal digits that differ when a part differs, or ends elsewhere. BLAKE3 cut to 64 bits: enough against
-/// accidents, not against an attacker.
+/// 16 hexadecimal digits that change if a part or a boundary between parts changes. This is BLAKE3
+/// truncated to 64 bits: enough against accidental collisions, but not against an attacker.
 pub fn fingerprint(parts: &[&str]) -> String {
     let mut hasher = blake3::Hasher::new_derive_key("bursar 2026 cache file v1");
     for part in parts {
@@ -164,7 +157,7 @@ pub fn fingerprint(parts: &[&str]) -> String {
     hasher.finalize().to_hex()[..16].to_owned()
 }
 
-/// `part` with only characters that any system takes in a file's name.
+/// `part` with only the characters that every operating system allows in file names.
 fn readable(part: &str) -> String {
     let plain = |character: char| character.is_ascii_alphanumeric() || "._".contains(character);
     let dashed: String = part.chars().map(|character| if plain(character) { character } else { '-' }).collect();

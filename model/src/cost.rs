@@ -1,5 +1,5 @@
-//! What a request takes of each limited resource. Both the stressed worst cases and the admission of requests use this
-//! one cost.
+//! Cost of a request in each limited resource. The stressed worst cases and the admission of
+//! requests use the same cost.
 
 use bursar_kernels::BLOCK_TOKENS;
 
@@ -8,26 +8,26 @@ use crate::{Envelope, MergeSize};
 /// Patches and rows of one picture, or of one step of a video.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PictureCost {
-    /// Patches of a launch of the vision encoder.
+    /// Patches that the picture takes in a launch of the vision encoder.
     pub patches: usize,
     /// Rows of the vision cache; each is one token of the prompt.
     pub rows: usize,
 }
 
 impl PictureCost {
-    /// The cost of at most `patches` patches: what makes no whole token is not counted.
+    /// The cost of at most `patches` patches. A remainder that makes no whole token is not counted.
     pub fn of(patches: usize, merge: MergeSize) -> Self {
         let rows = merge.tokens(patches);
         PictureCost { patches: merge.patches(rows), rows }
     }
 }
 
-/// The most that a request takes, from its first token to the end of the longest reply that it may have.
+/// Upper bound for the cost of a request, from its first token to the end of its longest possible
+/// reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestCost {
-    /// Tokens of its sequence, prompt and reply.
+    /// Tokens of the sequence: prompt and reply.
     pub tokens: usize,
-    /// Blocks of keys and values.
     pub blocks: usize,
     /// Patches of its largest picture; one launch must take them all.
     pub picture_patches: usize,
@@ -55,7 +55,7 @@ impl RequestCost {
         RequestCost::of(envelope.context_tokens, pictures)
     }
 
-    /// Whether it exceeds `limit` in nothing.
+    /// Whether every resource is within its `limit`.
     pub fn is_within(&self, limit: &RequestCost) -> bool {
         let RequestCost { tokens, blocks, picture_patches, cache_rows } = *self;
         tokens <= limit.tokens

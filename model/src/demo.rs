@@ -1,4 +1,5 @@
-//! The demo model, compiled in: its checkpoint and its example pictures. `demo/README.md` says how it was trained.
+//! The demo model, compiled into the library: its checkpoint and its example pictures.
+//! `demo/README.md` describes its training.
 
 use std::{io::Read, sync::LazyLock};
 
@@ -37,7 +38,6 @@ pub fn checkpoint() -> CheckpointSource {
 /// A bundled picture with a question about it.
 #[derive(Clone, Copy, Debug)]
 pub struct Picture {
-    /// Its file name.
     pub name: &'static str,
     /// The PNG file's content.
     pub bytes: &'static [u8],
@@ -45,7 +45,6 @@ pub struct Picture {
     pub question: &'static str,
 }
 
-/// The bundled pictures.
 pub fn pictures() -> &'static [Picture] {
     &[
         Picture {

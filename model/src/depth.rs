@@ -1,17 +1,17 @@
-//! How many layers of each stack a pass runs through.
+//! Number of layers of each stack that a pass runs.
 
-/// Counted from the first layer; the deeper compares as the greater.
+/// Counted from the first layer. A greater depth compares as greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Depth {
-    /// The first layers of each stack, then on as after the last one. Only for worst cases, whose results are thrown
-    /// away.
+    /// Only the first layers of each stack, followed by the work that normally follows the last
+    /// layer. Only for worst cases, whose results are discarded.
     First(usize),
     /// All layers, as in serving.
     Whole,
 }
 
 impl Depth {
-    /// How many layers run of a stack of `layers`.
+    /// Number of layers that run in a stack of `layers` layers.
     pub fn of(self, layers: usize) -> usize {
         match self {
             Depth::Whole => layers,

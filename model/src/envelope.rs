@@ -4,12 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::MergeSize;
 
-/// The limits that the plan, the stress and every admitted request keep to.
+/// The limits that the plan, the stress runs and every admitted request obey.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Envelope {
-    /// Tokens of a sequence, prompt and answer together.
+    /// Tokens of a sequence, including prompt and reply.
     pub context_tokens: usize,
-    /// Sequences in one step.
     pub sequences: usize,
     /// Tokens in one step, over all sequences.
     pub step_tokens: usize,
@@ -20,17 +19,20 @@ pub struct Envelope {
     /// Pictures of the largest size that the encoder cache is sized for. A request may have more pictures, up to
     /// `pictures`, if together they have no more patches than these.
     pub largest_pictures: usize,
-    /// Frames of a request's videos, over all turns; 0 to refuse videos. Frames have no share of their own: they are
-    /// resized to what the pictures leave of [`video_patches`](Self::video_patches).
+    /// Frames of a request's videos, over all turns; 0 refuses videos. Frames have no separate
+    /// patch limit: they are resized to the part of [`video_patches`](Self::video_patches) that the
+    /// pictures leave.
     pub video_frames: usize,
-    /// Patches in one launch of the vision encoder, over all pictures; no fewer than the largest picture has.
+    /// Patches in one launch of the vision encoder, over all pictures. At least as many as the
+    /// largest picture has.
     pub launch_patches: usize,
 }
 
-/// The greatest value of any limit. Up to it, no product of two limits overflows.
+/// The greatest value of any limit. Products of two limits up to this value do not overflow.
 const MOST: usize = 1 << 30;
 
-/// Default of `pictures`: so high that the context is usually full first.
+/// Default of `pictures`. It is so high that a context is usually full before it has this many
+/// pictures.
 const PICTURES: usize = 1024;
 
 /// Patches of the smallest picture.
@@ -40,17 +42,16 @@ pub const PATCHES_LEAST: usize = 4;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{limit}` is {value}; expected {required}")]
 pub struct LimitError {
-    /// The name that the limit was set by.
     pub limit: String,
-    /// The value that was given.
     pub value: usize,
-    /// The range that it must be in, and why.
+    /// The required range, and the reason for it.
     pub required: String,
 }
 
 impl Envelope {
-    /// Limits that take a moment to stress: contexts of 512 tokens, 4 sequences at once, two pictures of 448 x 448
-    /// pixels (at 14 pixels per patch side) or more smaller ones per request.
+    /// Limits that can be stressed in a moment: contexts of 512 tokens, 4 sequences at once, and
+    /// two pictures of 448 x 448 pixels (at 14 pixels per patch side), or more smaller ones, per
+    /// request.
     pub fn small() -> Self {
         Envelope {
             context_tokens: 512,
@@ -64,17 +65,19 @@ impl Envelope {
         }
     }
 
-    /// What people expect of a GPU: contexts of 8192 tokens (or the model's own length, if that is less) and 256
-    /// sequences at once. A step takes 8192 prompt tokens and one token of each sequence. Pictures are as large as the
-    /// model's processor makes them, as long as one leaves a question and an answer a quarter of the context: 24576
-    /// patches are 6144 tokens where four make one. If a card cannot hold the worst case of that, the plan says which
-    /// limit to lower.
+    /// Limits for common use of a GPU: contexts of 8192 tokens (or the model's own length, if that
+    /// is less) and 256 sequences at once. A step takes 8192 prompt tokens and one token of each
+    /// sequence. Pictures are as large as the model's processor makes them, as long as one picture
+    /// leaves a quarter of the context for a question and an answer: 24576 patches are 6144 tokens
+    /// if four patches make one token. If a GPU cannot hold the worst case of these limits, the
+    /// plan names the limit to lower.
     pub const fn gpu() -> Self {
         Envelope {
             context_tokens: 8192,
             sequences: 256,
-            // So the sequences that decode never push a burst of prompts into one more step, and 66 tiles of 128 rows
-            // divide evenly over the 132 processors of a Hopper GPU.
+            // The 256 extra tokens ensure that decoding sequences never push a burst of prompts
+            // into one more step. The 66 tiles of 128 rows also divide evenly over the 132 SMs of a
+            // Hopper GPU.
             step_tokens: 8192 + 256,
             picture_patches: 24_576,
             pictures: PICTURES,
@@ -84,29 +87,30 @@ impl Envelope {
         }
     }
 
-    /// Patches that the pictures and videos of one request may take together: those of as many of the largest pictures
-    /// as it may show. Where that is more than a context holds, the context is the limit. The vision cache is sized for
-    /// it.
+    /// Patches that the pictures and videos of one request may have together: the patches of
+    /// `largest_pictures` pictures of the largest size. If a context holds fewer, the context is
+    /// the limit. The vision cache is sized for this number.
     pub fn visual_patches(&self, merge: MergeSize) -> usize {
         self.largest_pictures * merge.patches(merge.tokens(self.picture_patches))
     }
 
-    /// The part of those that videos are resized to, which leaves text its quarter of the context beside `text_tokens`
-    /// between the videos' steps. Pictures, which a user chooses one by one, may fill the whole context.
+    /// The part of [`visual_patches`](Self::visual_patches) that videos are resized to. It leaves a
+    /// quarter of the context for other text, in addition to `text_tokens` between the videos'
+    /// steps. Pictures, which a user chooses one by one, may fill the whole context.
     pub fn video_patches(&self, merge: MergeSize, text_tokens: usize) -> usize {
         let beside = merge.tokens(self.patches_beside_text(merge)).saturating_sub(text_tokens);
         self.visual_patches(merge).min(merge.patches(beside))
     }
 
-    /// Patches that leave a question and an answer a quarter of the context.
+    /// Patches that leave a quarter of the context for a question and an answer.
     pub fn patches_beside_text(&self, merge: MergeSize) -> usize {
         merge.patches(self.context_tokens * 3 / 4)
     }
 
-    /// Whether the limits go together.
+    /// Checks that the limits are in range and consistent with each other.
     ///
     /// # Errors
-    /// The first limit that does not.
+    /// The first limit for which this is not the case.
     pub fn check(&self) -> Result<(), LimitError> {
         let require = |limit: &str, value: usize, least: usize, why: &str| {
             let wrong = |required| Err(LimitError { limit: limit.to_owned(), value, required });

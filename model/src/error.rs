@@ -1,4 +1,4 @@
-//! Errors of the host side. Each says what happened, the limit, the value, and what to change.
+//! Errors of the host side. Each reports what happened, the limit, the value, and what to change.
 //!
 //! No variant carries prompt text, picture bytes or generated text. Names of files, settings and tensors are allowed.
 
@@ -12,7 +12,7 @@ pub use crate::sampling::error::SamplingError;
 pub use crate::sampling::grammar::{GrammarError, ReplyFormError, SchemaPlace};
 pub use crate::text::error::{PrivateText, TextError};
 
-/// Any error of pictures, text, sampling or checkpoints.
+/// Any error that concerns pictures, text, sampling or checkpoints.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ModelError {

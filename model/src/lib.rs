@@ -1,10 +1,11 @@
 //! Everything this project knows about models: checkpoints, pictures and text.
 //!
-//! Data runs through [`flow`]: image bytes, patches, embeddings, step batch, logits, token. A family is written once,
-//! generic over the backend. The same code is planned, measured and served.
+//! [`flow`] has the data types that pass between the stages: image bytes, patches, embeddings, step
+//! batch, logits, token. A family is written once, generic over the backend. The same code is
+//! planned, measured and served.
 //!
-//! This crate must never know an actor, a policy, a request's fate or HTTP. It takes no device memory: the caller hands
-//! each model the segment that it lives in.
+//! This crate must never know an actor, a scheduling policy, the state of a request, or HTTP. It
+//! allocates no device memory: the caller passes each model the segment that holds its weights.
 
 pub mod blocks;
 pub mod cache_file;

@@ -1,4 +1,4 @@
-//! A checkpoint that did not become a model: why, and what to change.
+//! Reasons why a checkpoint cannot be loaded, with hints on what to change.
 
 use bursar_budgets::Hint;
 use bursar_kernels::KernelError;
@@ -9,19 +9,19 @@ use crate::{
     weights::WeightError,
 };
 
-/// A checkpoint that did not become a model.
+/// A checkpoint could not be loaded as a model.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// No family serves it.
+    /// No model family supports the checkpoint's architecture.
     #[error(transparent)]
     Architecture(#[from] UnknownArchitecture),
-    /// No model can be built from its configuration.
+    /// No model can be built from the checkpoint's configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// How its weights are quantised is not served.
+    /// The quantization of the weights is not supported.
     #[error(transparent)]
     Quantization(#[from] QuantizationError),
-    /// A tensor is missing or not what the configuration asks for.
+    /// A tensor is missing, or does not match the configuration.
     #[error(transparent)]
     Weights(#[from] WeightError),
     /// The copy to the device failed.

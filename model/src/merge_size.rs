@@ -1,7 +1,7 @@
-//! How many patches make one token of a prompt.
+//! Number of patches that make one token of a prompt.
 
-/// Patches along a side of the square that the vision encoder merges into one embedding, which is one token of the
-/// prompt and one row of the vision cache.
+/// Patches along a side of the square that the vision encoder merges into one embedding. An
+/// embedding is one token of the prompt and one row of the vision cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MergeSize(usize);
 
@@ -9,7 +9,7 @@ impl MergeSize {
     /// A square of `side` by `side` patches.
     ///
     /// # Panics
-    /// If `side` is 0, which a checkpoint's settings may not be.
+    /// If `side` is 0. No valid setting of a checkpoint is 0.
     pub const fn new(side: usize) -> Self {
         assert!(side > 0, "a token has a patch at least");
         MergeSize(side)
@@ -25,8 +25,8 @@ impl MergeSize {
         self.0 * self.0
     }
 
-    /// Tokens that `patches` patches make. Exact for a resized picture, whose sides are multiples of [`side`](Self::side).
-    /// A limit may have a remainder; no token is made of it.
+    /// Tokens that `patches` patches make. The number is exact for a resized picture, whose sides
+    /// are multiples of [`side`](Self::side). A limit may leave a remainder, which makes no token.
     pub const fn tokens(self, patches: usize) -> usize {
         patches / self.patches_per_token()
     }

@@ -1,4 +1,4 @@
-//! A model: its family's weights in one segment, or a plan of them.
+//! A model: the weights of its family in one segment, or a plan of their layout.
 
 use std::{cmp::Reverse, ops::ControlFlow, sync::Arc};
 
@@ -6,7 +6,7 @@ use bursar_budgets::{Address, Bytes, Segment};
 use bursar_kernels::{
     Backend, DType, E4m3, KernelError, KvShape, Rank, Scope, Target, Tensor,
     ops::{
-        fill_random::{LARGEST_DEVIATIONS, Part, fill_random_part},
+        fill_random::{LARGEST_DEVIATIONS, MatrixSlice, fill_random_part},
         transfer,
     },
 };
@@ -34,22 +34,23 @@ pub struct Model {
     cache: CacheFormat,
     weight_bytes: Bytes,
     parameters: u64,
-    /// The memory behind the family's tensors; none for a plan.
+    /// The memory of the family's tensors; `None` for a plan.
     segment: Option<Arc<Segment>>,
 }
 
 impl Model {
-    /// Lays the checkpoint's weights out for `target`. Every name, shape and type is checked, and no weight is read.
-    /// The one exception is an output head that the configuration ties to the embedding and that the file has as well:
-    /// the two are compared.
+    /// Plans the layout of the checkpoint's weights for `target`. Every name, shape and type is
+    /// checked, and no weight is read, with one exception: if the configuration ties the output
+    /// projection to the embedding and the file has both, the two are compared.
     pub fn plan(checkpoint: &Checkpoint, target: &Target) -> Result<Self, LoadError> {
         Model::plan_rank(checkpoint, target, Rank::ALONE)
     }
 
-    /// As [`plan`](Self::plan), what `rank` has of the model.
+    /// Like [`plan`](Self::plan), for the part of the model that `rank` holds.
     ///
     /// # Errors
-    /// As [`plan`](Self::plan); [`WeightError::Ranks`] and [`WeightError::Cut`] if so many ranks cannot share it out.
+    /// As [`plan`](Self::plan); [`WeightError::Ranks`] and [`WeightError::Cut`] if the model cannot
+    /// be divided among this many ranks.
     pub fn plan_rank(checkpoint: &Checkpoint, target: &Target, rank: Rank) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
         let formats = checkpoint.weight_formats()?;
@@ -63,8 +64,8 @@ impl Model {
         Ok(Model { config, family, quantization, cache, weight_bytes, parameters, segment: None })
     }
 
-    /// As [`plan_rank`](Self::plan_rank), the one of `ranks` ranks that has the most weights. All else is the same on
-    /// all.
+    /// Like [`plan_rank`](Self::plan_rank), for the rank with the most weights. Everything else is
+    /// the same on all ranks.
     ///
     /// # Errors
     /// As [`plan_rank`](Self::plan_rank).
@@ -79,10 +80,10 @@ impl Model {
         Ok(heaviest)
     }
 
-    /// Copies what the backend's [rank](Backend::rank) has of the checkpoint's weights into `segment`, or draws it
-    /// there if the checkpoint is a random one. At least [`weight_bytes`](Model::weight_bytes) of the segment must be
-    /// backed. `progress` is called after each tensor with the bytes copied so far and the total, and decides whether
-    /// to go on.
+    /// Copies the weights of the backend's [rank](Backend::rank) into `segment`, or draws them
+    /// there if the checkpoint is a random one. At least [`weight_bytes`](Model::weight_bytes) of
+    /// the segment must be backed. `progress` is called after each tensor with the bytes copied so
+    /// far and the total, and decides whether to continue.
     ///
     /// # Errors
     /// As [`plan`](Self::plan); [`LoadError::Kernel`] if a copy fails; [`LoadError::Stopped`] if `progress` breaks.
@@ -98,7 +99,8 @@ impl Model {
         Model::load_rank(checkpoint, backend.rank(), backend, segment, progress)
     }
 
-    /// As [`load`](Self::load), for another rank than the backend's. Loading exchanges nothing with other ranks.
+    /// Like [`load`](Self::load), for a rank that may differ from the backend's. Loading does not
+    /// communicate with other ranks.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -113,8 +115,8 @@ impl Model {
         let config = FamilyConfig::of(checkpoint)?;
         let formats = checkpoint.weight_formats()?;
         let quantization = formats.name();
-        // SAFETY: the model keeps the segment for as long as it keeps the tensors, and the assertion below holds
-        // before a tensor is used.
+        // SAFETY: the model keeps the segment for as long as the tensors, and the assertion below
+        // checks that it is backed before any tensor is used.
         let map = unsafe { WeightMap::at(checkpoint, *backend.target(), formats, segment.address_on(rank.index())) };
         let mut map = map.of_rank(rank);
         let family = config.clone().claim(&mut map)?;
@@ -122,9 +124,11 @@ impl Model {
         let total = map.used();
         assert!(total <= segment.backed(), "{total} of weights in a segment of {}", segment.backed());
         let mut done = Bytes(0);
-        // If this ends early, it waits for the copies under way before the segment is dropped.
+        // If loading ends early, this guard waits for the copies in flight before the segment is
+        // dropped.
         let _settled = Settled(backend);
-        // The largest first: a backend that starts threads for those has them for all the others too.
+        // The largest copies come first: the threads that a backend starts for them are then
+        // available for all the others too.
         let mut copies: Vec<_> = map.copies().iter().collect();
         copies.sort_by_key(|copy| Reverse(copy.bytes));
         let mut room = RoundingBuffer::default();
@@ -140,23 +144,23 @@ impl Model {
         Ok(Model { config, family, quantization, cache, weight_bytes: total, parameters, segment })
     }
 
-    /// The memory of its weights, which all ranks of a group share. None for a plan.
+    /// The segment of the weights, which all ranks of a group share. `None` for a plan.
     pub fn segment(&self) -> Option<&Arc<Segment>> {
         self.segment.as_ref()
     }
 
-    /// The family's configuration.
     pub fn config(&self) -> &FamilyConfig {
         &self.config
     }
 
-    /// The name of what has rounded weights to FP8, while they loaded or in the checkpoint; `None` if all are plain. See
+    /// The name of the method that quantized the weights to FP8, either while they loaded or in the
+    /// checkpoint; `None` if all weights are unquantized. See
     /// [`WeightFormats::name`](crate::checkpoint::WeightFormats::name).
     pub fn quantization(&self) -> Option<&'static str> {
         self.quantization
     }
 
-    /// How its keys and values are kept.
+    /// The storage format of keys and values.
     pub fn cache(&self) -> CacheFormat {
         self.cache
     }
@@ -166,22 +170,23 @@ impl Model {
         self.weight_bytes
     }
 
-    /// Elements of all tensors of the checkpoint that it reads; tied ones count once.
+    /// Elements of all checkpoint tensors that the model reads; tied tensors count once.
     pub fn parameters(&self) -> u64 {
         self.parameters
     }
 
-    /// Whose weights these are.
+    /// The rank that holds these weights.
     pub fn rank(&self) -> Rank {
         self.family.decoder().share().rank
     }
 
-    /// How often each expert was chosen; see [`Decoder::expert_loads`](crate::blocks::decoder::Decoder::expert_loads).
+    /// Number of times that each expert was chosen; see
+    /// [`Decoder::expert_loads`](crate::blocks::decoder::Decoder::expert_loads).
     pub fn expert_loads(&self) -> Option<&Tensor<'static>> {
         self.family.decoder().expert_loads()
     }
 
-    /// Layers, heads and element type of the keys and values that its rank has on `target`.
+    /// Layers, heads and element type of the keys and values that this rank holds on `target`.
     pub fn kv_shape(&self, target: &Target) -> KvShape {
         self.family.decoder().kv_shape(self.cache.dtype(target))
     }
@@ -191,13 +196,14 @@ impl Model {
         target.activation().bytes(self.config.picture_row().width())
     }
 
-    /// How many ranks share the pictures of a launch out, and so are linked where they encode. 1 for a model on one device.
+    /// Number of ranks that divide the pictures of a launch among themselves, and are therefore
+    /// linked when they encode. 1 for a model on one device.
     pub fn picture_ranks(&self) -> usize {
         self.rank().of()
     }
 
     /// Packs pictures for one launch, each with the vision cache rows for its embeddings, and
-    /// [shares](crate::blocks::vision::share_out) them out.
+    /// [distributes](crate::blocks::vision::share_out) them over the ranks.
     pub fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
         let patches: Vec<_> = pictures.iter().map(|(image, _)| image.grid.patches()).collect();
         let of_rank = |share: Vec<usize>| share.into_iter().map(|picture| pictures[picture]).collect();
@@ -205,14 +211,14 @@ impl Model {
         self.family.pack(&of_ranks)
     }
 
-    /// As [`pack`](Self::pack), with all of these pictures for each of the ranks that share pictures out.
+    /// Like [`pack`](Self::pack), but each rank encodes all of these pictures.
     pub fn pack_for_each_rank(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
         self.family.pack(&vec![pictures.to_vec(); self.picture_ranks()])
     }
 
-    /// Runs the vision encoder and writes what it makes to the rows of `cache` `[rows, width]`, `width` as
-    /// [`PictureRow`](crate::blocks::vision::PictureRow) says. Where ranks share pictures out, each encodes its own, and
-    /// all get all rows.
+    /// Runs the vision encoder and writes the results to the rows of `cache` `[rows, width]`, where
+    /// `width` is the width of a [`PictureRow`](crate::blocks::vision::PictureRow). If pictures are
+    /// distributed over ranks, each rank encodes its own pictures, and all ranks receive all rows.
     pub fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -222,7 +228,8 @@ impl Model {
         self.encode_through(scope, batch, cache, Depth::Whole)
     }
 
-    /// As [`encode`](Self::encode), through only as many of the encoder's layers as `depth` says.
+    /// Like [`encode`](Self::encode), but through only as many of the encoder's layers as `depth`
+    /// says.
     pub fn encode_through<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -234,9 +241,9 @@ impl Model {
         self.family.encode(scope, batch, cache, depth)
     }
 
-    /// Runs one step of the decoder and returns `[logit_rows, vocabulary]` f32, or this rank's columns of them, on a GPU
-    /// maybe with gaps between rows.
-    /// `score` receives the logits of the scored rows, a few rows at a time; see
+    /// Runs one step of the decoder and returns `[logit_rows, vocabulary]` f32, or only this rank's
+    /// columns of it. On a GPU, there may be gaps between the rows. `score` receives the logits of
+    /// the scored rows, a few rows at a time; see
     /// [`Decoder::step`](crate::blocks::decoder::Decoder::step).
     pub fn step<'s, B: Backend>(
         &self,
@@ -250,8 +257,8 @@ impl Model {
         self.family.decoder().step(scope, batch, caches, of, score)
     }
 
-    /// Launches a step whose arrays are on the device already, or will be when a graph of it is replayed; see
-    /// [`Decoder::step_over`](crate::blocks::decoder::Decoder::step_over).
+    /// Launches a step whose arrays are already on the device, or will be when a CUDA graph of the
+    /// step is replayed; see [`Decoder::step_over`](crate::blocks::decoder::Decoder::step_over).
     pub fn step_over<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -269,18 +276,19 @@ impl Model {
     }
 }
 
-/// Waits for the backend when it drops.
+/// A guard that waits for the backend when it is dropped.
 struct Settled<'b, B: Backend>(&'b B);
 
 impl<B: Backend> Drop for Settled<'_, B> {
     fn drop(&mut self) {
-        // A lost device runs nothing any more, and the next call to it reports the loss.
+        // An error is ignored here: a lost device runs nothing any more, and the next call to it
+        // reports the loss.
         drop(transfer::settle(self.0));
     }
 }
 
-/// Host buffers for unpacking, padding and rounding, reused for each tensor: writing to used memory is much faster than
-/// to fresh.
+/// Host buffers for unpacking, padding and rounding. They are reused for each tensor because
+/// writing to memory that was used before is much faster than writing to fresh memory.
 #[derive(Default)]
 struct RoundingBuffer {
     unpacked: Vec<u8>,
@@ -319,7 +327,7 @@ fn upload<B: Backend>(
             made = vec![0; copy.bytes.as_usize()];
             &made
         }
-        WeightSource::Scales(name, how) => {
+        WeightSource::WeightScales(name, how) => {
             let found = part(checkpoint, name, copy)?;
             made = spread(&found, *how).into_iter().flat_map(f32::to_ne_bytes).collect();
             &made
@@ -340,11 +348,12 @@ fn upload<B: Backend>(
         WeightSource::SkewedRouter(_, seed, skew) => {
             let columns = copy.row.0;
             let experts = copy.kept.elements(copy.bytes) / columns;
-            // SAFETY: as below.
+            // SAFETY: the map laid this copy out inside the segment, which `load_rank` holds and
+            // has checked to be backed.
             let mut out = unsafe { Tensor::persistent(copy.to, [experts, columns], copy.kept) };
             for (expert, deviation) in skew.deviations(experts, *seed).into_iter().enumerate() {
                 let (part, mut row) = (
-                    Part { seed: *seed, first: (expert * columns) as u64, pitch: columns },
+                    MatrixSlice { seed: *seed, first: (expert * columns) as u64, pitch: columns },
                     out.row_range_mut(expert..expert + 1),
                 );
                 fill_random_part(backend, part, DEVIATION * deviation, &mut row)?;
@@ -356,20 +365,22 @@ fn upload<B: Backend>(
             let (first, pitch) = copy.cut.as_ref().map_or((0, columns), Cut::place);
             let columns = columns + zeros;
             let rows = copy.kept.elements(copy.bytes) / columns;
-            // SAFETY: as below.
+            // SAFETY: the map laid this copy out inside the segment, which `load_rank` holds and
+            // has checked to be backed.
             let mut out = unsafe { Tensor::persistent(copy.to, [rows, columns], copy.kept) };
-            // FP8 numbers are as large as they can be, and their scale makes them as large as others.
+            // FP8 numbers are drawn over the full range of E4M3. Their scale brings the weights to
+            // the same deviation as other weights.
             let deviation = match copy.kept {
                 DType::F8E4M3 => E4m3::MAX / LARGEST_DEVIATIONS,
                 _ => DEVIATION,
             };
-            return Ok(fill_random_part(backend, Part { seed: *seed, first, pitch }, deviation, &mut out)?);
+            return Ok(fill_random_part(backend, MatrixSlice { seed: *seed, first, pitch }, deviation, &mut out)?);
         }
     };
     fill(backend, source, copy.to)
 }
 
-/// What `copy` reads of the checkpoint's tensor `name`.
+/// The part of the checkpoint's tensor `name` that `copy` reads.
 fn part<'c>(checkpoint: &'c Checkpoint, name: &str, copy: &'c WeightCopy) -> Result<TensorInfo<'c>, WeightError> {
     let found = checkpoint.tensor(name)?;
     Ok(copy.cut.as_ref().map_or(found, |cut| cut.take(&found)))
@@ -394,7 +405,7 @@ fn upload_tensor<B: Backend>(
     })
 }
 
-/// Copies a tensor of the checkpoint whose rows are scaled, part by part.
+/// Copies a tensor of the checkpoint and multiplies its rows by scales, part by part.
 fn upload_scaled<B: Backend>(
     backend: &B,
     (found, scale): (&TensorInfo<'_>, &TensorInfo<'_>),
@@ -409,7 +420,7 @@ fn upload_scaled<B: Backend>(
     })
 }
 
-/// Copies a tensor of the checkpoint whose matrices have their axes swapped, one after the other.
+/// Copies a tensor of the checkpoint and swaps the axes of its matrices, some matrices at a time.
 fn upload_swapped<B: Backend>(
     backend: &B,
     found: &TensorInfo<'_>,
@@ -428,7 +439,7 @@ fn upload_swapped<B: Backend>(
     })
 }
 
-/// Copies a tensor of the checkpoint rounded to FP8, and the scales that this makes.
+/// Rounds a tensor of the checkpoint to FP8, and copies the result and its scales.
 fn upload_to_fp8<B: Backend>(
     backend: &B,
     found: &TensorInfo<'_>,
@@ -456,7 +467,8 @@ fn upload_to_fp8<B: Backend>(
     if found.is_in_place() {
         return each(found.bytes);
     }
-    // Blocks and matrices do not end where parts do.
+    // The whole tensor is gathered first, because scale blocks and matrices do not end at the ends
+    // of unpacked parts.
     let mut all = Vec::new();
     unpacked_parts(found, unpacked, |part| {
         all.extend_from_slice(part);
@@ -465,15 +477,15 @@ fn upload_to_fp8<B: Backend>(
     each(&all)
 }
 
-/// Copies bytes to their place.
+/// Copies `source` to the address `to`.
 fn fill<B: Backend>(backend: &B, source: &[u8], to: Address) -> Result<(), LoadError> {
-    // The copy does not look at the element type.
-    // SAFETY: the map laid this copy out inside the segment, which `load` holds and has checked to be backed.
+    // The copy ignores the element type.
+    // SAFETY: the map laid this copy out inside the segment, which `load_rank` holds and has checked to be backed.
     let mut out = unsafe { Tensor::persistent(to, [source.len()], DType::U8) };
     Ok(transfer::fill(backend, source, &mut out)?)
 }
 
-/// Least number of rows that one thread pads.
+/// Minimum number of rows that one thread pads.
 const PADDED_BY_A_THREAD: usize = 64;
 
 /// The rows of a file's tensor, each followed by `zeros` zero elements. They are written to `room` unless `zeros` is 0.
@@ -492,11 +504,11 @@ fn padded<'s>(bytes: &'s [u8], dtype: DType, (columns, zeros): (usize, usize), r
     padded
 }
 
-/// Elements that the host rounds at a time, 64 MiB. The GPU backend copies with several threads whatever is larger than
-/// its page-locked buffers of 32 MiB.
+/// Elements that the host rounds at a time: 64 MiB of 16-bit elements. The GPU backend uses several
+/// threads for a copy that is larger than its page-locked buffers of 32 MiB.
 const ROUNDED_AT_ONCE: usize = 1 << 25;
 
-/// Copies elements whose type differs from the target's to `to`, rounded to the nearest of type `kept`.
+/// Rounds elements of type `found` to the nearest values of type `kept`, and copies them to `to`.
 fn upload_rounded<B: Backend>(
     backend: &B,
     source: &[u8],

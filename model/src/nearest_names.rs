@@ -1,14 +1,15 @@
-//! Which of the known names somebody may have meant.
+//! Known names that are most similar to a mistyped name.
 
-/// Up to `most` of `known` that take the fewest changes of a letter to become `name`, the nearest first. Equally near
-/// ones keep their order.
+/// Up to `most` names of `known` with the smallest edit distance to `name`, nearest first. Names
+/// with equal distances keep their order.
 pub fn nearest_names<'n>(name: &str, known: impl IntoIterator<Item = &'n str>, most: usize) -> Vec<&'n str> {
     let mut nearest: Vec<_> = known.into_iter().map(|known| (changes(name, known), known)).collect();
     nearest.sort_by_key(|(changes, _)| *changes);
     nearest.into_iter().take(most).map(|(_, known)| known).collect()
 }
 
-/// Letters to insert, remove or replace between two texts (Levenshtein 1966), one row of the table at a time.
+/// The edit distance: the number of letters to insert, remove or replace (Levenshtein 1966). Only
+/// one row of the table is kept at a time.
 fn changes(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();

@@ -1,4 +1,4 @@
-//! The only list of families: which code serves which checkpoint.
+//! The only list of model families. It maps each checkpoint to the code that serves it.
 
 use std::{
     path::{Path, PathBuf},
@@ -31,13 +31,13 @@ use crate::{
     workload::{Workload, covered},
 };
 
-/// No family here serves the checkpoint's architecture.
+/// No family supports the checkpoint's architecture.
 #[derive(Debug, Error)]
 #[error("the architecture {found:?} is not supported; expected one of {known}")]
 pub struct UnknownArchitecture {
     /// `architectures` of the checkpoint.
     pub found: Vec<String>,
-    /// All served architectures, separated by commas.
+    /// All supported architectures, separated by commas.
     pub known: String,
 }
 
@@ -45,9 +45,7 @@ pub struct UnknownArchitecture {
 #[derive(Debug, Error)]
 #[error("there is no shape {name:?}; the nearest names are {}", .nearest.join(", "))]
 pub struct UnknownShape {
-    /// The requested name.
     pub name: String,
-    /// The names most like it.
     pub nearest: Vec<&'static str>,
 }
 
@@ -59,11 +57,12 @@ impl Hint for UnknownShape {
     }
 }
 
-/// How many names an error about an unknown shape shows.
+/// Number of names that an error about an unknown shape lists.
 const NEAREST_SHOWN: usize = 3;
 
-/// A checkpoint with the settings and the vocabulary size of a released model, and random weights. It measures the
-/// speed and the memory of a model without its 16 GB of files.
+/// A checkpoint with the settings and the vocabulary size of a released model, and random weights.
+/// It serves to measure the speed and the memory of a model without downloading, for example, 16 GB
+/// of files.
 ///
 /// # Errors
 /// [`UnknownShape`] if no shape has that name.
@@ -72,8 +71,9 @@ pub fn random_checkpoint(shape: &str, seed: u64) -> Result<RandomCheckpoint, Unk
     Ok(RandomCheckpoint::new(shape, seed, files(released, released.decoder().tokenizer())))
 }
 
-/// As [`random_checkpoint`], with a tokenizer of bytes instead of one of the model's size, which takes most of the time
-/// to make: for planning, which needs none.
+/// Like [`random_checkpoint`], but with a byte tokenizer instead of a tokenizer of the model's
+/// size, which would take most of the time to build. This is for planning, which needs no
+/// tokenizer.
 ///
 /// # Errors
 /// [`UnknownShape`] if no shape has that name.
@@ -95,9 +95,9 @@ fn files(shape: &dyn ReleasedShape, tokenizer: Vec<u8>) -> Files {
     files
 }
 
-/// The checkpoint at `source` without its weights, for planning. It needs `config.json` and uses the other files that
-/// are there. A missing tokenizer is replaced by one of bytes, and each missing file of the processors' settings by
-/// that of the family's release.
+/// The checkpoint at `source` without its weights, for planning. `config.json` is required, and the
+/// other files are used if they exist. A missing tokenizer is replaced by a byte tokenizer, and
+/// each missing file with processor settings by the file of the family's release.
 ///
 /// # Errors
 /// [`CheckpointError::MissingFile`] without `config.json`; a file that cannot be read.
@@ -108,7 +108,8 @@ pub fn without_weights(source: CheckpointSource) -> Result<RandomCheckpoint, Che
     Ok(RandomCheckpoint::over(source, files))
 }
 
-/// The GGUF file at `path`, which is opened where checkpoints are.
+/// The GGUF file at `path` as the origin of a checkpoint. The file is not opened yet:
+/// [`CheckpointOrigin::bring`] opens it.
 pub fn gguf(path: impl Into<PathBuf>) -> CheckpointOrigin {
     static KNOWN: LazyLock<Vec<GgufArchitecture>> = LazyLock::new(gguf_architectures);
     CheckpointOrigin::Gguf(path.into(), &KNOWN)
@@ -122,7 +123,8 @@ pub fn open_gguf(path: &Path) -> Result<CheckpointSource, CheckpointError> {
     Ok(CheckpointSource::Gguf(Arc::new(GgufFile::open(path, &gguf_architectures())?)))
 }
 
-/// Makes the enums and functions that choose among families, from one row each: the variant and the family's folder.
+/// Generates the enums and functions that dispatch over the families. Each row has the variant and
+/// the module of one family.
 macro_rules! families {
     ($($(#[$doc:meta])* $name:ident: $folder:ident;)*) => {
         /// A family's configuration.
@@ -136,7 +138,7 @@ macro_rules! families {
             $($name($folder::Model),)*
         }
 
-        /// Pictures packed for one launch, as their family has them.
+        /// Pictures packed for one launch, in the format of their family.
         #[derive(Clone, Debug, PartialEq)]
         pub struct PictureBatch(Batch);
 
@@ -161,7 +163,7 @@ macro_rules! families {
             }
         }
 
-        /// The names of all shapes that [`random_checkpoint`] makes.
+        /// The names of all shapes that [`random_checkpoint`] accepts.
         pub fn shapes() -> impl Iterator<Item = &'static str> {
             [$(names::<$folder::Config>(),)*].concat().into_iter()
         }
@@ -183,7 +185,7 @@ macro_rules! families {
             None$(.or_else(|| <$folder::Config as Settings>::released_processors(config)))*
         }
 
-        /// The architectures of GGUF files.
+        /// The GGUF architectures of all families.
         fn gguf_architectures() -> Vec<GgufArchitecture> {
             [$(<$folder::Config as Settings>::GGUF,)*].concat()
         }
@@ -197,8 +199,8 @@ macro_rules! families {
             /// Reads `config.json` with the family that serves one of its `architectures`.
             ///
             /// # Errors
-            /// No family serves it, its family cannot build what it describes, or the checkpoint's image processor is
-            /// another model's.
+            /// No family supports the architecture, the family does not support the configuration,
+            /// or the checkpoint's image processor belongs to another model.
             pub fn of(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
                 $(if serves(checkpoint, <$folder::Config as Settings>::ARCHITECTURES)? {
                     return Ok(FamilyConfig::$name(<$folder::Config as Settings>::read(checkpoint, read_text)?));
@@ -206,29 +208,28 @@ macro_rules! families {
                 Err(unknown(checkpoint).into())
             }
 
-            /// The family's name in `config.json`; the first, where it has several.
+            /// The family's architecture in `config.json`; the first one if it has several.
             pub fn architecture(&self) -> &'static str {
                 match self {
                     $(FamilyConfig::$name(_) => <$folder::Config as Settings>::ARCHITECTURES[0].0,)*
                 }
             }
 
-            /// The checkpoint's processor of videos; `None` if it takes none.
+            /// The checkpoint's video processor; `None` if the model takes no videos.
             pub fn video_processor(&self, checkpoint: &Checkpoint) -> Option<VideoProcessor> {
                 match self {
                     $(FamilyConfig::$name(_) => <$folder::Config as Settings>::video_processor(checkpoint),)*
                 }
             }
 
-            /// The decoder's sizes.
             pub fn decoder(&self) -> &DecoderConfig {
                 match self {
                     $(FamilyConfig::$name(config) => config.decoder(),)*
                 }
             }
 
-            /// The kinds of work that serving it puts on a device. A family with a kind that no worst case covers does
-            /// not compile.
+            /// The kinds of work that serving this family puts on a device. A family with a kind
+            /// that no worst case covers does not compile.
             pub fn workloads(&self) -> &'static [Workload] {
                 match self {
                     $(FamilyConfig::$name(_) => const { covered(<$folder::Config as Settings>::WORKLOADS) },)*
@@ -248,8 +249,9 @@ macro_rules! families {
                 }
             }
 
-            /// Writes pictures and videos into a rendered prompt, in a family whose prompts have more text for them
-            /// than placeholders. The others leave it as it is.
+            /// Adds the family's text for pictures and videos to a rendered prompt, if its prompts
+            /// have more text for them than the placeholders. Other families return the prompt
+            /// unchanged.
             pub fn write_visuals(&self, rendered: String, visuals: &[VisualGrid]) -> String {
                 match self {
                     $(FamilyConfig::$name(config) => config.write_visuals(rendered, visuals),)*
@@ -260,8 +262,8 @@ macro_rules! families {
             /// position. A video takes one span per step of time.
             ///
             /// # Errors
-            /// The prompt has more or fewer placeholders than `visuals` has pictures or videos, or the family takes
-            /// none.
+            /// The prompt has more or fewer placeholders than `visuals` has pictures or videos, or
+            /// the family takes no pictures or videos.
             pub fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
                 match self {
                     $(FamilyConfig::$name(config) => config.lay_out(tokens, visuals),)*
@@ -293,7 +295,7 @@ macro_rules! families {
             }
 
             /// # Panics
-            /// If another family packed the batch: our own bug.
+            /// If another family packed the batch, which would be a bug in Bursar.
             pub(crate) fn encode<B: Backend>(
                 &self,
                 scope: &Scope<'_, B>,
@@ -323,18 +325,18 @@ families! {
     Qwen2: qwen2;
     /// Qwen3: text only.
     Qwen3: qwen3;
-    /// Llama and what has its architecture: text only.
+    /// Llama and models of the same architecture: text only.
     Llama: llama;
     /// InternVL 3 and 3.5: pictures, videos and text.
     InternVl: internvl;
 }
 
 impl FamilyConfig {
-    /// Checks that each id of the checkpoint's tokenizer has a row of this model's vocabulary. Added tokens may have
-    /// none: some releases add a padding token that the model was never resized for.
+    /// Checks that each id of the checkpoint's tokenizer has a row in this model's embedding. Added
+    /// tokens may lack a row: some releases add a padding token without resizing the model.
     ///
     /// # Errors
-    /// The tokenizer is another model's.
+    /// The tokenizer belongs to another model.
     pub fn check_vocabulary(&self, tokenizer: &Tokenizer) -> Result<(), LoadError> {
         let (ids, rows) = (tokenizer.vocabulary_size(), self.decoder().vocabulary);
         let added = tokenizer.added_tokens();
@@ -356,13 +358,13 @@ impl FamilyConfig {
         self.pictures().map(|pictures| pictures.patch)
     }
 
-    /// The grid of each picture that the encoder sees, if all are tiles of one size.
+    /// The grid of each picture that the encoder sees, if all pictures are tiles of the same size.
     pub fn tile(&self) -> Option<Grid> {
         self.pictures().and_then(|pictures| pictures.tile)
     }
 
-    /// A row of the vision cache. Where the family takes no pictures there is no such cache, and the row is as wide as
-    /// the decoder.
+    /// The layout of a row of the vision cache. If the family takes no pictures, there is no such
+    /// cache, and the row is as wide as the decoder.
     pub fn picture_row(&self) -> PictureRow {
         self.pictures().map_or(PictureRow::plain(self.decoder().hidden), |pictures| pictures.row)
     }
@@ -395,8 +397,9 @@ fn unknown(checkpoint: &Checkpoint) -> UnknownArchitecture {
     UnknownArchitecture { found, known: known.join(", ") }
 }
 
-/// Whether one of the checkpoint's architectures is among a family's. Without `architectures`, `model_type` decides, as
-/// in transformers (5.17, `models/auto/configuration_auto.py`). Where the file has both, they must agree.
+/// Whether one of the checkpoint's architectures is among a family's. Without `architectures`,
+/// `model_type` decides, as in transformers (5.17, `models/auto/configuration_auto.py`). If the
+/// file has both, they must agree.
 fn serves(checkpoint: &Checkpoint, known: &[(&str, &str)]) -> Result<bool, ConfigError> {
     if checkpoint.architectures().next().is_none() {
         return Ok(known.iter().any(|(_, model_type)| checkpoint.model_type() == Some(model_type)));

@@ -1,6 +1,6 @@
 //! The kinds of work that serving puts on a device. A kind that no worst case covers does not compile.
 
-/// A kind of work that takes memory of its own.
+/// A kind of work with separate memory requirements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
     /// Turning pictures into embeddings.
@@ -9,20 +9,19 @@ pub enum Workload {
     Merge,
     /// Reading prompts, in chunks.
     Prefill,
-    /// One token for every sequence, at the full context.
+    /// One token for every sequence, at the full context length.
     Decode,
     /// Log-probabilities of prompt tokens.
     Score,
-    /// Choosing tokens, with every feature of sampling.
+    /// Sampling tokens, with every sampling feature.
     Choose,
 }
 
 impl Workload {
-    /// Every workload.
     pub const ALL: &[Workload] =
         &[Workload::Encode, Workload::Merge, Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];
 
-    /// Whether `list` has it. A loop, because `contains` is not `const`.
+    /// Whether `list` contains the workload. This is a loop because `contains` is not `const`.
     const fn is_in(self, list: &[Workload]) -> bool {
         let mut at = 0;
         while at < list.len() {
@@ -35,12 +34,11 @@ impl Workload {
     }
 }
 
-/// The name of a worst case and the workloads that it stands for.
+/// The name of a worst case and the workloads that it covers.
 #[derive(Debug, PartialEq, Eq)]
 pub struct WorstCaseKind {
-    /// A short description, for people.
     pub name: &'static str,
-    /// The workloads that are at their largest in it.
+    /// The workloads that reach their largest size in this worst case.
     pub workloads: &'static [Workload],
 }
 
@@ -63,7 +61,8 @@ impl WorstCaseKind {
         name: "step: every sequence decodes at the full context",
         workloads: &[Workload::Decode, Workload::Choose],
     };
-    /// Every kind. [`worst_cases`](crate::worst_cases::worst_cases) makes those that a model can reach.
+    /// All kinds. [`worst_cases`](crate::worst_cases::worst_cases) creates the ones that a model
+    /// can reach.
     pub const ALL: &[WorstCaseKind] = &[
         WorstCaseKind::LARGEST_PICTURES,
         WorstCaseKind::SMALLEST_PICTURES,
@@ -72,7 +71,8 @@ impl WorstCaseKind {
     ];
 }
 
-/// Returns `workloads` if each has a worst case in `kinds`. Otherwise a constant made by this call does not compile.
+/// Returns `workloads` if each has a worst case in `kinds`. Otherwise, a constant that is
+/// initialized with this call does not compile.
 ///
 /// ```
 /// use bursar_model::workload::{Workload, WorstCaseKind, covered_by};
@@ -99,7 +99,7 @@ pub const fn covered_by(workloads: &'static [Workload], kinds: &[WorstCaseKind])
     workloads
 }
 
-/// As [`covered_by`], against every worst case.
+/// Like [`covered_by`], with every kind of worst case.
 pub const fn covered(workloads: &'static [Workload]) -> &'static [Workload] {
     covered_by(workloads, WorstCaseKind::ALL)
 }

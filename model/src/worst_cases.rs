@@ -19,11 +19,9 @@ use crate::{
 /// One of the largest passes that the envelope allows.
 #[derive(Clone, Debug)]
 pub struct WorstCase {
-    /// A short description, for people.
     pub name: &'static str,
-    /// The kinds of work that it stands for.
+    /// The kinds of work that this worst case covers.
     pub workloads: &'static [Workload],
-    /// The pass to run.
     pub pass: Pass,
 }
 
@@ -39,7 +37,7 @@ impl WorstCase {
 pub enum Pass {
     /// Encodes pictures into the vision cache.
     Encode(PictureBatch),
-    /// A step of the decoder and the choice of its tokens.
+    /// A decoder step, including sampling.
     Step(StepBatch),
 }
 
@@ -55,15 +53,16 @@ pub struct Footprint {
 /// The blocks and rows that a worst case may use.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheCapacity {
-    /// Blocks of keys and values. Sequences that need more use some of them several times: a probe is smaller than the
-    /// final cache.
+    /// KV cache blocks. Sequences that need more blocks use some of them several times, because the
+    /// KV cache of a probe is smaller than the final one.
     pub blocks: usize,
-    /// Rows of the vision cache. A launch writes each row once, so a cache with fewer rows than the launch has
-    /// embeddings makes the launch smaller. Steps may read a row any number of times.
+    /// Rows of the vision cache. A launch writes each row only once, so if the cache has fewer rows
+    /// than the launch has embeddings, the launch is made smaller. Steps may read a row any number
+    /// of times.
     pub cache_rows: usize,
 }
 
-/// The worst cases of `envelope` for `model`, within `room`.
+/// The worst cases of `envelope` for `model`, limited to the caches `room`.
 pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> Vec<WorstCase> {
     let mut worst_cases = Vec::new();
     let request = RequestCost::largest(envelope, model.config().merge());
@@ -73,12 +72,13 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
         // If not even the smallest picture fits, the encoder never runs.
         if largest >= smallest.patches() {
             let tile = model.config().tile();
-            // At the same time on every rank, in the same rows: what each makes is thrown away.
+            // Every rank encodes these pictures at the same time and into the same rows, since the
+            // results are discarded.
             let most = most_of_a_rank(launch, tile.map_or(largest, |tile| tile.patches()), model.picture_ranks());
             let largest = tile.unwrap_or_else(|| largest_grid(largest, merge));
             let encode = |grid| Pass::Encode(pictures(model, most, grid, Model::pack_for_each_rank));
             worst_cases.push(WorstCase::of(&WorstCaseKind::LARGEST_PICTURES, encode(largest)));
-            // Tiles are all of one size.
+            // All tiles have the same size.
             if model.config().tile().is_none() {
                 worst_cases.push(WorstCase::of(&WorstCaseKind::SMALLEST_PICTURES, encode(smallest)));
             }
@@ -91,20 +91,22 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
     worst_cases
 }
 
-/// Runs a pass on shapes alone and returns the bytes that it takes on `target`, and its work.
+/// Runs a pass on shapes only. Returns the bytes of workspace that it takes on `target`, and its
+/// work.
 pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, KernelError> {
     plan_through(model, target, pass, Depth::Whole)
 }
 
-/// The least depth at which a pass reaches its peak. Layers of one kind take equal memory, so this is the first layer,
-/// or the first of the kind that takes the most.
+/// The smallest depth at which a pass reaches its peak memory. Layers of one kind take equal
+/// memory, so this depth ends at the first layer, or at the first layer of the kind that takes the
+/// most.
 ///
 /// # Errors
 /// As [`plan`].
 pub fn proof(model: &Model, target: Target, pass: &Pass) -> Result<Depth, KernelError> {
     let peak = plan(model, target, pass)?.workspace;
     let mut layers = 1;
-    // This ends at the last layer at the latest: that depth is the whole pass.
+    // The loop ends at the last layer at the latest, because that depth is the whole pass.
     while plan_through(model, target, pass, Depth::First(layers))?.workspace != peak {
         layers += 1;
     }
@@ -115,12 +117,12 @@ fn plan_through(model: &Model, target: Target, pass: &Pass, depth: Depth) -> Res
     dry(model, target, pass, |scope, layers, cache, buffers| run(model, scope, pass, depth, layers, cache, buffers))
 }
 
-/// The work of a pass that chooses the likeliest tokens and sends only the choice to the host. The least time that a
-/// device needs for this work is the floor of the pass's time.
+/// The work of a pass that samples greedily and sends only the sampled tokens to the host. The
+/// minimum time that a device needs for this work is a lower bound for the time of the pass.
 pub fn work(model: &Model, target: Target, pass: &Pass) -> Result<Work, KernelError> {
     let plain =
         |scope: &Scope<'_, Plan>, layers: &[KvLayer], cache: &mut Tensor<'_>, buffers: &mut SamplingBuffers<'_>| {
-            run_choosing(model, scope, pass, Depth::Whole, layers, cache, buffers, Demand::Likeliest)
+            run_choosing(model, scope, pass, Depth::Whole, layers, cache, buffers, SamplingFeatures::Likeliest)
         };
     Ok(dry(model, target, pass, plain)?.work)
 }
@@ -133,7 +135,7 @@ pub fn blank_pictures(model: &Model, count: usize, grid: Grid) -> PictureBatch {
     pictures(model, count * grid.patches(), grid, Model::pack)
 }
 
-/// Calls `run` with addresses that must not be touched.
+/// Calls `run` with a plan and with addresses that must not be accessed, and returns the footprint.
 fn dry(
     model: &Model,
     target: Target,
@@ -143,15 +145,15 @@ fn dry(
     let (workspace, counter, backend) = (Workspace::dry(), WorkCounter::default(), Plan::of_rank(target, model.rank()));
     let kv = model.kv_shape(&target);
     let bytes = kv.block_bytes();
-    // SAFETY: a plan touches neither; the addresses are never used.
+    // SAFETY: a plan works on shapes only and never accesses the KV cache.
     let layers: Vec<KvLayer> = (0..kv.layers)
         .map(|_| unsafe { KvLayer::new(workspace.address(), usize::MAX / bytes.as_usize().max(1), kv) })
         .collect();
     let cache_shape = [u32::MAX as usize, model.config().picture_row().width()];
-    // SAFETY: as above.
+    // SAFETY: a plan works on shapes only and never accesses the vision cache.
     let mut cache = unsafe { Tensor::persistent(workspace.address(), cache_shape, target.activation()) };
     let shape = sampling_shape(model, pass);
-    // SAFETY: as above.
+    // SAFETY: a plan works on shapes only and never accesses the sampling buffers.
     let words = unsafe { Tensor::persistent(workspace.address(), [shape.words()], DType::U32) };
     let mut buffers = SamplingBuffers::over(words, shape);
     run(&Scope::new(&backend, &workspace, &counter), &layers, &mut cache, &mut buffers)?;
@@ -169,9 +171,9 @@ fn sampling_shape(model: &Model, pass: &Pass) -> SamplingShape {
     SamplingShape { sequences, context_tokens, vocabulary: model.config().decoder().vocabulary }
 }
 
-/// Runs a pass as serving runs it. A step runs the decoder, its scores, and the choice of tokens in `buffers`, which
-/// must have a place for each sequence of the envelope. Each row asks for every feature of sampling. Layers beyond
-/// `depth` are left out.
+/// Runs a pass as in serving. A step runs the decoder, the scores of prompt tokens, and sampling in
+/// `buffers`, which must have a slot for each sequence of the envelope. Each row asks for every
+/// sampling feature. Layers beyond `depth` are skipped.
 pub fn run<B: Backend>(
     model: &Model,
     scope: &Scope<'_, B>,
@@ -181,12 +183,12 @@ pub fn run<B: Backend>(
     cache: &mut Tensor<'_>,
     buffers: &mut SamplingBuffers<'_>,
 ) -> Result<(), KernelError> {
-    run_choosing(model, scope, pass, depth, layers, cache, buffers, Demand::Everything)
+    run_choosing(model, scope, pass, depth, layers, cache, buffers, SamplingFeatures::Everything)
 }
 
-/// Which features of sampling the rows of a step ask for.
+/// Sampling features that the rows of a step ask for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Demand {
+enum SamplingFeatures {
     Likeliest,
     Everything,
 }
@@ -200,7 +202,7 @@ fn run_choosing<B: Backend>(
     layers: &[KvLayer],
     cache: &mut Tensor<'_>,
     buffers: &mut SamplingBuffers<'_>,
-    wanted: Demand,
+    wanted: SamplingFeatures,
 ) -> Result<(), KernelError> {
     match pass {
         Pass::Encode(batch) => {
@@ -209,24 +211,25 @@ fn run_choosing<B: Backend>(
         }
         Pass::Step(batch) => {
             let vocabulary = buffers.shape().vocabulary;
-            let top = if wanted == Demand::Everything { TOP_MAX } else { 0 };
+            let top = if wanted == SamplingFeatures::Everything { TOP_MAX } else { 0 };
             let score = |row: usize| Score { token: (row % vocabulary) as u32, top };
             let scored: Vec<Score> = (0..batch.score_rows.len()).map(score).collect();
             let mut scores = Scores::begin(scope, &scored, vocabulary)?;
             let layers = &layers[..depth.of(layers.len())];
             let caches = StepCaches { layers, pictures: Some(cache), previous: &buffers.chosen() };
             let of = match wanted {
-                Demand::Likeliest => LogitsOf::OwnRank,
-                Demand::Everything => LogitsOf::AllRanks,
+                SamplingFeatures::Likeliest => LogitsOf::OwnRank,
+                SamplingFeatures::Everything => LogitsOf::AllRanks,
             };
             let logits = model.step(scope, batch, &caches, of, |scope, logits| scores.score(scope, logits))?;
-            // Scores are downloaded before the tokens, which are waited for. Twice, because two steps are under way at
-            // a time and each has its own buffer on the host.
+            // The scores are downloaded before the tokens, and the pass waits for the tokens.
+            // Scores are downloaded twice because two steps can be in flight, each with a separate
+            // buffer on the host.
             drop([scores.download(scope)?, scores.download(scope)?]);
             let mut report_words = 0;
             match wanted {
-                Demand::Likeliest => buffers.take_likeliest(scope, &logits)?,
-                Demand::Everything => {
+                SamplingFeatures::Likeliest => buffers.take_likeliest(scope, &logits)?,
+                SamplingFeatures::Everything => {
                     // A plan does not read these words, and there may be gigabytes of them.
                     if B::COMPUTES {
                         buffers.ask(scope, &everything(batch, logits.columns()))?;
@@ -240,8 +243,9 @@ fn run_choosing<B: Backend>(
     }
 }
 
-/// Requests in which each row asks for every feature of sampling: penalties over a past as long as its context, half of
-/// it prompt; a mask; as many biases and forbidden tokens as are allowed; every limit; and reports.
+/// Sampling requests in which each row asks for every feature: penalties over as many past tokens
+/// as the context has, half of them prompt tokens; a mask; the maximum number of biases and
+/// forbidden tokens; every limit; and reports.
 fn everything(batch: &StepBatch, vocabulary: usize) -> Vec<u32> {
     let row = SampleRow {
         temperature: 0.9,
@@ -277,7 +281,7 @@ fn still(rows: usize, columns: usize) -> Grid {
     Grid { t: 1, h: rows as u32, w: columns as u32 }
 }
 
-/// A picture that becomes one embedding, or a tile where all pictures are tiles.
+/// The grid of a picture that becomes one embedding, or of a tile if all pictures are tiles.
 fn smallest_grid(model: &Model, merge: MergeSize) -> Grid {
     model.config().tile().unwrap_or_else(|| still(merge.side(), merge.side()))
 }
@@ -292,8 +296,9 @@ fn largest_grid(patches: usize, merge: MergeSize) -> Grid {
 /// A picture and its rows of the vision cache.
 type Placed<'p> = (&'p ResizedImage, &'p [u32]);
 
-/// As many pictures of `grid` as `launch_patches` hold, and the smallest pictures for the rest. Each has as many frames
-/// as a step of a video, which takes more bytes than a still picture.
+/// As many pictures of `grid` as fit into `launch_patches`, and the smallest pictures in the
+/// remaining patches. Each picture has as many frames as a step of a video, which takes more bytes
+/// than a still picture.
 fn pictures(
     model: &Model,
     launch_patches: usize,
@@ -318,9 +323,9 @@ fn pictures(
     pack(model, &views)
 }
 
-/// A step of `tokens` tokens shared by as many sequences as the envelope allows. Each sequence ends at the full context
-/// and asks for logits. Where the model takes pictures, every token belongs to one. A context shorter than a sequence's
-/// share makes the step smaller.
+/// A step of `tokens` tokens, divided among as many sequences as the envelope allows. Each sequence
+/// ends at the full context and asks for logits. If the model takes pictures, every token belongs
+/// to a picture. The step is smaller if the context is shorter than a sequence's share.
 fn step(
     model: &Model,
     envelope: &Envelope,

@@ -11,8 +11,8 @@ use std::{
 
 use bursar_budgets::{Bytes, CudaDevice, Device, Segment};
 use bursar_kernels::{
-    BlasSearch, CopyLink, Cpu, Cuda, CudaKernels, CudaLink, CudaTarget, HostLink, KernelError, Nccl, NcclLink,
-    OpenError, ProductsBy, Rank, RankLink, Target, Tuning,
+    BlasSearch, CopyLink, Cpu, Cuda, CudaKernels, CudaLink, CudaTarget, GemmBackend, HostLink, KernelError, Nccl,
+    NcclLink, OpenError, Rank, RankLink, Target, Tuning,
 };
 use bursar_model::{LoadError, Model, checkpoint::Checkpoint};
 use tokio::runtime::RuntimeFlavor;
@@ -197,7 +197,7 @@ impl Executor {
                 }
                 if ranks_of_a_device(devices(device_of_all)) > 1 {
                     // To load a kernel of its own, cuBLASLt waits for what may wait for this rank.
-                    cuda = cuda.with_products_by(ProductsBy::Ours);
+                    cuda = cuda.with_products_by(GemmBackend::Ours);
                 }
                 let runner = ModelRunner::new(cuda, workspace.clone(), model.clone(), memory.clone());
                 on_gpus.push((runner, device.timeline()));

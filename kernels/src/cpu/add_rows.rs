@@ -1,4 +1,4 @@
-//! Adds chosen rows to chosen places.
+//! Addition of rows at given indices.
 
 use super::{
     memory::{Output, Rows, assert_places, indices},
@@ -12,7 +12,7 @@ pub(super) fn add_rows(threads: &Threads, call: Call<'_>) {
     let (out, columns) = (Output::of(&call.out), call.out.columns());
     threads.share(to.len(), to.len() * columns, |_, chosen| {
         let added = x.row(from[chosen] as usize);
-        // SAFETY: no place is named twice.
+        // SAFETY: `assert_places` has checked that no row of `out` is named twice.
         let sum = unsafe { out.part(to[chosen] as usize, 0, columns) };
         sum.iter_mut().zip(added).for_each(|(sum, added)| *sum += added);
     });

@@ -1,20 +1,23 @@
-//! Arithmetic on slices in forms that the compiler vectorises, and the matrix product. The functions are always
-//! inlined, so that they use the caller's vector instructions (see `Threads::share`).
+//! Arithmetic on slices in forms that the compiler vectorizes, and the matrix
+//! product. The functions are always inlined, so that they use the caller's
+//! vector instructions (see `Threads::share`).
 
 use gemm::{Parallelism, gemm};
 
-/// A matrix in memory: its first element, and the strides between rows and between columns, in elements.
+/// A matrix in memory: its first element, and the strides between rows and
+/// between columns, in elements.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix {
     pub(super) start: *const f32,
     pub(super) strides: [usize; 2],
 }
 
-/// `out = left @ right`, or added to `out` with `add`: `[rows, columns]` from `[rows, inner]` and `[inner, columns]`,
-/// on the calling thread. The rows of `out` are contiguous and `pitch` apart.
+/// Computes `out = left @ right` (`[rows, columns]` from `[rows, inner]` and `[inner, columns]`) on
+/// the calling thread, or adds the product to `out` if `add` is set. The rows of `out` are
+/// contiguous and `pitch` apart.
 ///
 /// # Safety
-/// All three are in readable memory. `out` is also writable and overlaps neither of the others.
+/// All three matrices are in readable memory. `out` is also writable and overlaps neither operand.
 pub(super) unsafe fn multiply(
     [rows, inner, columns]: [usize; 3],
     (out, pitch): (*mut f32, usize),
@@ -25,7 +28,8 @@ pub(super) unsafe fn multiply(
     let [left_row, left_column] = left.strides.map(|stride| stride as isize);
     let [right_row, right_column] = right.strides.map(|stride| stride as isize);
     let factor_of_out = if add { 1.0 } else { 0.0 };
-    // SAFETY: the caller vouches for all three.
+    // SAFETY: the caller guarantees that all three matrices are in valid memory and that
+    // `out` overlaps neither operand.
     unsafe {
         gemm(
             rows,
@@ -78,7 +82,7 @@ pub(super) fn sum(numbers: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest.iter().sum::<f32>()
 }
 
-/// The largest element that is not NaN; minus infinity if there is none.
+/// The largest element that is not NaN, or minus infinity if there is no such element.
 #[inline(always)]
 pub(super) fn largest(numbers: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -90,11 +94,11 @@ pub(super) fn largest(numbers: &[f32]) -> f32 {
     lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger)
 }
 
-/// `e^x` to within two units in the last place, with `x` clamped to -87..88 so that the result is never 0 or infinite.
-/// NaN gives NaN. The constants are those of Cephes' `expf` (Moshier).
+/// `e^x` to within two units in the last place, with `x` clamped to -87..88 so that the result is
+/// never 0 or infinite. NaN gives NaN. The constants are from Cephes' `expf` (Moshier).
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
-    // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits of the sum.
+    // 1.5 * 2^23. Adding it puts the nearest integer into the lowest bits of the sum.
     const ROUND: f32 = 12_582_912.0;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;

@@ -1,16 +1,18 @@
-//! Attention of a tile of queries over tiles of keys, for both attention operations. Scores exist for one tile of keys
-//! at a time and are folded into a running softmax (Milakov and Gimelshein 2018; FlashAttention).
+//! Attention of a tile of queries over tiles of keys, for both attention operations.
+//! Scores exist for one tile of keys at a time and are folded into a running softmax
+//! (Milakov and Gimelshein 2018; FlashAttention).
 
 use super::arithmetic::{Matrix, exp, largest, multiply, sum};
 use crate::target::{CPU_TILE_KEYS as KEYS, CPU_TILE_QUERIES as QUERIES};
 
-/// One thread's scratch, divided up.
+/// One thread's scratch, divided into its parts.
 pub(super) struct Tile<'s> {
     pub(super) running: Running<'s>,
     pub(super) gathered: Gathered<'s>,
 }
 
-/// A tile of queries, each with the weighted sum of the values seen so far, the largest score and the sum of weights.
+/// A tile of queries. Each query has the weighted sum of the values so far, the largest score and
+/// the sum of weights.
 pub(super) struct Running<'s> {
     head_dim: usize,
     count: usize,
@@ -36,7 +38,7 @@ pub(super) struct Vectors<'v> {
 }
 
 impl<'s> Tile<'s> {
-    /// Divides a thread's share, `cpu_attention_tile(head_dim)` elements.
+    /// Divides one thread's scratch, `cpu_attention_tile(head_dim)` elements.
     pub(super) fn over(scratch: &'s mut [f32], head_dim: usize) -> Self {
         let (queries, rest) = scratch.split_at_mut(QUERIES * head_dim);
         let (sums, rest) = rest.split_at_mut(QUERIES * head_dim);
@@ -62,8 +64,9 @@ impl Running<'_> {
         self.weights[..self.count].fill(0.0);
     }
 
-    /// Folds in `count` keys, at most [`KEYS`], with their values. A query sees the first `visible(query)` of them. The
-    /// others get weight 0, but their values must still be numbers.
+    /// Folds in `count` keys, at most [`KEYS`], with their values. A query sees the first
+    /// `visible(query)` of these keys. The other keys get weight 0, but their values must not
+    /// be NaN or infinite.
     #[inline(always)]
     pub(super) fn fold(
         &mut self,
@@ -79,7 +82,7 @@ impl Running<'_> {
         self.add(count, values);
     }
 
-    /// The weighted mean of a query's values. A query that saw nothing gives NaN.
+    /// The weighted mean of a query's values. A query that saw no keys gives NaN.
     pub(super) fn finish(&self, query: usize, out: &mut [f32]) {
         let factor = self.weights[query].recip();
         let sums = &self.sums[query * self.head_dim..][..self.head_dim];
@@ -92,8 +95,8 @@ impl Running<'_> {
         assert!(self.count <= QUERIES && count <= KEYS);
         let queries = Matrix { start: self.queries.as_ptr(), strides: [self.head_dim, 1] };
         let keys = Matrix { start: keys.elements.as_ptr(), strides: [1, keys.pitch] };
-        // SAFETY: [count of queries, count] is inside the scores, [count of queries, head_dim] inside the queries, and
-        // the keys hold `count` vectors.
+        // SAFETY: `scores` holds [count of queries, count], `queries` holds [count of queries,
+        // head_dim], and `keys` holds `count` vectors, as asserted above.
         unsafe { multiply([self.count, self.head_dim, count], (self.scores.as_mut_ptr(), KEYS), false, queries, keys) };
     }
 
@@ -122,7 +125,8 @@ impl Running<'_> {
         let weights = Matrix { start: self.scores.as_ptr(), strides: [KEYS, 1] };
         let values = Matrix { start: values.elements.as_ptr(), strides: [values.pitch, 1] };
         let sums = (self.sums.as_mut_ptr(), self.head_dim);
-        // SAFETY: as in `score`, with the sums shaped as the queries.
+        // SAFETY: `scores` holds [count of queries, count], `sums` holds [count of queries,
+        // head_dim], and `values` holds `count` vectors, as asserted above.
         unsafe { multiply([self.count, count, self.head_dim], sums, true, weights, values) };
     }
 }

@@ -1,4 +1,4 @@
-//! Bidirectional attention within stretches of rows.
+//! Bidirectional attention within packed ranges of rows ("stretches").
 
 use super::{
     attention::{Tile, Vectors},
@@ -14,7 +14,7 @@ pub(super) fn attention_packed(threads: &Threads, call: Call<'_>) {
     let (heads, head_dim) = (call.heads, call.head_dim);
     let (qkv, starts) = (Rows::<f32>::of(&call.qkv), indices(&call.starts));
     assert_stretches(starts, call.out.rows());
-    // Each tile of queries: its stretch's first row and end, and the tile's own first row.
+    // Each tile of queries: the first row and the end of its stretch, and the tile's first row.
     let tiles: Vec<(usize, usize, usize)> = starts
         .windows(2)
         .map(|bounds| (bounds[0] as usize, bounds[1] as usize))
@@ -25,9 +25,9 @@ pub(super) fn attention_packed(threads: &Threads, call: Call<'_>) {
     threads.share(tiles.len() * heads, cost, |worker, item| {
         let ((first, end, query), head) = (tiles[item / heads], item % heads);
         let queries = query..end.min(query + CPU_TILE_QUERIES);
-        // Column of the head's vector in a row: part 0 is queries, part 1 keys, part 2 values.
+        // Column of the head's vector in a row. Part 0 is queries, part 1 keys, part 2 values.
         let place = |part: usize| (part * heads + head) * head_dim;
-        // SAFETY: a worker works on one item at a time.
+        // SAFETY: a worker processes one item at a time.
         let Tile { mut running, .. } = Tile::over(unsafe { scratch.of_worker(worker) }, head_dim);
         running.start(queries.clone().map(|row| &qkv.row(row)[place(0)..][..head_dim]), call.scale);
         for start in (first..end).step_by(CPU_TILE_KEYS) {

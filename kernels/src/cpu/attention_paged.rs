@@ -12,13 +12,14 @@ use crate::{
     target::{CPU_TILE_KEYS, CPU_TILE_QUERIES, cpu_attention_tile},
 };
 
-/// Rows of one sequence and heads of one group, whose queries are run over the same keys together.
+/// Rows of one sequence and heads of one group, whose queries are processed together
+/// over the same keys.
 struct Item {
     sequence: usize,
     rows: std::ops::Range<usize>,
     heads: std::ops::Range<usize>,
     kv_head: usize,
-    /// Keys visible to the first row; each later row sees one more.
+    /// Number of keys that the first row sees. Each later row sees one more.
     visible: usize,
 }
 
@@ -34,10 +35,11 @@ pub(super) fn attention_paged(threads: &Threads, call: Call<'_>) {
     threads.share(items.len(), pairs * 2 * head_dim, |worker, item| {
         let item = &items[item];
         let (table, width) = (tables.row(item.sequence), item.heads.len());
-        // Queries of a tile in order: all heads of the first row, then all heads of the second, and so on.
+        // Order of queries in a tile: all heads of the first row, then all heads of the
+        // second, and so on.
         let place = |index: usize| (item.rows.start + index / width, (item.heads.start + index % width) * head_dim);
         let count = item.rows.len() * width;
-        // SAFETY: a worker works on one item at a time.
+        // SAFETY: a worker processes one item at a time.
         let Tile { mut running, mut gathered } = Tile::over(unsafe { scratch.of_worker(worker) }, head_dim);
         let query = |index| {
             let (row, column) = place(index);
@@ -60,7 +62,7 @@ pub(super) fn attention_paged(threads: &Threads, call: Call<'_>) {
     });
 }
 
-/// Divides the work into items. Panics if the sequences contradict each other.
+/// Divides the work into items. Panics if the sequences are inconsistent.
 fn items(call: &Call<'_>) -> Vec<Item> {
     let starts = indices(&call.sequences.query_starts);
     let contexts = indices(&call.sequences.context_lengths);
@@ -96,18 +98,19 @@ fn items(call: &Call<'_>) -> Vec<Item> {
     items
 }
 
-/// Rows of sequences without a context are padding; their output is zeros.
+/// Writes zeros to the output of padding, which are the rows of sequences without a context.
 fn fill_padding(call: &Call<'_>, out: &Output<'_>) {
     let starts = indices(&call.sequences.query_starts);
     let contexts = indices(&call.sequences.context_lengths);
     let padding = starts.windows(2).zip(contexts).filter(|(_, context)| **context == 0);
     for row in padding.flat_map(|(bounds, _)| bounds[0]..bounds[1]) {
-        // SAFETY: nothing else writes yet.
+        // SAFETY: no thread writes the output yet.
         unsafe { out.part(row as usize, 0, call.out.columns()) }.fill(0.0);
     }
 }
 
-/// Copies keys and values of `count` tokens, starting at token `start`, which begins a block.
+/// Copies the keys and values of `count` tokens from token `start` on, which is the
+/// first of a block.
 fn gather(call: &Call<'_>, table: &[u32], start: usize, count: usize, head: usize, out: &mut Gathered<'_>) {
     let head_dim = call.layer.shape.head_dim;
     let step = BLOCK_TOKENS * head_dim;
@@ -121,7 +124,8 @@ fn gather(call: &Call<'_>, table: &[u32], start: usize, count: usize, head: usiz
     }
 }
 
-/// Copies the first elements of the keys (half 0) or values (half 1) of one head in a block.
+/// Copies the first `to.len()` elements of the keys (half 0) or values (half 1) of one
+/// head in a block.
 fn take(call: &Call<'_>, block: usize, half: usize, head: usize, to: &mut [f32]) {
     let layer = call.layer;
     match &call.scales {
@@ -129,7 +133,7 @@ fn take(call: &Call<'_>, block: usize, half: usize, head: usize, to: &mut [f32])
         None => to.copy_from_slice(&unsafe { cached::<f32>(layer, block, half, head) }[..to.len()]),
         Some(scales) => {
             let scale = Rows::<f32>::of(scales).all()[half * layer.shape.kv_heads + head];
-            // SAFETY: as above.
+            // SAFETY: nothing writes the layer during the operation.
             let from = unsafe { cached::<E4m3>(layer, block, half, head) };
             to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_f32() * scale);
         }

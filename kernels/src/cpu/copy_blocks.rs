@@ -1,22 +1,23 @@
-//! Copies of blocks and rows, between host memory and host memory here.
+//! Copies of blocks and rows. On this backend, both sides are host memory.
 
 use std::time::Instant;
 
 use crate::{
     KernelError,
-    ops::copy_blocks::{Call, Copied, Copying, Stretch},
+    ops::copy_blocks::{BlockRange, Call, Copied, Copying},
 };
 
 pub(super) fn copy_blocks(call: Call<'_>) -> Result<Box<dyn Copying>, KernelError> {
     let begun = Instant::now();
-    let each = |stretches: &[Stretch], is_to_host: bool| {
+    let each = |stretches: &[BlockRange], is_to_host: bool| {
         for pieces in call.pieces {
             for stretch in stretches {
                 let device = pieces.block(stretch.block).0 as *mut u8;
                 let (host, bytes) = (pieces.slot(stretch.slot), pieces.bytes(stretch.count));
                 let (from, to) = if is_to_host { (device, host) } else { (host, device) };
-                // SAFETY: the makers of both vouch for their bytes, the front has checked that these are theirs, and
-                // slots lie in no segment.
+                // SAFETY: the makers of both memories vouch for their bytes, the op
+                // layer has checked that blocks and slots are in bounds, and slots do
+                // not overlap device segments.
                 unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), to, bytes.as_usize()) };
             }
         }

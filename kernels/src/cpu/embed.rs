@@ -1,11 +1,11 @@
-//! Embedding: one row of a table per id.
+//! Embedding: one row of a table per token.
 
 use super::{
     memory::{indices, widen, write_rows},
     threads::Threads,
 };
 use crate::{
-    InputToken, Share,
+    InputToken, RankShard,
     ops::{argmax::NO_CHOICE, embed::Call},
 };
 
@@ -24,10 +24,10 @@ pub(super) fn embed(threads: &Threads, call: Call<'_>) {
     });
 }
 
-/// Copies a token's row; zeros if another rank has it.
+/// Copies a token's row, or writes zeros if another rank holds it.
 #[inline(always)]
 fn look_up(call: &Call<'_>, id: u32, out: &mut [f32]) {
-    let (Share { first, count, whole }, id) = (call.tokens, id as usize);
+    let (RankShard { first, count, whole }, id) = (call.tokens, id as usize);
     assert!(id < whole, "row {id} of {whole}");
     match id.checked_sub(first).filter(|row| *row < count) {
         Some(row) => widen(&call.table, row, out),

@@ -1,4 +1,4 @@
-//! Products with the weights of each row's experts: expert by expert, panel by panel.
+//! Products with the weights of each row's experts, expert by expert and panel by panel.
 
 use std::ops::Range;
 
@@ -17,7 +17,8 @@ use crate::{
 
 pub(super) fn gated_experts(threads: &Threads, call: gated_experts::Call<'_>) {
     let (rows, features) = (call.out.rows(), call.out.columns());
-    // Rows are rounded whole, and a panel has some columns of one.
+    // Rows are quantized as a whole, but a panel has only some columns of a row, so quantization
+    // needs the plain rows.
     let room;
     let plain = match &call.out.plain {
         Some(plain) => plain,
@@ -29,7 +30,8 @@ pub(super) fn gated_experts(threads: &Threads, call: gated_experts::Call<'_>) {
     let out = Output::of(plain);
     let (choices, top) = (indices(&call.routing.choices), call.routing.top);
     let of_row = |place: usize| choices[place] as usize / top;
-    // A panel has as many rows of gate as of up, so that one thread has both products of a feature.
+    // A panel has as many gate rows as up rows, so that one thread computes both
+    // products of a feature.
     let panels = Panels {
         x: Operand::of(&call.x),
         weight: &call.weight,
@@ -46,7 +48,8 @@ pub(super) fn gated_experts(threads: &Threads, call: gated_experts::Call<'_>) {
     });
     if let Some(rounded) = &call.out.rounded {
         let plain = Rows::<f32>::of(plain);
-        // Rows of experts that are elsewhere hold what an earlier operation left there, and are rounded for nothing.
+        // Rows of experts that this rank does not hold have leftover contents. They are quantized
+        // although nothing reads them.
         round_rows(threads, rounded, |row| plain.row(row));
     }
 }
@@ -88,18 +91,18 @@ pub(super) fn add_experts(threads: &Threads, call: add_experts::Call<'_>) {
     });
 }
 
-/// The places of an expert's choices.
+/// The places of an expert's choices in the sorted order.
 fn places_of(expert: usize, starts: &[u32]) -> Range<usize> {
     starts[expert] as usize..starts[expert + 1] as usize
 }
 
-/// The places of the choices of all experts whose weights are here.
+/// The places of the choices of all experts that this rank holds.
 fn places_here(routing: &Routing<'_>) -> Range<usize> {
     let (starts, held) = (indices(&routing.starts), routing.held.range());
     starts[held.start] as usize..starts[held.end] as usize
 }
 
-/// The rows that experts multiply.
+/// The rows that are multiplied by the experts' weights.
 enum Operand<'a> {
     Plain(Rows<'a, f32>),
     Rounded(RoundedRows<'a>),
@@ -113,7 +116,7 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// Copies a row, widened if it is rounded.
+    /// Copies a row, widened if it is quantized.
     #[inline(always)]
     fn copy(&self, row: usize, out: &mut [f32]) {
         match self {
@@ -130,13 +133,14 @@ struct Panels<'a> {
     weight: &'a Weight<'a>,
     scratch: &'a Tensor<'a>,
     out_features: usize,
-    /// Parts of an expert's rows of which a panel has a piece each: 2 for gate and up.
+    /// Number of parts of an expert's rows. A panel has the same rows of each part: 2 for gate
+    /// and up, otherwise 1.
     parts: usize,
 }
 
 impl Panels<'_> {
-    /// Calls `write(place, columns, products)` for each place and each panel's columns of a part, with the products of
-    /// each part. The row of a place in `x` is `row(place)`.
+    /// Calls `write(place, columns, products)` for each place and each panel's columns of a part,
+    /// with the products of each part. The row of a place in `x` is `row(place)`.
     #[inline(always)]
     fn multiply(
         &self,
@@ -160,7 +164,7 @@ impl Panels<'_> {
                 return;
             }
             let columns = panel * step..features.min((panel + 1) * step);
-            // SAFETY: a worker works on one item at a time.
+            // SAFETY: a worker processes one item at a time.
             let scratch = unsafe { scratch.of_worker(worker) };
             let (side_by_side, scratch) = scratch.split_at_mut(CPU_EXPERT_ROWS * in_features);
             let (products, widened) = scratch.split_at_mut(CPU_EXPERT_ROWS * CPU_PANEL_ROWS.min(self.out_features));
@@ -190,8 +194,8 @@ impl Panels<'_> {
                     let x = Matrix { start: side_by_side.as_ptr(), strides: [in_features, 1] };
                     let weight = Matrix { start: weight.as_ptr(), strides: [1, in_features] };
                     let out = products[part * columns.len()..].as_mut_ptr();
-                    // SAFETY: the rows that were just copied, the panel's piece of this part, and room for both parts'
-                    // products of so many rows.
+                    // SAFETY: `x` has the `count` rows copied above, `weight` has the panel's rows
+                    // of this part, and `products` has space for `count` rows of both parts.
                     unsafe { multiply([count, in_features, columns.len()], (out, width), false, x, weight) };
                 }
                 for (at, products) in products.chunks_exact(width).take(count).enumerate() {
@@ -209,7 +213,8 @@ impl Panels<'_> {
         }
     }
 
-    /// The rows of both parts as `f32`: the weight itself, or a copy widened into `room`. A lone part stands twice.
+    /// The rows of both parts as `f32`: the weight itself, or a copy widened into `room`. With only
+    /// one part, both entries are that part.
     #[inline(always)]
     fn panel<'p>(&'p self, first: [usize; 2], rows: usize, room: &'p mut [f32]) -> [&'p [f32]; 2] {
         if self.weight.dtype() == DType::F32 {

@@ -29,11 +29,12 @@ fn draw<E: Element>(threads: &Threads, call: &Call<'_>, narrow: impl Fn(f32) -> 
     threads.share(count.div_ceil(PIECE), count, |_, piece| {
         let first = piece * PIECE;
         let length = PIECE.min(count - first);
-        // SAFETY: the front borrows `out` exclusively and without gaps, and each piece of it is one item.
+        // SAFETY: the op layer borrows `out` exclusively and without gaps, and each piece of
+        // it is one item.
         let out = unsafe { slice::from_raw_parts_mut((start as *mut E).add(first), length) };
         for (index, out) in out.iter_mut().enumerate() {
             let at = first + index;
-            // Divisions take longer than all else.
+            // Avoids the divisions where possible, because they take longer than everything else.
             let place = if columns == call.pitch { at } else { at / columns * call.pitch + at % columns };
             *out = narrow(sum(call.seed, place as u64) as f32 * call.factor);
         }

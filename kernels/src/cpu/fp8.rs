@@ -1,5 +1,5 @@
-//! Products of E4M3 numbers: dot products within each group of columns that has a scale, the same for any number of
-//! rows.
+//! Products of E4M3 numbers: dot products within each group of columns that has a scale. Results do
+//! not depend on the number of rows.
 
 use super::{
     arithmetic::dot,
@@ -7,7 +7,7 @@ use super::{
     threads::Threads,
 };
 use crate::{
-    Activations, E4m3, FP8_BLOCK, Quantization, Scales, Tensor, Weight,
+    Activations, E4m3, FP8_BLOCK, Quantization, Tensor, Weight, WeightScales,
     ops::linear::Call,
     target::{CPU_PANEL_ROWS, cpu_linear_share},
 };
@@ -19,7 +19,7 @@ pub(super) fn linear(threads: &Threads, call: Call<'_>) {
     let (bias, out) = (call.bias.as_ref().map(widened), Output::of(&call.out));
     threads.share(features.div_ceil(CPU_PANEL_ROWS), (rows + 1) * features * in_features, |worker, panel| {
         let columns = panel * CPU_PANEL_ROWS..features.min((panel + 1) * CPU_PANEL_ROWS);
-        // SAFETY: a worker works on one panel at a time.
+        // SAFETY: a worker processes one panel at a time.
         let (room, panel) = unsafe { scratch.of_worker(worker) }.split_at_mut(in_features);
         let panel = &mut panel[..columns.len() * in_features];
         for (feature, wide) in columns.clone().zip(panel.chunks_exact_mut(in_features)) {
@@ -40,7 +40,7 @@ pub(super) fn linear(threads: &Threads, call: Call<'_>) {
     });
 }
 
-/// Rounded activations, read-only.
+/// Quantized activations, read-only.
 pub(super) struct RoundedRows<'a> {
     data: Rows<'a, E4m3>,
     scales: RowScales<'a>,
@@ -78,15 +78,15 @@ impl<'a> RoundedRows<'a> {
 /// An FP8 weight, read-only.
 pub(super) struct WeightRows<'a> {
     data: Rows<'a, E4m3>,
-    scales: &'a Scales<'a>,
+    scales: &'a WeightScales<'a>,
     group: usize,
 }
 
 impl<'a> WeightRows<'a> {
     pub(super) fn of(weight: &'a Weight<'a>) -> Self {
         let group = match weight.scales {
-            Scales::Blocks { .. } => FP8_BLOCK,
-            Scales::Rows { .. } | Scales::Plain => weight.columns(),
+            WeightScales::Blocks { .. } => FP8_BLOCK,
+            WeightScales::Rows { .. } | WeightScales::Unquantized => weight.columns(),
         };
         WeightRows { data: Rows::of(&weight.data), scales: &weight.scales, group }
     }
@@ -96,13 +96,14 @@ impl<'a> WeightRows<'a> {
         out.iter_mut().zip(self.data.row(feature)).for_each(|(out, number)| *out = number.to_f32());
     }
 
-    /// The product of the weight's row `feature`, widened in `wide`, with a widened row of activations and its scales.
+    /// The product of the weight's row `feature`, widened in `wide`, and a widened row of
+    /// activations `x` with its scales.
     #[inline(always)]
     pub(super) fn product(&self, feature: usize, wide: &[f32], x: &[f32], x_scales: &[f32]) -> f32 {
         let scales = match self.scales {
-            Scales::Blocks { scales, height } => row(scales, feature / height),
-            Scales::Rows { scales, .. } => &Rows::<f32>::of(scales).all()[feature..=feature],
-            Scales::Plain => unreachable!("a plain weight has another product"),
+            WeightScales::Blocks { scales, height } => row(scales, feature / height),
+            WeightScales::Rows { scales, .. } => &Rows::<f32>::of(scales).all()[feature..=feature],
+            WeightScales::Unquantized => unreachable!("a plain weight has another product"),
         };
         let groups = wide.chunks(self.group).zip(x.chunks(self.group)).zip(scales.iter().zip(x_scales));
         groups.map(|((wide, x), (scale, of_x))| dot(wide, x) * (scale * of_x)).sum()

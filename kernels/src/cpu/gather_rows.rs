@@ -1,4 +1,4 @@
-//! Copies chosen rows.
+//! Copies of rows from given indices.
 
 use super::{
     memory::{Rows, indices, write_rows},

@@ -1,4 +1,4 @@
-//! Layer normalisation.
+//! Layer normalization.
 
 use super::{
     arithmetic::dot,

@@ -14,7 +14,8 @@ use crate::{
     target::{CPU_PANEL_ROWS, cpu_linear_share},
 };
 
-/// Most rows of `x` for which the product is computed as dot products, because packing would not pay.
+/// Largest number of rows of `x` for which the product is computed as dot products. For this few
+/// rows, packing would not pay off.
 const FEW_ROWS: usize = 4;
 
 pub(super) fn linear(threads: &Threads, call: Call<'_>) {
@@ -28,7 +29,7 @@ pub(super) fn linear(threads: &Threads, call: Call<'_>) {
     threads.share(features.div_ceil(CPU_PANEL_ROWS), cost, |worker, panel| {
         let rows = panel * CPU_PANEL_ROWS..features.min((panel + 1) * CPU_PANEL_ROWS);
         let panel = call.weight.data.row_range(rows.clone());
-        // SAFETY: a worker works on one panel at a time.
+        // SAFETY: a worker processes one panel at a time.
         let weight = panel_weight(&panel, unsafe { scratch.of_worker(worker) });
         if call.x.rows() <= FEW_ROWS {
             multiply_few(&call, rows.clone(), weight);
@@ -41,7 +42,8 @@ pub(super) fn linear(threads: &Threads, call: Call<'_>) {
     });
 }
 
-/// The panel as `f32`, `[rows, in_features]`: the weight itself, or a copy widened into the worker's scratch.
+/// The panel as `f32`, `[rows, in_features]`: the weight itself, or a copy widened
+/// into the worker's scratch.
 #[inline(always)]
 fn panel_weight<'a>(panel: &'a Tensor<'a>, scratch: &'a mut [f32]) -> &'a [f32] {
     if panel.dtype() == DType::F32 {
@@ -60,15 +62,15 @@ fn multiply_many(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
     assert_eq!(weight.len(), columns.len() * in_features, "a whole panel");
     let x = Matrix { start: start_of(call.x.plain()), strides: [call.x.plain().pitch(), 1] };
     let weight = Matrix { start: weight.as_ptr(), strides: [1, in_features] };
-    // SAFETY: `x` and the panel's columns of `out` are inside tensors whose shapes the front has checked, and no other
-    // panel writes these columns.
+    // SAFETY: `x` and the panel's columns of `out` are inside tensors whose shapes the op layer has
+    // checked, and no other panel writes these columns.
     unsafe {
         let out = start_of::<f32>(&call.out).add(columns.start);
         multiply([rows, in_features, columns.len()], (out, call.out.pitch()), call.accumulate, x, weight);
     }
 }
 
-/// As `multiply_many`, by dot products.
+/// Like `multiply_many`, by dot products.
 #[inline(always)]
 fn multiply_few(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
     let (x, out) = (Rows::<f32>::of(call.x.plain()), Output::of(&call.out));
@@ -82,7 +84,7 @@ fn multiply_few(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
     }
 }
 
-/// Adds the panel's part of the bias to its columns of the output, while they are in cache.
+/// Adds the panel's part of the bias to its columns of the output while they are in cache.
 #[inline(always)]
 fn add_bias(call: &Call<'_>, columns: Range<usize>, bias: &[f32]) {
     let out = Output::of(&call.out);

@@ -1,4 +1,4 @@
-//! The only place that turns views into pointers and slices.
+//! Conversion of tensor views to pointers and slices.
 
 use std::{marker::PhantomData, ops::Range, slice};
 
@@ -7,23 +7,23 @@ use half::{bf16, f16, slice::HalfFloatSliceExt};
 use super::threads::Threads;
 use crate::{DType, Element, Tensor};
 
-/// End of host addresses on current machines. A dry workspace hands out addresses far above it.
+/// End of host addresses on current machines. A dry workspace returns addresses far above it.
 const HOST_ADDRESSES_END: u64 = 1 << 56;
 
-/// The first element of `tensor`. Panics if it is not on host memory or has another element type.
+/// The first element of `tensor`. Panics if `tensor` is not in host memory or
+/// has another element type.
 pub(super) fn start_of<E: Element>(tensor: &Tensor<'_>) -> *mut E {
     assert_eq!(tensor.dtype(), E::DTYPE, "a view of another type");
     host_bytes(tensor).cast()
 }
 
-/// The first byte of `tensor`, whatever its type. Panics if it is not on host memory.
+/// The first byte of `tensor`, whatever its type. Panics if `tensor` is not in host memory.
 pub(super) fn host_bytes(tensor: &Tensor<'_>) -> *mut u8 {
     let address = tensor.address().0;
     assert!(address < HOST_ADDRESSES_END, "a view that a plan has made, on no memory");
     address as *mut u8
 }
 
-/// The rows of a tensor, read-only.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a, E> {
     start: *const E,
@@ -33,9 +33,9 @@ pub(super) struct Rows<'a, E> {
     memory: PhantomData<&'a [E]>,
 }
 
-// SAFETY: apart from its layout it is a shared slice, of elements that are Send and Sync.
+// SAFETY: `Rows` is a shared slice with a layout, and its elements are Send and Sync.
 unsafe impl<E: Element> Send for Rows<'_, E> {}
-// SAFETY: as above.
+// SAFETY: `Rows` is a shared slice with a layout, and its elements are Send and Sync.
 unsafe impl<E: Element> Sync for Rows<'_, E> {}
 
 impl<'a, E: Element> Rows<'a, E> {
@@ -50,21 +50,22 @@ impl<'a, E: Element> Rows<'a, E> {
         }
     }
 
-    /// One row. Panics if out of bounds, most likely because of a bad index in an operand.
+    /// Row `row`. Panics if it is out of bounds, most likely because of a bad index in an operand.
     pub(super) fn row(&self, row: usize) -> &'a [E] {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        // SAFETY: a tensor's maker vouches for its rows, of which this is one, and nothing writes an operand while the
-        // operation runs.
+        // SAFETY: the tensor's maker vouches for all its rows, the row is in bounds, and nothing
+        // writes an operand while the operation runs.
         unsafe { slice::from_raw_parts(self.start.add(row * self.pitch), self.columns) }
     }
 
-    /// The elements from column `column` of the first of `rows` to column `column + length` of the last, including the
-    /// columns between them.
+    /// The elements from column `column` of the first of `rows` to column `column + length` of the
+    /// last, including the columns between them.
     pub(super) fn span(&self, rows: Range<usize>, column: usize, length: usize) -> &'a [E] {
         assert!(rows.start < rows.end && rows.end <= self.rows && column + length <= self.columns, "a span outside");
         let elements = (rows.len() - 1) * self.pitch + length;
-        // SAFETY: it starts and ends in rows that the tensor's maker vouches for. The elements between them belong to
-        // the tensor that this is a view of, and nothing writes those either.
+        // SAFETY: the span starts and ends in rows that the tensor's maker vouches for. The
+        // elements between the columns belong to the tensor that this view was made from, and
+        // nothing writes them during the operation either.
         unsafe { slice::from_raw_parts(self.start.add(rows.start * self.pitch + column), elements) }
     }
 
@@ -76,7 +77,8 @@ impl<'a, E: Element> Rows<'a, E> {
     /// All elements of a tensor without gaps.
     pub(super) fn all(&self) -> &'a [E] {
         assert!(self.pitch == self.columns || self.rows <= 1, "the rows have gaps between them");
-        // SAFETY: as above, and the rows are adjacent.
+        // SAFETY: the tensor's maker vouches for all its rows, the rows are adjacent, and nothing
+        // writes an operand while the operation runs.
         unsafe { slice::from_raw_parts(self.start, self.rows * self.columns) }
     }
 }
@@ -86,7 +88,7 @@ pub(super) fn indices<'a>(tensor: &'a Tensor<'_>) -> &'a [u32] {
     Rows::of(tensor).all()
 }
 
-/// Panics unless each of `places` is one of `rows` rows, and none is named twice.
+/// Panics unless each entry of `places` is below `rows` and no entry occurs twice.
 pub(super) fn assert_places(places: &[u32], rows: usize) {
     let mut taken = vec![false; rows];
     for place in places {
@@ -105,18 +107,19 @@ pub(super) struct Output<'a, E = f32> {
     memory: PhantomData<&'a [E]>,
 }
 
-// SAFETY: each part is given to one thread (see `part`), and numbers are Send.
+// SAFETY: each part is given to one thread (see `part`), and the elements are Send.
 unsafe impl<E: Element> Sync for Output<'_, E> {}
 
 impl<'a> Output<'a> {
-    /// Writes `tensor` of activations, which the operation's front took for it or borrows exclusively.
+    /// Writes `tensor` of activations, which the op layer took for this
+    /// operation or borrows exclusively.
     pub(super) fn of(tensor: &'a Tensor<'_>) -> Self {
         Output::of_type(tensor)
     }
 }
 
 impl<'a, E: Element> Output<'a, E> {
-    /// As [`of`](Output::of), for elements of any type.
+    /// Like [`of`](Output::of), for elements of any type.
     pub(super) fn of_type(tensor: &'a Tensor<'_>) -> Self {
         Output {
             start: start_of(tensor),
@@ -130,16 +133,17 @@ impl<'a, E: Element> Output<'a, E> {
     /// `length` elements of a row, starting at `column`.
     ///
     /// # Safety
-    /// No other slice overlaps it while it is alive.
+    /// No other slice overlaps the returned slice while it is alive.
     #[allow(clippy::mut_from_ref, reason = "the caller keeps the parts apart")]
     pub(super) unsafe fn part(&self, row: usize, column: usize, length: usize) -> &'a mut [E] {
         assert!(row < self.rows && column + length <= self.columns, "a part outside of the output");
-        // SAFETY: the tensor's maker vouches for its rows, the part is inside one, and the caller keeps parts disjoint.
+        // SAFETY: the tensor's maker vouches for its rows, the part is inside one row, and the
+        // caller keeps parts disjoint.
         unsafe { slice::from_raw_parts_mut(self.start.add(row * self.pitch + column), length) }
     }
 }
 
-/// Equal shares of declared scratch, one per worker.
+/// Equal parts of declared scratch, one per worker.
 pub(super) struct Scratch<'a> {
     start: *mut f32,
     elements: usize,
@@ -147,28 +151,29 @@ pub(super) struct Scratch<'a> {
     memory: PhantomData<&'a [f32]>,
 }
 
-// SAFETY: each share belongs to one worker, and floats are Send.
+// SAFETY: each part belongs to one worker, and floats are Send.
 unsafe impl Sync for Scratch<'_> {}
 
 impl<'a> Scratch<'a> {
-    /// Shares of `share` elements of `tensor`, which the operation's front took for it.
+    /// Parts of `share` elements of `tensor`, which the op layer took for this operation.
     pub(super) fn of(tensor: &'a Tensor<'_>, share: usize) -> Self {
         Scratch { start: start_of(tensor), elements: tensor.shape().elements(), share, memory: PhantomData }
     }
 
-    /// The share of `worker`. Panics if there are more workers than declared.
+    /// The part of `worker`. Panics if there are more workers than declared.
     ///
     /// # Safety
     /// The worker has no other such slice while this one is alive.
     #[allow(clippy::mut_from_ref, reason = "each worker has a share of its own")]
     pub(super) unsafe fn of_worker(&self, worker: usize) -> &'a mut [f32] {
         assert!((worker + 1) * self.share <= self.elements, "the declared scratch has a share for each worker");
-        // SAFETY: the share is inside the scratch, and the caller holds no other slice of it.
+        // SAFETY: the part is inside the scratch, and the caller holds no other slice of it.
         unsafe { slice::from_raw_parts_mut(self.start.add(worker * self.share), self.share) }
     }
 }
 
-/// Calls `write(row, elements)` for each row of `out`. `cost` is the multiply-adds that an element takes.
+/// Calls `write(row, elements)` for each row of `out`. `cost` is the number
+/// of multiply-adds per element.
 pub(super) fn write_rows(threads: &Threads, out: &Tensor<'_>, cost: usize, write: impl Fn(usize, &mut [f32]) + Sync) {
     let (output, rows, columns) = (Output::of(out), out.rows(), out.columns());
     threads.share(rows, rows * columns * cost, |_, row| {
@@ -184,7 +189,8 @@ pub(super) fn widen(tensor: &Tensor<'_>, row: usize, out: &mut [f32]) {
         DType::F32 => out.copy_from_slice(Rows::<f32>::of(tensor).row(row)),
         DType::F16 => Rows::<f16>::of(tensor).row(row).convert_to_f32_slice(out),
         DType::BF16 => {
-            // A bf16 is the upper half of an f32. Written out like this, the compiler widens eight at once.
+            // A bf16 is the upper half of an f32. Written like this, the compiler widens
+            // eight numbers at once.
             let row = Rows::<bf16>::of(tensor).row(row);
             assert_eq!(row.len(), out.len(), "a row widened into another length");
             for (out, half) in out.iter_mut().zip(row) {

@@ -1,5 +1,5 @@
-//! The backend that computes on leased host memory, with `f32` activations. It is the reference for the others: plain
-//! loops, one file per operation, checked against candle.
+//! The CPU backend, which computes on leased host memory with `f32` activations. It is the
+//! reference for the other backends: plain loops, one file per operation, checked against candle.
 
 mod add_rows;
 mod argmax;
@@ -35,10 +35,10 @@ use threads::Threads;
 
 use crate::{Backend, HostLink, KernelError, Rank, Target, ops};
 
-/// Computes on host memory with the calling thread and a pool of its own.
+/// Computes on host memory with the calling thread and a separate thread pool.
 ///
-/// Every view passed to it must be on *host* memory: taken by a [`Scope`](crate::Scope) from a workspace over a host
-/// segment, or persistent and vouched for by its maker.
+/// Every view passed to this backend must be in *host* memory: taken by a [`Scope`](crate::Scope)
+/// from a workspace over a host segment, or persistent and vouched for by its maker.
 pub struct Cpu {
     target: Target,
     threads: Threads,
@@ -46,19 +46,20 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A backend that shares each operation between `threads` threads (at least one), including the calling one.
+    /// A backend that divides each operation among `threads` threads (at least one),
+    /// including the calling thread.
     ///
     /// # Panics
-    /// If the operating system refuses the threads.
+    /// If the operating system refuses to start the threads.
     pub fn new(threads: usize) -> Self {
         let threads = threads.max(1);
         Cpu { target: Target::Cpu { threads }, threads: Threads::new(threads), link: None }
     }
 
-    /// As [`new`](Cpu::new), as one of several ranks that compute a model together.
+    /// Like [`new`](Cpu::new), as one of several ranks that compute a model together.
     ///
     /// # Panics
-    /// As [`new`](Cpu::new).
+    /// The same as for [`new`](Cpu::new).
     pub fn linked(threads: usize, link: HostLink) -> Self {
         Cpu { link: Some(link), ..Cpu::new(threads) }
     }

@@ -1,4 +1,4 @@
-//! Cuts pictures into normalised patches.
+//! Pictures cut into normalized patches.
 
 use super::{
     memory::{Rows, write_rows},
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::ops::patchify::{CHANNELS, Call, PatchSize};
 
-/// Cost per value in multiply-adds: a division, and bytes that are three apart.
+/// Cost per value in multiply-adds: a division, and a read with a stride of three bytes.
 const VALUE_COST: usize = 4;
 
 pub(super) fn patchify(threads: &Threads, call: Call<'_>) {

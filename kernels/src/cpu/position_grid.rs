@@ -1,4 +1,4 @@
-//! Learned positions on a square grid, read between its points.
+//! Learned positions on a square grid, interpolated between its points.
 
 use super::{
     memory::{Rows, add_widened, write_rows},
@@ -26,14 +26,14 @@ pub(super) fn position_grid(threads: &Threads, call: Call<'_>) {
     });
 }
 
-/// A place between two points of one side of the grid, or on the last.
+/// A position on one axis of the grid: between two points, or on the last point.
 struct Between {
     points: [usize; 2],
     weights: [f32; 2],
 }
 
 impl Between {
-    /// Where `index` of `count` patches lies.
+    /// The position of patch `index` of `count`.
     fn of(index: usize, count: usize, side: usize) -> Self {
         let place = index as f32 * (side - 1) as f32 / (count - 1).max(1) as f32;
         let before = place.floor();

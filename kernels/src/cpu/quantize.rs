@@ -1,4 +1,4 @@
-//! Rounding to E4M3, and the outputs of operations that may do so while they write.
+//! Quantization to E4M3, and the outputs of operations that may quantize while they write.
 
 use super::{
     memory::{Output, Rows},
@@ -11,7 +11,7 @@ pub(super) fn quantize(threads: &Threads, call: Call<'_>) {
     round_rows(threads, &call.out, |row| x.row(row));
 }
 
-/// Rounds the rows that `row` gives.
+/// Quantizes the rows that `row` returns.
 pub(super) fn round_rows<'x>(threads: &Threads, out: &Rounded<'_>, row: impl Fn(usize) -> &'x [f32] + Sync) {
     let (rows, columns) = (out.data.rows(), out.data.columns());
     let out = RoundedOutput::of(out);
@@ -22,8 +22,9 @@ pub(super) fn round_rows<'x>(threads: &Threads, out: &Rounded<'_>, row: impl Fn(
     });
 }
 
-/// Writes each row of `out` in all its formats. `prepared(row)` gives a function that writes the row's numbers from a
-/// column on; it may be called more than once for the same ones. `cost` is the multiply-adds that a number takes.
+/// Writes each row of `out` in all its formats. `prepared(row)` returns a function that writes the
+/// row's numbers from a column on. This function may be called more than once for the same numbers.
+/// `cost` is the number of multiply-adds per number.
 pub(super) fn write_activations<F: Fn(usize, &mut [f32])>(
     threads: &Threads,
     out: &Activations<'_>,
@@ -40,13 +41,13 @@ pub(super) fn write_activations<F: Fn(usize, &mut [f32])>(
             write(0, unsafe { plain.part(row, 0, columns) });
         }
         if let Some(rounded) = &rounded {
-            // SAFETY: as above.
+            // SAFETY: each row is one item.
             unsafe { rounded.write(row, &write) };
         }
     });
 }
 
-/// Rounded rows, for threads that each write rows of their own.
+/// Quantized rows, for threads that each write separate rows.
 struct RoundedOutput<'a> {
     data: Output<'a, E4m3>,
     scales: Output<'a>,
@@ -64,14 +65,14 @@ impl<'a> RoundedOutput<'a> {
         }
     }
 
-    /// Rounds a row, of which `numbers` writes the part from a column on.
+    /// Quantizes a row. `numbers` writes the row's numbers from a given column on.
     ///
     /// # Safety
     /// No other thread writes this row.
     #[inline(always)]
     unsafe fn write(&self, row: usize, numbers: impl Fn(usize, &mut [f32])) {
         let mut room = [0.0; FP8_BLOCK];
-        // SAFETY: the caller vouches for the row.
+        // SAFETY: the caller guarantees that no other thread writes this row.
         let (data, scales) = unsafe {
             let scales = self.quantization.row_scales(self.columns);
             (self.data.part(row, 0, self.columns), self.scales.part(row, 0, scales))

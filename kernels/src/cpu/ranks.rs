@@ -1,4 +1,5 @@
-//! What host ranks compute together: sums of partial results, columns side by side, and the largest of all.
+//! Collectives of host ranks: sums of partial results, concatenated columns, and the
+//! largest of all elements.
 
 use std::slice;
 
@@ -12,10 +13,11 @@ use crate::{
     ops::{all_gather, all_reduce, argmax::NO_CHOICE, best_of_ranks},
 };
 
-/// Numbers that are added up at a time; few enough for registers and the nearest cache.
+/// Numbers that are summed at a time, few enough for registers and the L1 cache.
 const AT_ONCE: usize = 256;
 
-/// Every rank reads all others' rows, as one shot over peer-mapped memory does.
+/// Every rank reads the rows of all other ranks, like a one-shot
+/// all-reduce over peer-mapped memory.
 pub(super) fn all_reduce(
     threads: &Threads,
     link: Option<&HostLink>,
@@ -28,7 +30,8 @@ pub(super) fn all_reduce(
                 let mut total = [0.0; AT_ONCE];
                 let total = &mut total[..out.len()];
                 for (rank, brought) in all.iter().enumerate() {
-                    // SAFETY: this runs during the meeting.
+                    // SAFETY: this closure runs during the meeting, so every rank's rows
+                    // are valid and unchanged.
                     let other = &unsafe { row_of(brought, row) }[part * AT_ONCE..][..out.len()];
                     match rank {
                         0 => total.copy_from_slice(other),
@@ -55,7 +58,8 @@ pub(super) fn all_gather(
     let gather = |all: &[Brought]| {
         write_rows(threads, &call.out, 1, |row, out| {
             for (out, part) in out.chunks_exact_mut(columns.max(1)).zip(all) {
-                // SAFETY: this runs during the meeting.
+                // SAFETY: this closure runs during the meeting, so every rank's rows
+                // are valid and unchanged.
                 out.copy_from_slice(unsafe { row_of(part, row) });
             }
         });
@@ -65,9 +69,9 @@ pub(super) fn all_gather(
 
 pub(super) fn best_of_ranks(link: Option<&HostLink>, call: best_of_ranks::Call<'_>) -> Result<(), KernelError> {
     let x = Rows::<f32>::of(&call.x);
-    // SAFETY: the front took `out` as [rows] u32 for this call.
+    // SAFETY: the op layer took `out` as [rows] u32 for this call.
     let out = unsafe { slice::from_raw_parts_mut(start_of::<u32>(&call.out), call.out.rows()) };
-    // A value and the bits of its place among all columns.
+    // For each row, a value and the bits of its index among all columns.
     let found = out.iter().enumerate().flat_map(|(row, place)| match *place {
         NO_CHOICE => [0.0, f32::from_bits(NO_CHOICE)],
         place => [x.row(row)[place as usize], f32::from_bits(call.first as u32 + place)],
@@ -75,7 +79,8 @@ pub(super) fn best_of_ranks(link: Option<&HostLink>, call: best_of_ranks::Call<'
     let own: Vec<f32> = found.collect();
     let pick = |all: &[Brought]| {
         for (row, out) in out.iter_mut().enumerate() {
-            // SAFETY: this runs during the meeting.
+            // SAFETY: this closure runs during the meeting, so every rank's rows
+            // are valid and unchanged.
             let found = all.iter().map(|brought| unsafe { row_of(brought, row) }).map(|row| (row[0], row[1].to_bits()));
             let numbers = found.filter(|(_, place)| *place != NO_CHOICE);
             let best = numbers.reduce(|best, next| if next.0 > best.0 { next } else { best });
@@ -85,7 +90,7 @@ pub(super) fn best_of_ranks(link: Option<&HostLink>, call: best_of_ranks::Call<'
     meet(link, Brought::rows("best_of_ranks", &own, 2), pick)
 }
 
-/// One rank alone reads what it has itself.
+/// Without a link there is one rank, which reads its own data.
 fn meet(link: Option<&HostLink>, own: Brought, read: impl FnOnce(&[Brought])) -> Result<(), KernelError> {
     match link {
         Some(link) => link.meet(own, read),
@@ -96,20 +101,21 @@ fn meet(link: Option<&HostLink>, own: Brought, read: impl FnOnce(&[Brought])) ->
     }
 }
 
-/// Rows of f32 on host memory.
+/// A tensor of f32 in host memory, as data for a meeting.
 fn brought(op: &'static str, tensor: &Tensor<'_>) -> Brought {
-    // Panics where a view is of something else.
+    // Panics if the view has another type or is not in host memory.
     start_of::<f32>(tensor);
     Brought::of(op, tensor)
 }
 
-/// One row of what a rank has brought.
+/// Row `row` of the data that a rank has brought.
 ///
 /// # Safety
-/// The meeting that it was brought to is not over.
+/// The meeting to which the data was brought is not over.
 unsafe fn row_of(brought: &Brought, row: usize) -> &[f32] {
     let [rows, columns] = brought.shape;
     assert!(row < rows && brought.dtype == DType::F32, "row {row} of {rows}");
-    // SAFETY: the rank that brought it vouches for its rows, and neither frees nor writes them during the meeting.
+    // SAFETY: the rank that brought the data vouches for its rows, and neither frees nor writes
+    // them during the meeting.
     unsafe { std::slice::from_raw_parts((brought.start.0 as *const f32).add(row * brought.pitch), columns) }
 }

@@ -1,4 +1,4 @@
-//! Choosing experts, and sorting the choices by expert.
+//! Choice of experts, and the sort of the choices by expert.
 
 use super::{
     arithmetic::{exp, sum},
@@ -18,12 +18,12 @@ pub(super) fn route(threads: &Threads, call: Call<'_>) {
         choose(logits.row(row), chosen, weights, call.renormalised);
     });
     let lists = [&call.out.choices, &call.out.places, &call.out.starts].map(|list| list.reshape([1, list.rows()]));
-    // SAFETY: the threads above are done, and the three do not overlap.
+    // SAFETY: the threads above are done, and the three lists do not overlap.
     let [choices, places, starts] =
         lists.each_ref().map(|list| unsafe { Output::<u32>::of_type(list).part(0, 0, list.columns()) });
     sort(choices, places, starts);
     let loads = call.loads.reshape([1, experts]);
-    // SAFETY: the front has checked that it is no view that others have.
+    // SAFETY: the op layer has checked that `loads` is not a shared view.
     let loads = unsafe { Output::<u32>::of_type(&loads).part(0, 0, experts) };
     let slots = call.slots.as_ref().map(indices);
     let counts = |choice: &u32| slots.is_none_or(|slots| slots[*choice as usize / top] != NO_SLOT);
@@ -33,7 +33,7 @@ pub(super) fn route(threads: &Threads, call: Call<'_>) {
     }
 }
 
-/// The experts of one row, the likeliest first, and their weights.
+/// Chooses the experts of one row, likeliest first, and computes their weights.
 #[inline(always)]
 fn choose(logits: &[f32], chosen: &mut [u32], weights: &mut [f32], renormalised: bool) {
     let of = |expert: usize| if logits[expert].is_nan() { f32::NEG_INFINITY } else { logits[expert] };
@@ -48,10 +48,12 @@ fn choose(logits: &[f32], chosen: &mut [u32], weights: &mut [f32], renormalised:
     weights.iter_mut().for_each(|weight| *weight /= total);
 }
 
-/// Sorts the choices whose experts `places` has, and turns these into places.
+/// Sorts the choices. On entry, `places` has each choice's expert; afterwards it
+/// has each choice's place.
 fn sort(choices: &mut [u32], places: &mut [u32], starts: &mut [u32]) {
     starts.fill(0);
-    // The second is the first expert's next place. Each choice moves its expert's on, until it is the next one's start.
+    // `next[expert]` is the next free place of an expert, stored where the expert's end belongs.
+    // After all choices are placed, it is the start of the following expert.
     let next = &mut starts[1..];
     places.iter().for_each(|expert| next[*expert as usize] += 1);
     let mut start = 0;

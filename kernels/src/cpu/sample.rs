@@ -1,4 +1,4 @@
-//! Chooses a token for each row of logits.
+//! Sampling: the choice of a token for each row of logits.
 
 use std::{borrow::Cow, slice, sync::OnceLock};
 
@@ -16,7 +16,7 @@ use crate::{
     target::CPU_SAMPLE_ROOM,
 };
 
-/// Cost per logit in multiply-adds; each is read several times.
+/// Cost per logit in multiply-adds. Each logit is read several times.
 const COST: usize = 8;
 
 /// The result for one row.
@@ -28,7 +28,7 @@ struct Answer {
 
 pub(super) fn sample(threads: &Threads, call: Call<'_>) {
     let SampleLayout { rows, vocabulary } = call.layout;
-    // SAFETY: the front borrows both exclusively for this call.
+    // SAFETY: the op layer borrows both tensors exclusively for this call.
     let (chosen, report) = unsafe {
         let words = |tensor, count| slice::from_raw_parts_mut(start_of::<u32>(tensor), count);
         (words(&call.chosen, call.chosen.rows()), words(&call.report, call.report.rows()))
@@ -37,7 +37,7 @@ pub(super) fn sample(threads: &Threads, call: Call<'_>) {
     let (logits, scratch) = (Rows::<f32>::of(&call.logits), Scratch::of(&call.scratch, CPU_SAMPLE_ROOM * vocabulary));
     let answers: Vec<OnceLock<Answer>> = (0..rows).map(|_| OnceLock::new()).collect();
     threads.share(rows, rows * vocabulary * COST, |worker, row| {
-        // SAFETY: a worker works on one row at a time.
+        // SAFETY: a worker processes one row at a time.
         let room = room_in(unsafe { scratch.of_worker(worker) }, vocabulary);
         let answer = asked.answer(logits.row(row), row, room);
         assert!(answers[row].set(answer).is_ok(), "each row is worked on once");
@@ -56,13 +56,14 @@ pub(super) fn sample(threads: &Threads, call: Call<'_>) {
     }
 }
 
-/// Divides a worker's share of the scratch.
+/// Divides a worker's part of the scratch.
 fn room_in(share: &mut [f32], vocabulary: usize) -> ChoiceScratch<'_> {
     let (weights, share) = share.split_at_mut(2 * vocabulary);
     let (candidates, share) = share.split_at_mut(2 * vocabulary);
     let (changed, tally) = share.split_at_mut(vocabulary);
     assert!(weights.as_ptr().cast::<f64>().is_aligned(), "shares are of whole 8 bytes");
-    // SAFETY: each slice has the size and alignment of its new type, for which all bits are valid.
+    // SAFETY: each slice has the size and alignment of its new type, for which all
+    // bit patterns are valid.
     unsafe {
         ChoiceScratch {
             weights: slice::from_raw_parts_mut(weights.as_mut_ptr().cast::<f64>(), vocabulary),
@@ -73,7 +74,7 @@ fn room_in(share: &mut [f32], vocabulary: usize) -> ChoiceScratch<'_> {
     }
 }
 
-/// A packed batch as uploaded.
+/// A packed batch as it was uploaded.
 struct Asked<'a> {
     words: &'a [u32],
     layout: SampleLayout,
@@ -118,13 +119,13 @@ impl Asked<'_> {
         }
     }
 
-    /// A row's list of one kind.
+    /// The list of one kind that belongs to row `at`.
     fn listed(&self, list: SampleList, at: usize) -> &[u32] {
         let starts = &self.words[self.layout.starts(list)];
         &self.words[starts[at] as usize..starts[at + 1] as usize]
     }
 
-    /// Replaces tokens that the host did not know yet by what the previous step chose.
+    /// Replaces tokens that the host did not know yet with the previous step's choices.
     fn seen<'t>(&self, tokens: &'t [u32]) -> Cow<'t, [u32]> {
         let token = |code: &u32| InputToken::of_code(*code);
         if tokens.iter().all(|code| matches!(token(code), InputToken::Known(_))) {

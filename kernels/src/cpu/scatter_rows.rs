@@ -1,4 +1,4 @@
-//! Writes rows to chosen places.
+//! Writes of rows to given indices.
 
 use super::{
     memory::{Output, Rows, assert_places, indices},
@@ -11,7 +11,7 @@ pub(super) fn scatter_rows(threads: &Threads, call: Call<'_>) {
     assert_places(rows, call.out.rows());
     let out = Output::of(&call.out);
     threads.share(rows.len(), rows.len() * columns, |_, source| {
-        // SAFETY: no place is named twice.
+        // SAFETY: `assert_places` has checked that no row of `out` is named twice.
         unsafe { out.part(rows[source] as usize, 0, columns) }.copy_from_slice(x.row(source));
     });
 }

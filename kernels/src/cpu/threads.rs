@@ -1,16 +1,16 @@
-//! The threads that share an operation: the calling one and a pool.
+//! The threads that share an operation: the calling thread and a pool.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use pulp::Arch;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Fewest multiply-adds, or equivalent work, per thread: handing work to a sleeping thread and waiting for it costs
-/// about ten microseconds.
+/// Minimum number of multiply-adds, or equivalent work, per thread. Handing work to a sleeping
+/// thread and waiting for it costs about ten microseconds.
 const COST_PER_THREAD: usize = 1 << 16;
 
-/// Pieces per thread's share, so that a thread that starts late leaves less undone. With 4, two threads split the 14
-/// panels of a small model's product as 8 and 6.
+/// Pieces of work per thread, so that a thread that starts late leaves less work undone. With 4,
+/// two threads split the 14 panels of a small model's product as 8 and 6.
 const PIECES_PER_THREAD: usize = 16;
 
 pub(super) struct Threads {
@@ -33,11 +33,13 @@ impl Threads {
 
     /// Calls `work(worker, item)` once per item, on as many threads as the total `cost` justifies.
     ///
-    /// `worker` is below the number of threads, and no two calls with the same `worker` run at the same time. Which
-    /// worker gets an item is unspecified, so an item's result must not depend on it.
+    /// `worker` is below the number of threads, and no two calls with the same `worker` run at
+    /// the same time. It is unspecified which worker gets an item, so an item's result must not
+    /// depend on its worker.
     ///
-    /// `work`, with everything inlined into it, is compiled for each set of vector instructions. All versions do the
-    /// same operations in the same order, so they give the same bits in wider registers.
+    /// `work`, with everything inlined into it, is compiled for each set of vector
+    /// instructions. All versions do the same operations in the same order, so they give the
+    /// same bits at every register width.
     pub(super) fn share(&self, items: usize, cost: usize, work: impl Fn(usize, usize) + Sync) {
         let workers = self.count.min(items).min(cost / COST_PER_THREAD + 1).max(1);
         let piece = items.div_ceil(workers * PIECES_PER_THREAD);

@@ -1,4 +1,4 @@
-//! Copies between host and device, which are both host memory here.
+//! Copies between host and device, which are both host memory on this backend.
 
 use bursar_budgets::Bytes;
 
@@ -10,24 +10,26 @@ use crate::{
 
 pub(super) fn upload(_: &Threads, call: Upload<'_>) {
     assert_eq!(Bytes::of_slice(call.source), call.out.bytes(), "upload of another size");
-    // SAFETY: the maker of `out` vouches for its bytes, and the caller's memory does not overlap a segment.
+    // SAFETY: the maker of `out` vouches for its bytes, and the caller's memory does
+    // not overlap a segment.
     unsafe { std::ptr::copy_nonoverlapping(call.source.as_ptr(), host_bytes(&call.out), call.source.len()) };
 }
 
 pub(super) fn download(_: &Threads, call: Download<'_>) {
     assert_eq!(Bytes::of_slice(call.out), call.source.bytes(), "download of another size");
-    // SAFETY: as above, in the other direction.
+    // SAFETY: the maker of `source` vouches for its bytes, and the caller's memory does
+    // not overlap a segment.
     unsafe { std::ptr::copy_nonoverlapping(host_bytes(&call.source), call.out.as_mut_ptr(), call.out.len()) };
 }
 
 pub(super) fn download_later(threads: &Threads, call: DownloadLater<'_>) -> Box<dyn Arrival> {
-    // Everything called before is already done, so the copy can be made at once.
+    // All earlier calls are already done, so the copy can be made at once.
     let mut bytes = vec![0; call.source.bytes().as_usize()];
     download(threads, Download { source: call.source, out: &mut bytes });
     Box::new(Copied(bytes))
 }
 
-/// A snapshot of the source's bytes, which later work may overwrite.
+/// A snapshot of the source's bytes. Later work may overwrite the source.
 struct Copied(Vec<u8>);
 
 impl Arrival for Copied {

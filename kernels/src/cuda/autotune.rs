@@ -15,12 +15,12 @@ use cudarc::driver::sys;
 
 use super::{
     Cuda,
-    blas::{Described, FEW_ROWS, GemmAlgorithm, Numbers, Places, Product},
+    blas::{Described, FEW_ROWS, GemmAlgorithm, GemmOperands, GemmProblem, QuantScheme},
     elementwise, gate_up_middle,
-    linear_few::{self, CUTS, ProductsBy},
+    linear_few::{self, CUTS, GemmBackend},
     linear_many,
     target::CUDA_LINEAR_SCRATCH,
-    turned_scales,
+    transposed_scales,
 };
 use crate::{AUTOTUNED_LAYERS, Activations, DType, FP8_BLOCK, KernelError, Shape, Tensor, Weight, ops};
 
@@ -72,7 +72,7 @@ const HEAD_START: f32 = 1.5e-3;
 #[derive(Default)]
 pub(super) struct Autotuner {
     /// GEMMs by shape, with `rows` set to 0.
-    met: BTreeMap<Product, Met>,
+    met: BTreeMap<GemmProblem, Met>,
 }
 
 /// Addresses of one layer's weight, bias and weight scales, and the fixed scale for its
@@ -94,9 +94,9 @@ struct Met {
 
 impl Autotuner {
     /// Records a GEMM and its weight.
-    pub(super) fn meet(&mut self, product: Product, places: Places) {
-        let met = self.met.entry(Product { rows: 0, ..product }).or_default();
-        let Places { weight, bias, weight_scales: scales, x_scale, .. } = places;
+    pub(super) fn meet(&mut self, product: GemmProblem, places: GemmOperands) {
+        let met = self.met.entry(GemmProblem { rows: 0, ..product }).or_default();
+        let GemmOperands { weight, bias, weight_scales: scales, x_scale, .. } = places;
         let weight = LayerWeight { weight, bias, scales, x_scale };
         met.has_few_rows |= product.rows <= FEW_ROWS;
         if met.weights.len() < WEIGHTS_MAX && !met.weights.contains(&weight) {
@@ -114,7 +114,7 @@ pub(super) fn measure(cuda: &Cuda, call: ops::measure::Call<'_>) -> Result<(), K
         for (alike, met) in met.iter().filter(|(alike, _)| alike.gates == gates) {
             let measured = if met.has_few_rows { &MEASURED_ROWS[..] } else { &SELDOM_FEW };
             for &rows in measured {
-                let product = Product { rows, ..*alike };
+                let product = GemmProblem { rows, ..*alike };
                 if cuda.kernels.blas.measured().contains_key(&product) {
                     continue;
                 }
@@ -148,7 +148,7 @@ fn may_win(guessed: f32, ours: f32) -> bool {
 /// One GEMM of one size, and memory to time it in.
 struct Trial<'t> {
     cuda: &'t Cuda,
-    product: Product,
+    product: GemmProblem,
     weights: &'t [LayerWeight],
     /// Address and bytes of the memory for the trial. All of it may be overwritten.
     room: (Address, usize),
@@ -162,7 +162,12 @@ struct Trial<'t> {
 
 impl<'t> Trial<'t> {
     /// Creates a trial in `room`. `None` if `room` is too small.
-    fn within(cuda: &'t Cuda, product: Product, weights: &'t [LayerWeight], room: &Tensor<'_>) -> Option<Trial<'t>> {
+    fn within(
+        cuda: &'t Cuda,
+        product: GemmProblem,
+        weights: &'t [LayerWeight],
+        room: &Tensor<'_>,
+    ) -> Option<Trial<'t>> {
         let start = room.address().0;
         let mut end = start;
         let mut take = |bytes: usize| {
@@ -189,7 +194,7 @@ impl<'t> Trial<'t> {
         let activation = self.cuda.kernels.target.activation;
         let mut described = None;
         let mut others = Vec::new();
-        if self.product.gates && !self.product.numbers.is_plain() {
+        if self.product.gates && !self.product.scheme.is_unquantized() {
             // There is no kernel for gated E4M3 GEMMs of few rows.
             return Ok(Some(GemmAlgorithm::Apart));
         }
@@ -199,7 +204,7 @@ impl<'t> Trial<'t> {
             others.push(GemmAlgorithm::Apart);
         } else {
             let product = described.insert(Described::of(blas, activation, self.product)?);
-            match product.proposals(blas, turned_scales::as_asked(self.product, self.places(0))) {
+            match product.proposals(blas, transposed_scales::as_asked(self.product, self.places(0))) {
                 Ok(algorithms) => others.extend(algorithms.into_iter().map(GemmAlgorithm::Library)),
                 Err(error) if error.is_lost() => return Err(error.into()),
                 // The library has no algorithm for this size, which may never be needed.
@@ -241,7 +246,7 @@ impl<'t> Trial<'t> {
     /// This project's kernels that support the GEMM.
     fn ours(&self) -> Vec<GemmAlgorithm> {
         let mut ours = Vec::new();
-        if self.cuda.products_by == ProductsBy::Library {
+        if self.cuda.products_by == GemmBackend::Library {
             return ours;
         }
         if linear_few::serves(self.cuda, self.product, self.places(0)) {
@@ -278,7 +283,7 @@ impl<'t> Trial<'t> {
     /// Mean milliseconds of the GEMM over at most `turns` runs, with weights that are not in the L2
     /// cache, minus the algorithm's head start.
     fn time(&self, described: Option<&Described>, way: GemmAlgorithm, turns: usize) -> Result<f32, KernelError> {
-        let weight_bytes = self.product.numbers.size() * self.product.out_features * self.product.in_features;
+        let weight_bytes = self.product.scheme.size() * self.product.out_features * self.product.in_features;
         let mut turns = turns.min(READ_MAX / weight_bytes).max(1);
         if self.weights.len() * weight_bytes < COLD_BYTES {
             turns = turns.min(self.weights.len());
@@ -312,7 +317,7 @@ impl<'t> Trial<'t> {
                 // SAFETY: the memory of the trial holds the operands, and the weights stay in place
                 // until autotuning ends.
                 unsafe {
-                    let places = turned_scales::turned(cuda, self.product, places)?;
+                    let places = transposed_scales::turned(cuda, self.product, places)?;
                     described.multiply(&cuda.kernels.blas, &cuda.stream, places, &algorithm)?;
                 }
                 Ok(())
@@ -333,8 +338,8 @@ impl<'t> Trial<'t> {
     }
 
     /// Runs the ungated GEMM and then the gate, as a pass does.
-    fn run_apart(&self, places: Places) -> Result<(), KernelError> {
-        let Product { rows, out_features, in_features, out_pitch, x_pitch, .. } = self.product;
+    fn run_apart(&self, places: GemmOperands) -> Result<(), KernelError> {
+        let GemmProblem { rows, out_features, in_features, out_pitch, x_pitch, .. } = self.product;
         let activation = self.cuda.kernels.target.activation;
         let tensor = |address: u64, shape: [usize; 2], dtype| Tensor::over(Address(address), shape.into(), dtype);
         let (x, out) =
@@ -362,14 +367,14 @@ impl<'t> Trial<'t> {
         )
     }
 
-    fn places(&self, turn: usize) -> Places {
+    fn places(&self, turn: usize) -> GemmOperands {
         let LayerWeight { weight, bias, scales, x_scale } = self.weights[turn];
-        Places {
+        GemmOperands {
             weight,
             x: self.x,
             bias,
             weight_scales: scales,
-            x_scales: if self.product.numbers == Numbers::E4m3Fixed { 0 } else { self.x_scales },
+            x_scales: if self.product.scheme == QuantScheme::E4m3Fixed { 0 } else { self.x_scales },
             x_scale,
             out: self.out,
             workspace: self.scratch,

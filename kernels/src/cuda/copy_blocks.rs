@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     KernelError,
-    ops::copy_blocks::{Call, Copying, Pieces, Stretch},
+    ops::copy_blocks::{BlockRange, Call, Copying, Pieces},
 };
 
 /// Maximum number of copies that an actor has in flight; each copy has a clock.
@@ -39,7 +39,7 @@ pub(super) struct CopyStream {
 type Piece = (sys::CUdeviceptr, sys::CUdeviceptr, usize);
 
 /// The device address, host address and length of a contiguous range in one layer.
-fn sides(pieces: &Pieces, stretch: &Stretch) -> Piece {
+fn sides(pieces: &Pieces, stretch: &BlockRange) -> Piece {
     let host = pieces.slot(stretch.slot).addr() as sys::CUdeviceptr;
     (pieces.block(stretch.block).0, host, pieces.bytes(stretch.count).as_usize())
 }
@@ -116,7 +116,7 @@ pub(super) fn copy_blocks(cuda: &Cuda, call: Call<'_>) -> Result<Box<dyn Copying
     // Returns its clock even if a copy is refused; the lane waits for the copies that have started.
     let copying = Box::new(Running { clock: Some(clock), clocks: copies.clocks.clone() });
     let clock = copying.clock.as_ref().expect("it is there until it drops");
-    let each = |stretches: &[Stretch]| -> Vec<Piece> {
+    let each = |stretches: &[BlockRange]| -> Vec<Piece> {
         call.pieces.iter().flat_map(|pieces| stretches.iter().map(|stretch| sides(pieces, stretch))).collect()
     };
     let back = |(device, host, bytes): Piece| (host, device, bytes);

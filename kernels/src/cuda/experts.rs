@@ -5,15 +5,15 @@ use bursar_budgets::{Address, Bytes, DeviceError};
 
 use super::{
     Cuda,
-    blas::Numbers,
+    blas::QuantScheme,
     contract::{
-        Experts, PLACES, experts as numbers, experts_few as few, linear_many as many, route as routing,
+        Experts, PLACES, experts as scheme, experts_few as few, linear_many as many, route as routing,
         route_normed as normed,
     },
     elementwise,
     launch::{Arguments, Extent, Function, arguments, count},
     linear::{self, Operands},
-    linear_few::ProductsBy,
+    linear_few::GemmBackend,
     quantize,
     tensor_map::{Layout, Rows, Swizzle, TensorMap},
 };
@@ -76,7 +76,7 @@ fn slots_of(call: &ops::route::Call<'_>) -> Address {
 pub(super) fn rms_norm_route(cuda: &Cuda, call: ops::rms_norm_route::Call<'_>) -> Result<(), KernelError> {
     let ops::rms_norm_route::Call { norm, product, routing } = call;
     let hopper = cuda.entry_points().hopper.as_ref();
-    let Some(hopper) = hopper.filter(|_| cuda.products_by != ProductsBy::Library && is_few(&norm, &product)) else {
+    let Some(hopper) = hopper.filter(|_| cuda.products_by != GemmBackend::Library && is_few(&norm, &product)) else {
         elementwise::rms_norm(cuda, norm)?;
         linear::linear(cuda, product)?;
         return route(cuda, routing);
@@ -140,7 +140,7 @@ pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> 
         count(call.routing.held.count),
         out.address(),
     ];
-    Product { op, of, routing: &call.routing, features, is_gated: true }.launch(cuda, operands)?;
+    ExpertGemm { op, of, routing: &call.routing, features, is_gated: true }.launch(cuda, operands)?;
     match call.out.rounded {
         Some(rounded) => quantize::quantize(cuda, ops::quantize::Call { x: out.view(), out: rounded }),
         None => Ok(()),
@@ -165,7 +165,7 @@ fn add(cuda: &Cuda, call: &ops::add_experts::Call<'_>) -> Result<(), KernelError
         call.sum.address(),
         count(call.sum.pitch()),
     ];
-    let rows = Extent::line(call.sum.rows(), numbers::ADD_THREADS);
+    let rows = Extent::line(call.sum.rows(), scheme::ADD_THREADS);
     // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().add_experts, rows, sum) }
 }
@@ -214,7 +214,7 @@ fn products(cuda: &Cuda, call: &ops::add_experts::Call<'_>) -> Result<(), Kernel
         call.routing.weights.address(),
         call.products.address(),
     ];
-    Product { op, of, routing: &call.routing, features, is_gated: false }.launch(cuda, operands)
+    ExpertGemm { op, of, routing: &call.routing, features, is_gated: false }.launch(cuda, operands)
 }
 
 /// Address of the first entry of `starts` for the experts on this rank.
@@ -223,7 +223,7 @@ fn starts_of(routing: &Routing<'_>) -> Address {
 }
 
 /// A GEMM with experts' weights.
-struct Product<'a> {
+struct ExpertGemm<'a> {
     op: &'static str,
     of: Operands<'a>,
     routing: &'a Routing<'a>,
@@ -231,7 +231,7 @@ struct Product<'a> {
     is_gated: bool,
 }
 
-impl Product<'_> {
+impl ExpertGemm<'_> {
     /// Launches a kernel that supports the GEMM. `operands` are the kernel's arguments after the
     /// weight.
     fn launch(&self, cuda: &Cuda, operands: Arguments) -> Result<(), KernelError> {
@@ -251,20 +251,19 @@ impl Product<'_> {
             let operands = arguments![weight].followed_by(operands).followed_by(self.scales());
             return unsafe { cuda.launch(kernel, extent, operands) };
         }
-        if !self.of.numbers.is_plain() {
+        if !self.of.scheme.is_unquantized() {
             return Err(KernelError::NoKernel { op: self.op });
         }
         let (kernel, tile) = if self.is_gated {
-            (kernels.gated_experts, numbers::TILE_ROWS / 2)
+            (kernels.gated_experts, scheme::TILE_ROWS / 2)
         } else {
-            (kernels.experts, numbers::TILE_ROWS)
+            (kernels.experts, scheme::TILE_ROWS)
         };
         let (choices, experts) = (self.choices(), self.routing.held.count);
         // The maximum number of tiles of places: each chosen expert may have one tile that is not
         // full.
-        let places = choices.div_ceil(numbers::TILE_PLACES) + experts.min(choices);
-        let extent =
-            Extent { grid: [self.features.div_ceil(tile), places, 1], block: [numbers::THREADS, 1], shared: 0 };
+        let places = choices.div_ceil(scheme::TILE_PLACES) + experts.min(choices);
+        let extent = Extent { grid: [self.features.div_ceil(tile), places, 1], block: [scheme::THREADS, 1], shared: 0 };
         let operands = arguments![self.of.weight.address()].followed_by(operands);
         // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
         unsafe { cuda.launch(kernel, extent, operands) }
@@ -272,19 +271,19 @@ impl Product<'_> {
 
     fn hopper<'c>(&self, cuda: &'c Cuda) -> Option<&'c Experts<Function>> {
         let hopper = cuda.entry_points().hopper.as_ref()?;
-        Some(match self.of.numbers {
-            Numbers::Plain => &hopper.experts,
-            Numbers::E4m3Blocks { .. } => &hopper.experts_e4m3_blocks,
-            Numbers::E4m3Rows | Numbers::E4m3Fixed => &hopper.experts_e4m3_rows,
+        Some(match self.of.scheme {
+            QuantScheme::Unquantized => &hopper.experts,
+            QuantScheme::E4m3Blocks { .. } => &hopper.experts_e4m3_blocks,
+            QuantScheme::E4m3Rows | QuantScheme::E4m3Fixed => &hopper.experts_e4m3_rows,
         })
     }
 
     /// The last arguments of Hopper's kernels: the scales of E4M3 operands.
     fn scales(&self) -> Arguments {
-        let (groups, height) = match self.of.numbers {
-            Numbers::Plain => return arguments![],
-            Numbers::E4m3Blocks { height } => (self.of.weight.columns().div_ceil(FP8_BLOCK), height),
-            Numbers::E4m3Rows | Numbers::E4m3Fixed => (1, 1),
+        let (groups, height) = match self.of.scheme {
+            QuantScheme::Unquantized => return arguments![],
+            QuantScheme::E4m3Blocks { height } => (self.of.weight.columns().div_ceil(FP8_BLOCK), height),
+            QuantScheme::E4m3Rows | QuantScheme::E4m3Fixed => (1, 1),
         };
         arguments![self.of.weight_scales, self.of.x_scales, self.of.x_scale, count(groups), count(height)]
     }
@@ -352,8 +351,8 @@ const STAGES_OF_ALL: usize = 5;
 
 impl Few {
     /// `None` if the kernel does not support the GEMM.
-    fn of(cuda: &Cuda, product: &Product<'_>) -> Result<Option<Few>, DeviceError> {
-        let &Product { of: Operands { weight, .. }, routing, features, is_gated, .. } = product;
+    fn of(cuda: &Cuda, product: &ExpertGemm<'_>) -> Result<Option<Few>, DeviceError> {
+        let &ExpertGemm { of: Operands { weight, .. }, routing, features, is_gated, .. } = product;
         let (in_features, experts) = (weight.columns(), routing.held.count);
         let choices = product.choices();
         let is_served = choices > 0 && product.is_aligned();
@@ -384,7 +383,7 @@ impl Few {
 
 /// Tensor map of the experts' weights. In a gated GEMM, each eight rows of the gate are followed by
 /// the same eight rows of up.
-fn weight_map(product: &Product<'_>) -> Result<TensorMap, DeviceError> {
+fn weight_map(product: &ExpertGemm<'_>) -> Result<TensorMap, DeviceError> {
     let (columns, features) = (product.of.weight.columns() as u64, product.features as u64);
     let dtype = product.of.weight.dtype();
     let (experts, pitch) = (product.routing.held.count as u64, dtype.size() as u64 * columns);

@@ -6,13 +6,13 @@ use bursar_budgets::Address;
 
 use super::{
     Cuda,
-    blas::{FEW_ROWS, GemmAlgorithm, Places, Product},
+    blas::{FEW_ROWS, GemmAlgorithm, GemmOperands, GemmProblem},
     contract::{
         GATED_WIDTHS,
         gate_up_middle::{BLOCK_ROWS, CLUSTER, PART_ROWS, SHARED_BYTES, STEP_COLUMNS, THREADS},
     },
     launch::{Extent, arguments, count},
-    linear_few::{self, ProductsBy},
+    linear_few::{self, GemmBackend},
     tensor_map::{Rows, TensorMap},
 };
 use crate::{DType, KernelError};
@@ -24,13 +24,13 @@ const OUT_ALIGNMENT: usize = 8;
 const BIAS_ALIGNMENT: u64 = 4;
 
 /// Whether the kernel supports the GEMM.
-fn fits(product: Product, places: Places) -> bool {
+fn fits(product: GemmProblem, places: GemmOperands) -> bool {
     let row_bytes = |elements: usize| DType::F16.bytes(elements).as_usize();
     let starts =
         [places.weight as usize, places.x as usize, row_bytes(product.in_features), row_bytes(product.x_pitch)];
     let out = [places.out as usize, row_bytes(product.out_pitch)];
     product.gates
-        && product.numbers.is_plain()
+        && product.scheme.is_unquantized()
         && !product.accumulates
         && !product.out_is_f32
         && (linear_few::ROWS_MAX + 1..=FEW_ROWS).contains(&product.rows)
@@ -42,35 +42,35 @@ fn fits(product: Product, places: Places) -> bool {
 }
 
 /// Whether the device has this kernel and the kernel supports the GEMM.
-pub(super) fn serves(cuda: &Cuda, product: Product, places: Places) -> bool {
+pub(super) fn serves(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> bool {
     cuda.kernels.functions.is_machine_code() && fits(product, places)
 }
 
 /// Whether this kernel should compute the GEMM.
-pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> bool {
+pub(super) fn chosen(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> bool {
     serves(cuda, product, places)
         && match cuda.products_by {
-            ProductsBy::Library => false,
-            ProductsBy::Ours => true,
-            ProductsBy::Measured => matches!(cuda.kernels.blas.algorithm_of(product), Some(GemmAlgorithm::Middle)),
+            GemmBackend::Library => false,
+            GemmBackend::Ours => true,
+            GemmBackend::Measured => matches!(cuda.kernels.blas.algorithm_of(product), Some(GemmAlgorithm::Middle)),
         }
 }
 
 /// Number of tiles of `width` features.
-fn tiles(product: Product, width: usize) -> usize {
+fn tiles(product: GemmProblem, width: usize) -> usize {
     product.rows.div_ceil(CLUSTER * BLOCK_ROWS) * product.features().div_ceil(width)
 }
 
 /// Index in [`GATED_WIDTHS`] of the width that leaves the busiest cluster the fewest features.
 /// Among equal widths the widest is chosen, because it reads x least often.
-fn width(product: Product, processors: usize) -> usize {
+fn width(product: GemmProblem, processors: usize) -> usize {
     let clusters = (processors / CLUSTER).max(1);
     let busiest = |&choice: &usize| tiles(product, GATED_WIDTHS[choice]).div_ceil(clusters) * GATED_WIDTHS[choice];
     (0..GATED_WIDTHS.len()).rev().min_by_key(busiest).expect("there are some")
 }
 
 /// Thread blocks per launch: no more than there are tiles, and no more than run at once.
-fn blocks(product: Product, width: usize, processors: usize) -> usize {
+fn blocks(product: GemmProblem, width: usize, processors: usize) -> usize {
     CLUSTER * tiles(product, width).min((processors / CLUSTER).max(1))
 }
 
@@ -80,7 +80,7 @@ fn blocks(product: Product, width: usize, processors: usize) -> usize {
 /// `places` match `product`, and [`serves`] returned true. Nothing writes the weight from before
 /// the launch until it has ended, because the first copies of weights do not wait for the preceding
 /// kernel.
-pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Result<(), KernelError> {
+pub(super) unsafe fn launch(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> Result<(), KernelError> {
     let map = |address: u64, of: Rows, tall: usize| {
         TensorMap::of_rows(address, cuda.kernels.target.activation, of, [tall, STEP_COLUMNS])
     };
@@ -107,11 +107,11 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Re
 
 #[cfg(test)]
 mod tests {
-    use super::{super::blas::Numbers, *};
+    use super::{super::blas::QuantScheme, *};
 
-    fn product(rows: usize, out_features: usize) -> Product {
-        Product {
-            numbers: Numbers::Plain,
+    fn product(rows: usize, out_features: usize) -> GemmProblem {
+        GemmProblem {
+            scheme: QuantScheme::Unquantized,
             gates: true,
             out_features,
             in_features: 3584,
@@ -124,8 +124,8 @@ mod tests {
         }
     }
 
-    fn places() -> Places {
-        Places {
+    fn places() -> GemmOperands {
+        GemmOperands {
             weight: 512,
             x: 1024,
             bias: Some(4),
@@ -163,20 +163,22 @@ mod tests {
         assert!(fits(some, places()));
         assert!(fits(product(65, 400), places()));
         let otherwise = [
-            Product { rows: linear_few::ROWS_MAX, ..some },
-            Product { rows: FEW_ROWS + 1, ..some },
-            Product { gates: false, ..some },
-            Product { in_features: 3580, ..some },
-            Product { x_pitch: 3588, ..some },
-            Product { out_pitch: 18_946, ..some },
-            Product { out_features: 37_886, ..some },
+            GemmProblem { rows: linear_few::ROWS_MAX, ..some },
+            GemmProblem { rows: FEW_ROWS + 1, ..some },
+            GemmProblem { gates: false, ..some },
+            GemmProblem { in_features: 3580, ..some },
+            GemmProblem { x_pitch: 3588, ..some },
+            GemmProblem { out_pitch: 18_946, ..some },
+            GemmProblem { out_features: 37_886, ..some },
         ];
         for product in otherwise {
             assert!(!fits(product, places()), "{product:?}");
         }
-        for places in
-            [Places { x: 1032, ..places() }, Places { out: 4, ..places() }, Places { bias: Some(2), ..places() }]
-        {
+        for places in [
+            GemmOperands { x: 1032, ..places() },
+            GemmOperands { out: 4, ..places() },
+            GemmOperands { bias: Some(2), ..places() },
+        ] {
             assert!(!fits(some, places));
         }
     }

@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 use super::{
     contract::{EntryPoint, EntryPoints},
     error::OpenError,
-    images::{Image, Images},
+    module_images::{ModuleImage, ModuleImages},
 };
 use crate::{DType, KernelError};
 
@@ -38,7 +38,7 @@ impl Functions {
     /// Loads `images` and every kernel in them immediately. Otherwise the driver would load each
     /// kernel, and allocate memory for it, at its first launch. `activation` is the type of
     /// activations of all launches.
-    pub(super) fn load(device: &Arc<CudaDevice>, images: &Images, activation: DType) -> Result<Self, OpenError> {
+    pub(super) fn load(device: &Arc<CudaDevice>, images: &ModuleImages, activation: DType) -> Result<Self, OpenError> {
         device.enter()?;
         let shared = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared_most = device.attribute(shared)?;
@@ -96,7 +96,7 @@ struct Modules {
 }
 
 impl Modules {
-    fn load(&mut self, image: &Image) -> Result<sys::CUmodule, OpenError> {
+    fn load(&mut self, image: &ModuleImage) -> Result<sys::CUmodule, OpenError> {
         let refused = |error: DeviceError| match error {
             DeviceError::Driver { said, .. } => OpenError::Image { module: image.name.clone(), said },
             error => error.into(),

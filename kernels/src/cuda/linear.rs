@@ -6,15 +6,15 @@ use bursar_budgets::Address;
 
 use super::{
     Cuda,
-    blas::{Numbers, Places, Product},
+    blas::{GemmOperands, GemmProblem, QuantScheme},
     contract::fp8::BLOCK_ROWS_MIN,
-    elementwise, gate_up_middle, linear_e4m3, linear_few, linear_many, quantize, turned_scales,
+    elementwise, gate_up_middle, linear_e4m3, linear_few, linear_many, quantize, transposed_scales,
 };
-use crate::{Activations, DType, KernelError, Quantization, Rounded, Scales, Tensor, Weight, ops};
+use crate::{Activations, DType, KernelError, Quantization, Rounded, Tensor, Weight, WeightScales, ops};
 
 pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), KernelError> {
     let operands = Operands::of(&call.x, &call.weight).ok_or(KernelError::NoKernel { op: "linear" })?;
-    let product = Product { accumulates: call.accumulate, ..operands.product(call.bias.as_ref(), &call.out) };
+    let product = GemmProblem { accumulates: call.accumulate, ..operands.product(call.bias.as_ref(), &call.out) };
     let places = operands.places(call.bias.as_ref(), &call.scratch, &call.out);
     compute(cuda, product, places, linear_many::Output::PLAIN, || {
         if let Some(kernels) = linear_e4m3::serving(cuda, product, places) {
@@ -31,7 +31,7 @@ pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), Ker
         let ((product, places), rest) = linear_many::parts(cuda, product, places);
         // SAFETY: the op layer has checked the shapes, and nothing else uses the workspace until
         // this GEMM has ended.
-        let places = unsafe { turned_scales::turned(cuda, product, places)? };
+        let places = unsafe { transposed_scales::turned(cuda, product, places)? };
         let (mut products, autotunes) = (cuda.products.borrow_mut(), cuda.autotunes.get());
         // SAFETY: the op layer has checked the shapes, and the creators of the tensors guarantee
         // that their memory is valid.
@@ -61,13 +61,13 @@ pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Re
     };
     let features = call.weight.rows() / 2;
     let compute = |out: &Tensor<'_>, rounding: linear_many::Output| {
-        let product = Product { gates: true, ..operands.product(call.bias.as_ref(), out) };
+        let product = GemmProblem { gates: true, ..operands.product(call.bias.as_ref(), out) };
         let places = operands.places(call.bias.as_ref(), &call.scratch, out);
         compute(cuda, product, places, rounding, apart)
     };
     match (&call.out.plain, &call.out.rounded) {
         (Some(plain), None) => compute(plain, linear_many::Output::PLAIN),
-        (None, Some(rounded)) if !operands.numbers.is_plain() => match rounded.quantization {
+        (None, Some(rounded)) if !operands.scheme.is_unquantized() => match rounded.quantization {
             Quantization::Groups => compute(&rounded.data, linear_many::Output::groups(rounded.scales.address())),
             Quantization::Fixed(scale) => compute(&rounded.data, linear_many::Output::fixed(scale)),
             // The scale of a row is known only when all tiles of the row are computed. The plain
@@ -94,8 +94,8 @@ pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Re
 /// Computes the GEMM with one of this project's kernels if one was chosen, otherwise with `other`.
 fn compute(
     cuda: &Cuda,
-    product: Product,
-    places: Places,
+    product: GemmProblem,
+    places: GemmOperands,
     output: linear_many::Output<'_>,
     other: impl Fn() -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
@@ -126,7 +126,7 @@ fn compute(
 
 /// The input operands of a GEMM, with their scales.
 pub(super) struct Operands<'a> {
-    pub numbers: Numbers,
+    pub scheme: QuantScheme,
     pub x: &'a Tensor<'a>,
     pub weight: &'a Tensor<'a>,
     pub weight_scales: Address,
@@ -140,10 +140,10 @@ impl<'a> Operands<'a> {
     /// rows than the kernels support.
     pub(super) fn of(x: &'a Activations<'_>, weight: &'a Weight<'_>) -> Option<Self> {
         let Some(scales) = weight.scales.tensor() else {
-            let (numbers, none) = (Numbers::Plain, Address(0));
+            let (scheme, none) = (QuantScheme::Unquantized, Address(0));
             let x = x.lone_plain()?;
             return Some(Operands {
-                numbers,
+                scheme,
                 x,
                 weight: &weight.data,
                 weight_scales: none,
@@ -152,26 +152,26 @@ impl<'a> Operands<'a> {
             });
         };
         let rounded = x.rounded.as_ref().filter(|rounded| Some(rounded.quantization) == weight.wants())?;
-        let (numbers, x_scale) = match (&weight.scales, rounded.quantization) {
-            (Scales::Blocks { height, .. }, _) if *height < BLOCK_ROWS_MIN => return None,
-            (Scales::Blocks { height, .. }, _) => (Numbers::E4m3Blocks { height: *height }, 1.0),
-            (_, Quantization::Fixed(scale)) => (Numbers::E4m3Fixed, scale),
-            _ => (Numbers::E4m3Rows, 1.0),
+        let (scheme, x_scale) = match (&weight.scales, rounded.quantization) {
+            (WeightScales::Blocks { height, .. }, _) if *height < BLOCK_ROWS_MIN => return None,
+            (WeightScales::Blocks { height, .. }, _) => (QuantScheme::E4m3Blocks { height: *height }, 1.0),
+            (_, Quantization::Fixed(scale)) => (QuantScheme::E4m3Fixed, scale),
+            _ => (QuantScheme::E4m3Rows, 1.0),
         };
         Some(Operands {
-            numbers,
+            scheme,
             x: &rounded.data,
             weight: &weight.data,
             weight_scales: scales.address(),
-            x_scales: if numbers == Numbers::E4m3Fixed { Address(0) } else { rounded.scales.address() },
+            x_scales: if scheme == QuantScheme::E4m3Fixed { Address(0) } else { rounded.scales.address() },
             x_scale,
         })
     }
 
     /// The shape of the GEMM, without a gate or accumulation.
-    fn product(&self, bias: Option<&Tensor<'_>>, out: &Tensor<'_>) -> Product {
-        Product {
-            numbers: self.numbers,
+    fn product(&self, bias: Option<&Tensor<'_>>, out: &Tensor<'_>) -> GemmProblem {
+        GemmProblem {
+            scheme: self.scheme,
             gates: false,
             out_features: self.weight.rows(),
             in_features: self.weight.columns(),
@@ -184,8 +184,8 @@ impl<'a> Operands<'a> {
         }
     }
 
-    fn places(&self, bias: Option<&Tensor<'_>>, scratch: &Tensor<'_>, out: &Tensor<'_>) -> Places {
-        Places {
+    fn places(&self, bias: Option<&Tensor<'_>>, scratch: &Tensor<'_>, out: &Tensor<'_>) -> GemmOperands {
+        GemmOperands {
             weight: self.weight.address().0,
             x: self.x.address().0,
             bias: bias.map(|bias| bias.address().0),
@@ -212,8 +212,8 @@ mod tests {
     #[test]
     fn blocks_of_fewer_rows_than_kernels_take_for_one_are_refused() {
         let over = |shape: [usize; 2], dtype| Tensor::over(Address(4096), shape.into(), dtype);
-        let numbers = |height: usize| {
-            let scales = Scales::Blocks { scales: over([64usize.div_ceil(height), 2], DType::F32), height };
+        let scheme = |height: usize| {
+            let scales = WeightScales::Blocks { scales: over([64usize.div_ceil(height), 2], DType::F32), height };
             let weight = Weight { data: over([64, 256], DType::F8E4M3), scales };
             let rounded = Rounded {
                 data: over([3, 256], DType::F8E4M3),
@@ -221,11 +221,11 @@ mod tests {
                 quantization: Quantization::Groups,
             };
             let x = Activations { plain: None, rounded: Some(rounded) };
-            Operands::of(&x, &weight).map(|operands| operands.numbers)
+            Operands::of(&x, &weight).map(|operands| operands.scheme)
         };
         for height in [8, 16, 48, 128] {
-            assert_eq!(numbers(height), Some(Numbers::E4m3Blocks { height }));
+            assert_eq!(scheme(height), Some(QuantScheme::E4m3Blocks { height }));
         }
-        assert_eq!([1, 2, 4].map(numbers), [None; 3]);
+        assert_eq!([1, 2, 4].map(scheme), [None; 3]);
     }
 }

@@ -4,7 +4,7 @@ use bursar_budgets::Address;
 
 use super::{
     Cuda,
-    blas::{Numbers, Places, Product},
+    blas::{GemmOperands, GemmProblem, QuantScheme},
     contract::{
         TILED_ROWS, TiledE4m3,
         linear_e4m3::{
@@ -20,9 +20,9 @@ use crate::{DType, KernelError};
 const ALIGNMENT: usize = 16;
 
 /// The kernels for the GEMM, if it is an E4M3 GEMM that they support.
-pub(super) fn serving(cuda: &Cuda, product: Product, places: Places) -> Option<&TiledE4m3<Function>> {
+pub(super) fn serving(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> Option<&TiledE4m3<Function>> {
     let starts = [places.weight as usize, places.x as usize, product.in_features, product.x_pitch];
-    let is_served = !product.numbers.is_plain()
+    let is_served = !product.scheme.is_unquantized()
         && !product.gates
         && product.in_features > 0
         && starts.iter().all(|start| start.is_multiple_of(ALIGNMENT));
@@ -36,11 +36,11 @@ pub(super) fn serving(cuda: &Cuda, product: Product, places: Places) -> Option<&
 pub(super) unsafe fn launch(
     cuda: &Cuda,
     kernels: &TiledE4m3<Function>,
-    product: Product,
-    places: Places,
+    product: GemmProblem,
+    places: GemmOperands,
 ) -> Result<(), KernelError> {
-    let (height, by_blocks) = match product.numbers {
-        Numbers::E4m3Blocks { height } => (height, BY_BLOCKS),
+    let (height, by_blocks) = match product.scheme {
+        QuantScheme::E4m3Blocks { height } => (height, BY_BLOCKS),
         _ => (1, 0),
     };
     let is = |holds: bool, flag: u32| u32::from(holds) * flag;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub(super) use super::contract::linear_few::ROWS_MAX;
 use super::{
     Cuda,
-    blas::{GemmAlgorithm, Numbers, Places, Product},
+    blas::{GemmAlgorithm, GemmOperands, GemmProblem, QuantScheme},
     contract::{
         FewRows,
         linear_few::{
@@ -33,7 +33,7 @@ const ALIGNMENT: usize = 16;
 
 /// The implementation that computes GEMMs of any number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ProductsBy {
+pub enum GemmBackend {
     /// The implementation that autotuning measured to be fastest; cuBLASLt where nothing was
     /// measured.
     #[default]
@@ -106,8 +106,8 @@ struct Work {
 }
 
 impl Work {
-    fn of(product: Product, cut: Cut, processors: usize) -> Work {
-        let steps = product.in_features.div_ceil(STEP_COLUMNS * DType::F16.size() / product.numbers.size());
+    fn of(product: GemmProblem, cut: Cut, processors: usize) -> Work {
+        let steps = product.in_features.div_ceil(STEP_COLUMNS * DType::F16.size() / product.scheme.size());
         // Tiles are cut between features. In a gated GEMM they are cut between groups of eight
         // features with their gates.
         let (groups, most, rows) = if product.gates {
@@ -135,14 +135,14 @@ impl Work {
 }
 
 /// Whether this kernel supports the GEMM.
-pub(super) fn serves(cuda: &Cuda, product: Product, places: Places) -> bool {
+pub(super) fn serves(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> bool {
     let Some(kernel_rows) = FewRows::holding(product.rows) else { return false };
-    let row_bytes = |elements: usize| elements * product.numbers.size();
+    let row_bytes = |elements: usize| elements * product.scheme.size();
     let starts =
         [places.weight as usize, places.x as usize, row_bytes(product.in_features), row_bytes(x_pitch(product))];
     let is_aligned = starts.iter().all(|start| start.is_multiple_of(ALIGNMENT));
     let can_gate = !product.gates
-        || product.numbers.is_plain() && !product.has_bias && product.out_features.is_multiple_of(2 * GATE_ROWS);
+        || product.scheme.is_unquantized() && !product.has_bias && product.out_features.is_multiple_of(2 * GATE_ROWS);
     cuda.counters.is_some()
         && is_aligned
         && can_gate
@@ -154,18 +154,18 @@ pub(super) fn serves(cuda: &Cuda, product: Product, places: Places) -> bool {
 }
 
 /// The cut to use, or `None` if this kernel should not compute the GEMM.
-pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> Option<Cut> {
+pub(super) fn chosen(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> Option<Cut> {
     if !serves(cuda, product, places) {
         return None;
     }
     match cuda.products_by {
         // Ignore the error of a lost device here: the launch reports it again.
-        ProductsBy::Library if linear_many::library_has(cuda, product, places).unwrap_or(false) => None,
-        ProductsBy::Library => Some(CUTS[0]),
-        ProductsBy::Ours => Some(CUTS[0]),
-        ProductsBy::Measured => match cuda.kernels.blas.algorithm_of(product) {
+        GemmBackend::Library if linear_many::library_has(cuda, product, places).unwrap_or(false) => None,
+        GemmBackend::Library => Some(CUTS[0]),
+        GemmBackend::Ours => Some(CUTS[0]),
+        GemmBackend::Measured => match cuda.kernels.blas.algorithm_of(product) {
             Some(GemmAlgorithm::Few(cut)) => Some(cut),
-            None if !product.numbers.is_plain() => Some(CUTS[0]),
+            None if !product.scheme.is_unquantized() => Some(CUTS[0]),
             _ => None,
         },
     }
@@ -173,7 +173,7 @@ pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> Option<Cu
 
 /// The pitch of x for the tensor map. A single row may have any pitch, but TMA requires a multiple
 /// of 16 bytes even if it reads no second row.
-fn x_pitch(product: Product) -> usize {
+fn x_pitch(product: GemmProblem) -> usize {
     if product.rows == 1 { product.in_features } else { product.x_pitch }
 }
 
@@ -183,7 +183,12 @@ fn x_pitch(product: Product) -> usize {
 /// `places` match `product`, and [`serves`] returned true. Nothing writes the weight or its scales
 /// from before the launch until it has ended, because the first copies of both do not wait for the
 /// preceding kernel.
-pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: Cut) -> Result<(), KernelError> {
+pub(super) unsafe fn launch(
+    cuda: &Cuda,
+    product: GemmProblem,
+    places: GemmOperands,
+    cut: Cut,
+) -> Result<(), KernelError> {
     let work = Work::of(product, cut, cuda.kernels.target.processors);
     let kernel_rows = FewRows::holding(product.rows).expect("it is served");
     let kernels = cuda.entry_points().hopper.as_ref().expect("it is served");
@@ -191,7 +196,7 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: 
     let activation = cuda.kernels.target.activation;
     let rows = Rows { pitch: x_pitch(product), ..product.x() };
     let (operand, chunk) =
-        if product.numbers.is_plain() { (activation, CHUNK_COLUMNS) } else { (DType::F8E4M3, FP8_BLOCK) };
+        if product.scheme.is_unquantized() { (activation, CHUNK_COLUMNS) } else { (DType::F8E4M3, FP8_BLOCK) };
     let x = TensorMap::of_rows(places.x, operand, rows, [kernel_rows.rows(), chunk])?;
     let weight = if product.gates {
         gated_map(product, places, &work, activation)?
@@ -215,13 +220,13 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: 
         let flags = u32::from(product.accumulates) * ADD_TO_OUT + u32::from(product.out_is_f32) * OUT_IS_F32;
         arguments = arguments.with(flags);
     }
-    let of_rows = match product.numbers {
-        Numbers::Plain if product.gates => &kernels.gate_up_few,
-        Numbers::Plain => &kernels.linear_few,
-        Numbers::E4m3Blocks { .. } => &kernels.linear_few_e4m3_blocks,
-        Numbers::E4m3Rows | Numbers::E4m3Fixed => &kernels.linear_few_e4m3_rows,
+    let of_rows = match product.scheme {
+        QuantScheme::Unquantized if product.gates => &kernels.gate_up_few,
+        QuantScheme::Unquantized => &kernels.linear_few,
+        QuantScheme::E4m3Blocks { .. } => &kernels.linear_few_e4m3_blocks,
+        QuantScheme::E4m3Rows | QuantScheme::E4m3Fixed => &kernels.linear_few_e4m3_rows,
     };
-    if !product.numbers.is_plain() {
+    if !product.scheme.is_unquantized() {
         arguments = with_scales(arguments, product, places);
     }
     let extent = Extent { grid: [work.blocks, 1, 1], block: [THREADS, 1], shared: shared_bytes(kernel_rows) };
@@ -235,7 +240,11 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: 
 ///
 /// # Safety
 /// As for [`launch`].
-pub(super) unsafe fn launch_in_turns(cuda: &Cuda, product: Product, places: Places) -> Result<(), KernelError> {
+pub(super) unsafe fn launch_in_turns(
+    cuda: &Cuda,
+    product: GemmProblem,
+    places: GemmOperands,
+) -> Result<(), KernelError> {
     for first in (0..product.rows).step_by(ROWS_MAX) {
         let rows = ROWS_MAX.min(product.rows - first);
         let (turn, places) = rows_of(cuda.kernels.target.activation, (product, places), first, rows);
@@ -252,29 +261,29 @@ pub(super) unsafe fn launch_in_turns(cuda: &Cuda, product: Product, places: Plac
 /// The GEMM of `rows` rows, starting at row `first`, and its operands.
 pub(super) fn rows_of(
     activation: DType,
-    (product, places): (Product, Places),
+    (product, places): (GemmProblem, GemmOperands),
     first: usize,
     rows: usize,
-) -> (Product, Places) {
+) -> (GemmProblem, GemmOperands) {
     let out = if product.out_is_f32 { DType::F32 } else { activation };
-    let groups = match product.numbers {
-        Numbers::E4m3Blocks { .. } => product.in_features.div_ceil(FP8_BLOCK),
-        Numbers::Plain | Numbers::E4m3Rows => 1,
-        Numbers::E4m3Fixed => 0,
+    let groups = match product.scheme {
+        QuantScheme::E4m3Blocks { .. } => product.in_features.div_ceil(FP8_BLOCK),
+        QuantScheme::Unquantized | QuantScheme::E4m3Rows => 1,
+        QuantScheme::E4m3Fixed => 0,
     };
     let behind = |address: u64, bytes: Bytes| Address(address).offset(bytes).0;
-    let places = Places {
-        x: behind(places.x, Bytes((first * product.x_pitch * product.numbers.size()) as u64)),
+    let places = GemmOperands {
+        x: behind(places.x, Bytes((first * product.x_pitch * product.scheme.size()) as u64)),
         x_scales: behind(places.x_scales, DType::F32.bytes(first * groups)),
         out: behind(places.out, out.bytes(first * product.out_pitch)),
         ..places
     };
-    (Product { rows, ..product }, places)
+    (GemmProblem { rows, ..product }, places)
 }
 
 /// Appends the arguments for scales that all E4M3 kernels take.
-pub(super) fn with_scales(arguments: Arguments, product: Product, places: Places) -> Arguments {
-    let height = if let Numbers::E4m3Blocks { height } = product.numbers { height } else { 1 };
+pub(super) fn with_scales(arguments: Arguments, product: GemmProblem, places: GemmOperands) -> Arguments {
+    let height = if let QuantScheme::E4m3Blocks { height } = product.scheme { height } else { 1 };
     arguments
         .with(Address(places.weight_scales))
         .with(Address(places.x_scales))
@@ -285,7 +294,12 @@ pub(super) fn with_scales(arguments: Arguments, product: Product, places: Places
 
 /// Tensor map of a gated weight: each eight rows of the gate are followed by the same eight rows of
 /// up.
-fn gated_map(product: Product, places: Places, work: &Work, activation: DType) -> Result<TensorMap, DeviceError> {
+fn gated_map(
+    product: GemmProblem,
+    places: GemmOperands,
+    work: &Work,
+    activation: DType,
+) -> Result<TensorMap, DeviceError> {
     let (columns, rows, gates) = (product.in_features as u64, product.out_features as u64, GATE_ROWS as u64);
     let pitch = 2 * columns;
     let layout = Layout {
@@ -301,9 +315,9 @@ fn gated_map(product: Product, places: Places, work: &Work, activation: DType) -
 mod tests {
     use super::*;
 
-    fn product(gates: bool, out_features: usize, in_features: usize) -> Product {
-        Product {
-            numbers: Numbers::Plain,
+    fn product(gates: bool, out_features: usize, in_features: usize) -> GemmProblem {
+        GemmProblem {
+            scheme: QuantScheme::Unquantized,
             gates,
             out_features,
             in_features,

@@ -11,15 +11,15 @@ use bursar_budgets::Address;
 
 use super::{
     Cuda,
-    blas::{FEW_ROWS, GemmAlgorithm, Numbers, Places, Product},
+    blas::{FEW_ROWS, GemmAlgorithm, GemmOperands, GemmProblem, QuantScheme},
     contract::{
         LinearE4m3,
         linear_many::{BOX, CLUSTER, SHARED_BYTES, STEP_COLUMNS, THREADS, TILE_ROWS, TILE_WEIGHTS},
     },
     launch::{Extent, Function, arguments, count},
-    linear_few::{self, ProductsBy},
+    linear_few::{self, GemmBackend},
     tensor_map::{Rows, TensorMap},
-    turned_scales,
+    transposed_scales,
 };
 use crate::{DType, FP8_BLOCK, KernelError};
 
@@ -85,12 +85,12 @@ impl<'a> Output<'a> {
 }
 
 /// Whether the kernels support the GEMM.
-fn fits(product: Product, places: Places, output: Output<'_>) -> bool {
-    let bytes = product.numbers.size();
+fn fits(product: GemmProblem, places: GemmOperands, output: Output<'_>) -> bool {
+    let bytes = product.scheme.size();
     let starts = [places.weight as usize, places.x as usize, places.out as usize];
     let out_pitch = output.element(DType::F16).bytes(product.out_pitch).as_usize();
     let rows = [product.in_features * bytes, product.x_pitch * bytes, out_pitch];
-    product.rows > if product.numbers.is_plain() { FEW_ROWS } else { linear_few::ROWS_MAX }
+    product.rows > if product.scheme.is_unquantized() { FEW_ROWS } else { linear_few::ROWS_MAX }
         && !product.out_is_f32
         && !(product.gates && product.accumulates)
         && product.in_features > 0
@@ -100,7 +100,7 @@ fn fits(product: Product, places: Places, output: Output<'_>) -> bool {
 }
 
 /// Thread blocks per launch: no more than there are tiles, and no more than run at once.
-fn blocks(product: Product, processors: usize) -> usize {
+fn blocks(product: GemmProblem, processors: usize) -> usize {
     let across = TILE_WEIGHTS / if product.gates { 2 } else { 1 };
     let tiles = product.rows.div_ceil(CLUSTER * TILE_ROWS) * product.features().div_ceil(across);
     CLUSTER * tiles.min(processors / CLUSTER)
@@ -113,21 +113,21 @@ fn blocks(product: Product, processors: usize) -> usize {
 /// Any error that the device reports for a measurement.
 pub(super) fn chosen(
     cuda: &Cuda,
-    product: Product,
-    places: Places,
+    product: GemmProblem,
+    places: GemmOperands,
     output: Output<'_>,
     other: impl Fn() -> Result<(), KernelError>,
 ) -> Result<bool, KernelError> {
     if !cuda.kernels.functions.is_machine_code() || !fits(product, places, output) {
         return Ok(false);
     }
-    let is_plain = product.numbers.is_plain();
+    let is_unquantized = product.scheme.is_unquantized();
     match cuda.products_by {
         // cuBLASLt has no E4M3 GEMM with a fixed scale, and has the other E4M3 GEMMs only in some
         // versions.
-        ProductsBy::Library => return Ok(!is_plain && !library_has(cuda, product, places)?),
-        ProductsBy::Ours => return Ok(true),
-        ProductsBy::Measured => {}
+        GemmBackend::Library => return Ok(!is_unquantized && !library_has(cuda, product, places)?),
+        GemmBackend::Ours => return Ok(true),
+        GemmBackend::Measured => {}
     }
     // A gated GEMM can always be compared with an ungated GEMM followed by the gate. An ungated
     // GEMM can only be compared with the library. A GEMM that is split is not measured; the
@@ -160,23 +160,23 @@ pub(super) fn chosen(
     if product.gates {
         // The measured size may use the library's ungated GEMM before the gate, but the library may
         // not support this size.
-        let is_odd =
-            matches!(product.numbers, Numbers::E4m3Blocks { .. }) && !product.rows.is_multiple_of(turned_scales::ROWS);
+        let is_odd = matches!(product.scheme, QuantScheme::E4m3Blocks { .. })
+            && !product.rows.is_multiple_of(transposed_scales::ROWS);
         let lacks_library = || is_odd && product.rows > FEW_ROWS && !is_by_library(cuda, product, places);
-        let is_without = !is_plain && (measured.is_none() || lacks_library());
+        let is_without = !is_unquantized && (measured.is_none() || lacks_library());
         return Ok(matches!(measured, Some(GemmAlgorithm::Many)) || is_without);
     }
     let has_library = matches!(measured, Some(GemmAlgorithm::Library(_))) && library_has(cuda, product, places)?;
-    if !is_plain && !has_library {
+    if !is_unquantized && !has_library {
         return Ok(true);
     }
-    let close = Product { rows: product.rows / 3 * 4, ..product };
+    let close = GemmProblem { rows: product.rows / 3 * 4, ..product };
     Ok(cuda.kernels.blas.ours().range(product..=close).next().is_some())
 }
 
 /// Whether the kernels support a GEMM of few rows, which autotuning measures separately
 /// (`autotune.rs`).
-pub(super) fn serves_few(cuda: &Cuda, product: Product, places: Places) -> bool {
+pub(super) fn serves_few(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> bool {
     cuda.kernels.functions.is_machine_code()
         && product.rows <= FEW_ROWS
         && !product.gates
@@ -184,13 +184,13 @@ pub(super) fn serves_few(cuda: &Cuda, product: Product, places: Places) -> bool 
 }
 
 /// Whether the library may be asked for the GEMM, or for all of its rows except the last ones.
-pub(super) fn is_by_library(cuda: &Cuda, product: Product, places: Places) -> bool {
+pub(super) fn is_by_library(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> bool {
     let ((product, places), rest) = parts(cuda, product, places);
-    let has_scales = match product.numbers {
-        Numbers::Plain => return true,
-        Numbers::E4m3Rows => true,
-        Numbers::E4m3Blocks { .. } => turned_scales::fit(product, places),
-        Numbers::E4m3Fixed => false,
+    let has_scales = match product.scheme {
+        QuantScheme::Unquantized => return true,
+        QuantScheme::E4m3Rows => true,
+        QuantScheme::E4m3Blocks { .. } => transposed_scales::fit(product, places),
+        QuantScheme::E4m3Fixed => false,
     };
     let out_pitch = DType::F16.bytes(product.out_pitch).as_usize();
     let starts = [places.out as usize, out_pitch];
@@ -204,14 +204,18 @@ pub(super) fn is_by_library(cuda: &Cuda, product: Product, places: Places) -> bo
 
 /// Splits the GEMM into the part that cuBLASLt computes and the remaining rows, if there are any:
 /// with scales by blocks, cuBLASLt requires a multiple of four rows.
-pub(super) fn parts(cuda: &Cuda, product: Product, places: Places) -> ((Product, Places), Option<(Product, Places)>) {
-    let odd = match product.numbers {
-        Numbers::E4m3Blocks { .. } if product.rows >= SPLIT_FROM => product.rows % turned_scales::ROWS,
+pub(super) fn parts(
+    cuda: &Cuda,
+    product: GemmProblem,
+    places: GemmOperands,
+) -> ((GemmProblem, GemmOperands), Option<(GemmProblem, GemmOperands)>) {
+    let odd = match product.scheme {
+        QuantScheme::E4m3Blocks { .. } if product.rows >= SPLIT_FROM => product.rows % transposed_scales::ROWS,
         _ => 0,
     };
     let (activation, whole) = (cuda.kernels.target.activation, product.rows - odd);
     let rest = (odd > 0).then(|| linear_few::rows_of(activation, (product, places), whole, odd));
-    ((Product { rows: whole, ..product }, places), rest)
+    ((GemmProblem { rows: whole, ..product }, places), rest)
 }
 
 /// Whether the library may be asked for the GEMM and has an algorithm for it. If not, this
@@ -220,16 +224,16 @@ pub(super) fn parts(cuda: &Cuda, product: Product, places: Places) -> ((Product,
 ///
 /// # Errors
 /// The device is lost.
-pub(super) fn library_has(cuda: &Cuda, product: Product, places: Places) -> Result<bool, KernelError> {
-    if product.numbers.is_plain() || product.gates || !is_by_library(cuda, product, places) {
+pub(super) fn library_has(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> Result<bool, KernelError> {
+    if product.scheme.is_unquantized() || product.gates || !is_by_library(cuda, product, places) {
         return Ok(is_by_library(cuda, product, places));
     }
     let (blas, stream, activation) = (&cuda.kernels.blas, &cuda.stream, cuda.kernels.target.activation);
     let autotunes = cuda.autotunes.get();
-    let may_guess = autotunes || cuda.products_by == ProductsBy::Library;
+    let may_guess = autotunes || cuda.products_by == GemmBackend::Library;
     let mut products = cuda.products.borrow_mut();
     let (product, places) = parts(cuda, product, places).0;
-    let places = turned_scales::as_asked(product, places);
+    let places = transposed_scales::as_asked(product, places);
     // SAFETY: the op layer has checked the shapes, and the creators of the tensors guarantee that
     // their memory is valid.
     Ok(unsafe { products.has(blas, stream, activation, (product, places), (autotunes, may_guess))? })
@@ -241,15 +245,15 @@ pub(super) fn library_has(cuda: &Cuda, product: Product, places: Places) -> Resu
 /// `places` and `output` match `product`, and [`chosen`] returned true.
 pub(super) unsafe fn launch(
     cuda: &Cuda,
-    product: Product,
-    places: Places,
+    product: GemmProblem,
+    places: GemmOperands,
     output: Output<'_>,
 ) -> Result<(), KernelError> {
     let activation = cuda.kernels.target.activation;
-    let is_plain = product.numbers.is_plain();
-    let (operand, step) = if is_plain { (activation, STEP_COLUMNS) } else { (DType::F8E4M3, FP8_BLOCK) };
+    let is_unquantized = product.scheme.is_unquantized();
+    let (operand, step) = if is_unquantized { (activation, STEP_COLUMNS) } else { (DType::F8E4M3, FP8_BLOCK) };
     let map = |address: u64, of: Rows, tall: usize| TensorMap::of_rows(address, operand, of, [tall, step]);
-    let Product { rows, in_features, .. } = product;
+    let GemmProblem { rows, in_features, .. } = product;
     let columns = product.features();
     let out = Rows { rows, columns, pitch: product.out_pitch };
     let wide = if output.is_rounded { 2 * BOX } else { BOX };
@@ -263,7 +267,7 @@ pub(super) unsafe fn launch(
         count(in_features),
         GROUP,
     ];
-    if !is_plain {
+    if !is_unquantized {
         let scales = output.scales.unwrap_or(Address(0));
         arguments = linear_few::with_scales(arguments, product, places).with(scales).with(output.scale);
     }
@@ -274,12 +278,12 @@ pub(super) unsafe fn launch(
         (false, true) => kernels.add,
         (false, false) => kernels.plain,
     };
-    let kernel = match product.numbers {
-        Numbers::Plain if product.gates => kernels.linear_gated,
-        Numbers::Plain if product.accumulates => kernels.linear_add,
-        Numbers::Plain => kernels.linear,
-        Numbers::E4m3Blocks { .. } => e4m3(&kernels.linear_e4m3_blocks),
-        Numbers::E4m3Rows | Numbers::E4m3Fixed => e4m3(&kernels.linear_e4m3_rows),
+    let kernel = match product.scheme {
+        QuantScheme::Unquantized if product.gates => kernels.linear_gated,
+        QuantScheme::Unquantized if product.accumulates => kernels.linear_add,
+        QuantScheme::Unquantized => kernels.linear,
+        QuantScheme::E4m3Blocks { .. } => e4m3(&kernels.linear_e4m3_blocks),
+        QuantScheme::E4m3Rows | QuantScheme::E4m3Fixed => e4m3(&kernels.linear_e4m3_rows),
     };
     let blocks = blocks(product, cuda.kernels.target.processors);
     let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };
@@ -293,9 +297,9 @@ pub(super) unsafe fn launch(
 mod tests {
     use super::*;
 
-    fn product(gates: bool, rows: usize, out_features: usize) -> Product {
-        Product {
-            numbers: Numbers::Plain,
+    fn product(gates: bool, rows: usize, out_features: usize) -> GemmProblem {
+        GemmProblem {
+            scheme: QuantScheme::Unquantized,
             gates,
             out_features,
             in_features: 3584,
@@ -308,8 +312,8 @@ mod tests {
         }
     }
 
-    fn places() -> Places {
-        Places {
+    fn places() -> GemmOperands {
+        GemmOperands {
             weight: 512,
             x: 1024,
             bias: Some(4),
@@ -336,20 +340,22 @@ mod tests {
         assert!(fits(many, places(), Output::PLAIN));
         assert!(fits(product(true, 8192, 37_888), places(), Output::PLAIN));
         let otherwise = [
-            Product { rows: FEW_ROWS, ..many },
-            Product { out_is_f32: true, ..many },
-            Product { in_features: 3580, x_pitch: 3584, ..many },
-            Product { x_pitch: 3588, ..many },
-            Product { out_pitch: 4609, ..many },
-            Product { out_features: 4607, ..many },
-            Product { out_features: 4606, out_pitch: 4608, ..many },
+            GemmProblem { rows: FEW_ROWS, ..many },
+            GemmProblem { out_is_f32: true, ..many },
+            GemmProblem { in_features: 3580, x_pitch: 3584, ..many },
+            GemmProblem { x_pitch: 3588, ..many },
+            GemmProblem { out_pitch: 4609, ..many },
+            GemmProblem { out_features: 4607, ..many },
+            GemmProblem { out_features: 4606, out_pitch: 4608, ..many },
         ];
         for product in otherwise {
             assert!(!fits(product, places(), Output::PLAIN), "{product:?}");
         }
-        for places in
-            [Places { x: 1032, ..places() }, Places { out: 8, ..places() }, Places { bias: Some(2), ..places() }]
-        {
+        for places in [
+            GemmOperands { x: 1032, ..places() },
+            GemmOperands { out: 8, ..places() },
+            GemmOperands { bias: Some(2), ..places() },
+        ] {
             assert!(!fits(many, places, Output::PLAIN));
         }
     }

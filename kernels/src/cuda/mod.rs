@@ -1,7 +1,6 @@
 //! The backend for NVIDIA GPUs: kernels of this project, compiled ahead of time, and cuBLASLt's
 //! GEMMs. Activations, weights and the KV cache are bf16 (f16 on Turing); sums are f32.
 
-mod arrivals;
 mod attention;
 mod autotune;
 mod blas;
@@ -15,13 +14,13 @@ mod error;
 mod experts;
 mod gate_up_middle;
 mod graph;
-mod images;
 mod launch;
 mod linear;
 mod linear_e4m3;
 mod linear_few;
 mod linear_many;
 mod link;
+mod module_images;
 mod nccl;
 mod pour;
 mod quantize;
@@ -29,11 +28,12 @@ mod rank_link;
 mod rotary;
 mod sample;
 mod stage;
+mod staging;
 mod stream;
 mod target;
 mod tensor_map;
+mod transposed_scales;
 mod tuning;
-mod turned_scales;
 
 use std::{
     cell::{Cell, RefCell},
@@ -48,7 +48,7 @@ pub(crate) use contract::{HeadDim as CudaHeadDim, PackedHeadDim as CudaPackedHea
 pub use copy_link::CopyLink;
 pub use error::OpenError;
 pub(crate) use experts::cuda_route_scratch;
-pub use linear_few::ProductsBy;
+pub use linear_few::GemmBackend;
 pub use link::CudaLink;
 pub use nccl::{Nccl, NcclLink, keep_multicast_off};
 pub use rank_link::RankLink;
@@ -58,16 +58,16 @@ pub(crate) use target::{CUDA_FEATURES, CUDA_LINEAR_SCRATCH};
 pub use tuning::Tuning;
 
 use crate::{Backend, Graph, KernelError, Rank, Target, ops, ops::transfer::Arrival};
-use arrivals::Arrivals;
 use autotune::Autotuner;
-use blas::{Blas, Products};
+use blas::{Blas, LaneGemms};
 use contract::EntryPoints;
 use copy_blocks::CopyStream;
-use images::Images;
 use launch::{Function, Functions};
 use linear_few::{CounterSets, Counters};
+use module_images::ModuleImages;
 use rank_link::Witness;
 use stage::Stage;
+use staging::StagingPool;
 use stream::{Clock, Stream};
 use tuning::Agreement;
 
@@ -92,7 +92,7 @@ impl CudaKernels {
     /// # Errors
     /// See [`OpenError`].
     pub fn load(device: &Arc<CudaDevice>, target: CudaTarget, search: &BlasSearch) -> Result<Arc<Self>, OpenError> {
-        Self::load_rank(device, target, search, &images::images_for(target.capability), &Arc::default())
+        Self::load_rank(device, target, search, &module_images::images_for(target.capability), &Arc::default())
     }
 
     /// Loads the device code and cuBLASLt on the GPU of each rank of a model. All ranks compute the
@@ -105,7 +105,7 @@ impl CudaKernels {
         target: CudaTarget,
         search: &BlasSearch,
     ) -> Result<Vec<Arc<Self>>, OpenError> {
-        let (images, agreement) = (images::images_for(target.capability), Arc::default());
+        let (images, agreement) = (module_images::images_for(target.capability), Arc::default());
         devices.iter().map(|device| Self::load_rank(device, target, search, &images, &agreement)).collect()
     }
 
@@ -113,7 +113,7 @@ impl CudaKernels {
         device: &Arc<CudaDevice>,
         target: CudaTarget,
         search: &BlasSearch,
-        images: &[Images],
+        images: &[ModuleImages],
         agreement: &Arc<Agreement>,
     ) -> Result<Arc<Self>, OpenError> {
         let mut functions = Err(OpenError::TooOld { found: target.capability });
@@ -151,9 +151,9 @@ pub struct Cuda {
     /// Shared with the graphs that were captured in it.
     stream: Arc<Overhead<Stream>>,
     stage: RefCell<Overhead<Stage>>,
-    products: RefCell<Products>,
-    products_by: ProductsBy,
-    arrivals: Arrivals,
+    products: RefCell<LaneGemms>,
+    products_by: GemmBackend,
+    arrivals: StagingPool,
     /// `Some` for a lane that copies KV blocks to host memory and back.
     copies: Option<CopyStream>,
     /// True while results are discarded, so that GEMMs may be measured.
@@ -183,13 +183,13 @@ impl Cuda {
         let stage = device.with_overhead("staging", || Stage::new(device))?;
         Ok(Cuda {
             counters: Counters::take(&kernels.functions, &kernels.counter_sets, &stream)?,
-            products_by: ProductsBy::default(),
+            products_by: GemmBackend::default(),
             kernels: kernels.clone(),
             target: kernels.target(),
             stream,
             stage: RefCell::new(stage),
-            products: RefCell::new(Products::new(device)?),
-            arrivals: Arrivals::new(device)?,
+            products: RefCell::new(LaneGemms::new(device)?),
+            arrivals: StagingPool::new(device)?,
             copies: None,
             autotunes: Cell::new(false),
             autotuner: RefCell::default(),
@@ -214,7 +214,7 @@ impl Cuda {
     }
 
     /// Sets which implementation computes GEMMs.
-    pub fn with_products_by(self, products_by: ProductsBy) -> Self {
+    pub fn with_products_by(self, products_by: GemmBackend) -> Self {
         Cuda { products_by, ..self }
     }
 
@@ -310,7 +310,7 @@ impl Backend for Cuda {
         self.enter_to_copy()?;
         let device = &self.kernels.device;
         let witness = self.link.as_ref().and_then(RankLink::witness);
-        Ok(Box::new(arrivals::Coming::begin(&self.arrivals, device, &self.stream, &call.source, witness)?))
+        Ok(Box::new(staging::Download::begin(&self.arrivals, device, &self.stream, &call.source, witness)?))
     }
 
     fn copy_blocks(&self, call: ops::copy_blocks::Call<'_>) -> Result<Box<dyn ops::copy_blocks::Copying>, KernelError> {

@@ -4,7 +4,7 @@ use bursar_budgets::{Address, Bytes};
 
 use super::{
     Cuda,
-    contract::sampling as numbers,
+    contract::sampling as scheme,
     launch::{Extent, arguments, count},
 };
 use crate::{
@@ -18,7 +18,7 @@ const ROWS: usize = 64;
 
 /// Bytes of scratch through which the kernels pass on data, for a row of `slices` slices.
 fn row_bytes(slices: usize) -> usize {
-    (numbers::ROW_BYTES + numbers::SLICE_BYTES * slices).next_multiple_of(numbers::ROW_ALIGNMENT)
+    (scheme::ROW_BYTES + scheme::SLICE_BYTES * slices).next_multiple_of(scheme::ROW_ALIGNMENT)
 }
 
 /// Elements from the start of one changed row to the start of the next. Rows are aligned to 16
@@ -31,7 +31,7 @@ fn changed_pitch(vocabulary: usize) -> usize {
 /// the tokens chosen by the previous step. The last entry is the end of the scratch.
 fn parts(rows: usize, sequences: usize, vocabulary: usize) -> [Bytes; 4] {
     let at_once = rows.min(ROWS);
-    let changed = Bytes((at_once * row_bytes(vocabulary.div_ceil(numbers::SLICE))) as u64);
+    let changed = Bytes((at_once * row_bytes(vocabulary.div_ceil(scheme::SLICE))) as u64);
     let previous = changed + DType::F32.bytes(at_once * changed_pitch(vocabulary));
     let kept = if rows > ROWS { sequences } else { 0 };
     [Bytes::ZERO, changed, previous, previous + DType::U32.bytes(kept)]
@@ -50,7 +50,7 @@ pub(super) fn sample(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
         // refer to, so those tokens are copied first.
         previous = call.scratch.address().offset(parts(rows, sequences, vocabulary)[2]);
         let arguments = arguments![call.chosen.address(), count(sequences), previous];
-        let threads = numbers::PREVIOUS_THREADS;
+        let threads = scheme::PREVIOUS_THREADS;
         let extent = Extent::line(sequences.div_ceil(threads), threads);
         // SAFETY: these are the kernel's parameters, and the scratch has space for the copied
         // tokens.
@@ -63,14 +63,14 @@ pub(super) fn sample(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
 fn some_rows(cuda: &Cuda, call: &Call<'_>, first: usize, previous: Address) -> Result<(), KernelError> {
     let SampleLayout { rows: batch_rows, vocabulary } = call.layout;
     let rows = ROWS.min(batch_rows - first);
-    let slices = vocabulary.div_ceil(numbers::SLICE);
+    let slices = vocabulary.div_ceil(scheme::SLICE);
     let requests = call.asked.address().offset(DType::U32.bytes(first * ROW_WORDS));
     let logits = call.logits.address().offset(DType::F32.bytes(first * call.logits.pitch()));
     let pitch = call.logits.pitch() as u64;
     let scratch = call.scratch.address();
     let changed = scratch.offset(parts(batch_rows, call.chosen.rows(), vocabulary)[1]);
     let changed_pitch = changed_pitch(vocabulary) as u64;
-    let by_slice = Extent { grid: [slices, rows, 1], block: [numbers::SLICE_THREADS, 1], shared: 0 };
+    let by_slice = Extent { grid: [slices, rows, 1], block: [scheme::SLICE_THREADS, 1], shared: 0 };
     let slices_arguments = arguments![
         logits,
         pitch,
@@ -108,8 +108,8 @@ fn some_rows(cuda: &Cuda, call: &Call<'_>, first: usize, previous: Address) -> R
     // `SampleBatch::pack` made the indices.
     unsafe {
         cuda.launch(kernels.sample_slices, by_slice, slices_arguments)?;
-        cuda.launch(kernels.sample_plan, Extent::line(rows, numbers::PLAN_THREADS), plan_arguments)?;
+        cuda.launch(kernels.sample_plan, Extent::line(rows, scheme::PLAN_THREADS), plan_arguments)?;
         cuda.launch(kernels.sample_gather, by_slice, gather_arguments)?;
-        cuda.launch(kernels.sample_choose, Extent::line(rows, numbers::CHOICE_THREADS), choose_arguments)
+        cuda.launch(kernels.sample_choose, Extent::line(rows, scheme::CHOICE_THREADS), choose_arguments)
     }
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     CudaKernels,
-    blas::{Described, GemmAlgorithm, Product},
+    blas::{Described, GemmAlgorithm, GemmProblem},
     linear_few::CUTS,
     target::CUDA_LINEAR_SCRATCH,
 };
@@ -20,9 +20,9 @@ use super::{
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tuning {
-    fastest: Vec<(Product, GemmAlgorithm)>,
+    fastest: Vec<(GemmProblem, GemmAlgorithm)>,
     /// Ungated GEMMs of many rows for which this project's kernel is faster than cuBLASLt.
-    ours: Vec<Product>,
+    ours: Vec<GemmProblem>,
 }
 
 impl Tuning {
@@ -37,21 +37,21 @@ impl Tuning {
 /// and the ranks of a mixture of experts would then choose different experts for a row.
 #[derive(Default)]
 pub(super) struct Agreement {
-    algorithms: Mutex<BTreeMap<Product, GemmAlgorithm>>,
+    algorithms: Mutex<BTreeMap<GemmProblem, GemmAlgorithm>>,
     /// Whether this project's kernel computes the GEMM.
-    ours: Mutex<BTreeMap<Product, bool>>,
+    ours: Mutex<BTreeMap<GemmProblem, bool>>,
 }
 
 impl Agreement {
     /// The algorithm that all ranks use for `product`. `fastest` is the algorithm that the calling
     /// rank found.
-    pub(super) fn algorithm(&self, product: Product, fastest: GemmAlgorithm) -> GemmAlgorithm {
+    pub(super) fn algorithm(&self, product: GemmProblem, fastest: GemmAlgorithm) -> GemmAlgorithm {
         first(&self.algorithms, product, fastest)
     }
 
     /// Whether all ranks use this project's kernel for `product`. `is_faster` is the result that
     /// the calling rank found.
-    pub(super) fn is_ours(&self, product: Product, is_faster: bool) -> bool {
+    pub(super) fn is_ours(&self, product: GemmProblem, is_faster: bool) -> bool {
         first(&self.ours, product, is_faster)
     }
 
@@ -63,7 +63,7 @@ impl Agreement {
 
 /// Returns the value that was found first for `product`. A poisoned lock is safe to use: an entry
 /// is written in one assignment.
-fn first<F: Copy>(found: &Mutex<BTreeMap<Product, F>>, product: Product, by_this_rank: F) -> F {
+fn first<F: Copy>(found: &Mutex<BTreeMap<GemmProblem, F>>, product: GemmProblem, by_this_rank: F) -> F {
     *found.lock().unwrap_or_else(PoisonError::into_inner).entry(product).or_insert(by_this_rank)
 }
 
@@ -97,7 +97,7 @@ impl CudaKernels {
 
     /// Whether `way` can compute `product`. Alignment and workspace size are checked again at each
     /// call.
-    fn runs(&self, product: Product, way: GemmAlgorithm) -> bool {
+    fn runs(&self, product: GemmProblem, way: GemmAlgorithm) -> bool {
         match way {
             GemmAlgorithm::Few(cut) => CUTS.contains(&cut),
             GemmAlgorithm::Library(algorithm) if !product.gates => {
@@ -106,8 +106,8 @@ impl CudaKernels {
                 described.is_ok_and(|product| product.is_served_by(&self.blas, &algorithm, workspace_bytes))
             }
             GemmAlgorithm::Library(_) => false,
-            GemmAlgorithm::Many => product.gates || !product.numbers.is_plain(),
-            GemmAlgorithm::Middle => product.gates && product.numbers.is_plain(),
+            GemmAlgorithm::Many => product.gates || !product.scheme.is_unquantized(),
+            GemmAlgorithm::Middle => product.gates && product.scheme.is_unquantized(),
             GemmAlgorithm::Apart => product.gates,
         }
     }
@@ -116,12 +116,12 @@ impl CudaKernels {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::blas::Numbers;
+    use crate::cuda::blas::QuantScheme;
 
     #[test]
     fn ranks_take_what_the_first_found() {
-        let product = |rows| Product {
-            numbers: Numbers::Plain,
+        let product = |rows| GemmProblem {
+            scheme: QuantScheme::Unquantized,
             gates: false,
             out_features: 128,
             in_features: 2048,

@@ -17,8 +17,8 @@ pub struct Call<'a> {
     pub weight: Weight<'a>,
     /// The experts of each row.
     pub routing: Routing<'a>,
-    /// `[rows * top, out_features]` activations: space for each expert's product. Undefined
-    /// afterwards.
+    /// `[rows * top, out_features]` activations: space for each
+    /// expert's product. Undefined afterwards.
     pub products: Tensor<'a>,
     /// Scratch declared with
     /// [`Target::experts_scratch`](crate::Target::experts_scratch); may be empty.
@@ -31,9 +31,9 @@ pub struct Call<'a> {
 
 impl<B: Backend> Scope<'_, B> {
     /// Multiplies `x` `[rows * top, in_features]`, as returned by
-    /// [`gated_experts`](Scope::gated_experts), by `weight` `[experts * out_features,
-    /// in_features]`, and adds each row's weighted sum over its experts to `sum` `[rows,
-    /// out_features]`.
+    /// [`gated_experts`](Scope::gated_experts), by `weight` `[experts *
+    /// out_features, in_features]`, and adds each row's weighted sum over its
+    /// experts to `sum` `[rows, out_features]`.
     ///
     /// Space for all products is taken from the workspace even if the backend does not need it,
     /// because a plan does not know what autotuning chose.

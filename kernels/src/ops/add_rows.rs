@@ -5,8 +5,8 @@ use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// Computes `out[to[i]] += x[from[i]]` in f32, rounded once. Each row of `out` is named at most
-/// once.
+/// Computes `out[to[i]] += x[from[i]]` in f32, rounded once. Each row of `out` is
+/// named at most once.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, columns]` activations.

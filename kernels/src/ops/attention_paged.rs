@@ -14,9 +14,9 @@ pub struct PagedSequences<'m> {
     /// `[sequences + 1]` u32: sequence `s` has the rows `query_starts[s]..query_starts[s + 1]`.
     /// Together the sequences cover all rows from 0.
     pub query_starts: Tensor<'m>,
-    /// `[sequences]` u32: tokens in the cache, including this step's rows. A sequence with one row
-    /// and length 0 is padding. Its output is zeros, and it counts towards
-    /// [`single_rows`](Self::single_rows).
+    /// `[sequences]` u32: tokens in the cache, including this step's rows. A
+    /// sequence with one row and length 0 is padding. Its output is zeros, and
+    /// it counts towards [`single_rows`](Self::single_rows).
     pub context_lengths: Tensor<'m>,
     /// `[sequences, blocks_max]` u32: the blocks of each sequence, in order. Unused
     /// entries are not read.

@@ -2,7 +2,7 @@
 //! choice without gathering logits.
 
 use super::{argmax, check};
-use crate::{Backend, KernelError, Scope, Share, Tensor, Work};
+use crate::{Backend, KernelError, RankShard, Scope, Tensor, Work};
 
 /// For each row `i`, picks the largest of the elements that the ranks found in their own
 /// columns. `out[i]` is its index among the concatenated columns of all ranks. Among equal
@@ -35,7 +35,7 @@ impl<B: Backend> Scope<'_, B> {
     pub fn argmax_of_ranks_into(
         &self,
         x: &Tensor<'_>,
-        columns: Share,
+        columns: RankShard,
         out: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         const OP: &str = "argmax_of_ranks";

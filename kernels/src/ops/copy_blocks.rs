@@ -27,9 +27,9 @@ pub struct Call<'a> {
     /// Addresses of blocks and slots: one entry per layer of the cache, or one for a cache of rows.
     pub pieces: &'a [Pieces],
     /// Ranges of blocks to copy to slots.
-    pub to_host: Vec<Stretch>,
+    pub to_host: Vec<BlockRange>,
     /// Ranges of blocks to copy from slots.
-    pub to_device: Vec<Stretch>,
+    pub to_device: Vec<BlockRange>,
 }
 
 /// The addresses of a layer's blocks and of its slots. Both are contiguous.
@@ -61,7 +61,7 @@ impl Pieces {
 
 /// Adjacent blocks whose slots are adjacent too, so that they need one copy per layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretch {
+pub struct BlockRange {
     /// The first block.
     pub block: u32,
     /// Slot of the first block.
@@ -160,12 +160,12 @@ fn copy<B: Backend>(
 }
 
 /// Joins copies that are adjacent on both sides.
-fn stretches(copies: &[BlockCopy]) -> Vec<Stretch> {
-    let mut stretches: Vec<Stretch> = Vec::new();
+fn stretches(copies: &[BlockCopy]) -> Vec<BlockRange> {
+    let mut stretches: Vec<BlockRange> = Vec::new();
     for BlockCopy { block, slot } in copies.iter().copied() {
         match stretches.last_mut() {
             Some(last) if (last.block + last.count, last.slot + last.count) == (block, slot) => last.count += 1,
-            _ => stretches.push(Stretch { block, slot, count: 1 }),
+            _ => stretches.push(BlockRange { block, slot, count: 1 }),
         }
     }
     stretches
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn neighbours_on_both_sides_are_one_piece() {
         let copies = [(3, 7), (4, 8), (6, 9), (7, 11), (8, 12)].map(|(block, slot)| BlockCopy { block, slot });
-        let joined = [(3, 7, 2), (6, 9, 1), (7, 11, 2)].map(|(block, slot, count)| Stretch { block, slot, count });
+        let joined = [(3, 7, 2), (6, 9, 1), (7, 11, 2)].map(|(block, slot, count)| BlockRange { block, slot, count });
         assert_eq!((stretches(&copies), stretches(&[])), (joined.to_vec(), Vec::new()));
     }
 }

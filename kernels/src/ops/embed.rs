@@ -1,6 +1,6 @@
 //! Embedding: one row of a table per token.
 
-use crate::{Backend, KernelError, Scope, Share, Tensor, Work, input_token::PREVIOUS};
+use crate::{Backend, KernelError, RankShard, Scope, Tensor, Work, input_token::PREVIOUS};
 
 use super::check;
 
@@ -13,7 +13,7 @@ pub struct Call<'a> {
     /// `[tokens.count, hidden]`, floating point.
     pub table: Tensor<'a>,
     /// The tokens of the vocabulary whose rows the table holds.
-    pub tokens: Share,
+    pub tokens: RankShard,
     /// `[tokens]` u32: codes of tokens. Known ids are below the vocabulary, and unseen tokens name
     /// a row of `previous`.
     pub ids: Tensor<'a>,
@@ -33,7 +33,7 @@ impl<B: Backend> Scope<'_, B> {
         ids: &Tensor<'_>,
         previous: &Tensor<'_>,
     ) -> Result<Tensor<'_>, KernelError> {
-        self.embed_share(table, Share::all(table.rows()), ids, previous)
+        self.embed_share(table, RankShard::all(table.rows()), ids, previous)
     }
 
     /// Like [`embed`](Scope::embed), where `table` `[tokens.count, hidden]` holds only a share of
@@ -41,7 +41,7 @@ impl<B: Backend> Scope<'_, B> {
     pub fn embed_share(
         &self,
         table: &Tensor<'_>,
-        tokens: Share,
+        tokens: RankShard,
         ids: &Tensor<'_>,
         previous: &Tensor<'_>,
     ) -> Result<Tensor<'_>, KernelError> {

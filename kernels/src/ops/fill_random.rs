@@ -58,12 +58,12 @@ pub fn fill_random<B: Backend>(
     out: &mut Tensor<'_>,
 ) -> Result<(), KernelError> {
     let pitch = out.columns();
-    fill_random_part(backend, Part { seed, first: 0, pitch }, deviation, out)
+    fill_random_part(backend, MatrixSlice { seed, first: 0, pitch }, deviation, out)
 }
 
 /// Position of a part in the whole matrix.
 #[derive(Clone, Copy, Debug)]
-pub struct Part {
+pub struct MatrixSlice {
     /// Seed of the whole matrix.
     pub seed: u64,
     /// Index of the part's first element in the whole matrix.
@@ -81,7 +81,7 @@ pub(crate) const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The same as for [`fill_random`].
 pub fn fill_random_part<B: Backend>(
     backend: &B,
-    part: Part,
+    part: MatrixSlice,
     deviation: f32,
     out: &mut Tensor<'_>,
 ) -> Result<(), KernelError> {

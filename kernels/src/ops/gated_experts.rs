@@ -61,7 +61,8 @@ impl<B: Backend> Scope<'_, B> {
         let out = self.empty_in(format, choices, features)?;
         let inner = self.scope();
         let room = inner.room_for(&x, &weight)?;
-        let gated = if format.is_plain { Bytes::ZERO } else { self.target().gated_rows_scratch(choices, features) };
+        let gated =
+            if format.is_unquantized { Bytes::ZERO } else { self.target().gated_rows_scratch(choices, features) };
         let gated = inner.take_scratch(gated)?;
         let scratch = inner.take_scratch(self.target().experts_scratch(2 * features, in_features, weight.dtype()))?;
         let x = inner.wanted(&x, &weight, &room)?;

@@ -20,8 +20,8 @@ pub struct Call<'a> {
     /// `[rows, 2 * features]` activations: space for the intermediate product. Undefined
     /// afterwards.
     pub gate_up: Tensor<'a>,
-    /// Scratch declared with [`Target::linear_scratch`](crate::Target::linear_scratch); may be
-    /// empty.
+    /// Scratch declared with
+    /// [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
     pub scratch: Tensor<'a>,
     /// `[rows, features]` in the requested formats.
     pub out: Activations<'a>,

@@ -17,8 +17,8 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Copies the rows of `x` that `rows` `[chosen]` names, in that order; returns `[chosen,
-    /// columns]`.
+    /// Copies the rows of `x` that `rows` `[chosen]` names, in that
+    /// order; returns `[chosen, columns]`.
     pub fn gather_rows(&self, x: &Tensor<'_>, rows: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
         let mut out = self.empty([rows.rows(), x.columns()])?;
         self.gather_rows_into(x, rows, &mut out)?;

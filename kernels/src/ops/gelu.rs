@@ -9,8 +9,8 @@ use super::check;
 pub enum Gelu {
     /// The definition: `x / 2 * (1 + erf(x / sqrt(2)))`.
     Erf,
-    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`, elsewhere named
-    /// `gelu_pytorch_tanh` or `gelu_new`.
+    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`, elsewhere
+    /// named `gelu_pytorch_tanh` or `gelu_new`.
     Tanh,
     /// `x / (1 + exp(-1.702 * x))`, elsewhere named `quick_gelu`.
     Quick,

@@ -23,8 +23,8 @@ pub struct Call<'a> {
     pub bias: Option<Tensor<'a>>,
     /// Add to the contents of `out` instead of replacing them.
     pub accumulate: bool,
-    /// Scratch declared with [`Target::linear_scratch`](crate::Target::linear_scratch); may be
-    /// empty.
+    /// Scratch declared with
+    /// [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
     pub scratch: Tensor<'a>,
     /// `[rows, out_features]` activations. f32 is allowed too unless `accumulate` is set.
     pub out: Tensor<'a>,
@@ -71,8 +71,8 @@ impl<B: Backend> Scope<'_, B> {
         self.launch(operands, false, out)
     }
 
-    /// Adds `x @ weight^T + bias` to `sum` `[rows, out_features]`, as a layer adds to the residual
-    /// stream.
+    /// Adds `x @ weight^T + bias` to `sum` `[rows, out_features]`, as a layer adds
+    /// to the residual stream.
     pub fn linear_add<'a>(
         &self,
         x: impl Into<Activations<'a>>,

@@ -1,8 +1,8 @@
 //! Operations, one file each: the contract, the checks, the output that it takes, and its
 //! cost. Backends only compute.
 //!
-//! The `Call` structs passed to backends are `#[non_exhaustive]`, so other crates cannot build one.
-//! Only the methods here, which check the arguments, do.
+//! The `Call` structs passed to backends are `#[non_exhaustive]`, so other crates cannot build one
+//! without the checks in the methods here.
 
 pub mod add_experts;
 pub mod add_experts_rms_norm;

@@ -1,9 +1,9 @@
-//! Checks that all products share, and conversion to the format of activations that a product
-//! reads.
+//! Checks that all products share, and conversion to the format of activations
+//! that a product reads.
 
 use super::check;
 use crate::{
-    ActivationFormat, Activations, Backend, DType, FP8_BLOCK, KernelError, Scales, Scope, Target, Tensor, Weight,
+    ActivationFormat, Activations, Backend, DType, FP8_BLOCK, KernelError, Scope, Target, Tensor, Weight, WeightScales,
 };
 
 /// `weight` must hold the type in which the target stores weights, or E4M3 with scales
@@ -13,13 +13,13 @@ pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Targe
     check::holds(data.is_contiguous() && data.columns() > 0, op, "weight", data, "contiguous rows")?;
     let (rows, columns) = (data.rows(), data.columns());
     match &weight.scales {
-        Scales::Plain => return check::weight(op, "weight", data, target),
-        Scales::Blocks { scales, height } => {
+        WeightScales::Unquantized => return check::weight(op, "weight", data, target),
+        WeightScales::Blocks { scales, height } => {
             let is_even = (1..=FP8_BLOCK).contains(height) && FP8_BLOCK.is_multiple_of(*height);
             check::holds(is_even, op, "scales", scales, "blocks of a height that divides 128")?;
             check::shape(op, "scales", scales, [rows.div_ceil(*height), columns.div_ceil(FP8_BLOCK)])?;
         }
-        Scales::Rows { scales, .. } => check::shape(op, "scales", scales, [rows])?,
+        WeightScales::Rows { scales, .. } => check::shape(op, "scales", scales, [rows])?,
     }
     let scales = weight.scales.tensor().expect("a plain weight has returned");
     check::f32(op, "scales", scales)?;
@@ -58,16 +58,16 @@ impl<B: Backend> Scope<'_, B> {
     }
 
     /// Takes space for the format of `x` that `weight` wants, if `x` does not have that format.
-    pub(super) fn room_for(&self, x: &Activations<'_>, weight: &Weight<'_>) -> Result<Room<'_>, KernelError> {
+    pub(super) fn room_for(&self, x: &Activations<'_>, weight: &Weight<'_>) -> Result<QuantScratch<'_>, KernelError> {
         let wanted = weight.wants();
         if x.only(wanted).is_some() {
-            return Ok(Room(None));
+            return Ok(QuantScratch(None));
         }
-        Ok(Room(Some(self.empty_in(ActivationFormat::of(wanted), x.rows(), x.columns())?)))
+        Ok(QuantScratch(Some(self.empty_in(ActivationFormat::of(wanted), x.rows(), x.columns())?)))
     }
 
-    /// The format of `x` that `weight` wants: from `x` if it has the format, otherwise quantized
-    /// into `room`.
+    /// The format of `x` that `weight` wants: from `x` if it has the format,
+    /// otherwise quantized into `room`.
     ///
     /// # Panics
     /// If `x` is quantized in another way and has no plain rows: the model's code asked
@@ -76,7 +76,7 @@ impl<B: Backend> Scope<'_, B> {
         &self,
         x: &'a Activations<'_>,
         weight: &Weight<'_>,
-        room: &'a Room<'_>,
+        room: &'a QuantScratch<'_>,
     ) -> Result<Activations<'a>, KernelError> {
         let Some(room) = &room.0 else { return Ok(x.only(weight.wants()).expect("room was not needed")) };
         self.round(x.plain(), room)?;
@@ -85,4 +85,4 @@ impl<B: Backend> Scope<'_, B> {
 }
 
 /// Space for activations that a product quantizes itself.
-pub(super) struct Room<'s>(Option<Activations<'s>>);
+pub(super) struct QuantScratch<'s>(Option<Activations<'s>>);

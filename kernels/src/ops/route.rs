@@ -8,7 +8,7 @@
 use bursar_budgets::Bytes;
 
 use super::check;
-use crate::{Backend, KernelError, Scope, Share, Tensor, Weight, Work};
+use crate::{Backend, KernelError, RankShard, Scope, Tensor, Weight, Work};
 
 /// Maximum number of experts of a layer.
 pub const EXPERTS_MAX: usize = 512;
@@ -16,8 +16,8 @@ pub const EXPERTS_MAX: usize = 512;
 /// Maximum number of experts of a token.
 pub const TOP_MAX: usize = 32;
 
-/// The router's choices. Choice `row * top + rank` is the expert at this rank of the row, likeliest
-/// first.
+/// The router's choices. Choice `row * top + rank` is the expert at this rank of
+/// the row, likeliest first.
 ///
 /// Choices are sorted by expert, and the choices of one expert by row. An index in the sorted order
 /// is called a place.
@@ -34,7 +34,7 @@ pub struct Routing<'s> {
     pub starts: Tensor<'s>,
     /// The experts whose weights this rank holds. Later operations skip the choices of other
     /// experts, which other ranks compute.
-    pub held: Share,
+    pub held: RankShard,
 }
 
 impl<'s> Routing<'s> {
@@ -42,7 +42,7 @@ impl<'s> Routing<'s> {
     ///
     /// # Panics
     /// If `held` is a share of a different number of experts, or is empty.
-    pub fn held(self, held: Share) -> Routing<'s> {
+    pub fn held(self, held: RankShard) -> Routing<'s> {
         assert!(held.whole == self.experts() && held.count > 0, "{held:?} of {} experts", self.experts());
         Routing { held, ..self }
     }
@@ -106,8 +106,8 @@ impl<B: Backend> Scope<'_, B> {
     /// in `loads` `[experts]` u32, which wraps.
     ///
     /// # Errors
-    /// The shapes disagree, there are more than [`EXPERTS_MAX`] experts, or `top` is above
-    /// [`TOP_MAX`].
+    /// The shapes disagree, there are more than [`EXPERTS_MAX`] experts, or
+    /// `top` is above [`TOP_MAX`].
     pub fn route(
         &self,
         logits: &Tensor<'_>,
@@ -157,7 +157,7 @@ impl<B: Backend> Scope<'_, B> {
             choices: self.empty_u32([rows * top])?,
             places: self.empty_u32([rows * top])?,
             starts: self.empty_u32([experts + 1])?,
-            held: Share::all(experts),
+            held: RankShard::all(experts),
         };
         let flops = (rows * experts * (5 + top)) as u64;
         self.count(Work::over(flops, &[logits, &out.weights, &out.choices, &out.places, &out.starts, loads, loads]));

@@ -1,5 +1,5 @@
-//! Sampling: a token for each row of logits, chosen on the device with every option of
-//! [`crate::sampling`].
+//! Sampling: a token for each row of logits, chosen on the device with
+//! every option of [`crate::sampling`].
 
 use bursar_budgets::Bytes;
 
@@ -40,8 +40,8 @@ pub struct Outcome {
     pub chosen: Result<u32, Fault>,
     /// The natural logarithm of the chosen token's probability, if the row requested it.
     pub log_probability: Option<f32>,
-    /// The likeliest tokens, at most as many as requested, with the natural logarithms of their
-    /// probabilities.
+    /// The likeliest tokens, at most as many as requested, with the natural
+    /// logarithms of their probabilities.
     pub top: Vec<(u32, f32)>,
 }
 

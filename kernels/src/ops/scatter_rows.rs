@@ -17,8 +17,8 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Writes the rows of `x` `[chosen, columns]` to the rows of `out` that `rows` `[chosen]`
-    /// names.
+    /// Writes the rows of `x` `[chosen, columns]` to the rows of `out`
+    /// that `rows` `[chosen]` names.
     pub fn scatter_rows(&self, x: &Tensor<'_>, rows: &Tensor<'_>, out: &mut Tensor<'_>) -> Result<(), KernelError> {
         const OP: &str = "scatter_rows";
         check::activation(OP, "x", x, self.target().activation())?;

@@ -1,5 +1,5 @@
-//! Copies between host and device. All such copies except those of blocks and rows in `copy_blocks`
-//! are here.
+//! Copies between host and device. All such copies except those of blocks and rows
+//! in `copy_blocks` are here.
 
 use std::{fmt, marker::PhantomData};
 

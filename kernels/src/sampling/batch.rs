@@ -9,14 +9,14 @@ use super::{
     row::{NO_REPORT, SampleRow, TOP_MAX, Wishes},
 };
 
-/// Place of the mask of a row without one.
+/// Mask position of a row without a mask.
 pub(crate) const NO_MASK: u32 = u32::MAX;
 
 /// Rows in the order of their logits, ready to pack.
 #[derive(Clone, Default)]
 pub struct SampleBatch {
     vocabulary: usize,
-    /// Each row with the index of its mask, if it has one.
+    /// Each row with the index of its mask, if it has a mask.
     rows: Vec<(SampleRow, Option<usize>)>,
     masks: Vec<u32>,
     lists: [Ragged; SampleList::ALL.len()],
@@ -41,7 +41,6 @@ impl SampleBatch {
         SampleBatch { vocabulary, ..SampleBatch::default() }
     }
 
-    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows.len()
     }
@@ -51,12 +50,12 @@ impl SampleBatch {
         self.rows.iter().any(|(row, _)| row.top != NO_REPORT && row.top > 0)
     }
 
-    /// Adds the next row. Lists that its penalties do not read are left out.
+    /// Adds the next row. Lists that the row's penalties do not read are left out.
     ///
     /// # Panics
-    /// If the mask is too short for the vocabulary, biases and biased tokens differ in number, a list is longer than
-    /// [`LISTED_MAX`], more than [`TOP_MAX`] of the likeliest are requested, or the given token is outside the
-    /// vocabulary.
+    /// If the mask is too short for the vocabulary, the numbers of biases and biased tokens differ,
+    /// a list is longer than [`LISTED_MAX`], more than [`TOP_MAX`] likeliest tokens are requested,
+    /// or the given token is outside the vocabulary.
     pub fn push(&mut self, row: &SampleRow, wishes: &Wishes<'_>) {
         let words_of_mask = self.vocabulary.div_ceil(u32::BITS as usize);
         let mask = wishes.allowed.map(|allowed| {
@@ -84,14 +83,14 @@ impl SampleBatch {
         self.push(&row, &Wishes::default());
     }
 
-    /// Adds a row that only fills its place; nothing is chosen from it.
+    /// Adds a padding row, from which nothing is chosen.
     pub fn push_ignored(&mut self) {
         self.push(&SampleRow { ignored: true, ..SampleRow::default() }, &Wishes::default());
     }
 
-    /// Packs the batch into `words`, replacing their contents, for a launch over `rows` rows. Rows after the batch's
-    /// own are ignored. Rows come first in `words` because they need an alignment of 8 bytes. Panics if the batch has
-    /// more than `rows`.
+    /// Packs the batch into `words`, replacing their contents, for a launch over `rows` rows. Rows
+    /// after the rows of the batch are ignored. Rows come first in `words` because they need an
+    /// alignment of 8 bytes. Panics if the batch has more than `rows` rows.
     pub fn pack(&self, rows: usize, words: &mut Vec<u32>) -> SampleLayout {
         let layout = SampleLayout { rows, vocabulary: self.vocabulary };
         let own = self.rows.len();
@@ -119,7 +118,7 @@ impl SampleBatch {
     }
 }
 
-/// Prints counts, never the tokens, which are the user's text.
+/// Prints counts and never the tokens, which are the user's text.
 impl fmt::Debug for SampleBatch {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "SampleBatch({} rows of {} tokens)", self.rows.len(), self.vocabulary)

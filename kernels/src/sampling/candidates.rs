@@ -1,9 +1,11 @@
-//! Candidates: the tokens of a row that top-k, min-p and top-p keep, and the draw among them.
+//! Candidates: the tokens of a row that top-k, min-p and top-p keep, and the
+//! draw among these tokens.
 
 use super::{philox, row::SampleRow};
 
-/// Tokens that top-p sorts first, and the factor by which it then widens. A nucleus is mostly small, and sorting a
-/// vocabulary of 150,000 takes longer than everything else.
+/// Number of tokens that top-p sorts first, and the factor by which it then increases
+/// that number. A nucleus is usually small, and sorting a vocabulary of 150,000 takes
+/// longer than everything else.
 const NUCLEUS_FIRST: usize = 256;
 const NUCLEUS_GROWTH: usize = 8;
 
@@ -11,17 +13,16 @@ const NUCLEUS_GROWTH: usize = 8;
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Candidate {
-    /// Always finite.
     pub logit: f32,
-    /// The token's id.
     pub id: u32,
 }
 
-/// Draws one of the tokens that `row` keeps of `logits`, at least one of which is finite.
+/// Draws one of the tokens that `row` keeps of `logits`. At least one logit must be finite.
 ///
-/// Rules are those of transformers 5.17 (`generation/logits_process.py`): temperature, top-k (ties with the last one kept
-/// stay), top-p (the token that crosses the threshold stays), min-p. The order is vLLM 0.33's, where top-p is a share of
-/// what min-p has kept (`v1/sample/sampler.py`).
+/// The rules are those of transformers 5.17 (`generation/logits_process.py`): temperature,
+/// top-k (ties with the last kept token stay), top-p (the token that crosses the threshold
+/// stays), min-p. The order is that of vLLM 0.33, where top-p is a share of the tokens that
+/// min-p has kept (`v1/sample/sampler.py`).
 pub(super) fn draw(logits: &[f32], row: &SampleRow, candidates: &mut [Candidate], weights: &mut [f64]) -> u32 {
     let mut count = 0;
     for (&logit, id) in logits.iter().zip(0u32..).filter(|(logit, _)| logit.is_finite()) {
@@ -36,7 +37,8 @@ pub(super) fn draw(logits: &[f32], row: &SampleRow, candidates: &mut [Candidate]
     let largest = kept.iter().fold(f32::NEG_INFINITY, |largest, candidate| largest.max(candidate.logit));
     let weight = |logit: f32| (f64::from(logit - largest) / row.temperature).exp();
     if row.min_p_logarithm > f64::NEG_INFINITY {
-        // The likeliest token has weight 1, so the bound needs neither normalisation nor an exponential per token.
+        // The likeliest token has weight 1, so the comparison needs neither a normalization nor
+        // an exponential per token.
         count = keep(&mut candidates[..count], |candidate| {
             f64::from(candidate.logit - largest) / row.temperature >= row.min_p_logarithm
         });
@@ -62,8 +64,8 @@ fn keep(candidates: &mut [Candidate], wanted: impl Fn(&Candidate) -> bool) -> us
     count
 }
 
-/// Keeps the `top_k` likeliest candidates and ties with the last, sorted by likelihood and then by id. Without
-/// top-k, candidates stay in vocabulary order.
+/// Keeps the `top_k` likeliest candidates and ties with the last kept one, sorted by likelihood and
+/// then by id. Without top-k, candidates stay in vocabulary order.
 fn keep_top_k(candidates: &mut [Candidate], top_k: usize) -> usize {
     let (_, &mut Candidate { logit: least, .. }, _) = candidates.select_nth_unstable_by(top_k - 1, likelier);
     let count = keep(candidates, |candidate| candidate.logit >= least);
@@ -72,7 +74,8 @@ fn keep_top_k(candidates: &mut [Candidate], top_k: usize) -> usize {
     count
 }
 
-/// The likeliest tokens that together reach `top_p`, likeliest first (Holtzman et al. 2019, arXiv 1904.09751).
+/// Keeps the likeliest tokens that together reach `top_p`, sorted by likelihood (Holtzman et
+/// al. 2019, arXiv 1904.09751).
 fn keep_top_p(candidates: &mut [Candidate], top_p: f64, weight: impl Fn(f32) -> f64) -> usize {
     let threshold = top_p * candidates.iter().map(|candidate| weight(candidate.logit)).sum::<f64>();
     let (mut sorted, mut reached) = (0, 0.0);

@@ -2,7 +2,8 @@
 
 use super::row::{SampleRow, Wishes};
 
-/// Bit of a token's tally: the token is in the prompt. The lower bits count how often it was produced.
+/// Bit of a token's tally that marks a token of the prompt. The lower bits count how often
+/// the token was produced.
 const IN_PROMPT: u32 = 1 << 31;
 
 /// Applies all changes to `logits`. `tally` is as long as `logits`.
@@ -22,9 +23,9 @@ pub(super) fn change(logits: &mut [f32], row: &SampleRow, wishes: &Wishes<'_>, t
     }
 }
 
-/// Sets the logit of each token to -infinity whose bit in `allowed` (words of 32) is not set.
+/// Sets the logit of each token whose bit in `allowed` (words of 32 bits) is not set to -infinity.
 pub fn restrict(logits: &mut [f32], allowed: &[u32]) {
-    // Within a JSON string most words are full; elsewhere most are empty.
+    // Within a JSON string, most words have all bits set. Elsewhere, most words are zero.
     for (logits, &word) in logits.chunks_mut(u32::BITS as usize).zip(allowed) {
         match word {
             u32::MAX => {}
@@ -37,8 +38,9 @@ pub fn restrict(logits: &mut [f32], allowed: &[u32]) {
     }
 }
 
-/// Repetition penalty (Keskar et al. 2019, arXiv 1909.05858; each token of prompt and reply once), then OpenAI's
-/// frequency penalty (each time a token was produced) and presence penalty (once for a token that was produced).
+/// Applies the repetition penalty (Keskar et al. 2019, arXiv 1909.05858; once for each token of
+/// prompt and reply), then OpenAI's frequency penalty (each time a token was produced) and presence
+/// penalty (once for a token that was produced).
 fn penalise<'a>(logits: &mut [f32], row: &SampleRow, wishes: &Wishes<'a>, tally: &mut [u32]) {
     assert!(wishes.unseen.is_none(), "on the host every token is seen");
     let vocabulary = logits.len();
@@ -61,7 +63,8 @@ fn penalise<'a>(logits: &mut [f32], row: &SampleRow, wishes: &Wishes<'a>, tally:
     }
 }
 
-/// Keeps a very large logit from becoming +infinity, which has no distribution. Forbidden tokens stay forbidden.
+/// Keeps a very large logit from becoming +infinity, which has no distribution.
+/// Forbidden tokens stay forbidden.
 fn bounded(logit: f32) -> f32 {
     if logit == f32::NEG_INFINITY { logit } else { logit.clamp(f32::MIN, f32::MAX) }
 }

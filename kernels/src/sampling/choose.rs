@@ -27,8 +27,8 @@ pub fn fault_of(logits: &[f32]) -> Option<Fault> {
     logits.iter().all(|&logit| logit == f32::NEG_INFINITY).then_some(Fault::NothingAllowed)
 }
 
-/// The token for `logits`, which must have no fault according to [`fault_of`]. A given token is returned as it is.
-/// Equal logits, rows and lists give equal tokens.
+/// The token for `logits`, which must have no fault according to [`fault_of`]. A given token is
+/// returned unchanged. Equal logits, rows and lists give equal tokens.
 ///
 /// # Errors
 /// [`Fault::NothingAllowed`] if every token is forbidden.

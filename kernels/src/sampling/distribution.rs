@@ -1,6 +1,7 @@
-//! Log-probabilities of a row's own distribution, before any change.
+//! Log-probabilities of a row's unchanged distribution.
 
-/// Terms below e^-64 of the largest do not change a sum of 2^24 of them in f64, so their exponentials are skipped.
+/// Logits more than 64 below the largest do not change an f64 sum of 2^24 exponentials, so
+/// their exponentials are skipped.
 const NEGLIGIBLE: f32 = -64.0;
 
 /// The log-softmax of a row in f64: vLLM's `raw_logprobs`.
@@ -11,7 +12,8 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// The distribution of `logits`, which must have no fault according to [`fault_of`](super::fault_of).
+    /// The distribution of `logits`, which must have no fault according to
+    /// [`fault_of`](super::fault_of).
     pub fn of(logits: &[f32]) -> Self {
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let terms = logits.iter().map(|logit| logit - largest).filter(|term| *term > NEGLIGIBLE);
@@ -24,8 +26,9 @@ impl Distribution {
         (f64::from(logit) - f64::from(self.largest) - self.log_total) as f32
     }
 
-    /// The `count` likeliest tokens, largest logit first, ties by id, without impossible ones. It takes one pass, in
-    /// which nearly every logit is only compared with the least one kept.
+    /// The `count` likeliest tokens, largest logit first and ties by id, without impossible
+    /// tokens. It takes one pass, in which nearly every logit is only compared with the smallest
+    /// logit kept so far.
     pub fn likeliest(logits: &[f32], count: usize) -> Vec<(f32, u32)> {
         let mut top: Vec<(f32, u32)> = Vec::with_capacity(count + 1);
         let mut least = f32::NEG_INFINITY;

@@ -1,13 +1,13 @@
-//! The layout of a packed batch in words, and of its report.
+//! Layouts of a packed batch and of its report, in words.
 
 use std::ops::Range;
 
 use super::row::{ROW_WORDS, TOP_MAX};
 
-/// Most tokens in a row's list of biases, or of forbidden tokens.
+/// Maximum number of tokens in a row's list of biases, or of forbidden tokens.
 pub const LISTED_MAX: usize = 1024;
 
-/// The kinds of lists that go with rows, in the device code's order.
+/// The kinds of lists that belong to rows, in the order of the device code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SampleList {
     /// Tokens that may not follow.
@@ -28,23 +28,24 @@ impl SampleList {
         [SampleList::Forbidden, SampleList::Biased, SampleList::Biases, SampleList::Prompt, SampleList::Produced];
 }
 
-/// Where each part of a batch is, in words:
+/// Positions of the parts of a batch, in words:
 ///
 /// 1. [`ROW_WORDS`] for each row;
-/// 2. for each [kind of lists](SampleList) `[rows + 1]`: the first word of each row's list, and the end of the last;
+/// 2. for each [kind of lists](SampleList) `[rows + 1]`: the first word of each row's list, and the
+///    end of the last;
 /// 3. the lists, and the masks that rows name by their first word, in any order.
 ///
-/// Parts 1 and 2 depend on the sizes alone, so a captured step finds the next batch at the same places.
+/// Parts 1 and 2 depend only on the sizes, so a captured step finds the next batch
+/// at the same positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleLayout {
-    /// Number of rows.
     pub rows: usize,
     /// Tokens per row of logits.
     pub vocabulary: usize,
 }
 
 impl SampleLayout {
-    /// The words that say where the rows' lists of a kind begin and end.
+    /// The words that hold the starts of the rows' lists of a kind, and the end of the last list.
     pub fn starts(&self, list: SampleList) -> Range<usize> {
         let first = self.rows * ROW_WORDS + list as usize * (self.rows + 1);
         first..first + self.rows + 1
@@ -55,20 +56,20 @@ impl SampleLayout {
         self.starts(SampleList::Produced).end
     }
 
-    /// Words per mask.
     pub fn mask_words(&self) -> usize {
         self.vocabulary.div_ceil(u32::BITS as usize)
     }
 
-    /// Most words of a batch: every row uses every option, and each has a prompt and produced tokens of `past_tokens`
-    /// in total.
+    /// Maximum number of words of a batch: every row uses every option, and has a prompt and
+    /// produced tokens of `past_tokens` in total.
     pub fn words_max(&self, past_tokens: usize) -> usize {
         self.lists() + self.rows * (3 * LISTED_MAX + past_tokens + self.mask_words())
     }
 
-    /// Words of a report: [faults](super::Fault) `[rows]`, log-probabilities of the chosen tokens `[rows]` f32, the
-    /// likeliest tokens `[rows, TOP_MAX]` and their log-probabilities `[rows, TOP_MAX]` f32. If no row requests the
-    /// likeliest, the words [before them](Self::report_words_without_top) suffice.
+    /// Words of a report: [faults](super::Fault) `[rows]`, log-probabilities of the chosen
+    /// tokens `[rows]` f32, the likeliest tokens `[rows, TOP_MAX]` and their
+    /// log-probabilities `[rows, TOP_MAX]` f32. If no row requests the likeliest tokens, the
+    /// words [before them](Self::report_words_without_top) suffice.
     pub fn report_words(&self) -> usize {
         self.rows * (2 + 2 * TOP_MAX)
     }

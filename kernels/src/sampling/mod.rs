@@ -1,14 +1,16 @@
-//! Choosing a token from a row of logits: the options, and the arithmetic behind [`sample`](crate::Scope::sample_into).
+//! Choice of a token from a row of logits: the options, and the arithmetic of
+//! [`sample`](crate::Scope::sample_into).
 //!
-//! The steps follow vLLM's `v1/sample/sampler.py`, and transformers 5.17's `generation/logits_process.py` for the steps
-//! that both have:
+//! The steps follow vLLM's `v1/sample/sampler.py`, and transformers 5.17's
+//! `generation/logits_process.py` for the steps that both have:
 //!
 //! 1. log-probabilities are read before anything is changed; a row whose token is given ends here;
 //! 2. a grammar's mask forbids tokens that cannot follow;
 //! 3. single tokens are forbidden;
 //! 4. biases are added;
 //! 5. repetition, frequency and presence penalties;
-//! 6. greedy choice; or temperature, top-k, min-p, top-p (as in vLLM; transformers has min-p last), and a draw.
+//! 6. greedy choice; or temperature, top-k, min-p, top-p (as in vLLM; transformers has min-p
+//!    last), and a draw.
 
 mod batch;
 mod candidates;

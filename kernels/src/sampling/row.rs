@@ -1,48 +1,53 @@
-//! The options of one row, as numbers that the device reads and lists that go with them.
+//! The options of one row: numbers that the device reads, and the lists that belong to the row.
 
 use std::fmt;
 
 use crate::UnseenToken;
 
-/// Most likeliest tokens that a row may request, the limit of OpenAI's API and vLLM.
+/// Maximum number of likeliest tokens that a row may request, which is the limit of OpenAI's
+/// API and of vLLM.
 pub const TOP_MAX: usize = 20;
 
 /// Value of [`SampleRow::top`] that requests no log-probabilities.
 pub const NO_REPORT: u32 = u32::MAX;
 
-/// Word for a row without a given token.
+/// Word that marks a row without a given token.
 pub(crate) const NONE_GIVEN: u32 = u32::MAX;
 
 /// 32-bit words of a [`SampleRow`] on the device.
 pub const ROW_WORDS: usize = 20;
 
-/// How the token of one row is chosen. The caller has checked the ranges given here.
+/// Options for the choice of one row's token. The caller has checked the ranges given here.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleRow {
-    /// 0 takes the likeliest token; otherwise logits are divided by it. At least 0, and finite.
+    /// 0 takes the likeliest token; otherwise logits are divided by the temperature. At
+    /// least 0, and finite.
     pub temperature: f64,
-    /// Keeps the likeliest tokens that together reach this probability. Above 0; 1 is no limit.
+    /// Keeps the likeliest tokens that together reach this probability. Above 0; 1 means no limit.
     pub top_p: f64,
-    /// Natural logarithm of the least probability relative to the likeliest token. At most 0; -infinity is no limit.
+    /// Natural logarithm of the least probability relative to the likeliest token. At most 0;
+    /// -infinity means no limit.
     pub min_p_logarithm: f64,
     /// Subtracted once from the logit of each token produced so far.
     pub presence: f64,
     /// Subtracted from a token's logit once for each time it was produced.
     pub frequency: f64,
-    /// Together with the position, it determines every random choice.
+    /// Determines every random choice, together with the position.
     pub seed: u64,
     /// Tokens produced so far.
     pub position: u64,
-    /// Divides the logits of tokens seen before if positive, multiplies them if negative. Above 0; 1 changes nothing.
+    /// Divides the logits of tokens seen before if they are positive, and multiplies them if they
+    /// are negative. Above 0; 1 changes nothing.
     pub repetition: f32,
-    /// Keeps this many of the likeliest tokens; 0 is no limit.
+    /// Keeps this many of the likeliest tokens; 0 means no limit.
     pub top_k: u32,
-    /// Likeliest tokens to report in addition to the chosen one's log-probability, at most [`TOP_MAX`]. [`NO_REPORT`]
-    /// requests no report at all.
+    /// Number of likeliest tokens to report in addition to the chosen token's log-probability, at
+    /// most [`TOP_MAX`]. [`NO_REPORT`] requests no report at all.
     pub top: u32,
-    /// The row only fills its place in a captured batch; nothing is chosen from it.
+    /// Marks a padding row of a captured batch. Nothing is chosen from it.
     pub ignored: bool,
-    /// The token that really followed. It is taken whatever the other options say, for the sake of the row's report.
+    /// The token that actually follows. It is returned whatever the other options are, so that the
+    /// row only computes its report.
     pub given: Option<u32>,
 }
 
@@ -72,13 +77,13 @@ impl SampleRow {
         self.temperature == 0.0 || self.top_k == 1
     }
 
-    /// Whether any penalty reads the tokens produced.
+    /// Whether any penalty reads the produced tokens.
     pub fn penalises(&self) -> bool {
         self.repetition != 1.0 || self.presence != 0.0 || self.frequency != 0.0
     }
 
-    /// The layout of `SampleRow` in `kernels/cuda/include/sampling/request.cuh`; `mask` is the first word of the row's
-    /// mask.
+    /// The layout of `SampleRow` in `kernels/cuda/include/sampling/request.cuh`. `mask` is the
+    /// first word of the row's mask.
     pub(super) fn to_words(self, mask: u32) -> [u32; ROW_WORDS] {
         let doubles = [self.temperature, self.top_p, self.min_p_logarithm, self.presence, self.frequency];
         let halves = |long: u64| [long as u32, (long >> 32) as u32];
@@ -111,11 +116,11 @@ impl SampleRow {
     }
 }
 
-/// The lists that go with a row. Ids beyond the vocabulary are skipped, because pictures' placeholders may be among
-/// them.
+/// The lists that belong to a row. Ids beyond the vocabulary are skipped, because the lists may
+/// contain placeholders of pictures.
 #[derive(Clone, Copy, Default)]
 pub struct Wishes<'a> {
-    /// One bit for each token that may follow, in words of 32. `None` allows all tokens.
+    /// One bit for each token that may follow, in words of 32 bits. `None` allows all tokens.
     pub allowed: Option<&'a [u32]>,
     /// Tokens that may not follow.
     pub forbidden: &'a [u32],
@@ -125,20 +130,20 @@ pub struct Wishes<'a> {
     pub biases: &'a [f32],
     /// The prompt's tokens, read only for a repetition penalty.
     pub prompt: &'a [u32],
-    /// The tokens produced so far, as far as the host has seen them; read only for penalties.
+    /// The tokens produced so far that the host has seen. They are read only for penalties.
     pub produced: &'a [u32],
-    /// One more, which the previous step chooses.
+    /// A further produced token, which the previous step chooses.
     pub unseen: Option<UnseenToken>,
 }
 
 impl Wishes<'_> {
-    /// Whether the token is chosen from changed logits rather than from the row's own.
+    /// Whether the token is chosen from changed logits instead of the row's original logits.
     pub fn changes(&self, row: &SampleRow) -> bool {
         self.allowed.is_some() || !self.forbidden.is_empty() || !self.biased.is_empty() || row.penalises()
     }
 }
 
-/// Prints counts, never the tokens, which are the user's text.
+/// Prints counts and never the tokens, which are the user's text.
 impl fmt::Debug for Wishes<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Wishes { allowed, forbidden, biased, prompt, produced, .. } = self;
@@ -148,15 +153,15 @@ impl fmt::Debug for Wishes<'_> {
     }
 }
 
-/// Why nothing was chosen from a row.
+/// Reason why nothing was chosen from a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Fault {
     /// A logit is NaN or +infinity.
     NotNumbers = 1,
-    /// Every token is -infinity, or forbidden.
+    /// Every logit is -infinity, or every token is forbidden.
     NothingAllowed = 2,
-    /// The row only fills its place in the batch.
+    /// The row is padding of the batch.
     Ignored = 3,
 }
 

@@ -174,10 +174,12 @@ impl Fp8 {
         let scales = match self.scaled {
             Scaled::Blocks(height) => {
                 let shape = [rows.div_ceil(height), self.in_features.div_ceil(128)];
-                Scales::Blocks { scales: scope.upload(shape, &scales)?, height }
+                WeightScales::Blocks { scales: scope.upload(shape, &scales)?, height }
             }
-            Scaled::Rows => Scales::Rows { scales: scope.upload([rows], &scales)?, activations: None },
-            Scaled::Fixed(scale) => Scales::Rows { scales: scope.upload([rows], &scales)?, activations: Some(scale) },
+            Scaled::Rows => WeightScales::Rows { scales: scope.upload([rows], &scales)?, activations: None },
+            Scaled::Fixed(scale) => {
+                WeightScales::Rows { scales: scope.upload([rows], &scales)?, activations: Some(scale) }
+            }
         };
         Ok(Weight { data, scales })
     }
@@ -225,11 +227,13 @@ impl Fp8 {
                 let mut place = sum.column_range_mut(before..before + self.out_features);
                 match &weight.scales {
                     // Two ranks' experts, one after the other.
-                    Scales::Rows { scales, activations } => {
+                    WeightScales::Rows { scales, activations } => {
                         for held in shares(experts) {
                             let rows = held.times(self.out_features).range();
-                            let scales =
-                                Scales::Rows { scales: scales.row_range(rows.clone()), activations: *activations };
+                            let scales = WeightScales::Rows {
+                                scales: scales.row_range(rows.clone()),
+                                activations: *activations,
+                            };
                             let weight = Weight { data: weight.data.row_range(rows), scales };
                             let routing = scope.route(&logits, top, true, &loads)?.held(held);
                             scope.add_experts(&x, &weight, &routing, &mut place)?;

@@ -193,8 +193,8 @@ impl Mixed {
 
 /// Rows, their width and their format, of which `normed_sum` is asked.
 pub const NORMED_SUMS: [(usize, usize, ActivationFormat); 7] = {
-    const fn rounded(quantization: Quantization, is_plain: bool) -> ActivationFormat {
-        ActivationFormat { is_plain, quantization: Some(quantization) }
+    const fn rounded(quantization: Quantization, is_unquantized: bool) -> ActivationFormat {
+        ActivationFormat { is_unquantized, quantization: Some(quantization) }
     }
     [
         (1, 2048, ActivationFormat::PLAIN),
@@ -241,9 +241,9 @@ pub fn normed_sum<B: Backend>(
 }
 
 /// A third of the experts and the others, as far as there are several.
-pub(super) fn shares(whole: usize) -> Vec<Share> {
+pub(super) fn shares(whole: usize) -> Vec<RankShard> {
     let first = whole.div_ceil(3);
-    let all = [Share { first: 0, count: first, whole }, Share { first, count: whole - first, whole }];
+    let all = [RankShard { first: 0, count: first, whole }, RankShard { first, count: whole - first, whole }];
     all.into_iter().filter(|share| share.count > 0).collect()
 }
 

@@ -82,7 +82,10 @@ fn ones<'s, B: Backend>(scope: &'s Scope<'_, B>, rows: usize, columns: usize) ->
     let (down, across) = (rows.div_ceil(128), columns.div_ceil(128));
     Ok(Weight {
         data: scope.upload([rows, columns], &vec![E4m3::from_f32(1.0); rows * columns])?,
-        scales: Scales::Blocks { scales: scope.upload([down, across], &vec![1.0f32; down * across])?, height: 128 },
+        scales: WeightScales::Blocks {
+            scales: scope.upload([down, across], &vec![1.0f32; down * across])?,
+            height: 128,
+        },
     })
 }
 
@@ -128,21 +131,21 @@ fn scales_and_forms_that_do_not_fit_are_refused_in_words() {
     let found = [
         text(|scope| {
             let Weight { data, .. } = ones(scope, 130, 130)?;
-            let scales = Scales::Blocks { scales: scope.empty_f32([1, 2])?, height: 128 };
+            let scales = WeightScales::Blocks { scales: scope.empty_f32([1, 2])?, height: 128 };
             scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
         }),
         text(|scope| {
             let Weight { data, .. } = ones(scope, 130, 130)?;
-            let scales = Scales::Blocks { scales: scope.empty_f32([2, 2])?, height: 100 };
+            let scales = WeightScales::Blocks { scales: scope.empty_f32([2, 2])?, height: 100 };
             scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
         }),
         text(|scope| {
             let Weight { data, .. } = ones(scope, 130, 130)?;
-            let scales = Scales::Rows { scales: scope.empty_f32([129])?, activations: None };
+            let scales = WeightScales::Rows { scales: scope.empty_f32([129])?, activations: None };
             scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
         }),
         text(|scope| {
-            let scales = Scales::Rows { scales: scope.empty_f32([7])?, activations: None };
+            let scales = WeightScales::Rows { scales: scope.empty_f32([7])?, activations: None };
             let data = scope.empty([7, 130])?;
             scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
         }),

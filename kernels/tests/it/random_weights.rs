@@ -4,7 +4,7 @@ use bursar_budgets::Bytes;
 use bursar_kernels::{
     Cpu, DType, KernelError, Tensor,
     ops::{
-        fill_random::{Part, fill_random, fill_random_part},
+        fill_random::{MatrixSlice, fill_random, fill_random_part},
         transfer,
     },
 };
@@ -47,7 +47,7 @@ fn part_of_a_matrix_has_the_numbers_that_it_has_in_the_whole() {
         let (cpu, workspace) = (Cpu::new(2), poisoned(Bytes::mib(1)));
         // SAFETY: the workspace has backed this many bytes, and nothing else takes from it.
         let mut out = unsafe { Tensor::persistent(workspace.address(), [rows.len(), of_row.len()], DType::F32) };
-        let part = Part { seed, first: (rows.start * columns + of_row.start) as u64, pitch: columns };
+        let part = MatrixSlice { seed, first: (rows.start * columns + of_row.start) as u64, pitch: columns };
         fill_random_part(&cpu, part, 1.0, &mut out).expect("a contiguous tensor of floats");
         // SAFETY: all of it has just been written.
         let found = unsafe { std::slice::from_raw_parts(out.address().0 as *const f32, rows.len() * of_row.len()) };

@@ -18,7 +18,7 @@ fn the_norm_of_a_mixtures_sum_has_the_bits_of_two_operations() {
             NORMED_SUMS.into_iter().filter(|case| case.2.quantization.is_none() || target.has_fp8([8, 128], None))
         {
             let of = |by_one| {
-                gpu.compute(kernels, Bytes::mib(64), ProductsBy::Ours, |scope| normed_sum(scope, case, by_one))
+                gpu.compute(kernels, Bytes::mib(64), GemmBackend::Ours, |scope| normed_sum(scope, case, by_one))
             };
             assert!(of(true) == of(false), "{case:?} on {target:?}");
         }
@@ -63,7 +63,7 @@ fn many_rows_are_rounded_to_the_bits_of_few() {
             let weight = Random::new(22).floats(columns);
             for quantization in [Quantization::Rows, Quantization::Groups, Quantization::Fixed(0.003)] {
                 let case = (operation, quantization);
-                gpu.compute(kernels, Bytes::mib(128), ProductsBy::Ours, |scope| {
+                gpu.compute(kernels, Bytes::mib(128), GemmBackend::Ours, |scope| {
                     let x = narrowed(scope, [rows, width], activation, &numbers)?;
                     let weight = narrowed(scope, [columns], activation, &weight)?;
                     let all = rounded_rows(scope, case, (&x, &weight))?;

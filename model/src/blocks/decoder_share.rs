@@ -1,6 +1,6 @@
 //! What a rank has of a decoder.
 
-use bursar_kernels::{Rank, Share};
+use bursar_kernels::{Rank, RankShard};
 
 use super::decoder::DecoderConfig;
 use crate::weights::RanksError;
@@ -11,15 +11,15 @@ pub struct DecoderShare {
     /// Whose it is.
     pub rank: Rank,
     /// Query heads.
-    pub heads: Share,
+    pub heads: RankShard,
     /// Key and value heads. Where there are fewer than ranks, neighbours have the same one.
-    pub kv_heads: Share,
+    pub kv_heads: RankShard,
     /// Columns of a gated MLP.
-    pub intermediate: Share,
+    pub intermediate: RankShard,
     /// Experts of a mixture, if the decoder has one.
-    pub experts: Option<Share>,
+    pub experts: Option<RankShard>,
     /// Tokens. The last ranks have fewer of them if they do not divide.
-    pub vocabulary: Share,
+    pub vocabulary: RankShard,
 }
 
 /// The most ranks that an error suggests.

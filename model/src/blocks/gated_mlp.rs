@@ -1,6 +1,6 @@
 //! The gated MLP: `down(silu(gate(x)) * up(x))`, added to the residual stream.
 
-use bursar_kernels::{ActivationFormat, Activations, Backend, KernelError, Scope, Share, Tensor};
+use bursar_kernels::{ActivationFormat, Activations, Backend, KernelError, RankShard, Scope, Tensor};
 
 use crate::weights::{Linear, WeightError, WeightMap};
 
@@ -20,7 +20,7 @@ impl GatedMlp {
     pub fn claim(
         map: &mut WeightMap<'_>,
         projections: [&str; 3],
-        widths: (usize, Share),
+        widths: (usize, RankShard),
         bias: bool,
     ) -> Result<Self, WeightError> {
         let [gate_up, down] = map.gated(projections, widths, bias)?;

@@ -2,7 +2,7 @@
 //! weights (Shazeer et al. 2017, arXiv 1701.06538; without a shared expert, as in Qwen3, arXiv 2505.09388).
 
 use bursar_kernels::{
-    ActivationFormat, Activations, Backend, KernelError, Scope, Share, Tensor, Weight,
+    ActivationFormat, Activations, Backend, KernelError, RankShard, Scope, Tensor, Weight,
     ops::{
         rms_norm::RmsNorm,
         rms_norm_route::Router,
@@ -64,7 +64,7 @@ impl MixtureConfig {
 /// The router and the experts of a layer.
 pub struct Mixture {
     router: Tensor<'static>,  // [experts, hidden]
-    held: Share,              // the experts whose weights are here
+    held: RankShard,          // the experts whose weights are here
     gate_up: Weight<'static>, // [held * 2 * intermediate, hidden]
     down: Weight<'static>,    // [held * hidden, intermediate]
     top: usize,
@@ -89,7 +89,7 @@ impl Mixture {
         name: &str,
         hidden: usize,
         config: &MixtureConfig,
-        held: Share,
+        held: RankShard,
         loads: Tensor<'static>,
     ) -> Result<Self, WeightError> {
         let &MixtureConfig { experts, top, renormalised, .. } = config;

@@ -27,12 +27,12 @@ pub struct Shard {
     file: String,
     content: Content,
     header: Range<usize>,
-    tensors: BTreeMap<String, Place>,
+    tensors: BTreeMap<String, StoredTensor>,
 }
 
 /// Where a tensor lies in its file, and how.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct StoredTensor {
     /// The storage, and the type that is read of it; or what else it is.
     pub stored: Result<(Stored, TensorType), Unread>,
     pub shape: Vec<usize>,
@@ -59,7 +59,12 @@ pub(super) enum Content {
 
 impl Shard {
     /// A shard of checked parts: `header` is what the fingerprint hashes, and all ranges are of `content`.
-    pub(super) fn new(file: &str, content: Content, header: Range<usize>, tensors: BTreeMap<String, Place>) -> Self {
+    pub(super) fn new(
+        file: &str,
+        content: Content,
+        header: Range<usize>,
+        tensors: BTreeMap<String, StoredTensor>,
+    ) -> Self {
         Shard { file: file.to_owned(), content, header, tensors }
     }
 
@@ -116,7 +121,7 @@ impl Shard {
 }
 
 /// The tensors of a safetensors file whose data starts at byte `data`.
-fn places(metadata: &Metadata, data: usize) -> BTreeMap<String, Place> {
+fn places(metadata: &Metadata, data: usize) -> BTreeMap<String, StoredTensor> {
     let place = |name: String| {
         let info = metadata.info(&name)?;
         let dtype = match info.dtype {
@@ -129,7 +134,7 @@ fn places(metadata: &Metadata, data: usize) -> BTreeMap<String, Place> {
         let stored = dtype.map(|dtype| (Stored::Plain(dtype), dtype));
         let (start, end) = info.data_offsets;
         let bytes = data + start..data + end;
-        Some((name, Place { stored, shape: info.shape.clone(), paired_heads: 0, bytes }))
+        Some((name, StoredTensor { stored, shape: info.shape.clone(), paired_heads: 0, bytes }))
     };
     metadata.offset_keys().into_iter().filter_map(place).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use bursar_kernels::{DType, Share};
+use bursar_kernels::{DType, RankShard};
 use serde::Deserialize;
 
 use super::checkpoint_files::CheckpointSource;
@@ -73,7 +73,7 @@ impl<'a> TensorInfo<'a> {
 
     /// Some rows of it, and some columns of these, as a tensor of `shape`. Rotary heads and blocks of few bits must be
     /// whole.
-    pub fn part<'b>(&self, rows: Share, columns: Share, shape: &'b [usize]) -> TensorInfo<'b>
+    pub fn part<'b>(&self, rows: RankShard, columns: RankShard, shape: &'b [usize]) -> TensorInfo<'b>
     where
         'a: 'b,
     {

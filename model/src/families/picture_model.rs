@@ -45,11 +45,11 @@ pub trait Tower: Sized {
 
 /// Pictures packed for one launch: what each rank encodes of them, or one entry of which every rank encodes all.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Launch<B> {
+pub struct EncodeBatch<B> {
     of_ranks: Vec<B>,
 }
 
-impl<B: AsRef<PackedPictures>> Launch<B> {
+impl<B: AsRef<PackedPictures>> EncodeBatch<B> {
     fn packed(&self) -> impl Iterator<Item = &PackedPictures> {
         self.of_ranks.iter().map(AsRef::as_ref)
     }
@@ -64,7 +64,7 @@ pub struct PictureModel<T> {
 }
 
 impl<T: Tower> Weights<T::Config> for PictureModel<T> {
-    type Batch = Launch<T::Batch>;
+    type Batch = EncodeBatch<T::Batch>;
 
     fn claim(config: T::Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let (tower, decoder) = T::claim_model(config, map)?;
@@ -75,22 +75,22 @@ impl<T: Tower> Weights<T::Config> for PictureModel<T> {
         &self.decoder
     }
 
-    fn pack(&self, of_ranks: &[Vec<(&ResizedImage, &[u32])>]) -> Launch<T::Batch> {
-        Launch { of_ranks: of_ranks.iter().map(|pictures| self.tower.pack(pictures)).collect() }
+    fn pack(&self, of_ranks: &[Vec<(&ResizedImage, &[u32])>]) -> EncodeBatch<T::Batch> {
+        EncodeBatch { of_ranks: of_ranks.iter().map(|pictures| self.tower.pack(pictures)).collect() }
     }
 
-    fn patches(launch: &Launch<T::Batch>) -> usize {
+    fn patches(launch: &EncodeBatch<T::Batch>) -> usize {
         launch.packed().map(PackedPictures::patches).sum()
     }
 
-    fn embeddings(launch: &Launch<T::Batch>) -> usize {
+    fn embeddings(launch: &EncodeBatch<T::Batch>) -> usize {
         launch.packed().map(PackedPictures::embeddings).sum()
     }
 
     fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
-        launch: &Launch<T::Batch>,
+        launch: &EncodeBatch<T::Batch>,
         cache: &mut Tensor<'_>,
         depth: Depth,
     ) -> Result<(), KernelError> {

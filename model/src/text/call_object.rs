@@ -6,7 +6,7 @@
 /// whose content it does not check.
 #[derive(Clone, Debug)]
 pub(super) struct CallObject {
-    place: Place,
+    state: ReadState,
     /// The text of the string being read, with its quotes, where it matters.
     string: String,
     is_escaped: bool,
@@ -16,7 +16,7 @@ pub(super) struct CallObject {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
+enum ReadState {
     Start,
     BeforeKey,
     InKey,
@@ -55,7 +55,7 @@ pub(super) enum Seen {
 impl CallObject {
     pub(super) fn new() -> Self {
         CallObject {
-            place: Place::Start,
+            state: ReadState::Start,
             string: String::new(),
             is_escaped: false,
             key: Key::Other,
@@ -71,35 +71,35 @@ impl CallObject {
 
     /// Takes the next character. After `End` and `Broken` there is no next one.
     pub(super) fn feed(&mut self, next: char) -> Seen {
-        match self.place {
-            Place::InKey => self.in_key(next),
-            Place::InString => self.in_string(next),
-            Place::InNested { depth, in_string } => self.in_nested(next, depth, in_string),
-            Place::InScalar if !matches!(next, ',' | '}' | ' ' | '\n' | '\r' | '\t') => match next {
+        match self.state {
+            ReadState::InKey => self.in_key(next),
+            ReadState::InString => self.in_string(next),
+            ReadState::InNested { depth, in_string } => self.in_nested(next, depth, in_string),
+            ReadState::InScalar if !matches!(next, ',' | '}' | ' ' | '\n' | '\r' | '\t') => match next {
                 '<' | '"' | '{' | '[' | ']' => Seen::Broken,
                 _ => Seen::More,
             },
             _ if matches!(next, ' ' | '\n' | '\r' | '\t') => {
-                if self.place == Place::InScalar {
-                    self.place = Place::AfterValue;
+                if self.state == ReadState::InScalar {
+                    self.state = ReadState::AfterValue;
                 }
                 Seen::More
             }
-            place => self.between(place, next),
+            state => self.between(state, next),
         }
     }
 
     /// A character that separates, begins or ends something.
-    fn between(&mut self, place: Place, next: char) -> Seen {
-        self.place = match (place, next) {
-            (Place::Start, '{') | (Place::InScalar | Place::AfterValue, ',') => Place::BeforeKey,
-            (Place::BeforeKey | Place::InScalar | Place::AfterValue, '}') => return Seen::End,
-            (Place::BeforeKey, '"') => {
+    fn between(&mut self, state: ReadState, next: char) -> Seen {
+        self.state = match (state, next) {
+            (ReadState::Start, '{') | (ReadState::InScalar | ReadState::AfterValue, ',') => ReadState::BeforeKey,
+            (ReadState::BeforeKey | ReadState::InScalar | ReadState::AfterValue, '}') => return Seen::End,
+            (ReadState::BeforeKey, '"') => {
                 self.string = "\"".to_owned();
-                Place::InKey
+                ReadState::InKey
             }
-            (Place::BeforeColon, ':') => Place::BeforeValue,
-            (Place::BeforeValue, _) => return self.value(next),
+            (ReadState::BeforeColon, ':') => ReadState::BeforeValue,
+            (ReadState::BeforeValue, _) => return self.value(next),
             _ => return Seen::Broken,
         };
         Seen::More
@@ -107,18 +107,18 @@ impl CallObject {
 
     /// The first character of a value.
     fn value(&mut self, first: char) -> Seen {
-        self.place = match (self.key, first) {
+        self.state = match (self.key, first) {
             (Key::Name | Key::Other, '"') => {
                 self.string = "\"".to_owned();
-                Place::InString
+                ReadState::InString
             }
             (Key::Arguments, '{') => {
                 self.has_arguments = true;
-                self.place = Place::InNested { depth: 1, in_string: false };
+                self.state = ReadState::InNested { depth: 1, in_string: false };
                 return Seen::Arguments;
             }
-            (Key::Other, '{' | '[') => Place::InNested { depth: 1, in_string: false },
-            (Key::Other, 'a'..='z' | '0'..='9' | '-') => Place::InScalar,
+            (Key::Other, '{' | '[') => ReadState::InNested { depth: 1, in_string: false },
+            (Key::Other, 'a'..='z' | '0'..='9' | '-') => ReadState::InScalar,
             _ => return Seen::Broken,
         };
         Seen::More
@@ -134,7 +134,7 @@ impl CallObject {
             "\"arguments\"" | "\"parameters\"" if !self.has_arguments => Key::Arguments,
             _ => Key::Other,
         };
-        self.place = Place::BeforeColon;
+        self.state = ReadState::BeforeColon;
         Seen::More
     }
 
@@ -145,7 +145,7 @@ impl CallObject {
         if !self.ends_string(next) {
             return Seen::More;
         }
-        self.place = Place::AfterValue;
+        self.state = ReadState::AfterValue;
         if self.key != Key::Name {
             return Seen::More;
         }
@@ -168,11 +168,11 @@ impl CallObject {
             (false, '<') => return Seen::Broken,
             (false, _) => (depth, false),
         };
-        self.place = Place::InNested { depth, in_string };
+        self.state = ReadState::InNested { depth, in_string };
         if depth > 0 {
             return Seen::More;
         }
-        self.place = Place::AfterValue;
+        self.state = ReadState::AfterValue;
         if self.key == Key::Arguments { Seen::ArgumentsEnd } else { Seen::More }
     }
 

@@ -26,7 +26,7 @@ pub(super) fn percent(template: &str, value: &Value) -> Result<String, Error> {
     let (mut rest, mut has_names) = (template, false);
     while let Some((before, spec)) = rest.split_once('%') {
         result.push_str(before);
-        let place = Place::of_percent(spec, &mut values)?;
+        let place = FormatSpec::of_percent(spec, &mut values)?;
         rest = &spec[place.bytes..];
         if place.kind == '%' {
             result.push('%');
@@ -51,7 +51,7 @@ pub(super) fn percent(template: &str, value: &Value) -> Result<String, Error> {
 }
 
 /// A place of a format with `%`.
-struct Place<'a> {
+struct FormatSpec<'a> {
     /// From after the percent sign to the end of the place.
     bytes: usize,
     name: Option<&'a str>,
@@ -61,7 +61,7 @@ struct Place<'a> {
     kind: char,
 }
 
-impl<'a> Place<'a> {
+impl<'a> FormatSpec<'a> {
     /// Reads a place after its percent sign. `values` has what a `*` takes as a width.
     fn of_percent(spec: &'a str, values: &mut impl Iterator<Item = Value>) -> Result<Self, Error> {
         let wrong = || refused("incomplete format");
@@ -81,7 +81,7 @@ impl<'a> Place<'a> {
         let rest = rest.trim_start_matches(['h', 'l', 'L']);
         let kind = rest.chars().next().ok_or_else(wrong)?;
         let bytes = spec.len() - rest.len() + kind.len_utf8();
-        Ok(Place { bytes, name, flags, width: width.unwrap_or(0), precision, kind })
+        Ok(FormatSpec { bytes, name, flags, width: width.unwrap_or(0), precision, kind })
     }
 
     fn percent(&self, value: &Value) -> Result<String, Error> {

@@ -250,31 +250,31 @@ impl ReplyParser {
 
     fn thoughts(&mut self, mut search: Search, next: char) -> bool {
         let found = search.feed(next);
-        if found == Found::Nothing || found == Found::Failed {
+        if found == TagMatch::Nothing || found == TagMatch::Failed {
             self.reasoning(&search.release());
         }
         match found {
-            Found::Nothing => self.reasoning(next.encode_utf8(&mut [0; 4])),
-            Found::Tag => {
+            TagMatch::Nothing => self.reasoning(next.encode_utf8(&mut [0; 4])),
+            TagMatch::Tag => {
                 self.markup(&search.release());
                 self.state = State::ThoughtsEnd;
                 return true;
             }
-            Found::Part | Found::Failed => {}
+            TagMatch::Part | TagMatch::Failed => {}
         }
         self.state = State::Thoughts(search);
-        found != Found::Failed
+        found != TagMatch::Failed
     }
 
     fn in_text_at(&mut self, mut search: Search, mut follows_call: bool, next: char) -> bool {
         let found = search.feed(next);
-        if found == Found::Nothing || found == Found::Failed {
+        if found == TagMatch::Nothing || found == TagMatch::Failed {
             self.text(&search.release());
             follows_call = false;
         }
         match found {
-            Found::Nothing => self.text(next.encode_utf8(&mut [0; 4])),
-            Found::Tag => {
+            TagMatch::Nothing => self.text(next.encode_utf8(&mut [0; 4])),
+            TagMatch::Tag => {
                 let held = search.release();
                 self.state = match self.tools {
                     ToolFormat::Llama3Json => State::BeforeObject { held, is_open: true },
@@ -282,10 +282,10 @@ impl ReplyParser {
                 };
                 return true;
             }
-            Found::Part | Found::Failed => {}
+            TagMatch::Part | TagMatch::Failed => {}
         }
         self.state = State::Text { search, follows_call };
-        found != Found::Failed
+        found != TagMatch::Failed
     }
 
     fn before_object(&mut self, mut held: String, is_open: bool, next: char) -> bool {
@@ -517,7 +517,7 @@ struct Search {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Found {
+enum TagMatch {
     /// The character is withheld.
     Part,
     /// What was withheld is the tag.
@@ -533,18 +533,18 @@ impl Search {
         Search { tag, line_breaks: 0, matched: 0 }
     }
 
-    fn feed(&mut self, next: char) -> Found {
+    fn feed(&mut self, next: char) -> TagMatch {
         if self.tag[self.matched..].starts_with(next) {
             self.matched += next.len_utf8();
-            return if self.matched == self.tag.len() { Found::Tag } else { Found::Part };
+            return if self.matched == self.tag.len() { TagMatch::Tag } else { TagMatch::Part };
         }
         match (self.matched, next) {
             (0, '\n') => {
                 self.line_breaks += 1;
-                Found::Part
+                TagMatch::Part
             }
-            (0, _) => Found::Nothing,
-            (_, _) => Found::Failed,
+            (0, _) => TagMatch::Nothing,
+            (_, _) => TagMatch::Failed,
         }
     }
 

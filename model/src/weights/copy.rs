@@ -55,7 +55,7 @@ pub enum WeightSource {
     /// Zero padding between tensors.
     Zeros,
     /// The checkpoint's scales of FP8 numbers with this name.
-    Scales(String, SpreadScales),
+    WeightScales(String, SpreadScales),
     /// The same number everywhere.
     Same(f32),
     /// Written together with the rows that it scales.
@@ -86,7 +86,7 @@ impl WeightSource {
             WeightSource::Tensor(name)
             | WeightSource::Random(name, _)
             | WeightSource::SkewedRouter(name, ..)
-            | WeightSource::Scales(name, _) => Some(name),
+            | WeightSource::WeightScales(name, _) => Some(name),
             WeightSource::Constant(_) | WeightSource::Zeros | WeightSource::Same(_) | WeightSource::Made => None,
         }
     }

@@ -1,6 +1,6 @@
 //! The part of a tensor that a rank reads.
 
-use bursar_kernels::Share;
+use bursar_kernels::RankShard;
 
 use super::WeightError;
 use crate::checkpoint::TensorInfo;
@@ -8,15 +8,15 @@ use crate::checkpoint::TensorInfo;
 /// Rows and columns of a tensor of the checkpoint. Its axes but the first count as columns.
 #[derive(Clone, Debug)]
 pub struct Cut {
-    rows: Share,
-    columns: Share,
+    rows: RankShard,
+    columns: RankShard,
     /// The shape of the part.
     shape: Vec<usize>,
 }
 
 impl Cut {
     /// The part of a tensor of `shape`; `None` if it is all of it.
-    pub(super) fn of(rows: Share, columns: Share, shape: &[usize]) -> Option<Cut> {
+    pub(super) fn of(rows: RankShard, columns: RankShard, shape: &[usize]) -> Option<Cut> {
         if rows.is_whole() && columns.is_whole() {
             return None;
         }
@@ -45,14 +45,18 @@ impl Cut {
 ///
 /// # Errors
 /// [`WeightError::Cut`] if it begins or ends within one, the end of all of them aside.
-pub(super) fn whole_units(name: &str, share: Share, (unit, what): (usize, &'static str)) -> Result<Share, WeightError> {
+pub(super) fn whole_units(
+    name: &str,
+    share: RankShard,
+    (unit, what): (usize, &'static str),
+) -> Result<RankShard, WeightError> {
     let end = share.first + share.count;
     let is_cut = |at: usize| !at.is_multiple_of(unit) && at != share.whole;
     if let Some(at) = [share.first, end].into_iter().find(|at| is_cut(*at)) {
         return Err(WeightError::Cut { name: name.to_owned(), at, what, unit });
     }
     let first = share.first / unit;
-    Ok(Share { first, count: end.div_ceil(unit) - first, whole: share.whole.div_ceil(unit) })
+    Ok(RankShard { first, count: end.div_ceil(unit) - first, whole: share.whole.div_ceil(unit) })
 }
 
 #[cfg(test)]
@@ -61,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_share_of_blocks_ends_with_a_block_or_with_all() {
-        let share = |first, count| Share { first, count, whole: 300 };
+        let share = |first, count| RankShard { first, count, whole: 300 };
         let units = |share| whole_units("x", share, (128, "blocks")).map(|units| (units.first, units.count));
         assert_eq!(units(share(128, 172)).expect("it ends with all"), (1, 2));
         assert_eq!(units(share(0, 256)).expect("whole blocks"), (0, 2));

@@ -1,12 +1,14 @@
 //! Claims of FP8 weights: numbers and scales, as the checkpoint has them or as they are made while it is read.
 
 use bursar_budgets::Bytes;
-use bursar_kernels::{DType, E4m3, FP8_BLOCK, Scales, Share, Tensor, Weight, ops::fill_random::LARGEST_DEVIATIONS};
+use bursar_kernels::{
+    DType, E4m3, FP8_BLOCK, RankShard, Tensor, Weight, WeightScales, ops::fill_random::LARGEST_DEVIATIONS,
+};
 
 use super::{
     MadeScales, SpreadScales, WeightError, WeightMap, WeightSource,
     cut::{Cut, whole_units},
-    map::{Place, root},
+    map::{WeightLayout, root},
     scaling::numbers,
 };
 use crate::{
@@ -23,9 +25,9 @@ const UNKNOWN_SCALE: f32 = 1.0;
 /// Matrices that a checkpoint has in one tensor. At most one of these shares is not whole.
 #[derive(Clone, Copy)]
 pub(super) struct Matrices {
-    pub count: Share,
-    pub rows: Share,
-    pub columns: Share,
+    pub count: RankShard,
+    pub rows: RankShard,
+    pub columns: RankShard,
     /// The file has the axes of each swapped.
     pub swapped: bool,
 }
@@ -100,9 +102,9 @@ impl WeightMap<'_> {
     ) -> Result<[Weight<'static>; 2], WeightError> {
         let is_served = |weight: &Weight<'_>| {
             let block_rows = match &weight.scales {
-                Scales::Plain => return true,
-                Scales::Blocks { height, .. } => Some(*height),
-                Scales::Rows { .. } => None,
+                WeightScales::Unquantized => return true,
+                WeightScales::Blocks { height, .. } => Some(*height),
+                WeightScales::Rows { .. } => None,
             };
             self.target.has_fp8_experts([weight.rows() / experts, weight.columns()], block_rows)
         };
@@ -139,10 +141,10 @@ impl WeightMap<'_> {
     /// those of `inputs`, the same modules or more.
     pub(super) fn weight(
         &mut self,
-        modules: &[(String, Share)],
+        modules: &[(String, RankShard)],
         inputs: &[String],
-        in_features: Share,
-        place: Place,
+        in_features: RankShard,
+        place: WeightLayout,
     ) -> Result<Weight<'static>, WeightError> {
         let parts: Vec<_> = modules.iter().map(|(name, rows)| (format!("{name}.weight"), *rows)).collect();
         let shape = [modules.iter().map(|(_, rows)| rows.count).sum(), in_features.count];
@@ -152,7 +154,7 @@ impl WeightMap<'_> {
             return Ok(Weight::plain(self.stacked(&parts, shape.into(), in_features, place)?));
         };
         let first = self.copies.len();
-        let place = Place { kept: Some(DType::F8E4M3), is_fp8: fp8.stored.is_some(), ..place };
+        let place = WeightLayout { kept: Some(DType::F8E4M3), is_fp8: fp8.stored.is_some(), ..place };
         let data = self.stacked(&parts, shape.into(), in_features, place)?;
         let height = height(fp8, modules.iter().map(|(_, rows)| rows.count + place.rows));
         let across = if fp8.scheme.weights == ScaledBy::Block { data.columns().div_ceil(FP8_BLOCK) } else { 1 };
@@ -222,9 +224,9 @@ impl WeightMap<'_> {
         let scales = match fp8.scheme.weights {
             ScaledBy::Block => {
                 let shape = [data.rows().div_ceil(height), data.columns().div_ceil(FP8_BLOCK)];
-                Scales::Blocks { scales: self.tensor_at(to, shape, DType::F32), height }
+                WeightScales::Blocks { scales: self.tensor_at(to, shape, DType::F32), height }
             }
-            ScaledBy::Row | ScaledBy::Tensor => Scales::Rows {
+            ScaledBy::Row | ScaledBy::Tensor => WeightScales::Rows {
                 scales: self.tensor_at(to, [data.rows()], DType::F32),
                 activations: match fp8.scheme.activations {
                     RoundedBy::Fixed => Some(self.input_scale(input_scales)?),
@@ -270,7 +272,7 @@ impl WeightMap<'_> {
         let is_above_zero = fp8.scheme.weights == ScaledBy::Tensor;
         let (count, shape) = (of.count.count, [down.count, across.count]);
         let spread = SpreadScales { count, shape, swapped, times, rows, is_above_zero };
-        self.scales([count * rows, across.count], WeightSource::Scales(name.to_owned(), spread));
+        self.scales([count * rows, across.count], WeightSource::WeightScales(name.to_owned(), spread));
         // A tensor of several matrices is cut between them.
         let lines = if of.count.whole == 1 { one } else { of.count.times(one.whole) };
         if let Some(copy) = self.copies.last_mut() {
@@ -299,7 +301,11 @@ impl WeightMap<'_> {
 
     /// Claims the scales of a layer's cached keys and values, `[2, kv_heads.count]` f32, if the cache is FP8: the
     /// checkpoint's, one for all heads or one for each, and 1 for a layer that has none, as in vLLM.
-    pub fn cache_scales(&mut self, attention: &str, kv_heads: Share) -> Result<Option<Tensor<'static>>, WeightError> {
+    pub fn cache_scales(
+        &mut self,
+        attention: &str,
+        kv_heads: RankShard,
+    ) -> Result<Option<Tensor<'static>>, WeightError> {
         if self.checkpoint.cache() != CacheFormat::Fp8 {
             return Ok(None);
         }
@@ -329,7 +335,7 @@ impl WeightMap<'_> {
     }
 
     /// The checkpoint's scales of each head, under whichever name it has.
-    fn stored_cache_scales(&mut self, names: [String; 5], kv_heads: Share) -> Result<Vec<f32>, WeightError> {
+    fn stored_cache_scales(&mut self, names: [String; 5], kv_heads: RankShard) -> Result<Vec<f32>, WeightError> {
         let [_, of_modelopt, ..] = &names;
         let name = names.iter().find(|name| self.has(name)).unwrap_or(of_modelopt).clone();
         let found = self.checkpoint.tensor(&name)?;
@@ -355,7 +361,7 @@ impl WeightMap<'_> {
     /// [`WeightError::Scale`].
     pub fn refuse_bad_scales(&self) -> Result<(), WeightError> {
         for copy in self.copies() {
-            if let WeightSource::Scales(name, spread) = &copy.source {
+            if let WeightSource::WeightScales(name, spread) = &copy.source {
                 let found = numbers(&self.checkpoint.tensor(name)?);
                 let of = if spread.is_above_zero { ScaleOf::Matrix } else { ScaleOf::Parts };
                 found.into_iter().try_for_each(|value| check_scale(name, value, of))?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use bursar_budgets::{Address, Bytes};
-use bursar_kernels::{DType, Rank, Shape, Share, Target, Tensor, Weight};
+use bursar_kernels::{DType, Rank, RankShard, Shape, Target, Tensor, Weight};
 
 use super::{
     Linear, RoutingSkew, WeightCopy, WeightError, WeightSource,
@@ -27,7 +27,7 @@ const BUFFERS: [&str; 2] = [".rotary_emb.inv_freq", ".rotary_pos_emb.inv_freq"];
 
 /// How a tensor is kept.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Place {
+pub(super) struct WeightLayout {
     /// Rows of zeros after those of each part, which the target needs.
     pub rows: usize,
     /// Columns of zeros after each row.
@@ -110,7 +110,7 @@ impl<'c> WeightMap<'c> {
     pub fn tensor(&mut self, name: &str, shape: impl Into<Shape>) -> Result<Tensor<'static>, WeightError> {
         let shape = shape.into();
         let part = (name.to_owned(), shape.rows().into());
-        self.stacked(&[part], shape, shape.columns().into(), Place::default())
+        self.stacked(&[part], shape, shape.columns().into(), WeightLayout::default())
     }
 
     /// Claims the router of a mixture, `[experts, hidden]`, of whose experts a row takes `top`.
@@ -125,7 +125,7 @@ impl<'c> WeightMap<'c> {
     }
 
     /// Claims a table with a row of `hidden` for each token of `vocabulary`.
-    pub fn table(&mut self, name: &str, vocabulary: Share, hidden: usize) -> Result<Tensor<'static>, WeightError> {
+    pub fn table(&mut self, name: &str, vocabulary: RankShard, hidden: usize) -> Result<Tensor<'static>, WeightError> {
         self.rows_of(name, vocabulary, hidden, 0)
     }
 
@@ -134,7 +134,7 @@ impl<'c> WeightMap<'c> {
     pub fn vocabulary(
         &mut self,
         name: &str,
-        vocabulary: Share,
+        vocabulary: RankShard,
         rows: usize,
         hidden: usize,
     ) -> Result<Tensor<'static>, WeightError> {
@@ -145,22 +145,22 @@ impl<'c> WeightMap<'c> {
     fn rows_of(
         &mut self,
         name: &str,
-        share: Share,
+        share: RankShard,
         columns: usize,
         more: usize,
     ) -> Result<Tensor<'static>, WeightError> {
-        let place = Place { rows: more, ..Place::default() };
+        let place = WeightLayout { rows: more, ..WeightLayout::default() };
         self.stacked(&[(name.to_owned(), share)], [share.count, columns].into(), columns.into(), place)
     }
 
     /// Claims a projection `name.weight` `[out_features, in_features]`, and `name.bias` `[out_features]` if `bias`. Of
-    /// either number it may be a [share](Share). What a share of `in_features` makes is a partial result, and the bias is
+    /// either number it may be a [share](RankShard). What a share of `in_features` makes is a partial result, and the bias is
     /// part of that of the first rank.
     pub fn linear(
         &mut self,
         name: &str,
-        out_features: impl Into<Share>,
-        in_features: impl Into<Share>,
+        out_features: impl Into<RankShard>,
+        in_features: impl Into<RankShard>,
         bias: bool,
     ) -> Result<Linear, WeightError> {
         self.fused_linear(&[(name, out_features.into())], in_features, bias)
@@ -175,7 +175,7 @@ impl<'c> WeightMap<'c> {
         in_features: usize,
         bias: bool,
     ) -> Result<Linear, WeightError> {
-        let place = Place { is_always_plain: true, ..Place::default() };
+        let place = WeightLayout { is_always_plain: true, ..WeightLayout::default() };
         self.padded_linear(&[(name, out_features.into())], in_features.into(), bias, place)
     }
 
@@ -194,7 +194,7 @@ impl<'c> WeightMap<'c> {
         if self.scheme_of([name])?.is_some() {
             return Err(WeightError::ScaledFp8 { name: name.to_owned(), scale: scale.to_owned() });
         }
-        let place = Place { kept: Some(self.target.activation()), ..Place::default() };
+        let place = WeightLayout { kept: Some(self.target.activation()), ..WeightLayout::default() };
         let linear = self.padded_linear(&[(name, out_features.into())], in_features.into(), true, place)?;
         // What is drawn needs no scale.
         if let WeightSource::Tensor(scale) = source {
@@ -204,14 +204,14 @@ impl<'c> WeightMap<'c> {
     }
 
     /// Claims projections of the same input as one, their rows concatenated.
-    pub fn fused_linear<S: Into<Share> + Copy>(
+    pub fn fused_linear<S: Into<RankShard> + Copy>(
         &mut self,
         parts: &[(&str, S)],
-        in_features: impl Into<Share>,
+        in_features: impl Into<RankShard>,
         bias: bool,
     ) -> Result<Linear, WeightError> {
         let parts: Vec<_> = parts.iter().map(|(name, rows)| (*name, (*rows).into())).collect();
-        self.padded_linear(&parts, in_features.into(), bias, Place::default())
+        self.padded_linear(&parts, in_features.into(), bias, WeightLayout::default())
     }
 
     /// Claims the projections `gate` and `up` `[intermediate, hidden]` as one layer, and `down`
@@ -219,12 +219,14 @@ impl<'c> WeightMap<'c> {
     pub fn gated(
         &mut self,
         [gate, up, down]: [&str; 3],
-        (hidden, intermediate): (usize, Share),
+        (hidden, intermediate): (usize, RankShard),
         bias: bool,
     ) -> Result<[Linear; 2], WeightError> {
         let more = self.target.padded_features(intermediate.count) - intermediate.count;
-        let (of_gate, of_down) =
-            (Place { rows: more, ..Place::default() }, Place { columns: more, ..Place::default() });
+        let (of_gate, of_down) = (
+            WeightLayout { rows: more, ..WeightLayout::default() },
+            WeightLayout { columns: more, ..WeightLayout::default() },
+        );
         Ok([
             self.padded_linear(&[(gate, intermediate), (up, intermediate)], hidden.into(), bias, of_gate)?,
             self.padded_linear(&[(down, hidden.into())], intermediate, bias, of_down)?,
@@ -244,7 +246,7 @@ impl<'c> WeightMap<'c> {
     pub fn experts(
         &mut self,
         name: &str,
-        experts: Share,
+        experts: RankShard,
         (hidden, intermediate): (usize, usize),
     ) -> Result<[Weight<'static>; 2], WeightError> {
         let fused = [("gate_up_proj", 2 * intermediate, hidden), ("down_proj", hidden, intermediate)];
@@ -275,8 +277,8 @@ impl<'c> WeightMap<'c> {
         let inputs = |parts: &[&str]| -> Vec<String> {
             (0..experts.whole).flat_map(|expert| parts.iter().map(move |part| module(expert, part))).collect()
         };
-        let gate_up = self.weight(&gate_up, &inputs(&["gate", "up"]), hidden.into(), Place::default())?;
-        let both = [gate_up, self.weight(&down, &inputs(&["down"]), intermediate.into(), Place::default())?];
+        let gate_up = self.weight(&gate_up, &inputs(&["gate", "up"]), hidden.into(), WeightLayout::default())?;
+        let both = [gate_up, self.weight(&down, &inputs(&["down"]), intermediate.into(), WeightLayout::default())?];
         self.served_experts(experts.count, both)
     }
 
@@ -285,7 +287,7 @@ impl<'c> WeightMap<'c> {
     fn matrices(
         &mut self,
         (name, rows, columns): &(String, usize, usize),
-        count: Share,
+        count: RankShard,
         swapped: bool,
     ) -> Result<Weight<'static>, WeightError> {
         let scheme = self.scheme_of([name.as_str()])?;
@@ -327,10 +329,10 @@ impl<'c> WeightMap<'c> {
 
     fn padded_linear(
         &mut self,
-        parts: &[(&str, Share)],
-        in_features: Share,
+        parts: &[(&str, RankShard)],
+        in_features: RankShard,
         bias: bool,
-        place: Place,
+        place: WeightLayout,
     ) -> Result<Linear, WeightError> {
         let rows: usize = parts.iter().map(|(_, rows)| rows.count).sum();
         let modules: Vec<_> = parts.iter().map(|(name, rows)| ((*name).to_owned(), *rows)).collect();
@@ -342,7 +344,7 @@ impl<'c> WeightMap<'c> {
                 self.elsewhere.extend(biases.into_iter().map(|(name, _)| name));
                 None
             }
-            true => Some(self.stacked(&biases, [rows].into(), 1.into(), Place { columns: 0, ..place })?),
+            true => Some(self.stacked(&biases, [rows].into(), 1.into(), WeightLayout { columns: 0, ..place })?),
             false => None,
         };
         Ok(Linear { weight, bias, is_partial: !in_features.is_whole() })
@@ -458,10 +460,10 @@ impl<'c> WeightMap<'c> {
     /// file: a convolution's kernel becomes a matrix.
     pub(super) fn stacked(
         &mut self,
-        parts: &[(String, Share)],
+        parts: &[(String, RankShard)],
         shape: Shape,
-        of_row: Share,
-        place: Place,
+        of_row: RankShard,
+        place: WeightLayout,
     ) -> Result<Tensor<'static>, WeightError> {
         self.align();
         let columns = shape.columns() + place.columns;
@@ -508,8 +510,8 @@ impl<'c> WeightMap<'c> {
     pub(super) fn part(
         &self,
         name: &str,
-        rows: Share,
-        of_row: Share,
+        rows: RankShard,
+        of_row: RankShard,
         shape: Shape,
     ) -> Result<(DType, WeightSource, Option<Cut>), WeightError> {
         if let Some((dtype, random)) = self.checkpoint.tensors.random(name, shape.extents().len()) {

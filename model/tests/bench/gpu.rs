@@ -6,7 +6,7 @@ use std::{
 };
 
 use bursar_budgets::{Bytes, Class, CudaDevice, Device, DeviceError, Hint};
-use bursar_kernels::{BlasSearch, Cuda, CudaKernels, CudaLink, CudaTarget, DType, ProductsBy};
+use bursar_kernels::{BlasSearch, Cuda, CudaKernels, CudaLink, CudaTarget, DType, GemmBackend};
 use bursar_model::checkpoint::Checkpoint;
 
 use super::{Bench, GoesOn, Memory, Room};
@@ -105,7 +105,7 @@ impl Gpu {
                     let mut cuda = Cuda::new(kernels).expect("a stream").linked(link);
                     if sharing > 1 {
                         // The library loads its kernels when they are first used, and that waits for all that runs.
-                        cuda = cuda.with_products_by(ProductsBy::Ours);
+                        cuda = cuda.with_products_by(GemmBackend::Ours);
                     }
                     let bench = Bench::on(checkpoint(), cuda, memory, room);
                     let bench = Bench { goes_on: GoesOn::Recorded, ..bench };

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bursar_budgets::{Address, Bytes, Hint};
-use bursar_kernels::{CudaTarget, DType, E4m3, Scales, Target};
+use bursar_kernels::{CudaTarget, DType, E4m3, Target, WeightScales};
 use bursar_model::{
     LoadError, Model,
     checkpoint::{Checkpoint, CheckpointSource, QuantizationError, WeightQuantization},
@@ -576,14 +576,16 @@ fn on_a_gpu_blocks_begin_where_each_padded_part_begins() {
     let [gate_up, down] = map.gated([&gate, &up, &down], (256, 136.into()), false).expect("they are there");
     // 136 rows are padded to 192, so up begins at a multiple of 64.
     assert_eq!(gate_up.weight.data.shape(), [384, 256].into());
-    let Scales::Blocks { scales, height: 64 } = &gate_up.weight.scales else { panic!("blocks of 64 rows") };
+    let WeightScales::Blocks { scales, height: 64 } = &gate_up.weight.scales else { panic!("blocks of 64 rows") };
     assert_eq!(scales.shape(), [6, 2].into());
     assert_eq!(down.weight.data.shape(), [256, 192].into());
-    let Scales::Blocks { scales: of_down, height: 128 } = &down.weight.scales else { panic!("blocks of 128 rows") };
+    let WeightScales::Blocks { scales: of_down, height: 128 } = &down.weight.scales else {
+        panic!("blocks of 128 rows")
+    };
     assert_eq!(of_down.shape(), [2, 2].into());
     // The rows of the file's two blocks, 128 and 8 rows high, as three of 64.
     let copies: Vec<_> = map.copies().iter().filter(|copy| copy.kept == DType::F32).collect();
-    let WeightSource::Scales(first, how) = &copies[0].source else { panic!("scales: {:?}", copies[0]) };
+    let WeightSource::WeightScales(first, how) = &copies[0].source else { panic!("scales: {:?}", copies[0]) };
     assert_eq!((first.as_str(), how.times, how.rows), ("model.layers.0.mlp.gate_proj.weight_scale_inv", 2, 3));
     assert_eq!((copies[0].to, copies[0].bytes.0), (scales.address(), 3 * 2 * 4));
     assert_eq!(copies[1].to, scales.address().offset(Bytes(3 * 2 * 4)));

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::{error::OpenError, tuning::Agreement},
-    products::{GemmAlgorithm, Product},
+    products::{GemmAlgorithm, GemmProblem},
     search::{BlasSearch, NAMES},
 };
 
@@ -127,9 +127,9 @@ pub(in super::super) struct Blas {
     device: Arc<CudaDevice>,
     /// The algorithms measured on this device, for all lanes, including lanes that replace a lane
     /// that died.
-    measured: Mutex<BTreeMap<Product, GemmAlgorithm>>,
+    measured: Mutex<BTreeMap<GemmProblem, GemmAlgorithm>>,
     /// Ungated GEMMs of many rows for which this project's kernel is faster.
-    ours: Mutex<BTreeSet<Product>>,
+    ours: Mutex<BTreeSet<GemmProblem>>,
     /// Agreement with the other ranks of a model.
     pub(in super::super) agreement: Arc<Agreement>,
 }
@@ -204,21 +204,21 @@ impl Blas {
     }
 
     /// All algorithms measured so far.
-    pub(in super::super) fn measured(&self) -> MutexGuard<'_, BTreeMap<Product, GemmAlgorithm>> {
+    pub(in super::super) fn measured(&self) -> MutexGuard<'_, BTreeMap<GemmProblem, GemmAlgorithm>> {
         // A poisoned lock is safe to use: an entry is written in one assignment.
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records the algorithm that the ranks agree on for `product`, and returns it. `fastest` is
     /// the algorithm that this rank measured to be fastest.
-    pub(in super::super) fn found(&self, product: Product, fastest: GemmAlgorithm) -> GemmAlgorithm {
+    pub(in super::super) fn found(&self, product: GemmProblem, fastest: GemmAlgorithm) -> GemmAlgorithm {
         let agreed = self.agreement.algorithm(product, fastest);
         self.measured().insert(product, agreed);
         agreed
     }
 
     /// Ungated GEMMs of many rows for which this project's kernel is faster.
-    pub(in super::super) fn ours(&self) -> MutexGuard<'_, BTreeSet<Product>> {
+    pub(in super::super) fn ours(&self) -> MutexGuard<'_, BTreeSet<GemmProblem>> {
         self.ours.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -5,5 +5,5 @@ mod products;
 mod search;
 
 pub(super) use library::Blas;
-pub(super) use products::{Described, FEW_ROWS, GemmAlgorithm, Numbers, Places, Product, Products};
+pub(super) use products::{Described, FEW_ROWS, GemmAlgorithm, GemmOperands, GemmProblem, LaneGemms, QuantScheme};
 pub use search::BlasSearch;

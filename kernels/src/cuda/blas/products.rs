@@ -55,8 +55,9 @@ const KEPT_MAX: usize = 4096;
 /// so that sizes of the same GEMM sort next to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(in super::super) struct Product {
-    pub numbers: Numbers,
+pub(in super::super) struct GemmProblem {
+    #[serde(rename = "numbers")]
+    pub scheme: QuantScheme,
     /// Half of the features are gates for the other half, so only half as many features are
     /// written.
     pub gates: bool,
@@ -70,7 +71,7 @@ pub(in super::super) struct Product {
     pub rows: usize,
 }
 
-impl Product {
+impl GemmProblem {
     /// Features written per row.
     pub(in super::super) fn features(&self) -> usize {
         if self.gates { self.out_features / 2 } else { self.out_features }
@@ -89,9 +90,10 @@ impl Product {
 
 /// Number format and scales of a weight and of the activations that it is multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(in super::super) enum Numbers {
+pub(in super::super) enum QuantScheme {
     /// Weight and activations have the activation type.
-    Plain,
+    #[serde(rename = "Plain")]
+    Unquantized,
     /// E4M3, with a scale for each row of the weight and each row of x.
     E4m3Rows,
     /// E4M3, with a scale for each row of the weight and one scale for all of x.
@@ -101,14 +103,14 @@ pub(in super::super) enum Numbers {
     E4m3Blocks { height: usize },
 }
 
-impl Numbers {
-    pub(in super::super) fn is_plain(self) -> bool {
-        self == Numbers::Plain
+impl QuantScheme {
+    pub(in super::super) fn is_unquantized(self) -> bool {
+        self == QuantScheme::Unquantized
     }
 
     /// Bytes per element.
     pub(in super::super) fn size(self) -> usize {
-        if self.is_plain() { DType::F16.size() } else { DType::F8E4M3.size() }
+        if self.is_unquantized() { DType::F16.size() } else { DType::F8E4M3.size() }
     }
 }
 
@@ -129,7 +131,7 @@ pub(in super::super) enum GemmAlgorithm {
 
 /// Device addresses of a GEMM's operands.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Places {
+pub(in super::super) struct GemmOperands {
     pub weight: u64,
     pub x: u64,
     pub bias: Option<u64>,
@@ -144,10 +146,10 @@ pub(in super::super) struct Places {
 }
 
 /// The GEMMs of one lane.
-pub(in super::super) struct Products {
-    known: BTreeMap<Product, Known>,
+pub(in super::super) struct LaneGemms {
+    known: BTreeMap<GemmProblem, Known>,
     /// GEMMs for which the library was found to have no algorithm.
-    refused: BTreeSet<Product>,
+    refused: BTreeSet<GemmProblem>,
     clock: Clock,
     /// Number of GEMMs outside autotuning that took the library's first proposal.
     guesses: usize,
@@ -161,16 +163,16 @@ struct Known {
 
 /// A GEMM as cuBLASLt's descriptors.
 pub(in super::super) struct Described {
-    product: Product,
+    product: GemmProblem,
     desc: Object,
     weight: Object,
     x: Object,
     out: Object,
 }
 
-impl Products {
+impl LaneGemms {
     pub(in super::super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
-        Ok(Products { known: BTreeMap::new(), refused: BTreeSet::new(), clock: Clock::new(device)?, guesses: 0 })
+        Ok(LaneGemms { known: BTreeMap::new(), refused: BTreeSet::new(), clock: Clock::new(device)?, guesses: 0 })
     }
 
     /// Number of GEMMs outside autotuning whose algorithm was not measured.
@@ -180,8 +182,9 @@ impl Products {
 
     /// Forgets the algorithms chosen for a GEMM with few rows, because a faster one may have been
     /// found. `alike` is the GEMM with any number of rows.
-    pub(in super::super) fn forget_few(&mut self, alike: Product) {
-        let is_other = |product: &Product| product.rows > FEW_ROWS || Product { rows: alike.rows, ..*product } != alike;
+    pub(in super::super) fn forget_few(&mut self, alike: GemmProblem) {
+        let is_other =
+            |product: &GemmProblem| product.rows > FEW_ROWS || GemmProblem { rows: alike.rows, ..*product } != alike;
         self.known.retain(|known, _| is_other(known));
         self.refused.retain(is_other);
     }
@@ -202,7 +205,7 @@ impl Products {
         blas: &Blas,
         stream: &Stream,
         activation: DType,
-        (product, places): (Product, Places),
+        (product, places): (GemmProblem, GemmOperands),
         (autotunes, may_guess): (bool, bool),
     ) -> Result<bool, DeviceError> {
         if self.is_known(&product, autotunes) {
@@ -234,7 +237,7 @@ impl Products {
         blas: &Blas,
         stream: &Stream,
         activation: DType,
-        (product, places): (Product, Places),
+        (product, places): (GemmProblem, GemmOperands),
         autotunes: bool,
     ) -> Result<(), DeviceError> {
         if !self.is_known(&product, autotunes) {
@@ -248,7 +251,7 @@ impl Products {
 
     /// Whether the GEMM's algorithm is known. During autotuning, an algorithm for many rows counts
     /// only if it was measured.
-    fn is_known(&self, product: &Product, autotunes: bool) -> bool {
+    fn is_known(&self, product: &GemmProblem, autotunes: bool) -> bool {
         let measures = autotunes && product.rows > FEW_ROWS;
         self.known.get(product).is_some_and(|known| !measures || known.is_measured)
     }
@@ -258,7 +261,7 @@ impl Products {
         blas: &Blas,
         stream: &Stream,
         activation: DType,
-        (product, places): (Product, Places),
+        (product, places): (GemmProblem, GemmOperands),
         (autotunes, may_guess): (bool, bool),
     ) -> Result<(), DeviceError> {
         let described = Described::of(blas, activation, product)?;
@@ -295,7 +298,7 @@ impl Products {
         blas: &Blas,
         stream: &Stream,
         described: &Described,
-        places: Places,
+        places: GemmOperands,
         algorithms: &[Algorithm],
     ) -> Result<Algorithm, DeviceError> {
         // SAFETY: the caller guarantees that `places` match the product.
@@ -335,7 +338,7 @@ impl Products {
     }
 }
 
-fn no_algorithm(product: Product) -> DeviceError {
+fn no_algorithm(product: GemmProblem) -> DeviceError {
     DeviceError::Driver {
         call: "cublasLtMatmulAlgoGetHeuristic",
         said: format!("cuBLASLt has no algorithm for {product:?}"),
@@ -343,7 +346,7 @@ fn no_algorithm(product: Product) -> DeviceError {
 }
 
 /// The library's algorithm measured for exactly this GEMM.
-fn measured_for(blas: &Blas, product: Product) -> Option<Algorithm> {
+fn measured_for(blas: &Blas, product: GemmProblem) -> Option<Algorithm> {
     match blas.measured().get(&product) {
         Some(GemmAlgorithm::Library(algorithm)) => Some(*algorithm),
         _ => None,
@@ -352,9 +355,9 @@ fn measured_for(blas: &Blas, product: Product) -> Option<Algorithm> {
 
 /// The algorithm of the next larger measured GEMM that supports this one too, otherwise of the next
 /// smaller one.
-fn tuned_for(blas: &Blas, described: &Described, places: Places) -> Option<Algorithm> {
+fn tuned_for(blas: &Blas, described: &Described, places: GemmOperands) -> Option<Algorithm> {
     let (measured, product) = (blas.measured(), described.product);
-    let alike = |rows| Product { rows, ..product };
+    let alike = |rows| GemmProblem { rows, ..product };
     let larger = measured.range(product..=alike(usize::MAX));
     let smaller = measured.range(alike(0)..product).rev();
     larger.chain(smaller).find_map(|(_, way)| match way {
@@ -367,8 +370,8 @@ fn tuned_for(blas: &Blas, described: &Described, places: Places) -> Option<Algor
 
 impl Blas {
     /// The fastest algorithm of this GEMM, or of the next larger size that was measured.
-    pub(in super::super) fn algorithm_of(&self, product: Product) -> Option<GemmAlgorithm> {
-        let most = Product { rows: usize::MAX, ..product };
+    pub(in super::super) fn algorithm_of(&self, product: GemmProblem) -> Option<GemmAlgorithm> {
+        let most = GemmProblem { rows: usize::MAX, ..product };
         self.measured().range(product..=most).next().map(|(_, way)| *way)
     }
 }
@@ -376,7 +379,7 @@ impl Blas {
 impl Described {
     /// Rows of this project are columns of cuBLASLt, which computes `out^T [out, rows] = weight^T^T
     /// [out, in] @ x^T [in, rows]`.
-    pub(in super::super) fn of(blas: &Blas, activation: DType, product: Product) -> Result<Described, DeviceError> {
+    pub(in super::super) fn of(blas: &Blas, activation: DType, product: GemmProblem) -> Result<Described, DeviceError> {
         let activation = if activation == DType::BF16 { number::R_16BF } else { number::R_16F };
         let out_kind = if product.out_is_f32 { number::R_32F } else { activation };
         let desc = blas.desc()?;
@@ -384,9 +387,9 @@ impl Described {
         if product.has_bias {
             blas.set(&desc, number::DESC_EPILOGUE, number::EPILOGUE_BIAS)?;
         }
-        let kind = match product.numbers {
-            Numbers::Plain => activation,
-            Numbers::E4m3Rows => {
+        let kind = match product.scheme {
+            QuantScheme::Unquantized => activation,
+            QuantScheme::E4m3Rows => {
                 blas.set(&desc, number::DESC_A_SCALE_MODE, number::SCALE_EACH_ROW)?;
                 blas.set(&desc, number::DESC_B_SCALE_MODE, number::SCALE_EACH_ROW)?;
                 if product.has_bias {
@@ -394,7 +397,7 @@ impl Described {
                 }
                 number::R_8F_E4M3
             }
-            Numbers::E4m3Blocks { height: FP8_BLOCK } => {
+            QuantScheme::E4m3Blocks { height: FP8_BLOCK } => {
                 blas.set(&desc, number::DESC_A_SCALE_MODE, number::SCALE_EACH_BLOCK)?;
                 blas.set(&desc, number::DESC_B_SCALE_MODE, number::SCALE_EACH_128)?;
                 if product.has_bias {
@@ -407,7 +410,7 @@ impl Described {
                 }
                 number::R_8F_E4M3
             }
-            Numbers::E4m3Fixed | Numbers::E4m3Blocks { .. } => return Err(no_algorithm(product)),
+            QuantScheme::E4m3Fixed | QuantScheme::E4m3Blocks { .. } => return Err(no_algorithm(product)),
         };
         Ok(Described {
             product,
@@ -429,7 +432,7 @@ impl Described {
     }
 
     /// cuBLASLt's proposals, best guess first. There is at least one, otherwise this is an error.
-    pub(in super::super) fn proposals(&self, blas: &Blas, places: Places) -> Result<Vec<Algorithm>, DeviceError> {
+    pub(in super::super) fn proposals(&self, blas: &Blas, places: GemmOperands) -> Result<Vec<Algorithm>, DeviceError> {
         // The pointers to the bias and the scales are part of the description.
         self.point_at(blas, places)?;
         let proposals = blas.proposals(&self.operands(), places.workspace_bytes, PROPOSALS)?;
@@ -437,8 +440,8 @@ impl Described {
         if algorithms.is_empty() { Err(no_algorithm(self.product)) } else { Ok(algorithms) }
     }
 
-    fn point_at(&self, blas: &Blas, places: Places) -> Result<(), DeviceError> {
-        if !self.product.numbers.is_plain() {
+    fn point_at(&self, blas: &Blas, places: GemmOperands) -> Result<(), DeviceError> {
+        if !self.product.scheme.is_unquantized() {
             blas.set(&self.desc, number::DESC_A_SCALE_POINTER, places.weight_scales)?;
             blas.set(&self.desc, number::DESC_B_SCALE_POINTER, places.x_scales)?;
         }
@@ -453,7 +456,7 @@ impl Described {
         &self,
         blas: &Blas,
         stream: &Stream,
-        places: Places,
+        places: GemmOperands,
         algorithm: &Algorithm,
     ) -> Result<(), DeviceError> {
         self.point_at(blas, places)?;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::entry_points::{EntryPoint, EntryPoints};
-use crate::{DType, cuda::images::files_of};
+use crate::{DType, cuda::module_images::files_of};
 
 /// Names of entry points by source file.
 type BySource = BTreeMap<String, BTreeSet<String>>;

@@ -290,10 +290,10 @@ fn refuse_shared(devices: &[Arc<CudaDevice>]) -> Result<(), DeviceError> {
 /// The memory is exchange memory, and nothing uses it yet.
 unsafe fn number_rows(kernels: &Arc<CudaKernels>, memory: Address) -> Result<(), OpenError> {
     let cuda = Cuda::new(kernels)?;
-    let numbers: Vec<u8> = (0..ROWS_MAX as u32).flat_map(u32::to_ne_bytes).collect();
+    let scheme: Vec<u8> = (0..ROWS_MAX as u32).flat_map(u32::to_ne_bytes).collect();
     // SAFETY: the caller guarantees that the memory is exchange memory that nothing else uses.
-    let mut rows = unsafe { Tensor::persistent(memory, [numbers.len()], DType::U8) };
-    match transfer::fill(&cuda, &numbers, &mut rows).and_then(|()| cuda.wait()) {
+    let mut rows = unsafe { Tensor::persistent(memory, [scheme.len()], DType::U8) };
+    match transfer::fill(&cuda, &scheme, &mut rows).and_then(|()| cuda.wait()) {
         Err(KernelError::Device(error)) => Err(error.into()),
         Err(error) => unreachable!("a copy fails only on its device: {error}"),
         Ok(()) => Ok(()),

@@ -7,7 +7,7 @@ use super::config::Config;
 use super::header::{Header, Listed};
 use super::{Settings, rope_factors};
 use crate::checkpoint::error::CheckpointError;
-use crate::checkpoint::shard::{Place, Unread};
+use crate::checkpoint::shard::{StoredTensor, Unread};
 use crate::checkpoint::stored::{BlockType, Stored};
 use crate::checkpoint::tensors::TensorType;
 
@@ -38,7 +38,7 @@ pub(super) fn places(
     header: &Header<'_>,
     file_bytes: usize,
     config: &Config,
-) -> Result<BTreeMap<String, Place>, CheckpointError> {
+) -> Result<BTreeMap<String, StoredTensor>, CheckpointError> {
     let damaged = |reason| CheckpointError::Header { file: settings.file.to_owned(), reason };
     let read = matrices_type(header);
     let (mut places, mut ends) = (BTreeMap::new(), Vec::new());
@@ -48,7 +48,7 @@ pub(super) fn places(
         let paired_heads = paired_heads(tensor, config).map_err(damaged)?;
         let stored = stored(tensor.kind).map(|stored| (stored, dtype(stored, tensor, read)));
         let stored = stored.ok_or_else(|| Unread::Blocks(type_name(tensor.kind)));
-        let place = Place { stored, shape: tensor.shape.clone(), paired_heads, bytes };
+        let place = StoredTensor { stored, shape: tensor.shape.clone(), paired_heads, bytes };
         if places.insert(translated(tensor.name), place).is_some() {
             return Err(damaged(format!("it has the tensor {} twice", tensor.name)));
         }

@@ -25,7 +25,7 @@ const BARREN_MAX: usize = 3;
 
 /// The hub's description of a file.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct RemoteFile {
     pub commit: String,
     pub etag: String,
     pub bytes: u64,
@@ -79,7 +79,7 @@ impl<'a> Remote<'a> {
     }
 
     /// The hub's description of a file at a revision; `None` if the repository has no such file.
-    pub fn find(&self, file: &str, revision: &str) -> Result<Option<Found>, HubError> {
+    pub fn find(&self, file: &str, revision: &str) -> Result<Option<RemoteFile>, HubError> {
         self.check_cancelled()?;
         if self.is_offline {
             return Err(HubError::Offline { file: file.to_owned() });
@@ -107,7 +107,7 @@ impl<'a> Remote<'a> {
     }
 
     /// Downloads the rest of a file, over any number of connections as long as they bring new bytes.
-    pub fn download(&self, file: &str, commit: &str, found: &Found, blob: &Blob) -> Result<(), HubError> {
+    pub fn download(&self, file: &str, commit: &str, found: &RemoteFile, blob: &Blob) -> Result<(), HubError> {
         let (_, mut here) = blob.continued()?;
         if here > found.bytes {
             blob.discard()?;
@@ -134,7 +134,7 @@ impl<'a> Remote<'a> {
     }
 
     /// Downloads over one connection. It is not an error if the connection ends early.
-    fn continue_once(&self, file: &str, commit: &str, found: &Found, blob: &Blob) -> Result<(), HubError> {
+    fn continue_once(&self, file: &str, commit: &str, found: &RemoteFile, blob: &Blob) -> Result<(), HubError> {
         self.check_cancelled()?;
         let (mut part, mut here) = blob.continued()?;
         let mut request = self.agent.get(self.address(file, commit));
@@ -219,7 +219,7 @@ fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
 
 /// Reads commit, etag and size. The `x-linked-..` headers describe a file on another server and win over the answer's
 /// own.
-fn read(headers: &HeaderMap, file: &str) -> Result<Found, HubError> {
+fn read(headers: &HeaderMap, file: &str) -> Result<RemoteFile, HubError> {
     let lacks = |header| HubError::Answer { file: file.to_owned(), header };
     let commit = text(headers, "x-repo-commit").filter(|commit| {
         // The commit becomes the name of a folder.
@@ -231,7 +231,7 @@ fn read(headers: &HeaderMap, file: &str) -> Result<Found, HubError> {
         (1..=128).contains(&etag.len()) && etag.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
     });
     let size = text(headers, "x-linked-size").or_else(|| text(headers, "content-length"));
-    Ok(Found {
+    Ok(RemoteFile {
         commit: commit.ok_or_else(|| lacks("x-repo-commit"))?.to_owned(),
         etag: etag.ok_or_else(|| lacks("etag"))?.to_owned(),
         bytes: size.and_then(|size| size.parse().ok()).ok_or_else(|| lacks("x-linked-size"))?,

@@ -10,7 +10,7 @@ use std::ops::Range;
 use self::pickle::{Node, Pickle, Value};
 use super::checkpoint_files::CheckpointSource;
 use super::error::CheckpointError;
-use super::shard::{Content, Place, Shard, Unread};
+use super::shard::{Content, Shard, StoredTensor, Unread};
 use super::stored::Stored;
 use super::tensors::TensorType;
 
@@ -35,7 +35,7 @@ pub(super) fn open(source: &CheckpointSource, file: &str) -> Result<Option<Shard
 }
 
 /// The pickle's place in the file, and every tensor's.
-fn tensors(file: &[u8]) -> Result<(Range<usize>, BTreeMap<String, Place>), String> {
+fn tensors(file: &[u8]) -> Result<(Range<usize>, BTreeMap<String, StoredTensor>), String> {
     const PICKLE: &str = "data.pkl";
     let entries = archive::entries(file)?;
     let named = entries.iter().find_map(|(name, range)| Some((name.strip_suffix(PICKLE)?, range)));
@@ -68,7 +68,7 @@ struct State<'f> {
 }
 
 impl State<'_> {
-    fn place(&self, value: Node) -> Result<Place, String> {
+    fn place(&self, value: Node) -> Result<StoredTensor, String> {
         let arguments = self.arguments(value).ok_or("is not a tensor")?;
         let [storage, offset, shape, strides, ..] = *arguments else { return Err("is not a tensor".to_owned()) };
         let (dtype, storage) = self.storage(storage).ok_or("refers to a storage that the file lacks")?;
@@ -78,7 +78,7 @@ impl State<'_> {
         let ((offset, shape), strides) =
             numbers.ok_or_else(|| format!("has no shape, or one of more than {AXES_MAX} axes"))?;
         let elements = elements(&shape, &strides)?;
-        let place = |stored, bytes| Place { stored, shape, paired_heads: 0, bytes };
+        let place = |stored, bytes| StoredTensor { stored, shape, paired_heads: 0, bytes };
         let dtype = match dtype {
             Ok(dtype) => dtype,
             Err(unread) => return Ok(place(Err(unread), storage.start..storage.start)),

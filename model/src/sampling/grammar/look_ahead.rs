@@ -60,24 +60,24 @@ fn plain(text: &str) -> impl Iterator<Item = (usize, u8, i32)> {
 fn complement(ahead: &str) -> Option<String> {
     let parsed = regex_syntax::parse(ahead).ok()?;
     let mut parts = parts_of(parsed.kind());
-    if let Some(Part::Start) = parts.first() {
+    if let Some(PatternPart::Start) = parts.first() {
         parts.remove(0);
     }
-    let ends = matches!(parts.last(), Some(Part::End));
+    let ends = matches!(parts.last(), Some(PatternPart::End));
     parts.truncate(parts.len() - usize::from(ends));
     match parts.as_slice() {
         // Only such characters: the text has another.
-        [Part::Many { of, least }] if ends => {
+        [PatternPart::Many { of, least }] if ends => {
             let other = class(&negated(of));
             Some(if *least == 0 { other } else { format!("^$|{other}") })
         }
         // Anywhere, in a text of one line. The text does not contain it.
-        [Part::Many { of, least: 0 }, found @ ..] if !ends && takes_a_line(of) => lacks(found),
+        [PatternPart::Many { of, least: 0 }, found @ ..] if !ends && takes_a_line(of) => lacks(found),
         begun => begins_otherwise(begun, ends),
     }
 }
 
-enum Part {
+enum PatternPart {
     Start,
     End,
     One(ClassUnicode),
@@ -89,28 +89,28 @@ enum Part {
     Other,
 }
 
-fn parts_of(kind: &HirKind) -> Vec<Part> {
+fn parts_of(kind: &HirKind) -> Vec<PatternPart> {
     match kind {
         HirKind::Concat(all) => all.iter().flat_map(|one| parts_of(one.kind())).collect(),
         HirKind::Capture(group) => parts_of(group.sub.kind()),
-        HirKind::Look(Look::Start) => vec![Part::Start],
-        HirKind::Look(Look::End) => vec![Part::End],
+        HirKind::Look(Look::Start) => vec![PatternPart::Start],
+        HirKind::Look(Look::End) => vec![PatternPart::End],
         HirKind::Literal(text) => match str::from_utf8(&text.0) {
-            Ok(text) => text.chars().map(|one| Part::One(class_of(one))).collect(),
-            Err(_) => vec![Part::Other],
+            Ok(text) => text.chars().map(|one| PatternPart::One(class_of(one))).collect(),
+            Err(_) => vec![PatternPart::Other],
         },
-        HirKind::Class(Class::Unicode(of)) => vec![Part::One(of.clone())],
+        HirKind::Class(Class::Unicode(of)) => vec![PatternPart::One(of.clone())],
         HirKind::Repetition(repeated) if repeated.max.is_none() && repeated.min <= 1 => match single(&repeated.sub) {
-            Some(of) => vec![Part::Many { of, least: repeated.min }],
-            None => vec![Part::Other],
+            Some(of) => vec![PatternPart::Many { of, least: repeated.min }],
+            None => vec![PatternPart::Other],
         },
-        _ => vec![Part::Other],
+        _ => vec![PatternPart::Other],
     }
 }
 
 fn single(hir: &Hir) -> Option<ClassUnicode> {
     match parts_of(hir.kind()).as_slice() {
-        [Part::One(of)] => Some(of.clone()),
+        [PatternPart::One(of)] => Some(of.clone()),
         _ => None,
     }
 }
@@ -138,10 +138,10 @@ fn union(one: &ClassUnicode, other: &ClassUnicode) -> ClassUnicode {
 }
 
 /// A pattern of the texts that do not contain this character, or these two in a row.
-fn lacks(parts: &[Part]) -> Option<String> {
+fn lacks(parts: &[PatternPart]) -> Option<String> {
     match parts {
-        [Part::One(of)] => Some(format!("^{}*$", class(&negated(of)))),
-        [Part::One(first), Part::One(then)] => {
+        [PatternPart::One(of)] => Some(format!("^{}*$", class(&negated(of)))),
+        [PatternPart::One(first), PatternPart::One(then)] => {
             let mut both = first.clone();
             both.intersect(then);
             let one = class(first);
@@ -157,11 +157,11 @@ fn lacks(parts: &[Part]) -> Option<String> {
 }
 
 /// A pattern of the texts that do not begin with these characters.
-fn begins_otherwise(parts: &[Part], ends: bool) -> Option<String> {
+fn begins_otherwise(parts: &[PatternPart], ends: bool) -> Option<String> {
     // If the look-ahead ends with `$`, a longer text also differs.
     let mut otherwise = ends.then(|| "(?s:.)".to_owned());
     for part in parts.iter().rev() {
-        let Part::One(of) = part else { return None };
+        let PatternPart::One(of) = part else { return None };
         let (this, other) = (class(of), class(&negated(of)));
         let here = format!("$|{other}");
         otherwise = Some(otherwise.map_or(here.clone(), |rest| format!("{here}|{this}(?:{rest})")));

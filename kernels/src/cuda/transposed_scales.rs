@@ -7,7 +7,7 @@ use bursar_budgets::{Address, Bytes};
 
 use super::{
     Cuda,
-    blas::{Numbers, Places, Product},
+    blas::{GemmOperands, GemmProblem, QuantScheme},
     contract::turn_scales::{PADDED, THREADS, TILE},
     launch::{Extent, arguments, count},
 };
@@ -25,7 +25,7 @@ pub(super) const ROWS: usize = 4;
 
 /// Addresses of a GEMM's converted scales in its workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Room {
+struct Scratch {
     turned: u64,
     /// `None` if cuBLASLt reads the weight's scales without a copy.
     padded: Option<u64>,
@@ -33,11 +33,11 @@ struct Room {
     workspace_bytes: u64,
 }
 
-impl Room {
+impl Scratch {
     /// `None` if the library does not support such a GEMM, or if its scales would take more than
     /// half of the workspace.
-    fn within(product: Product, places: Places) -> Option<Room> {
-        let has_layout = product.numbers == Numbers::E4m3Blocks { height: FP8_BLOCK }
+    fn within(product: GemmProblem, places: GemmOperands) -> Option<Scratch> {
+        let has_layout = product.scheme == QuantScheme::E4m3Blocks { height: FP8_BLOCK }
             && product.rows.is_multiple_of(ROWS)
             && product.in_features.is_multiple_of(FP8_BLOCK)
             && product.in_features > 0;
@@ -56,26 +56,26 @@ impl Room {
         let workspace_bytes = first.checked_sub(places.workspace)?;
         let fits = workspace_bytes >= places.workspace_bytes as u64 / 2;
         let padded = is_padded.then_some(first);
-        fits.then_some(Room { turned, padded, workspace_bytes })
+        fits.then_some(Scratch { turned, padded, workspace_bytes })
     }
 }
 
-fn groups(product: Product) -> usize {
+fn groups(product: GemmProblem) -> usize {
     product.in_features.div_ceil(FP8_BLOCK)
 }
 
 /// Bytes of a weight's padded scales.
-fn weight_scales_bytes(product: Product) -> Bytes {
+fn weight_scales_bytes(product: GemmProblem) -> Bytes {
     DType::F32.bytes(blocks(product) * groups(product).next_multiple_of(PADDED))
 }
 
-fn blocks(product: Product) -> usize {
+fn blocks(product: GemmProblem) -> usize {
     product.out_features.div_ceil(FP8_BLOCK)
 }
 
 /// Whether the library can be given the GEMM's scales.
-pub(super) fn fit(product: Product, places: Places) -> bool {
-    Room::within(product, places).is_some()
+pub(super) fn fit(product: GemmProblem, places: GemmOperands) -> bool {
+    Scratch::within(product, places).is_some()
 }
 
 /// Converts the scales of a GEMM with scales by blocks, and returns its operands in the form that
@@ -86,11 +86,15 @@ pub(super) fn fit(product: Product, places: Places) -> bool {
 ///
 /// # Panics
 /// If the scales of a GEMM with scales by blocks do not [`fit`].
-pub(super) unsafe fn turned(cuda: &Cuda, product: Product, places: Places) -> Result<Places, KernelError> {
-    if !matches!(product.numbers, Numbers::E4m3Blocks { .. }) {
+pub(super) unsafe fn turned(
+    cuda: &Cuda,
+    product: GemmProblem,
+    places: GemmOperands,
+) -> Result<GemmOperands, KernelError> {
+    if !matches!(product.scheme, QuantScheme::E4m3Blocks { .. }) {
         return Ok(places);
     }
-    let room = Room::within(product, places).expect("the library was asked for it");
+    let room = Scratch::within(product, places).expect("the library was asked for it");
     let (groups, blocks) = (groups(product), blocks(product));
     let padded_groups = groups.next_multiple_of(PADDED);
     let more = room.padded.map_or(0, |_| (blocks * padded_groups).div_ceil(THREADS));
@@ -117,12 +121,12 @@ pub(super) unsafe fn turned(cuda: &Cuda, product: Product, places: Places) -> Re
 ///
 /// # Panics
 /// If the scales of a GEMM with scales by blocks do not [`fit`].
-pub(super) fn as_asked(product: Product, places: Places) -> Places {
-    if !matches!(product.numbers, Numbers::E4m3Blocks { .. }) {
+pub(super) fn as_asked(product: GemmProblem, places: GemmOperands) -> GemmOperands {
+    if !matches!(product.scheme, QuantScheme::E4m3Blocks { .. }) {
         return places;
     }
-    let room = Room::within(product, places).expect("the library was asked for it");
-    Places {
+    let room = Scratch::within(product, places).expect("the library was asked for it");
+    GemmOperands {
         x_scales: room.turned,
         weight_scales: room.padded.unwrap_or(places.weight_scales),
         workspace_bytes: room.workspace_bytes as usize,
@@ -134,9 +138,9 @@ pub(super) fn as_asked(product: Product, places: Places) -> Places {
 mod tests {
     use super::*;
 
-    fn product(rows: usize, in_features: usize, height: usize) -> Product {
-        Product {
-            numbers: Numbers::E4m3Blocks { height },
+    fn product(rows: usize, in_features: usize, height: usize) -> GemmProblem {
+        GemmProblem {
+            scheme: QuantScheme::E4m3Blocks { height },
             gates: false,
             out_features: 384,
             in_features,
@@ -149,8 +153,8 @@ mod tests {
         }
     }
 
-    fn places(workspace_bytes: usize) -> Places {
-        Places {
+    fn places(workspace_bytes: usize) -> GemmOperands {
+        GemmOperands {
             weight: 512,
             x: 1024,
             bias: None,
@@ -165,11 +169,11 @@ mod tests {
 
     #[test]
     fn scales_stand_behind_what_is_left_of_the_workspace() {
-        let room = Room::within(product(100, 512, 128), places(1 << 20)).expect("it fits");
+        let room = Scratch::within(product(100, 512, 128), places(1 << 20)).expect("it fits");
         assert_eq!(room.padded, None, "four groups need no more");
         assert!(room.turned + 100 * 4 * 4 <= 2 << 20 && room.turned.is_multiple_of(256));
         assert_eq!(room.turned, (1 << 20) + room.workspace_bytes);
-        let room = Room::within(product(100, 640, 128), places(1 << 20)).expect("it fits");
+        let room = Scratch::within(product(100, 640, 128), places(1 << 20)).expect("it fits");
         let padded = room.padded.expect("five groups are filled up to eight");
         assert!(padded + 3 * 8 * 4 <= room.turned && padded == (1 << 20) + room.workspace_bytes);
         assert!(room.turned + 100 * 5 * 4 <= 2 << 20);
@@ -182,11 +186,11 @@ mod tests {
         for other in [product(5, 128, 128), product(4, 144, 128), product(4, 128, 64), product(4, 0, 128)] {
             assert!(!fit(other, places(1 << 20)), "{other:?}");
         }
-        let plain = Product { numbers: Numbers::E4m3Rows, ..product(4, 128, 128) };
+        let plain = GemmProblem { scheme: QuantScheme::E4m3Rows, ..product(4, 128, 128) };
         assert!(!fit(plain, places(1 << 20)));
         assert!(!fit(product(4096, 4096, 128), places(1 << 19)), "half a mebibyte of scales");
         assert!(!fit(product(4, 128, 128), places(0)), "no scratch");
-        let odd = Places { weight_scales: 2052, ..places(1 << 20) };
+        let odd = GemmOperands { weight_scales: 2052, ..places(1 << 20) };
         assert!(!fit(product(4, 512, 128), odd) && fit(product(4, 640, 128), odd), "a copy may start anywhere");
     }
 }

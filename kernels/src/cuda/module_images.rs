@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, io::Read, sync::OnceLock};
 use lzma_rust2::XzReader;
 
 /// One module of device code.
-pub(super) struct Image {
+pub(super) struct ModuleImage {
     /// Name of the source file without its extension.
     pub name: String,
     /// A cubin, or PTX terminated by a zero byte.
@@ -14,12 +14,12 @@ pub(super) struct Image {
 }
 
 /// All modules for one GPU generation, compressed until they are first needed.
-pub(super) struct Images {
+pub(super) struct ModuleImages {
     /// A module in a later archive replaces the module of the same name in an earlier one.
     archives: &'static [&'static [u8]],
     /// True for cubins, false for PTX.
     pub is_machine_code: bool,
-    unpacked: OnceLock<Vec<Image>>,
+    unpacked: OnceLock<Vec<ModuleImage>>,
 }
 
 macro_rules! archive {
@@ -37,20 +37,20 @@ const SM_89: &[u8] = archive!("sm_89");
 /// Machine code, including the kernels that only Hopper has.
 const SM_90A: &[u8] = archive!("sm_90a");
 
-impl Images {
+impl ModuleImages {
     fn new(archives: &'static [&'static [u8]], is_machine_code: bool) -> Self {
-        Images { archives, is_machine_code, unpacked: OnceLock::new() }
+        ModuleImages { archives, is_machine_code, unpacked: OnceLock::new() }
     }
 
     /// The modules, sorted by name. The first call decompresses them.
-    pub(super) fn modules(&self) -> &[Image] {
+    pub(super) fn modules(&self) -> &[ModuleImage] {
         self.unpacked.get_or_init(|| {
             let files: BTreeMap<String, Vec<u8>> = self.archives.iter().flat_map(|archive| files_of(archive)).collect();
             let image = |(name, mut code): (String, Vec<u8>)| {
                 if !self.is_machine_code {
                     code.push(0);
                 }
-                Image { name, code }
+                ModuleImage { name, code }
             };
             files.into_iter().map(image).collect()
         })
@@ -74,13 +74,13 @@ pub(super) fn files_of(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
 
 /// The images for a GPU with this compute capability, best first. A driver that is older than the
 /// compiler may refuse machine code and still compile PTX.
-pub(super) fn images_for(capability: (u32, u32)) -> Vec<Images> {
+pub(super) fn images_for(capability: (u32, u32)) -> Vec<ModuleImages> {
     let sm_89: &[&[u8]] = &[SM_80, SM_89];
     match capability {
-        (7, 5) => vec![Images::new(&[SM_75], false)],
-        (9, 0) => vec![Images::new(&[SM_90A], true), Images::new(sm_89, false)],
-        capability if capability >= (8, 9) => vec![Images::new(sm_89, false)],
-        capability if capability >= (8, 0) => vec![Images::new(&[SM_80], false)],
+        (7, 5) => vec![ModuleImages::new(&[SM_75], false)],
+        (9, 0) => vec![ModuleImages::new(&[SM_90A], true), ModuleImages::new(sm_89, false)],
+        capability if capability >= (8, 9) => vec![ModuleImages::new(sm_89, false)],
+        capability if capability >= (8, 0) => vec![ModuleImages::new(&[SM_80], false)],
         _ => Vec::new(),
     }
 }

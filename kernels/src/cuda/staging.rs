@@ -18,9 +18,9 @@ use crate::{KernelError, Tensor, ops::transfer::Arrival};
 /// long as the envelope can require, because a worst case downloads every token's scores for two
 /// steps at once.
 #[derive(Clone)]
-pub(super) struct Arrivals(Arc<Mutex<Vec<Place>>>);
+pub(super) struct StagingPool(Arc<Mutex<Vec<StagingBuffer>>>);
 
-struct Place {
+struct StagingBuffer {
     memory: Pinned,
     come: Event,
 }
@@ -55,30 +55,30 @@ fn find(free: impl Iterator<Item = usize> + Clone, bytes: usize) -> Find {
 }
 
 /// A copy in flight.
-pub(super) struct Coming {
-    place: Option<Place>,
+pub(super) struct Download {
+    buffer: Option<StagingBuffer>,
     bytes: usize,
     /// The witness of the link that the bytes depend on. If it is a note, the note is copied after
     /// the bytes.
     witness: Option<Witness>,
-    free: Arrivals,
+    free: StagingPool,
 }
 
-impl Coming {
+impl Download {
     pub(super) fn begin(
-        free: &Arrivals,
+        free: &StagingPool,
         device: &Arc<CudaDevice>,
         stream: &Stream,
         source: &Tensor<'_>,
         witness: Option<Witness>,
     ) -> Result<Self, DeviceError> {
         let bytes = source.bytes().as_usize();
-        let place = free.take(bytes + witness.as_ref().map_or(0, |_| CudaLink::NOTE), device)?;
+        let buffer = free.take(bytes + witness.as_ref().map_or(0, |_| CudaLink::NOTE), device)?;
         let copy = |at: usize, from: Address, bytes: usize| {
             // SAFETY: the place is long enough and nothing else uses it; the creators of the tensor
             // and of the link guarantee that their memory is valid.
             let copied = unsafe {
-                sys::cuMemcpyDtoHAsync_v2(place.memory.address().add(at).cast(), from.0, bytes, stream.raw())
+                sys::cuMemcpyDtoHAsync_v2(buffer.memory.address().add(at).cast(), from.0, bytes, stream.raw())
             };
             CudaDevice::said("cuMemcpyDtoHAsync", copied)
         };
@@ -88,48 +88,48 @@ impl Coming {
         if let Some(Witness::Note(failed_at)) = witness {
             copy(bytes, failed_at, CudaLink::NOTE)?;
         }
-        place.come.record(stream)?;
-        Ok(Coming { place: Some(place), bytes, witness, free: free.clone() })
+        buffer.come.record(stream)?;
+        Ok(Download { buffer: Some(buffer), bytes, witness, free: free.clone() })
     }
 }
 
-impl Arrivals {
+impl StagingPool {
     /// Starts with two short places, one for each step in flight, so that small copies leave the
     /// long places free.
     pub(super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
-        let place = |_| Ok(Place { memory: device.pinned(SHORTEST)?, come: Event::new(device)? });
-        Ok(Arrivals(Arc::new(Mutex::new((0..2).map(place).collect::<Result<_, DeviceError>>()?))))
+        let buffer = |_| Ok(StagingBuffer { memory: device.pinned(SHORTEST)?, come: Event::new(device)? });
+        Ok(StagingPool(Arc::new(Mutex::new((0..2).map(buffer).collect::<Result<_, DeviceError>>()?))))
     }
 
     /// Takes the shortest free place that is long enough, or makes a new one.
-    fn take(&self, bytes: usize, device: &Arc<CudaDevice>) -> Result<Place, DeviceError> {
+    fn take(&self, bytes: usize, device: &Arc<CudaDevice>) -> Result<StagingBuffer, DeviceError> {
         let (length, outgrown) = {
             let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            match find(free.iter().map(|place| place.memory.len()), bytes) {
+            match find(free.iter().map(|buffer| buffer.memory.len()), bytes) {
                 Find::Free(index) => return Ok(free.swap_remove(index)),
                 Find::New(length, outgrown) => (length, outgrown.map(|index| free.swap_remove(index))),
             }
         };
-        if let Some(place) = outgrown {
+        if let Some(buffer) = outgrown {
             // The last copy into the dropped place may still be running.
-            place.come.wait()?;
+            buffer.come.wait()?;
         }
-        Ok(Place { memory: device.pinned(length)?, come: Event::new(device)? })
+        Ok(StagingBuffer { memory: device.pinned(length)?, come: Event::new(device)? })
     }
 }
 
-impl Arrival for Coming {
+impl Arrival for Download {
     fn has_come(&self) -> bool {
-        self.place.as_ref().is_some_and(|place| place.come.is_past())
+        self.buffer.as_ref().is_some_and(|buffer| buffer.come.is_past())
     }
 
     fn wait(self: Box<Self>, out: &mut [u8]) -> Result<(), KernelError> {
-        let place = self.place.as_ref().expect("it is there until it drops");
+        let buffer = self.buffer.as_ref().expect("it is there until it drops");
         assert_eq!(out.len(), self.bytes, "as many bytes as are coming");
-        place.come.wait()?;
+        buffer.come.wait()?;
         let read = |at: usize, out: &mut [u8]| {
             // SAFETY: the copy is done, and the place is long enough.
-            unsafe { std::ptr::copy_nonoverlapping(place.memory.address().add(at), out.as_mut_ptr(), out.len()) };
+            unsafe { std::ptr::copy_nonoverlapping(buffer.memory.address().add(at), out.as_mut_ptr(), out.len()) };
         };
         if let Some(Witness::Note(_)) = self.witness {
             let mut failed = [0; CudaLink::NOTE];
@@ -142,11 +142,11 @@ impl Arrival for Coming {
     }
 }
 
-impl Drop for Coming {
+impl Drop for Download {
     /// The place may be reused at once: the next copy is later in the same stream.
     fn drop(&mut self) {
         let mut free = self.free.0.lock().unwrap_or_else(PoisonError::into_inner);
-        free.extend(self.place.take());
+        free.extend(self.buffer.take());
     }
 }
 
