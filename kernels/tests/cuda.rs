@@ -10,7 +10,7 @@ use std::{
 
 use bursar_budgets::{Bytes, CudaDevice, HostConfig, HostDevice, Segment, Workspace};
 use bursar_kernels::{
-    ops::fill_random::{Part, fill_random, fill_random_part},
+    ops::fill_random::{MatrixSlice, fill_random, fill_random_part},
     *,
 };
 use cudarc::driver::sys;
@@ -195,7 +195,8 @@ fn drawn<B: Backend>(
 ) -> Vec<u16> {
     // SAFETY: the workspace has backed this many bytes, and none of them is taken.
     let mut out = unsafe { Tensor::persistent(workspace.address(), shape, dtype) };
-    fill_random_part(backend, Part { seed: 7, first: 11, pitch }, deviation, &mut out).expect("a type of weights");
+    fill_random_part(backend, MatrixSlice { seed: 7, first: 11, pitch }, deviation, &mut out)
+        .expect("a type of weights");
     let counter = WorkCounter::default();
     let scope = Scope::new(backend, workspace, &counter);
     match dtype {
