@@ -31,7 +31,7 @@ fn on_the_host() -> RuntimeConfig {
 
 /// A lease and its drop; the ledger reads the release before the next question.
 async fn lease_and_drop(runtime: &Runtime) {
-    let lease = runtime.budget().lease(Class::tenant("bench"), Bytes::mib(2)).await.expect("there is room");
+    let lease = runtime.budget().lease(Class::external("bench"), Bytes::mib(2)).await.expect("there is room");
     drop(black_box(lease));
 }
 

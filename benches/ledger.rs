@@ -24,7 +24,7 @@ impl Books {
         let mut books = Books { ledger: Ledger::new(LedgerConfig::new(Bytes::gib(80))), asked: 0 };
         books.ledger.step(Input::Canary(Bytes::mib(256)));
         for number in 0..alive {
-            let class = Class::tenant(format!("index-{}", number % 10).as_str());
+            let class = Class::external(format!("index-{}", number % 10).as_str());
             books.grant(&Request::new(Owner::new(class.label(), 0), class, "user", Bytes::mib(2)));
         }
         books
@@ -47,7 +47,7 @@ impl Books {
 #[divan::bench(args = ALIVE)]
 fn grant_and_release(bencher: Bencher, alive: u64) {
     let mut books = Books::with(alive);
-    let class = Class::tenant("index-3");
+    let class = Class::external("index-3");
     let request = Request::new(Owner::new(class.label(), 0), class, "user", Bytes::mib(2));
     bencher.bench_local(|| {
         let lease = books.grant(black_box(&request));

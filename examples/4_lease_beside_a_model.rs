@@ -15,25 +15,26 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A lease is the right to bytes. A segment backs it with memory at addresses that never change. A workspace
     // (`bursar::Workspace`) would use it as a stack.
     let budget = runtime.budget();
-    let lease = budget.lease(Class::tenant("my-index"), 64 * MIB).await?;
+    let lease = budget.lease(Class::external("my-index"), 64 * MIB).await?;
     let index = Segment::reserve(runtime.device(), lease.bytes(), lease)?;
     index.back_to(index.lease().bytes())?;
     println!("{}", budget.snapshot().await?);
     println!("{} of {} are mine, at {}.\n", index.backed(), index.lease().class(), index.address());
 
     let whole = budget.snapshot().await?.total;
-    match budget.lease(Class::tenant("my-index"), whole).await {
+    match budget.lease(Class::external("my-index"), whole).await {
         Ok(_) => return Err("some of a device is always kept free".into()),
         Err(error) => println!("{whole}: {error}\n hint: {}\n", error.hint()),
     }
 
     // If the memory is taken now, `try_lease` refuses at once and `lease` waits.
     let free = budget.snapshot().await?.free;
-    let error = budget.try_lease(Class::tenant("cache"), free + Bytes::mib(16)).await.expect_err("some of it is taken");
+    let error =
+        budget.try_lease(Class::external("cache"), free + Bytes::mib(16)).await.expect_err("some of it is taken");
     println!("{} more than is free: {error}\n", Bytes::mib(16));
     let waiting = tokio::spawn({
         let budget = budget.clone();
-        async move { budget.lease(Class::tenant("cache"), free + Bytes::mib(16)).await }
+        async move { budget.lease(Class::external("cache"), free + Bytes::mib(16)).await }
     });
     while budget.snapshot().await?.waiting.is_empty() {
         tokio::task::yield_now().await;

@@ -152,7 +152,7 @@ impl AlbumState {
 
     /// Leases memory for more captions, if the ledger has it now.
     async fn grow(&mut self, bytes: Bytes) -> Result<Bytes, Busy> {
-        let lease = self.arguments.budget.try_lease(Class::tenant("album"), bytes.round_up(PAGE)).await?;
+        let lease = self.arguments.budget.try_lease(Class::external("album"), bytes.round_up(PAGE)).await?;
         let refused = |error| Busy { why: format!("{error}"), hint: "the device broke its word".into() };
         let segment = Segment::reserve(self.arguments.device.clone(), lease.bytes(), lease).map_err(refused)?;
         segment.back_to(segment.reserved()).map_err(refused)?;
@@ -258,7 +258,7 @@ async fn main() -> Result<(), Failure> {
     drop(tokio::time::timeout(Duration::from_millis(PATIENCE_MS), album_now.wait_for(is_another)).await??);
     // They return after the device's current work: a step may still be under way.
     tokio::time::timeout(Duration::from_millis(PATIENCE_MS), async {
-        while runtime.budget().snapshot().await.is_ok_and(|now| now.of_class(&Class::tenant("album")) != PAGE) {
+        while runtime.budget().snapshot().await.is_ok_and(|now| now.of_class(&Class::external("album")) != PAGE) {
             looks.tick().await;
         }
     })

@@ -50,7 +50,7 @@ impl Tenant {
         let kernels = CudaKernels::load(&stage.device, target, &options().blas).expect("its kernels load");
         let cuda = Cuda::new(&kernels).expect("a stream");
         let page = stage.device.page();
-        let lease = stage.runtime.budget().lease(Class::tenant("index"), page).await.expect("there is room");
+        let lease = stage.runtime.budget().lease(Class::external("index"), page).await.expect("there is room");
         let segment = Segment::reserve(stage.runtime.device(), page * 2, lease).expect("addresses cost nothing");
         segment.back_to(page).expect("there is room");
         Tenant { cuda, workspace: Workspace::over(segment) }

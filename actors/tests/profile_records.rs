@@ -8,7 +8,7 @@ use std::{
 
 use bursar_actors::{
     pace::{MeasuredCosts, MeasuredStep, StepWork},
-    profile::{Peak, ProfileKey, RecordError, RecordLookup, RecordPath, WrittenProfile},
+    profile::{Peak, ProfileKey, RecordError, RecordLookup, RecordPath, RecordedProfile},
 };
 use bursar_budgets::Bytes;
 use bursar_kernels::Tuning;
@@ -49,8 +49,8 @@ fn basis(facts: &[(&str, &str)]) -> ProfileKey {
     basis
 }
 
-fn profile(basis: ProfileKey) -> WrittenProfile {
-    WrittenProfile {
+fn profile(basis: ProfileKey) -> RecordedProfile {
+    RecordedProfile {
         basis,
         sequences: 8,
         step_tokens: 48,
@@ -82,13 +82,13 @@ prop_compose! {
         shrinks in any::<u32>(),
         peaks in vec((".{0,24}", any::<u64>()), 0..8),
         micros in of(vec(any::<u64>(), 0..4)),
-    ) -> WrittenProfile {
+    ) -> RecordedProfile {
         let mut basis = ProfileKey::default();
         facts.into_iter().for_each(|(name, fact)| basis.add(name, fact));
         let [sequences, step_tokens, launch_patches, cache_rows, kv_blocks] = numbers;
         let peaks = peaks.into_iter().map(|(worst_case, bytes)| Peak { worst_case, workspace: Bytes(bytes) }).collect();
         let (tuning, costs) = (None, micros.map(|micros| costs(&micros)));
-        WrittenProfile {
+        RecordedProfile {
             basis, sequences, step_tokens, launch_patches, cache_rows, kv_blocks, shrinks, peaks, tuning, costs,
         }
     }
@@ -146,7 +146,7 @@ fn the_four_latest_profiles_are_kept_and_the_nearest_is_named() {
         place.keep(profile(on(driver))).expect("it is written");
     }
     // A profile written again replaces its older version.
-    place.keep(WrittenProfile { kv_blocks: 5, ..profile(on("1")) }).expect("it is written");
+    place.keep(RecordedProfile { kv_blocks: 5, ..profile(on("1")) }).expect("it is written");
     place.keep(profile(on("5"))).expect("it is written");
     let kv_blocks = |driver: &str| match place.find(&on(driver)) {
         Ok(RecordLookup::Applies(profile)) => Some(profile.kv_blocks),
@@ -296,7 +296,7 @@ fn concurrent_writers_and_readers_always_find_a_whole_profile() {
             scope.spawn(move || {
                 for round in 0..50 {
                     let kv_blocks = thread * 1000 + round;
-                    place.keep(WrittenProfile { kv_blocks, ..profile(on("1")) }).expect("it is written");
+                    place.keep(RecordedProfile { kv_blocks, ..profile(on("1")) }).expect("it is written");
                     let found = place.find(&on("1"));
                     assert!(matches!(found, Ok(RecordLookup::Applies(_))), "{found:?}");
                 }

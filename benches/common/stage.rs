@@ -36,7 +36,7 @@ pub struct Stage {
 fn segment(device: &Arc<dyn Device>, bytes: Bytes) -> Segment {
     let bytes = bytes.round_up(device.page());
     let mut ledger = Ledger::new(LedgerConfig::new(bytes));
-    let request = Request::new(Owner::new("bench", 0), Class::tenant("bench"), "user", bytes);
+    let request = Request::new(Owner::new("bench", 0), Class::external("bench"), "user", bytes);
     let effects = ledger.step(Input::Ask { id: RequestId(1), request, wait: false });
     let [Effect::Granted(grant)] = &effects[..] else { panic!("{effects:?}") };
     let lease = Lease::issue(grant, Arc::new(Nobody));

@@ -36,7 +36,7 @@ pub enum Class {
     /// Host memory for keys and values, and for pictures' embeddings, that had to leave the device.
     HostKv,
     /// A user's own code, by the name that it chose.
-    Tenant(String),
+    External(String),
 }
 
 impl Class {
@@ -45,8 +45,8 @@ impl Class {
         ["weights", "kv", "step_workspace", "vision_workspace", "vision_cache", "graphs", "host", "host_kv", "tenant"];
 
     /// A tenant of this name.
-    pub fn tenant(name: impl Into<String>) -> Self {
-        Class::Tenant(name.into())
+    pub fn external(name: impl Into<String>) -> Self {
+        Class::External(name.into())
     }
 
     /// The name in tables, metrics and logs; `tenant:name` for a tenant.
@@ -67,7 +67,7 @@ impl Class {
             Class::Canary => "canary".into(),
             Class::Host => "host".into(),
             Class::HostKv => "host kv".into(),
-            Class::Tenant(name) => format!("tenant:{name}"),
+            Class::External(name) => format!("tenant:{name}"),
         }
     }
 
@@ -89,7 +89,7 @@ impl Class {
             Class::Canary => "canary",
             Class::Host => "host",
             Class::HostKv => "host_kv",
-            Class::Tenant(_) => "tenant",
+            Class::External(_) => "tenant",
         }
     }
 
@@ -118,7 +118,7 @@ impl Class {
 
     /// Whether a claimant of this class may first appear after READY, as tenants and pictures do.
     pub fn is_guest(&self) -> bool {
-        matches!(self, Class::Tenant(_) | Class::Host)
+        matches!(self, Class::External(_) | Class::Host)
     }
 }
 

@@ -24,7 +24,7 @@ pub enum Priority {
     /// Work that can wait, such as giving spare memory back to KV after another process has left.
     Background,
     /// A user's own code, next to the models.
-    Tenant,
+    External,
     /// What an accepted chat needs to continue.
     #[default]
     Serving,
@@ -36,7 +36,7 @@ impl fmt::Display for Priority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Priority::Background => "background",
-            Priority::Tenant => "tenant",
+            Priority::External => "tenant",
             Priority::Serving => "serving",
             Priority::Startup => "startup",
         })
@@ -68,7 +68,7 @@ impl Request {
     /// A request with the default priority of its class: tenants come after what serves chats.
     pub fn new(owner: Owner, class: Class, model: impl Into<Label>, bytes: Bytes) -> Self {
         let priority = match class {
-            Class::Tenant(_) => Priority::Tenant,
+            Class::External(_) => Priority::External,
             _ => Priority::Serving,
         };
         Request { owner, class, model: model.into(), bytes, priority }

@@ -44,7 +44,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 fn class_of(number: usize) -> Class {
-    [Class::Kv, Class::VisionCache, Class::tenant("index"), Class::Host][number].clone()
+    [Class::Kv, Class::VisionCache, Class::external("index"), Class::Host][number].clone()
 }
 
 fn priority_of(number: usize) -> Priority {

@@ -95,7 +95,7 @@ fn models_being_sized_are_counted_one_by_one() {
 #[test]
 fn a_guest_opens_no_gate() {
     let mut ledger = ledger();
-    hold(&mut ledger, 1, request("index", 0, Class::tenant("index"), "mine", 10));
+    hold(&mut ledger, 1, request("index", 0, Class::external("index"), "mine", 10));
     hold(&mut ledger, 2, request("vision", 0, Class::Host, "mine", 10));
     assert!(ledger.snapshot().gates.is_empty() && !ledger.is_profiling());
     hold(&mut ledger, 3, request("kv", 0, Class::Kv, "mine", 10));

@@ -50,11 +50,11 @@ fn what_would_break_rule_1_is_refused_with_the_number_it_is_short_by() {
 fn a_small_ask_does_not_overtake_a_large_one_that_waits() {
     let mut ledger = ledger();
     let held = hold(&mut ledger, 1, request("kv", Class::Kv, 700));
-    let waits = ask(&mut ledger, 2, request("large", Class::tenant("t"), 500), true);
+    let waits = ask(&mut ledger, 2, request("large", Class::external("t"), 500), true);
     assert_eq!(waits, [Effect::Waiting { request: RequestId(2), ahead: 0 }]);
-    let small = ask(&mut ledger, 3, request("small", Class::tenant("t"), 10), false);
+    let small = ask(&mut ledger, 3, request("small", Class::external("t"), 10), false);
     assert_eq!(refusal(&small).to_string(), "10 B were requested, but 1 requests for memory are ahead in the queue");
-    ask(&mut ledger, 4, request("small", Class::tenant("t"), 10), true);
+    ask(&mut ledger, 4, request("small", Class::external("t"), 10), true);
     let urgent = ask(&mut ledger, 5, request("urgent", Class::Graphs, 10).priority(Priority::Startup), false);
     assert_eq!(granted(&urgent).len(), 1, "a higher priority does overtake");
     let freed = ledger.step(Input::Release { lease: held, passed: true });
@@ -72,8 +72,8 @@ fn a_small_ask_does_not_overtake_a_large_one_that_waits() {
 fn a_withdrawn_request_lets_the_next_one_pass() {
     let mut ledger = ledger();
     hold(&mut ledger, 1, request("kv", Class::Kv, 700));
-    ask(&mut ledger, 2, request("a", Class::tenant("t"), 500), true);
-    ask(&mut ledger, 3, request("b", Class::tenant("t"), 100), true);
+    ask(&mut ledger, 2, request("a", Class::external("t"), 500), true);
+    ask(&mut ledger, 3, request("b", Class::external("t"), 100), true);
     let effects = ledger.step(Input::Withdraw { id: RequestId(2) });
     assert!(
         matches!(&effects[..], [Effect::Refused(no), Effect::Granted(yes)]
@@ -96,9 +96,9 @@ fn a_full_queue_says_overloaded_at_once() {
 fn a_dead_owners_bytes_return_behind_each_fence_and_it_is_cleared_once() {
     let mut ledger = ledger();
     let before = ledger.snapshot();
-    let one = hold(&mut ledger, 1, request("vision", Class::tenant("t"), 300));
-    let other = hold(&mut ledger, 2, request("vision", Class::tenant("t"), 400));
-    ask(&mut ledger, 3, request("vision", Class::tenant("t"), 900), true);
+    let one = hold(&mut ledger, 1, request("vision", Class::external("t"), 300));
+    let other = hold(&mut ledger, 2, request("vision", Class::external("t"), 400));
+    ask(&mut ledger, 3, request("vision", Class::external("t"), 900), true);
     let owner = Owner::new("vision", 0);
     let died = ledger.step(Input::OwnerDied { owner: owner.clone() });
     assert!(
@@ -107,7 +107,7 @@ fn a_dead_owners_bytes_return_behind_each_fence_and_it_is_cleared_once() {
         "{died:?}"
     );
 
-    let next = Request { owner: owner.successor(), ..request("vision", Class::tenant("t"), 1) };
+    let next = Request { owner: owner.successor(), ..request("vision", Class::external("t"), 1) };
     let early = ask(&mut ledger, 4, next.clone(), true);
     assert_eq!(refusal(&early).to_string(), "vision#1 cannot start: its predecessors still hold 700 B");
 
@@ -124,7 +124,7 @@ fn a_dead_owners_bytes_return_behind_each_fence_and_it_is_cleared_once() {
     assert!(ledger.step(Input::FencePassed { lease: other }).is_empty());
     assert_eq!(ledger.snapshot(), before, "the ledger is back to where it was");
     assert_eq!(granted(&ask(&mut ledger, 5, next, false)).len(), 1);
-    let late = ask(&mut ledger, 6, request("vision", Class::tenant("t"), 1), false);
+    let late = ask(&mut ledger, 6, request("vision", Class::external("t"), 1), false);
     assert_eq!(refusal(&late), &Refusal::OwnerDead { owner: Owner::new("vision", 0) });
 }
 
@@ -247,7 +247,7 @@ fn after_ready_only_tenants_elastic_tails_and_returning_claimants_get_memory() {
     let effects = ask(&mut ledger, 3, request("late", Class::StepWorkspace, 10), true);
     let expected = "the gate of demo is frozen: late#0 may hold 0 B of step workspace, but asked for 10 B in all";
     assert_eq!(refusal(&effects).to_string(), expected);
-    hold(&mut ledger, 4, request("index", Class::tenant("index"), 10));
+    hold(&mut ledger, 4, request("index", Class::external("index"), 10));
     hold(&mut ledger, 5, request("vision", Class::Host, 10));
     let grow = |id, lease, to| Input::Resize { id: RequestId(id), lease, to: Bytes(to), wait: false, passed: false };
     assert!(matches!(ledger.step(grow(6, kv, 200))[..], [Effect::Resized(_)]));
@@ -347,7 +347,7 @@ fn the_ledger_prints_as_a_table_that_lines_up() {
         hold(&mut ledger, id, Request { bytes, ..request(name, class, 1) });
     }
     ledger.step(Input::Canary(Bytes::mib(32)));
-    ask(&mut ledger, 6, Request { bytes: Bytes::mib(400), ..request("index", Class::tenant("index"), 1) }, true);
+    ask(&mut ledger, 6, Request { bytes: Bytes::mib(400), ..request("index", Class::external("index"), 1) }, true);
     let expected = "\
 weights           demo  weights#0           14,784,512 B   14.1 MiB  █░░░░░░░░░░░░░░░░░░░░░░░
 kv                demo  kv#0 x2            268,435,456 B  256.0 MiB  ████████████░░░░░░░░░░░░
@@ -369,7 +369,7 @@ waiting: request 6 for 419,430,400 B (tenant)
 #[test]
 fn a_snapshot_is_plain_json() {
     let mut ledger = ledger();
-    hold(&mut ledger, 1, request("index", Class::tenant("mine"), 10));
+    hold(&mut ledger, 1, request("index", Class::external("mine"), 10));
     let json = serde_json::to_value(ledger.snapshot()).unwrap();
     assert_eq!(json["total"], 1000);
     let expected = serde_json::json!({
@@ -454,7 +454,7 @@ fn two_who_wait_for_one_seat_do_not_both_get_it() {
     let graphs = hold(&mut ledger, 1, request("graph", Class::Graphs, 50));
     ledger.step(Input::Gate { model: "demo".into(), to: Gate::Frozen });
     ledger.step(Input::Release { lease: graphs, passed: true });
-    let tenant = hold(&mut ledger, 2, request("index", Class::tenant("index"), 1000));
+    let tenant = hold(&mut ledger, 2, request("index", Class::external("index"), 1000));
     ask(&mut ledger, 3, request("graph", Class::Graphs, 50), true);
     ask(&mut ledger, 4, request("graph", Class::Graphs, 50), true);
     let effects = ledger.step(Input::Release { lease: tenant, passed: true });

@@ -30,7 +30,7 @@ impl Budget {
 
     fn lease(&mut self, name: &str, bytes: Bytes) -> Option<Lease> {
         self.questions += 1;
-        let request = Request::new(Owner::new(name, 0), Class::tenant("t"), "demo", bytes);
+        let request = Request::new(Owner::new(name, 0), Class::external("t"), "demo", bytes);
         match &self.ledger.step(Input::Ask { id: RequestId(self.questions), request, wait: false })[..] {
             [Effect::Granted(grant)] => Some(Lease::issue(grant, self.notes.clone())),
             _ => None,

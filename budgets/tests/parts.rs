@@ -222,10 +222,10 @@ fn an_owner_has_a_first_life_and_a_next_one() {
 #[test]
 fn a_request_is_as_urgent_as_its_class_unless_it_says_more() {
     let request = |class| Request::new(Owner::new("x", 0), class, "demo", Bytes(1));
-    assert_eq!(request(Class::tenant("x")).priority, Priority::Tenant);
+    assert_eq!(request(Class::external("x")).priority, Priority::External);
     assert_eq!(request(Class::Kv).priority, Priority::Serving);
     assert_eq!(request(Class::Kv).priority(Priority::Background).priority, Priority::Background);
-    let all = [Priority::Background, Priority::Tenant, Priority::Serving, Priority::Startup];
+    let all = [Priority::Background, Priority::External, Priority::Serving, Priority::Startup];
     assert_eq!(all.map(|priority| priority.to_string()), ["background", "tenant", "serving", "startup"]);
     assert_eq!(RequestId(7).to_string(), "request 7");
 }
@@ -241,7 +241,7 @@ fn a_class_says_its_name_and_what_may_be_done_with_it() {
         Class::Graphs,
         Class::Host,
         Class::HostKv,
-        Class::tenant("mine"),
+        Class::external("mine"),
     ];
     assert_eq!(classes.each_ref().map(Class::kind), Class::KINDS);
     let labels = classes.each_ref().map(Class::label);

@@ -1,4 +1,5 @@
-//! Times the operations that decide how fast the CPU backend is, at the sizes of a small model.
+//! Times of the operations that determine the speed of the CPU backend, at the sizes
+//! of a small model.
 //!
 //! `cargo run --release -p bursar-kernels --example op_times [threads]`
 
@@ -36,7 +37,7 @@ fn workspace(bytes: Bytes) -> Workspace {
     Workspace::over(segment)
 }
 
-/// The shortest of the runs of a third of a second.
+/// The shortest run within 0.3 seconds of repeated runs.
 fn shortest(mut run: impl FnMut()) -> Duration {
     let (begin, mut shortest) = (Instant::now(), Duration::MAX);
     while begin.elapsed() < Duration::from_millis(300) {
@@ -64,7 +65,7 @@ fn main() {
     small(&cpu);
 }
 
-/// Any numbers that are not all alike.
+/// Deterministic numbers of different values.
 fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|index| ((index * 7919) % 1013) as f32 / 1013.0 - 0.5).collect()
 }

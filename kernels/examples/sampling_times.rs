@@ -1,5 +1,5 @@
-//! Times what choosing tokens takes on a GPU, by captured graphs, as decode steps run it: one row's wishes at a time, for
-//! several numbers of rows.
+//! Times of sampling on a GPU, in captured graphs, as in decode steps: one set of options at a
+//! time, for several numbers of rows.
 //!
 //! `cargo run --release -p bursar-kernels --example sampling_times [folder of cuBLASLt]`
 
@@ -15,11 +15,11 @@ use bursar_kernels::{
     *,
 };
 
-/// Qwen2.5's.
+/// The vocabulary of Qwen2.5.
 const VOCABULARY: usize = 152_064;
 const ROWS: [usize; 4] = [1, 16, 64, 256];
 
-/// Replays of one measurement, of which the fastest of a few counts.
+/// Replays per measurement, and the number of measurements, of which the fastest counts.
 const REPLAYS: u32 = 100;
 const MEASUREMENTS: usize = 5;
 
@@ -29,7 +29,7 @@ impl ReleaseNotes for Nobody {
     fn post(&self, _: ReleaseNote) {}
 }
 
-/// So much memory of `device`.
+/// A backed segment of `bytes` on `device`.
 fn leased(device: &Arc<CudaDevice>, bytes: Bytes) -> Segment {
     let bytes = bytes.round_up(device.page());
     let mut ledger = Ledger::new(LedgerConfig::new(bytes));
@@ -41,7 +41,7 @@ fn leased(device: &Arc<CudaDevice>, bytes: Bytes) -> Segment {
     segment
 }
 
-/// The shortest time of a replay of what `launch` launches.
+/// The shortest time per replay of the work that `launch` launches.
 fn time(cuda: &Cuda, mut launch: impl FnMut() -> Result<(), KernelError>) -> Duration {
     // The first launch loads kernels, which cannot be captured.
     launch().expect("it runs");
@@ -56,7 +56,7 @@ fn time(cuda: &Cuda, mut launch: impl FnMut() -> Result<(), KernelError>) -> Dur
     (0..MEASUREMENTS).map(measure).min().expect("there are some")
 }
 
-/// What rows may want, each with a name.
+/// Options of rows, each with a name.
 fn wanted() -> [(&'static str, SampleRow); 6] {
     let warm = SampleRow { temperature: 0.8, ..SampleRow::default() };
     [
@@ -82,12 +82,12 @@ fn main() {
     let [logits, asked, results] = [rows_max * VOCABULARY, most.words_max(past.len()), rows_max + most.report_words()]
         .map(|words| (leased(&device, DType::U32.bytes(words)), words));
     let workspace = Workspace::over(leased(&device, Bytes::mib(256)));
-    // SAFETY: each is backed for so many words, and this is one thread.
+    // SAFETY: each segment is backed for this many words, and only this thread uses it.
     let [mut asked, mut results] =
         [&asked, &results].map(|(memory, words)| unsafe { Tensor::persistent(memory.address(), [*words], DType::U32) });
-    // SAFETY: as above.
+    // SAFETY: the segment is backed for this many words, and only this thread uses it.
     let mut all = unsafe { Tensor::persistent(logits.0.address(), [rows_max, VOCABULARY], DType::F32) };
-    // Sums of two: likelier ones are rarer, as with a model, though far less so.
+    // Sums of two uniform numbers: likely tokens are rare, as with a model, though far less so.
     let number = |at: u64| ((philox::uniform(1, at) + philox::uniform(2, at) - 1.0) * 12.0) as f32;
     fill_elements(&cuda, &(0..logits.1 as u64).map(number).collect::<Vec<_>>(), &mut all).expect("it is put there");
     println!("{:<40}{}", "us for so many rows", ROWS.map(|rows| format!("{rows:>9}")).concat());

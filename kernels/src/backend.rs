@@ -68,7 +68,7 @@ pub trait Backend {
     /// Tells the other ranks that this rank will not take part in further collectives, so no
     /// rank waits for it. Ranks that meet on the host learn the same when this rank's end of
     /// the link is dropped.
-    fn part(&self) {}
+    fn abort_collectives(&self) {}
 
     /// Waits until the device has finished all work of this lane, successfully or not. It allocates
     /// nothing on the device or the host. A backend whose calls are synchronous returns at once.

@@ -77,8 +77,8 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         self.backend.capture(run)
     }
 
-    fn part(&self) {
-        self.backend.part();
+    fn abort_collectives(&self) {
+        self.backend.abort_collectives();
     }
 
     fn wait_for_all(&self) -> Result<(), KernelError> {

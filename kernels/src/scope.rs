@@ -61,8 +61,8 @@ impl<'w, B: Backend> Scope<'w, B> {
 
     /// Tells the other ranks that this rank will not take part in
     /// further collectives; see [`Backend::part`].
-    pub fn part(&self) {
-        self.backend.part();
+    pub fn abort_collectives(&self) {
+        self.backend.abort_collectives();
     }
 
     /// An uninitialized tensor of the target's activation type.

@@ -1,4 +1,5 @@
-//! Each operation on a GPU gives the result of its definition. Without a GPU, each test prints that and ends.
+//! Results of each operation on a GPU, compared with its definition. Without a GPU, each test
+//! prints that and ends.
 
 mod ground;
 mod rounding;
@@ -20,7 +21,7 @@ use ground::{
     Fp8, How, Pass, Product, Random, Scaled, assert_close, first_gpu, leased, load, narrowed, passes, rounded, search,
 };
 
-/// A test's turn on the GPU, which all tests share.
+/// The lock that one test at a time holds on the GPU, which all tests share.
 type Turn = MutexGuard<'static, ()>;
 
 struct Gpu {
@@ -28,7 +29,7 @@ struct Gpu {
     kernels: Vec<Arc<CudaKernels>>,
 }
 
-/// The first GPU, if there is one, with its kernels for f16 and, where it supports them, for bf16.
+/// The first GPU, if there is one, with its kernels for f16 and, where it supports bf16, for bf16.
 fn gpu() -> Option<(Turn, &'static Gpu)> {
     static TURN: Mutex<()> = Mutex::new(());
     static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
@@ -79,7 +80,8 @@ impl Gpu {
         self.compute_and_count(kernels, bytes, products_by, pass).0
     }
 
-    /// As [`compute`](Gpu::compute), and how many products took cuBLASLt's first suggestion.
+    /// Like [`compute`](Gpu::compute), and also returns how many products took cuBLASLt's first
+    /// suggestion.
     fn compute_and_count<T>(
         &self,
         kernels: &Arc<CudaKernels>,
@@ -92,21 +94,24 @@ impl Gpu {
         // SAFETY: the segment has this many backed bytes, and nothing else uses it.
         let poisoned = unsafe { sys::cuMemsetD8_v2(segment.address().0, 0xff, segment.backed().as_usize()) };
         assert_eq!(poisoned, sys::CUresult::CUDA_SUCCESS);
-        // The pass runs in a stream of its own, which does not wait for this. A GPU that others share may take a while.
+        // The pass runs in another stream, which does not wait for this memset. A GPU shared with
+        // other processes may take a while.
+        //
         // SAFETY: the context is current.
         assert_eq!(unsafe { sys::cuCtxSynchronize() }, sys::CUresult::CUDA_SUCCESS);
         let (cuda, counter) =
             (Cuda::new(kernels).expect("a stream").with_products_by(products_by), WorkCounter::default());
         let workspace = Workspace::over(segment);
         let outcome = pass(&Scope::new(&cuda, &workspace, &counter)).unwrap();
-        // A pass that downloads nothing may still run, and its memory goes next.
+        // A pass that downloads nothing may still be running, and its memory is freed next.
         cuda.wait_for_all().expect("it ends");
         assert!(workspace.high_water() <= bytes.max(Bytes(1)).round_up(Bytes(256)));
         (outcome, cuda.guesses())
     }
 }
 
-/// Whether a GPU supports the pass: weights must have the activations' type, and heads one of some sizes.
+/// Whether a GPU supports the pass: weights must have the type of activations, and the head
+/// size must be supported.
 fn is_served(pass: &Pass, target: &Target) -> bool {
     let is_among = |head_dim: &usize, sizes: Option<&[usize]>| sizes.is_none_or(|sizes| sizes.contains(head_dim));
     match pass {
@@ -127,24 +132,27 @@ fn is_served(pass: &Pass, target: &Target) -> bool {
     }
 }
 
-/// Copies are exact. What is computed in f32 is off by the rounding of what is stored. Attention also rounds its
-/// weights before they meet the values, and some of cuBLASLt's kernels round the product before adding its bias.
+/// Copies are exact. Results computed in f32 differ by the rounding to the stored type. Attention
+/// also rounds its weights before multiplying the values, and some of cuBLASLt's kernels round the
+/// product before adding its bias.
 fn tolerance(pass: &Pass, activation: DType) -> f64 {
     // Half a unit in the last place, for numbers between 1 and 2.
     let rounding = if activation == DType::BF16 { 1.0 / 256.0 } else { 1.0 / 2048.0 };
     match pass {
         Pass::Embed { .. } | Pass::GatherRows { .. } | Pass::ScatterRows { .. } => 0.0,
         Pass::Argmax { .. } => 0.0,
-        // Ids must be equal; log-probabilities are f32.
+        // Ids must be equal. Log-probabilities are f32.
         Pass::Sample { .. } => 2e-6,
         Pass::Paged { .. } | Pass::PagedFp8 { .. } | Pass::Packed { .. } | Pass::Linear { .. } => 2.0 * rounding,
-        // Half a step of E4M3, of numbers that f32 may bring over the middle of two.
+        // Half a step of E4M3, because f32 rounding may move a number across the midpoint
+        // of two E4M3 numbers.
         Pass::Turned(turned) if turned.is_fp8 => 1.0 / 16.0,
-        // What the gate gives is rounded before it is summed up again, and so is each expert's product.
+        // The gate's output is rounded before the next product, and so is each expert's product.
         Pass::Mixed(_) => 4.0 * rounding,
         // Gate and up are rounded before they are multiplied, unless one kernel computes both.
         Pass::GatedLinear { .. } => 4.0 * rounding,
-        // Within a group of columns the tensor cores keep some 13 bits of a sum of E4M3 products; a gate multiplies two.
+        // Within a group of columns, the tensor cores keep about 13 bits of a sum of E4M3 products.
+        // A gate multiplies two such sums.
         Pass::Fp8(fp8) => (4.0 * rounding).max(if fp8.is_gated() { 1.2e-2 } else { 6e-3 }),
         _ => rounding,
     }
@@ -158,7 +166,8 @@ fn every_operation_gives_what_its_definition_gives_takes_what_its_plan_says_and_
     }
 }
 
-/// Compares what the driver makes for this GPU of the PTX for another, older generation.
+/// Compares the results of code that the driver compiles for this GPU from the PTX
+/// of another, older generation.
 fn compare_older(capability: (u32, u32), activations: &[DType]) {
     let Some((_turn, gpu)) = gpu() else { return };
     let best = CudaTarget::of(&gpu.device).expect("it says what it is");
@@ -184,7 +193,7 @@ fn what_is_compiled_for_turing_gives_it_too() {
     compare_older((7, 5), &[DType::F16]);
 }
 
-/// The elements drawn, as bits: part of a matrix whose rows have `pitch` numbers.
+/// The bits of the elements drawn, as part of a matrix whose rows have `pitch` numbers.
 fn drawn<B: Backend>(
     backend: &B,
     workspace: &Workspace,
@@ -214,12 +223,12 @@ fn random_weights_have_the_bits_that_the_cpu_draws() {
     let bytes = Bytes(2 * (shape[0] * shape[1]) as u64);
     let host = Workspace::over(leased(Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(8))).unwrap()), bytes));
     let best = CudaTarget::of(&gpu.device).expect("it says what it is");
-    // Before 8.9 numbers become E4M3 by their bits.
+    // Before compute capability 8.9, there is no instruction that converts numbers to E4M3.
     let older = gpu.load(CudaTarget { capability: best.capability.min((7, 5)), activation: DType::F16, ..best });
     for kernels in gpu.kernels.iter().chain([&older]) {
         let cuda = Cuda::new(kernels).expect("a stream");
         for dtype in [kernels.target().activation(), DType::F8E4M3] {
-            // E4M3 is largest at 448.
+            // The largest E4M3 number is 448.
             let deviation = if dtype == DType::F8E4M3 { 100.0 } else { 0.02 };
             for pitch in [shape[1], shape[1] + 3] {
                 let memory = Workspace::over(leased(gpu.device.clone(), bytes));
@@ -247,7 +256,7 @@ fn a_kernel_for_a_head_that_none_serves_is_refused_in_words() {
     );
 }
 
-/// A product and a gated product, of the first rows of the same x.
+/// A product and a gated product of the first rows of the same `x`.
 struct Products {
     activation: DType,
     x: Vec<f32>,
@@ -306,7 +315,7 @@ impl Products {
 fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
     let Some((_turn, gpu)) = gpu() else { return };
     for kernels in &gpu.kernels {
-        // Its own kernels, because other tests measure other products with the shared ones.
+        // Loads separate kernels, because other tests measure other products with the shared ones.
         let kernels = &gpu.load(target_of(kernels));
         let products = Products::new(kernels.target().activation());
         let expected = products.expected();
@@ -336,7 +345,8 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
         }
         assert_eq!(cuda.guesses(), 2, "each has a way that ran");
 
-        // More lanes than there are counters for our own kernel; the lanes without counters use cuBLASLt.
+        // More lanes than there are counters for our own kernel. The lanes
+        // without counters use cuBLASLt.
         let lane = |_| Cuda::new(kernels).expect("a stream").with_products_by(GemmBackend::Ours);
         let lanes: Vec<Cuda> = (0..9).map(lane).collect();
         for lane in &lanes {
@@ -344,7 +354,7 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
             assert_eq!(lane.guesses(), 0, "what one lane has measured all lanes know");
         }
 
-        // A second start reads what this one wrote.
+        // A second start reads the measurements that the first one wrote.
         let written = serde_json::to_value(kernels.tuning()).expect("it can be written down");
         let start = |written: &serde_json::Value| {
             let another = gpu.load(target_of(kernels));
@@ -358,7 +368,7 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
         autotune(&cuda);
         assert_eq!(another.tuning(), kernels.tuning(), "nothing was measured again");
 
-        // Ranks that measure by themselves still choose alike.
+        // Ranks that measure independently still make the same choices.
         let gpus = [gpu.device.clone(), gpu.device.clone()];
         let ranks = CudaKernels::load_ranks(&gpus, target_of(kernels), &search()).expect("its kernels load");
         for rank in &ranks {
@@ -387,12 +397,12 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
     }
 }
 
-/// A product with scales for blocks, of which cuBLASLt takes a multiple of four rows.
+/// A product with scales for blocks. cuBLASLt only takes row counts that are a multiple of four.
 fn by_blocks(rows: usize, in_features: usize, out_features: usize, how: How, bias: bool) -> Fp8 {
     Fp8 { rows, in_features, out_features, scaled: Scaled::Blocks(128), product: Product::Linear { how, bias } }
 }
 
-/// Compares some of what was found with the definition: the corners, and places all over.
+/// Compares a sample of the results with the definition: the corners and random positions.
 fn assert_some_close(fp8: &Fp8, activation: DType, found: &[f32], what: &str) {
     let mut random = Random::new(9);
     let mut places: Vec<(usize, usize)> =
@@ -411,7 +421,8 @@ fn assert_some_close(fp8: &Fp8, activation: DType, found: &[f32], what: &str) {
 #[test]
 fn the_library_has_an_algorithm_for_scales_by_block() {
     let Some((_turn, gpu)) = gpu() else { return };
-    // Groups of 128 columns: four, and twelve and 28, which are whole; five and nine, which are filled up.
+    // Groups of 128 columns: 4, 12 and 28 groups, which are whole, and 5 and 9 groups, the last
+    // of which is padded.
     let cases = [
         (4, 512, 384),
         (64, 1536, 4608),
@@ -419,9 +430,9 @@ fn the_library_has_an_algorithm_for_scales_by_block() {
         (100, 640, 264),
         (1000, 1152, 384),
         (4100, 1024, 640),
-        // Of this ours compute the last three.
+        // Our kernel computes the last three rows of this case.
         (4099, 1024, 640),
-        // Of these ours compute all.
+        // Our kernel computes all of these cases.
         (5, 512, 384),
         (130, 640, 264),
         (2047, 640, 264),
@@ -445,7 +456,7 @@ fn the_library_has_an_algorithm_for_scales_by_block() {
             let is_asked = (rows % 4 == 0 || rows >= 2048) && in_features % 128 == 0;
             assert_eq!(asked, usize::from(is_asked), "{fp8:?} in {activation} with {library}");
             assert_some_close(&fp8, activation, &found, "by the library");
-            // It may have none that adds a bias.
+            // The library may have no algorithm that adds a bias.
             let biased = by_blocks(rows, in_features, out_features, How::New, true);
             let run = |scope: &Scope<'_, Cuda>| biased.run(scope, &mut Random::new(3));
             let (found, asked) =
@@ -509,7 +520,8 @@ impl Layers {
         let memory = leased(gpu.device.clone(), dtype.bytes(elements));
         let (mut end, mut seed) = (Bytes(0), 0);
         let mut tensor = |shape: &[usize], deviation: f32| {
-            // SAFETY: this many bytes are backed, they live as long as the layers, and each tensor has its own part.
+            // SAFETY: this many bytes are backed, they live as long as the layers, and each tensor
+            // has a separate part.
             let mut tensor = unsafe { Tensor::persistent(memory.address().offset(end), Shape::new(shape), dtype) };
             (end, seed) = (end + tensor.bytes(), seed + 1);
             fill_random(cuda, seed, deviation, &mut tensor).expect("a type that weights are kept as");

@@ -1,4 +1,5 @@
-//! Blocks and rows that go to host memory and come back, on a GPU, and how fast. Without a GPU, each test prints that and ends.
+//! Copies of blocks and rows to host memory and back on a GPU, and their rates. Without a GPU, each
+//! test prints that and ends.
 
 mod ground;
 
@@ -27,7 +28,7 @@ fn blocks_that_went_to_the_host_come_back_after_what_overwrote_them() {
 #[test]
 fn rates_of_copies_are_told() {
     let Some((device, cuda)) = backend() else { return };
-    // 7B's shape: 896 KiB a block, 32 KiB of it in each layer.
+    // The shape of a 7B model: 896 KiB per block, 32 KiB of it in each layer.
     let shape = KvShape { layers: 28, kv_heads: 4, head_dim: 128, dtype: DType::BF16 };
     let blocks = Blocks::new(&(device.clone() as Arc<dyn Device>), shape, 512, 512);
     let bytes = HostBlocks::bytes_of(512, shape);

@@ -1,5 +1,5 @@
-//! Captured graphs on a GPU compute from the contents of their inputs at replay. Without a GPU, each test prints that
-//! and ends.
+//! Captured graphs on a GPU, which compute from the contents of their inputs at replay. Without a
+//! GPU, each test prints that and ends.
 
 mod ground;
 
@@ -10,7 +10,7 @@ use bursar_kernels::{ops::transfer::fill_elements, *};
 
 use ground::{first_gpu, leased, load};
 
-/// The first GPU with its kernels, if there is one.
+/// The first GPU with its kernels, if there is a GPU.
 fn kernels() -> Option<(Arc<CudaDevice>, Arc<CudaKernels>)> {
     let device = first_gpu()?;
     let kernels = load(&device, CudaTarget::of(&device).expect("it says what it is"));
@@ -24,9 +24,9 @@ fn a_graph_reads_its_inputs_anew_and_a_capture_that_fails_leaves_the_backend_as_
     let (inputs, outputs) = (leased(device.clone(), Bytes(1)), leased(device.clone(), Bytes(1)));
     let workspace = Workspace::over(leased(device.clone(), Bytes::mib(64)));
     let rows = [3.0f32, 1.0, 2.0, 0.5, 0.25, 9.0];
-    // SAFETY: both are backed for a whole page, and only this thread uses them.
+    // SAFETY: the segment is backed for a whole page, and only this thread uses it.
     let mut x = unsafe { Tensor::persistent(inputs.address(), [2, 3], DType::F32) };
-    // SAFETY: as above.
+    // SAFETY: the segment is backed for a whole page, and only this thread uses it.
     let mut places = unsafe { Tensor::persistent(outputs.address(), [2], DType::U32) };
     let counter = WorkCounter::default();
     let read = |places: &Tensor<'_>| Scope::new(&cuda, &workspace, &counter).download::<u32>(places).expect("it comes");
@@ -43,8 +43,8 @@ fn a_graph_reads_its_inputs_anew_and_a_capture_that_fails_leaves_the_backend_as_
         assert_eq!(read(&places), [largest(&turned[..3]), largest(&turned[3..])], "{turned:?}");
     }
 
-    // The caller gets the error of `run`. A copy cannot be captured; it returns an error instead of breaking the
-    // stream.
+    // The caller gets the error of `run`. A copy cannot be captured: it returns an error instead
+    // of breaking the stream.
     let refused = cuda.capture(&mut || {
         let scope = Scope::new(&cuda, &workspace, &counter);
         scope.argmax_into(&x, &mut places)?;

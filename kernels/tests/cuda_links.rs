@@ -1,5 +1,6 @@
-//! Links between GPU ranks that are no kernels of ours: copies of ranks that meet on the host, and NCCL. Copies are tried on
-//! two GPUs, or on one twice; NCCL wants two GPUs and its library, and each test that lacks something prints that and ends.
+//! Links between GPU ranks that do not use our kernels: copies of ranks that meet on the host, and
+//! NCCL. Copies are tested on two GPUs, or on one GPU that plays both. NCCL needs two GPUs and its
+//! library. A test that lacks something prints that and ends.
 
 mod ground;
 
@@ -14,20 +15,20 @@ use half::bf16;
 
 use ground::{Random, first_gpu, leased, load, search};
 
-/// Less than a story's exchanges, so that some take several.
+/// Less than the size of some collectives in these tests, so that these are split over several.
 const AT_ONCE: Bytes = Bytes::kib(64);
 
-/// Longer than any start of a kernel, shorter than a test may hang.
+/// Longer than any start of a kernel, and shorter than a test may hang.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// GPUs with kernels of their own.
+/// GPUs, each with separately loaded kernels.
 struct Ground {
     devices: Vec<Arc<CudaDevice>>,
     kernels: Vec<Arc<CudaKernels>>,
     _turn: MutexGuard<'static, ()>,
 }
 
-/// One story at a time has the GPUs.
+/// The lock on the GPUs, which one test at a time holds.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -39,14 +40,13 @@ impl Ground {
         Ground { devices, kernels, _turn }
     }
 
-    /// So many ranks, on two GPUs where there are two, and otherwise on one.
+    /// `ranks` ranks, on two GPUs where there are two, and otherwise on one.
     fn any(ranks: usize) -> Option<Ground> {
         let (turn, first) = (turn(), first_gpu()?);
         let second = CudaDevice::open(1).map_or_else(|_| first.clone(), Arc::new);
         Some(Ground::of([first, second].into_iter().cycle().take(ranks).collect(), turn))
     }
 
-    /// Two GPUs.
     fn pair() -> Option<Ground> {
         let (turn, first) = (turn(), first_gpu()?);
         match CudaDevice::open(1) {
@@ -58,7 +58,7 @@ impl Ground {
         }
     }
 
-    /// Runs `pass` on each rank at once, in memory that those which reach it may use.
+    /// Runs `pass` on all ranks at the same time, in memory that every rank's device can access.
     fn run<T: Send>(
         &self,
         links: Vec<RankLink>,
@@ -78,7 +78,7 @@ impl Ground {
                     cuda.wait().expect("nothing has gone wrong yet");
                     begun.wait();
                     let outcome = pass(&scope, &cuda).expect("it runs");
-                    // What another rank still copies is not taken away.
+                    // Memory from which another rank still copies must not be freed.
                     begun.wait();
                     outcome
                 })
@@ -93,7 +93,7 @@ impl Ground {
         links.into_iter().map(RankLink::from).collect()
     }
 
-    /// Ends of a link through NCCL, and the memory that it needs for as long.
+    /// The ends of a link through NCCL, and the memory that must live as long as the link.
     fn nccl(&self) -> Option<(Vec<RankLink>, Vec<Segment>)> {
         let nccl = match Nccl::open(&self.devices, &search(), "this is a test") {
             Ok(nccl) => nccl,
@@ -110,7 +110,8 @@ impl Ground {
         let (kernels, addresses): (Vec<_>, Vec<_>) =
             (self.kernels.iter().collect(), memory.iter().map(Segment::address).collect());
         let began = Instant::now();
-        // SAFETY: the memory is backed and open, and is held by the caller until all ranks have ended.
+        // SAFETY: the memory is backed and open, and the caller holds it until
+        // all ranks have ended.
         let links =
             unsafe { NcclLink::between(&nccl, &kernels, &addresses, AT_ONCE, PATIENCE) }.expect("it links them");
         let took = self.devices[0].overhead_by_source();
@@ -119,7 +120,7 @@ impl Ground {
     }
 }
 
-/// Random numbers that bf16 has.
+/// Random numbers that bf16 can represent.
 fn numbers(seed: u64, count: usize) -> Vec<bf16> {
     Random::new(seed).floats(count).into_iter().map(bf16::from_f32).collect()
 }
@@ -128,7 +129,8 @@ fn bits(numbers: &[bf16]) -> Vec<u16> {
     numbers.iter().map(|number| number.to_bits()).collect()
 }
 
-/// All parts `[rows, columns]` side by side, with what stood in the `gap` columns of `[rows, columns * ranks + gap]`.
+/// All parts `[rows, columns]` side by side, followed by the previous contents of the `gap` columns
+/// of `[rows, columns * ranks + gap]`.
 fn side_by_side(parts: &[Vec<f32>], before: &[f32], [rows, columns, gap]: [usize; 3]) -> Vec<f32> {
     let wide = columns * parts.len() + gap;
     let row = |row: usize| {
@@ -138,7 +140,7 @@ fn side_by_side(parts: &[Vec<f32>], before: &[f32], [rows, columns, gap]: [usize
     (0..rows).flat_map(row).collect()
 }
 
-/// Gathers on each rank, several times with other numbers.
+/// Runs an all-gather on each rank several times, with different numbers.
 fn gathers(ground: &Ground, links: Vec<RankLink>, [rows, columns, gap]: [usize; 3]) {
     let of = links.len();
     let wide = columns * of + gap;
@@ -184,7 +186,8 @@ fn rows_of_gpus_that_cannot_reach_each_other_go_through_the_driver() {
     }
 }
 
-/// What ranks hear, and when, after the second did not come until the first had given up.
+/// Checks the errors that both ranks get, and when they get them, if rank 1 does not join until
+/// rank 0 has given up.
 fn assert_parted<T: std::fmt::Debug>(found: Vec<(Result<T, KernelError>, Duration)>, why: &str) {
     for (rank, (result, took)) in found.into_iter().enumerate() {
         let Err(KernelError::Device(DeviceError::Lost { reason })) = result else { panic!("rank {rank}: {result:?}") };
@@ -251,7 +254,8 @@ fn sums_through_nccl_are_close_to_f64_and_have_the_same_bits_on_all_ranks() {
                 let (is_in, before) = (at % wide < columns, before[at].to_f64());
                 let parts = brought.iter().map(|part| part[at].to_f64());
                 let (exact, size) = (parts.clone().sum::<f64>(), parts.map(f64::abs).sum::<f64>());
-                // A rounding for each rank after the first, and one where the sum meets what was there.
+                // One rounding for each rank after the first, and one for the addition
+                // to the previous contents.
                 let check = |found: bf16, exact: f64, size: f64| {
                     if is_in {
                         (found.to_f64() - exact).abs() <= of as f64 * size / 256.0
@@ -303,7 +307,7 @@ fn a_thousand_exchanges_through_nccl_in_graphs_give_the_same_bits_again() {
                 scope.all_gather_into(&own, &mut all)
             })?;
             let graph = graph.expect("a GPU has graphs");
-            // Exchanges outside a graph between those in it.
+            // Runs collectives outside a graph between collectives in the graph.
             (0..25).try_for_each(|_| {
                 (0..10).try_for_each(|_| graph.replay())?;
                 scope.all_reduce_add(&partial.row_range(0..5), &mut sum.row_range_mut(0..5))
@@ -359,7 +363,7 @@ fn ranks_that_share_a_gpu_are_refused_by_name() {
     let memory: Vec<_> = twice.devices.iter().map(|device| leased(device.clone(), CudaLink::bytes(AT_ONCE))).collect();
     let (kernels, addresses): (Vec<_>, Vec<_>) =
         (twice.kernels.iter().collect(), memory.iter().map(Segment::address).collect());
-    // SAFETY: nothing is exchanged.
+    // SAFETY: no collective runs.
     let refused = unsafe { NcclLink::between(&nccl, &kernels, &addresses, AT_ONCE, PATIENCE) }.map(drop);
     let said = refused.expect_err("it is refused").to_string();
     assert!(said.contains("NCCL allows one rank per GPU, but cuda:0 was given to several ranks"), "{said}");

@@ -1,6 +1,7 @@
-//! Ranks on a GPU, each with a stream and kernels of its own: sums and columns of all have the bits that the definition
-//! gives, and a rank that does not come is a lost device. One GPU plays all ranks, which checks everything but the
-//! links between GPUs. Without a Hopper GPU each test prints that and ends.
+//! Ranks on a GPU, each with a separate stream and kernels: sums and gathered columns have the bits
+//! of the definition, and a rank that does not join is reported as a lost device. One GPU plays all
+//! ranks, which tests everything except the links between GPUs. Without a Hopper GPU, each test
+//! prints that and ends.
 
 mod ground;
 
@@ -15,29 +16,31 @@ use half::bf16;
 
 use ground::{Random, first_gpu, first_largest, leased, load};
 
-/// Less than a story's exchanges, so that some take several.
+/// Less than the size of some collectives in these tests, so that these are split over several.
 const AT_ONCE: Bytes = Bytes::kib(320);
 
-/// The same of sums in shares, which are large.
+/// The same limit for sums in shares, which are large.
 const IN_SHARES_AT_ONCE: Bytes = Bytes::mib(7);
 
-/// Longer than any start of a kernel, shorter than a test may hang.
+/// Longer than any start of a kernel, and shorter than a test may hang.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What a variable says.
+/// The number in an environment variable, if it is set.
 fn told(variable: &str) -> Option<u64> {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let told = std::env::var(variable).ok()?;
     Some(told.parse().expect("a whole number"))
 }
 
-/// How long a rank waits: under compute-sanitizer a start of a kernel takes longer, as many seconds as the variable says.
+/// Time that a rank waits for the others. Under compute-sanitizer a kernel takes longer to start.
+/// `BURSAR_RANKS_PATIENCE` then gives the seconds to wait.
 fn patience() -> Duration {
     told("BURSAR_RANKS_PATIENCE").map_or(PATIENCE, Duration::from_secs)
 }
 
-/// Those of these numbers of ranks whose kernels one GPU runs at the same time: all, but under compute-sanitizer, where
-/// blocks take more registers, up to what the variable says.
+/// The numbers of ranks whose kernels one GPU can run at the same time. These are all of
+/// `ranks`, except under compute-sanitizer, where blocks take more registers and
+/// `BURSAR_RANKS_MOST` gives the largest number.
 fn together(ranks: Vec<usize>) -> impl Iterator<Item = usize> {
     let most = told("BURSAR_RANKS_MOST").map_or(usize::MAX, |most| most as usize);
     ranks.into_iter().filter(move |of| *of <= most)
@@ -55,15 +58,16 @@ fn gpu() -> Option<(Arc<CudaDevice>, CudaTarget)> {
 fn memory(device: &Arc<CudaDevice>, kernels: &Arc<CudaKernels>, of: usize, at_once: Bytes) -> Vec<Segment> {
     let cleared = |_| {
         let segment = leased(device.clone(), CudaLink::bytes(at_once));
-        // SAFETY: so many bytes are backed, and nothing else uses them yet.
+        // SAFETY: this many bytes are backed, and nothing else uses them yet.
         unsafe { CudaLink::clear(&Cuda::new(kernels).expect("a stream"), segment.address()) }.expect("it is copied");
         segment
     };
     (0..of).map(cleared).collect()
 }
 
-/// Runs `pass` on each of `of` ranks on one GPU at once. All of them have what they need before the first one begins,
-/// because a device that maps memory may wait for a kernel that waits.
+/// Runs `pass` on `of` ranks on one GPU at the same time. All ranks have their memory
+/// before the first one begins, because mapping memory may wait for a kernel that itself
+/// waits for another rank.
 fn on_gpu_ranks<T: Send>(
     of: usize,
     pass: impl Fn(&Scope<'_, Cuda>, &Cuda) -> Result<T, KernelError> + Sync,
@@ -71,7 +75,7 @@ fn on_gpu_ranks<T: Send>(
     on_gpu_ranks_with(AT_ONCE, of, pass)
 }
 
-/// The same with exchanges of so many bytes at once.
+/// Like [`on_gpu_ranks`], with collectives of up to `at_once` bytes.
 fn on_gpu_ranks_with<T: Send>(
     at_once: Bytes,
     of: usize,
@@ -106,7 +110,7 @@ fn on_gpu_ranks_with<T: Send>(
     Some(results)
 }
 
-/// Random numbers that bf16 has.
+/// Random numbers that bf16 can represent.
 fn numbers(seed: u64, count: usize) -> Vec<bf16> {
     Random::new(seed).floats(count).into_iter().map(bf16::from_f32).collect()
 }
@@ -117,7 +121,8 @@ fn bits(numbers: &[bf16]) -> Vec<u16> {
 
 #[test]
 fn each_rank_gets_the_sum_in_the_order_of_ranks() {
-    // Two ranks write pieces to each other; more sum parts of exchanges that are large, as of the last.
+    // Two ranks write pieces to each other. More ranks sum parts of large collectives, such
+    // as the last size.
     let odd = [(1, 8192, 8), (255, 1000, 0), (257, 64, 8), (257, 1000, 8), (1021, 1032, 0)];
     let sizes = [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (64, 3584, 0), (131, 1032, 8), (1021, 256, 0)];
     for (rows, columns, gap) in sizes.into_iter().chain(odd) {
@@ -146,12 +151,14 @@ fn each_rank_gets_the_sum_in_the_order_of_ranks() {
 
 #[test]
 fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
-    // Few rows are pushed; odd columns come of two launches; some take several exchanges.
-    // Of more than 128 KiB, two ranks write pieces of two rows, or of four shorter ones, to each other.
+    // A few rows are pushed. Numbers of columns that need it take two launches, and some sizes take
+    // several collectives. Above 128 KiB, two ranks write pieces of two rows, or of four shorter
+    // rows, to each other.
     let odd = [(3, 3584, 0), (37, 4104, 8), (255, 1000, 0), (257, 64, 8), (257, 1000, 8)];
     let sizes = [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (15, 8192, 8), (131, 1032, 8), (1021, 256, 0)];
     let small = sizes.into_iter().chain(odd).map(|size| (size, AT_ONCE, vec![2, 3, 4]));
-    // In shares: a block has one piece, several, and several in each of two exchanges.
+    // Sums in shares: a block has one piece, several pieces, or several pieces in
+    // each of two collectives.
     let shared = [(397, 2048, 8), (8200, 104, 8), (3300, 1032, 8)].map(|size| (size, IN_SHARES_AT_ONCE, vec![3, 4, 5]));
     for ((rows, columns, gap), at_once, ranks) in small.chain(shared) {
         for of in together(ranks) {
@@ -204,7 +211,8 @@ fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
 fn a_sum_is_normalised_and_rounded_as_by_two_operations() {
     let formats = [Quantization::Rows, Quantization::Groups, Quantization::Fixed(0.01)];
     let formats = formats.map(|quantization| ActivationFormat::of(Some(quantization)));
-    // Pushed, read, in pieces of two and of four rows, in shares; very wide rows come of two launches.
+    // The sizes cover rows that are pushed, read, sent in pieces of two and of four rows, and
+    // summed in shares. Very wide rows take two launches.
     let sizes = [(1, 3584, 0), (15, 8192, 8), (131, 1032, 8), (257, 1000, 8), (3, 8200, 0)];
     let small = sizes.map(|size| (size, AT_ONCE, vec![2, 3, 4, 5]));
     let shared = [(397, 2048, 8), (3300, 1032, 8)].map(|size| (size, IN_SHARES_AT_ONCE, vec![3, 4, 5]));
@@ -227,8 +235,9 @@ fn a_sum_is_normalised_and_rounded_as_by_two_operations() {
                     let plain = normed.plain.as_ref().map(|plain| scope.download::<bf16>(plain)).transpose()?;
                     Ok::<_, KernelError>((codes, scales, plain.map(|plain| bits(&plain))))
                 };
-                // Nothing is copied between the exchanges: a copy that waits for one holds up those of ranks that share the GPU,
-                // and so their coming to it.
+                // Nothing is copied between the collectives: a copy that waits for a
+                // collective delays the copies of other ranks on the same GPU, and therefore
+                // delays their joining the collective.
                 let before = numbers(5, rows * wide);
                 let mut residuals = [scope.upload([rows, wide], &before)?, scope.upload([rows, wide], &before)?];
                 let mut rooms = [scope.room_in([format], rows, columns)?, scope.room_in([format], rows, columns)?];
@@ -248,7 +257,7 @@ fn a_sum_is_normalised_and_rounded_as_by_two_operations() {
             let Some(found) = found else { return };
             for outcomes in &found {
                 assert!(outcomes[0] == found[0][0], "{what}: ranks differ");
-                // Two operations add up the squares of wider rows in another order.
+                // With wider rows, the two separate operations add up the squares in another order.
                 if columns <= 4096 {
                     assert!(outcomes[0] == outcomes[1], "{what}");
                     continue;
@@ -305,7 +314,8 @@ fn shares_of_a_table_and_columns_of_all_come_together() {
 
 #[test]
 fn the_largest_of_all_ranks_is_the_first_of_all_columns() {
-    // The last rank has fewer columns; few different numbers, so that the largest comes several times.
+    // The last rank has fewer columns. There are few different numbers, so that the
+    // largest occurs several times.
     for (rows, vocabulary) in [(1, 1029), (9, 37), (700, 101), (256, 4096)] {
         for of in [2, 3, 4] {
             let of_first = Rank::new(0, of).share_rounded_up(vocabulary).count;
@@ -396,12 +406,12 @@ fn a_rank_that_parts_is_not_waited_for() {
     let found = on_gpu_ranks(2, |scope, _| {
         let partial = scope.upload([rows, columns], &numbers(1, rows * columns))?;
         let mut sum = scope.upload([rows, columns], &numbers(2, rows * columns))?;
-        // What it has come to is whole.
+        // A collective that the rank joined before it left is complete.
         scope.all_reduce_add(&partial, &mut sum)?;
         let whole = scope.download::<bf16>(&sum).map(drop);
         let began = Instant::now();
         if scope.rank().index() == 1 {
-            scope.part();
+            scope.abort_collectives();
             return Ok((whole, Ok(()), Duration::ZERO));
         }
         scope.all_reduce_add(&partial, &mut sum)?;
@@ -424,7 +434,7 @@ fn a_missing_rank_is_a_lost_device([rows, columns]: [usize; 2]) {
         if is_late {
             given_up.wait();
         }
-        // The late one hears it too, and waits for nothing.
+        // The late rank gets the error too, and does not wait.
         let began = Instant::now();
         scope.all_reduce_add(&partial, &mut sum)?;
         let result = scope.download::<bf16>(&sum).map(drop);

@@ -1,4 +1,4 @@
-//! The embedded device code was compiled from the sources beside it.
+//! Check that the embedded device code was compiled from the sources in `kernels/cuda`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,13 +29,13 @@ fn texts_of(variable: &str) -> Vec<String> {
     iter::once(first).chain(others).map(texts).filter(|text| !text.is_empty()).collect()
 }
 
-/// Compiler and options, as in `compile.py` now.
+/// Compiler and options, as they are in `compile.py` now.
 fn options() -> String {
     ["WHEELS", "COMMON", "TARGETS", "PTX_VERSION"].map(texts_of).concat().join("\n")
 }
 
-/// File name endings of what is compiled from the source: those that its `// Targets:` line names, otherwise all that
-/// need not be named.
+/// File name endings of the code that is compiled from the source. These are the targets in its `//
+/// Targets:` line, otherwise all targets that need not be named.
 fn endings_of(source: &Path) -> BTreeSet<String> {
     let all = texts_of("TARGETS").into_iter().map(|text| text.split(' ').next().expect("an ending").to_owned());
     let text = fs::read_to_string(source).expect("it is there");
@@ -59,7 +59,8 @@ fn manifest() -> Value {
     serde_json::from_str(&manifest).expect("JSON")
 }
 
-/// The files of every archive by name, such as `rms_norm.sm_80.ptx`. Each is in the archive of its target.
+/// The files of all archives by name, such as `rms_norm.sm_80.ptx`. Each file must be in the
+/// archive of its target.
 fn compiled() -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     for target in texts_of("TARGETS").iter().map(|text| text.split('.').next().expect("a target")) {
@@ -77,7 +78,7 @@ fn compiled() -> BTreeMap<String, Vec<u8>> {
     files
 }
 
-/// The file and all our files that it includes, sorted by path.
+/// The file and all of our files that it includes, sorted by path.
 fn sources_of(source: &Path) -> BTreeSet<PathBuf> {
     let (mut found, mut left) = (BTreeSet::new(), vec![source.to_owned()]);
     while let Some(file) = left.pop() {
@@ -94,7 +95,7 @@ fn sources_of(source: &Path) -> BTreeSet<PathBuf> {
     found
 }
 
-/// As `code_of` in `compile.py`: without comments, trailing spaces and empty lines.
+/// Like `code_of` in `compile.py`: the text without comments, trailing spaces and empty lines.
 fn code_of(text: &str) -> String {
     let code = |line: &'_ str| {
         if line.contains('"') && !line.trim_start().starts_with("//") {

@@ -196,14 +196,14 @@ fn an_idle_model_gives_way_to_a_tenant_that_waits_and_a_busy_one_does_not() {
         let wanted = ledger.free + more;
         let budget = house.runtime.budget().clone();
         let expected = answer(&model, about(1)).await;
-        let tenant = budget.lease(Class::tenant("index"), wanted).await.expect("it waits, and the model is idle");
+        let tenant = budget.lease(Class::external("index"), wanted).await.expect("it waits, and the model is idle");
         assert!(house.kv("demo").await <= kv - more, "it made room");
         assert_eq!(answer(&model, about(1)).await, expected, "with less");
         drop(tenant);
         house.regained().await;
         // With a request that does not end, the model keeps what it has.
         let unread = model.chat(about(1).max_tokens(200).temperature(20.0).top_k(0).seed(1)).await.expect("accepted");
-        let waits = tokio::spawn(async move { budget.lease(Class::tenant("index"), wanted).await.map(drop) });
+        let waits = tokio::spawn(async move { budget.lease(Class::external("index"), wanted).await.map(drop) });
         eventually("it waits", async || house.ledger().await.waiting.len() == 1).await;
         let looked = house.runtime.budget().measure().await.expect("the budget answers");
         assert_eq!(looked.of_class(&Class::Kv), kv);

@@ -171,7 +171,7 @@ fn user_leases_on_a_lost_device_are_void_and_harmless() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
         let model = demo(&spares.runtime, small()).await;
-        let lease = spares.runtime.budget().lease(Class::tenant("mine"), MIB).await.expect("there is room");
+        let lease = spares.runtime.budget().lease(Class::external("mine"), MIB).await.expect("there is room");
         let mine = Segment::reserve(spares.runtime.device(), MIB.into(), lease).expect("addresses cost nothing");
         mine.back_to(MIB.into()).expect("there is room");
         spares.devices[0].lose("a script says so");
@@ -180,11 +180,11 @@ fn user_leases_on_a_lost_device_are_void_and_harmless() {
         eventually("another device is there", async || spares.made.load(SeqCst) == 2).await;
         answer(&model, about(1)).await;
         let before = spares.runtime.budget().snapshot().await.expect("the budget answers");
-        assert_eq!(before.of_class(&Class::tenant("mine")), Bytes::ZERO);
-        let another = spares.runtime.budget().lease(Class::tenant("mine"), MIB).await.expect("there is room");
+        assert_eq!(before.of_class(&Class::external("mine")), Bytes::ZERO);
+        let another = spares.runtime.budget().lease(Class::external("mine"), MIB).await.expect("there is room");
         drop(mine);
         let after = spares.runtime.budget().snapshot().await.expect("the budget answers");
-        assert_eq!(after.of_class(&Class::tenant("mine")), Bytes::mib(1), "the first one's end is not the second's");
+        assert_eq!(after.of_class(&Class::external("mine")), Bytes::mib(1), "the first one's end is not the second's");
         drop(another);
         spares.assert_whole().await;
     });

@@ -90,12 +90,12 @@ fn a_tenant_waits_for_room_and_may_stop_waiting() {
         let budget = stage.runtime.budget();
         let before = stage.snapshot().await;
         let free = before.free;
-        let index = budget.lease(Class::tenant("index"), free).await.expect("there is room");
-        assert_eq!(stage.snapshot().await.of_class(&Class::tenant("index")), free);
+        let index = budget.lease(Class::external("index"), free).await.expect("there is room");
+        assert_eq!(stage.snapshot().await.of_class(&Class::external("index")), free);
         // Nothing shrinks for it yet; it stops waiting and leaves no trace.
         let waiting = tokio::spawn({
             let budget = budget.clone();
-            async move { budget.lease(Class::tenant("other"), MIB).await.map(drop) }
+            async move { budget.lease(Class::external("other"), MIB).await.map(drop) }
         });
         eventually("it waits", async || stage.snapshot().await.waiting.len() == 1).await;
         waiting.abort();
@@ -103,7 +103,7 @@ fn a_tenant_waits_for_room_and_may_stop_waiting() {
         // Another waits and is served when the first ends.
         let waiting = tokio::spawn({
             let budget = budget.clone();
-            async move { budget.lease(Class::tenant("other"), MIB).await }
+            async move { budget.lease(Class::external("other"), MIB).await }
         });
         eventually("it waits", async || stage.snapshot().await.waiting.len() == 1).await;
         answer(&stage.model, about(1)).await;
@@ -112,7 +112,7 @@ fn a_tenant_waits_for_room_and_may_stop_waiting() {
         assert_eq!(other.bytes(), Bytes::mib(1));
         drop(other);
         stage.settled(&before).await;
-        let error = budget.lease(Class::tenant("giant"), 64 * GIB).await.expect_err("never");
+        let error = budget.lease(Class::external("giant"), 64 * GIB).await.expect_err("never");
         assert!(matches!(error, LeaseError::Refused(_)) && !error.hint().is_empty(), "{error:?}");
     });
 }
@@ -121,7 +121,7 @@ fn a_tenant_waits_for_room_and_may_stop_waiting() {
 fn a_tenants_lease_outlives_model_and_runtime() {
     story(async {
         let stage = Stage::set(small()).await;
-        let lease = stage.runtime.budget().lease(Class::tenant("mine"), MIB).await.expect("there is room");
+        let lease = stage.runtime.budget().lease(Class::external("mine"), MIB).await.expect("there is room");
         stage.runtime.unload("demo").await.expect("it unloads");
         let after = stage.runtime.budget().snapshot().await.expect("the budget answers");
         assert_eq!(after.granted, Bytes::mib(1), "only the tenant's is left: {after}");
@@ -129,7 +129,7 @@ fn a_tenants_lease_outlives_model_and_runtime() {
         let budget = runtime.budget().clone();
         runtime.shutdown().await;
         drop(lease);
-        let error = budget.lease(Class::tenant("late"), MIB).await.expect_err("the runtime is over");
+        let error = budget.lease(Class::external("late"), MIB).await.expect_err("the runtime is over");
         assert!(matches!(error, LeaseError::Unanswered(_)), "{error:?}");
     });
 }

@@ -208,7 +208,7 @@ fn the_real_prometheus_scrapes_bytes_that_sum_to_the_ledger() {
         assert!(of("lease_granted") >= ledger.leases.len() && of("ready") == 1, "{events:?}");
         // Now something is wrong.
         device.drifts(Bytes::kib(64));
-        let refused = runtime.budget().try_lease(Class::tenant("too much"), ledger.total * 2).await;
+        let refused = runtime.budget().try_lease(Class::external("too much"), ledger.total * 2).await;
         refused.map(drop).expect_err("there is no such room");
         for alert in ["BursarDrift", "BursarLeasesRefused"] {
             prometheus.says(&format!("ALERTS{{alertname=\"{alert}\",alertstate=\"firing\"}}"), 1.0).await;
@@ -280,7 +280,7 @@ fn every_counter_starts_at_zero_so_its_first_event_shows() {
         for series in [refused, ended] {
             prometheus.says(series, 0.0).await;
         }
-        let tenant = runtime.budget().try_lease(Class::tenant("too much"), Bytes::gib(9)).await;
+        let tenant = runtime.budget().try_lease(Class::external("too much"), Bytes::gib(9)).await;
         tenant.map(drop).expect_err("there is no such room");
         model.chat(about(1).max_tokens(0)).await.map(drop).expect_err("no reply is that short");
         for series in [refused, ended] {

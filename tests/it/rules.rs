@@ -100,7 +100,7 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             resized.map_err(|error| said(&error))
         }),
         ("lease" | "lease host memory", _) => Box::pin(async move {
-            let class = if question.what == "lease" { Class::tenant("rule 13") } else { Class::Host };
+            let class = if question.what == "lease" { Class::external("rule 13") } else { Class::Host };
             let lease = testing::lease(budget, *question, request(class, Bytes::mib(1)), true).await;
             lease.map(drop).map_err(|error| said(&error))
         }),
@@ -147,7 +147,7 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
 async fn answerers() -> Answerers {
     let runtime = runtime_on(&device()).await;
     let model = demo(&runtime, small()).await;
-    let lease = runtime.budget().lease(Class::tenant("mine"), MIB).await.expect("there is room");
+    let lease = runtime.budget().lease(Class::external("mine"), MIB).await.expect("there is room");
     Answerers { runtime, model, lease }
 }
 
@@ -288,16 +288,16 @@ fn rule_9_every_queue_is_counted_and_refuses_beyond_its_limit() {
         let stage = Stage::set(small()).await;
         let budget = stage.runtime.budget();
         let free = stage.snapshot().await.free;
-        let all = budget.lease(Class::tenant("all"), free).await.expect("there is room");
+        let all = budget.lease(Class::external("all"), free).await.expect("there is room");
         // Leases wait in a queue of 256; one more is refused at once.
         let waiting: Vec<_> = (0..256)
             .map(|_| {
                 let budget = budget.clone();
-                tokio::spawn(async move { budget.lease(Class::tenant("more"), MIB).await.map(drop) })
+                tokio::spawn(async move { budget.lease(Class::external("more"), MIB).await.map(drop) })
             })
             .collect();
         eventually("all of them wait", async || stage.snapshot().await.waiting.len() == 256).await;
-        let refused = budget.lease(Class::tenant("more"), MIB).await.expect_err("there is no room to wait in");
+        let refused = budget.lease(Class::external("more"), MIB).await.expect_err("there is no room to wait in");
         assert!(!refused.hint().is_empty() && refused.to_string().contains("256"), "{refused}");
         assert!(!answer(&stage.model, about(1)).await.is_empty(), "the model has what it needs");
         drop(all);

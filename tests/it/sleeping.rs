@@ -243,7 +243,9 @@ fn a_request_waits_no_longer_than_it_may_and_a_wake_without_room_says_so() {
             drop(stage.model.sleep(SleepLevel::Level1, LONG).await);
             let ledger = stage.snapshot().await;
             let all = ledger.total - ledger.canary_wanted;
-            let Ok(tenant) = stage.runtime.budget().try_lease(Class::tenant("index"), all).await else { return false };
+            let Ok(tenant) = stage.runtime.budget().try_lease(Class::external("index"), all).await else {
+                return false;
+            };
             let error = stage.model.wake().await.expect_err("there is no room");
             assert!(matches!(error, SleepError::NotWoken(_)), "{error:?}");
             assert_eq!(stage.model.is_asleep(), Some(SleepLevel::Level1));
@@ -507,7 +509,7 @@ fn a_request_waits_for_memory_that_another_gives_back() {
         stage.model.sleep(SleepLevel::Level1, LONG).await.expect("it sleeps");
         let ledger = stage.snapshot().await;
         let all = ledger.total - ledger.canary_wanted;
-        let tenant = stage.runtime.budget().try_lease(Class::tenant("index"), all).await.expect("nobody has it");
+        let tenant = stage.runtime.budget().try_lease(Class::external("index"), all).await.expect("nobody has it");
         let model = stage.model.clone();
         let asked = tokio::spawn(async move { ask(&model, about(1)).await });
         let is_told = |event: &serde_json::Value| event["event"] == "not_woken";

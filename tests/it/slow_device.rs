@@ -45,7 +45,7 @@ fn a_model_answers_while_another_takes_memory() {
         for backs in 1..=undisturbed {
             until_held(&device).await;
             assert_eq!(answer(&model, about(1)).await, expected);
-            drop(runtime.budget().lease(Class::tenant("mine"), MIB).await.expect("there is room"));
+            drop(runtime.budget().lease(Class::external("mine"), MIB).await.expect("there is room"));
             assert_eq!(device.counts().backs, undisturbed + backs - 1, "it is still at it");
             device.let_one_call_pass();
             eventually("it has backed", async || device.counts().backs == undisturbed + backs).await;

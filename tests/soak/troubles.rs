@@ -130,7 +130,7 @@ impl Troubled {
                 4 | 5 => self.sleep(&model).await,
                 6 => self.neighbour().await,
                 _ => {
-                    let tenant = self.runtime.budget().try_lease(Class::tenant("index"), Bytes::kib(256)).await;
+                    let tenant = self.runtime.budget().try_lease(Class::external("index"), Bytes::kib(256)).await;
                     pass(1).await;
                     self.befallen.tenants += usize::from(tenant.is_ok());
                 }

@@ -1,4 +1,4 @@
-//! The budget actor: a thin shell around the ledger.
+//! The budget actor: a thin shell around the pure ledger.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -16,35 +16,31 @@ use super::{
 use crate::{metric::DeviceLabel, responder::Responder};
 
 mod effects;
-mod look;
+mod probe;
 mod show;
 
-/// How often fences are polled while a lease waits for one.
+/// Interval between polls of fences while a lease waits for one.
 const FENCE_POLL: Duration = Duration::from_micros(500);
 
 /// Keeps the ledger of one device.
 pub struct BudgetActor;
 
-/// Called when the device is found lost.
+/// Called when the budget finds that the device is lost.
 pub type OnLoss = Box<dyn FnOnce() + Send>;
 
-/// The arguments of a budget actor.
 pub struct BudgetArguments {
-    /// The device whose memory it grants.
     pub device: Arc<dyn Device>,
-    /// Notes from leases, the table of live leases, and the current actor.
+    /// Notes from leases, the table of live leases, and the current actor. Outlives this actor.
     pub mailbox: Arc<BudgetMailbox>,
-    /// The totals of the ledger.
+    /// Total bytes of device and host memory.
     pub config: LedgerConfig,
-    /// Bytes kept free on purpose.
+    /// Bytes kept free on purpose. They are given up first when another process takes memory.
     pub canary: Bytes,
-    /// Called once when the device is lost.
+    /// Called once when the device is lost. `None` if no caller needs to know.
     pub on_loss: Option<OnLoss>,
-    /// How often it looks at the device.
     pub watch: WatchOptions,
 }
 
-/// The state of a budget actor.
 pub struct BudgetState {
     ledger: Ledger,
     device: Arc<dyn Device>,
@@ -52,29 +48,27 @@ pub struct BudgetState {
     asked: BTreeMap<RequestId, Asked>,
     clearing: Vec<(Owner, Responder<()>)>,
     polling: bool,
-    /// Called when the device is lost. None once that has happened.
+    /// Called when the device is lost. `None` after that call.
     on_loss: Option<OnLoss>,
     watch: WatchOptions,
     regrowth: Regrowth,
     lending: Lending,
-    /// Whether a need or a size has changed since models last lent.
+    /// Whether a model's demand or the size of a lease has changed since lending was last decided.
     may_lend: bool,
-    /// Bytes that our process held beyond leases and overhead, at the last look.
+    /// Bytes that this process held in addition to leases and overhead, at the last probe.
     drifted: Bytes,
-    /// Each card, at the last look.
+    /// Memory of each GPU at the last probe.
     gpus: Vec<Gpu>,
     backoff: PressureBackoff,
     born: Instant,
-    /// The device's label in metrics.
     name: DeviceLabel,
     shown: Option<show::Shown>,
-    /// When all gauges were last set.
     all_shown: Option<Instant>,
 }
 
-/// A question not answered yet.
+/// A question that the ledger has not answered yet.
 struct Asked {
-    /// The model, class and bytes of the request. None for a lease that is gone.
+    /// Model, class and bytes of the request. `None` if the lease to be resized no longer exists.
     what: Option<(Label, Class, Bytes)>,
     since: Instant,
     asker: Asker,
@@ -126,7 +120,7 @@ impl Actor for BudgetActor {
         };
         state.step(Input::Canary(canary));
         state.pick_up();
-        // Before the first grant, because other processes may use this card.
+        // Measure before the first grant, because other processes may use this GPU.
         state.look_at_overhead();
         if let Some(memory) = state.measure()? {
             let drift = state.drift().filter(|_| !state.ledger.is_profiling());
@@ -135,10 +129,10 @@ impl Actor for BudgetActor {
         }
         state.tell_of_canary();
         state.mailbox.seat(myself.clone());
-        // Notes posted while there was no actor.
+        // Reads notes that were posted while there was no actor.
         drop(myself.send_message(BudgetMessage::Notes));
         myself.send_after(watch.pause(None), || BudgetMessage::Probe);
-        myself.send_after(watch.glance(), || BudgetMessage::Glance);
+        myself.send_after(watch.quick_check_pause(), || BudgetMessage::QuickCheck);
         Ok(state)
     }
 
@@ -148,7 +142,8 @@ impl Actor for BudgetActor {
         message: BudgetMessage,
         state: &mut BudgetState,
     ) -> Result<(), ActorProcessingErr> {
-        // Everything loaded since the last question is counted before this one is answered.
+        // Memory that libraries have loaded since the last message is counted before this message
+        // is answered.
         state.look_at_overhead();
         match message {
             BudgetMessage::Ask { id, request, wait, reply } => {
@@ -161,20 +156,21 @@ impl Actor for BudgetActor {
                 let what = state.ledger.holding(lease).map(what);
                 state.asked.insert(id, Asked::now(what, Asker::Resize(reply)));
                 state.may_lend = true;
-                // A lease shrinks only after its segment has, and the segment only after the fence of its last use has
-                // passed.
+                // The owner shrinks the segment first, which waits for the fence of its last use.
+                // The lease shrinks only then, so its fence has passed.
                 state.step(Input::Resize { id, lease, to, wait, passed: true });
             }
             BudgetMessage::Withdraw(id) => state.step(Input::Withdraw { id }),
             BudgetMessage::OwnerDied { owner, reply } => {
                 state.clearing.push((owner.clone(), reply));
                 state.step(Input::OwnerDied { owner: owner.clone() });
-                // An owner that was cleared before is not announced again.
+                // The ledger does not announce an owner again that was already cleared.
                 state.answer_cleared();
             }
             BudgetMessage::Gate { model, to, reply } => {
                 if to == Gate::Open {
-                    // While a gate is open, memory that others give up is ignored. So measure first.
+                    // While a gate is open, the ledger ignores a decrease of foreign memory.
+                    // Measure before it opens.
                     state.measure()?;
                 }
                 reply.answer(state.move_gate(model, to));
@@ -187,10 +183,13 @@ impl Actor for BudgetActor {
                 reply.answer(state.ledger.available(Memory::Device));
             }
             BudgetMessage::Measure(reply) => {
-                // While a model is sized, memory that it has taken and not leased yet would be booked as foreign.
+                // While a model is being sized, the ledger must not count memory that the model has
+                // taken but not leased yet as foreign. The answer includes that memory, but the
+                // ledger is not told.
                 let (memory, seen) =
                     if state.ledger.is_profiling() { state.seen()?.unzip() } else { (state.measure()?, None) };
-                // The caller may have installed a recorder, and should find all gauges set when the answer arrives.
+                // The caller may have installed a metrics recorder since the last update. It
+                // expects all gauges to be set when the answer arrives.
                 state.all_shown = None;
                 memory.into_iter().for_each(|memory| state.show_look(memory, None));
                 let ledger = state.snapshot();
@@ -210,11 +209,11 @@ impl Actor for BudgetActor {
                 let since = state.backoff.since(state.born.elapsed());
                 myself.send_after(state.watch.pause(since), || BudgetMessage::Probe);
             }
-            BudgetMessage::Glance => {
+            BudgetMessage::QuickCheck => {
                 if state.is_taken_from()? {
                     state.look()?;
                 }
-                myself.send_after(state.watch.glance(), || BudgetMessage::Glance);
+                myself.send_after(state.watch.quick_check_pause(), || BudgetMessage::QuickCheck);
             }
             BudgetMessage::InjectFault(fault) => return Err(fault.strike().into()),
         }
@@ -235,14 +234,16 @@ impl Actor for BudgetActor {
 }
 
 impl Drop for BudgetState {
-    /// It may have read notes after its runtime was over.
+    /// This actor may have read release notes after the mailbox was closed. Their memory still has
+    /// to be returned.
     fn drop(&mut self) {
         self.mailbox.read_last_notes();
     }
 }
 
 impl BudgetState {
-    /// Takes over from a predecessor: frozen gates, and leases that were being returned.
+    /// Restores state from before a restart: frozen gates, the floors of elastic leases, and leases
+    /// that were being returned.
     fn pick_up(&mut self) {
         let (gates, ending, last_lease, floors) = {
             let books = self.mailbox.books();
@@ -262,7 +263,8 @@ impl BudgetState {
             self.step(Input::Gate { model, to });
         }
         for lease in ending {
-            // Leases that waited for a fence are told of again. The rest have no memory left to wait for.
+            // A lease that still waits for a fence is freed when the fence passes. No memory of the
+            // other leases is left to wait for.
             let passed = !self.mailbox.books().watch.waits_for(lease);
             self.step(Input::Release { lease, passed });
         }
@@ -284,7 +286,7 @@ impl BudgetState {
                 Note::Reclaimed(reclaim, outcome) => {
                     let lease = reclaim.lease();
                     match outcome {
-                        // Memory that a lost device cannot take back is gone with it. The ledger counts it as returned.
+                        // A lost device cannot take memory back. The ledger counts it as returned.
                         Err(error) if !error.is_lost() => {
                             self.mailbox.books().watch.put_back(reclaim);
                             return Err(error.into());
@@ -314,19 +316,21 @@ impl BudgetState {
         for reclaim in due {
             match reclaim.is_light() {
                 true => self.arrive(reclaim.lease()),
-                // The device is slow, and every other actor asks this one, so a thread does it.
+                // Returning memory to the device is slow and every other actor asks this one, so
+                // another thread returns it.
                 false => self.mailbox.reclaim_in_background(reclaim),
             }
         }
     }
 
-    /// Nothing of this lease is backed any more.
+    /// Called when none of this lease's memory is backed any more.
     fn arrive(&mut self, lease: LeaseId) {
         self.mailbox.books().watch.home(lease);
         self.step(Input::FencePassed { lease });
     }
 
-    /// Updates the overhead, if our process uses more or less outside leases than the ledger knows.
+    /// Updates the ledger's overhead if this process uses more or less memory outside leases than
+    /// the ledger knows.
     fn look_at_overhead(&mut self) {
         let overhead = self.device.overhead() + self.mailbox.books().beside;
         if overhead != self.ledger.account(Memory::Device).overhead {
@@ -334,8 +338,8 @@ impl BudgetState {
         }
     }
 
-    /// Reports the loss, once. This actor goes on so that leases of the lost device can be returned; the runtime ends
-    /// the rest.
+    /// Reports a lost device once. This actor goes on, so that leases of the lost device can be
+    /// returned. The runtime stops everything else.
     fn tell_of_loss(&mut self) {
         if self.device.check().is_err()
             && let Some(tell) = self.on_loss.take()
@@ -350,7 +354,7 @@ impl BudgetState {
         }
     }
 
-    /// The ledger, with the cards of a group.
+    /// The ledger, with one line per GPU for a group.
     fn snapshot(&self) -> Snapshot {
         let gpus = if self.device.ranks().is_empty() { &[][..] } else { &self.gpus };
         Snapshot { cards: gpus.iter().map(Gpu::line).collect(), ..self.ledger.snapshot() }
@@ -367,7 +371,8 @@ impl BudgetState {
         outcome
     }
 
-    /// Answers for the owners of whom nothing is left. What they had lent is back first, so that successors find it.
+    /// Answers for each owner whose leases have all been returned. An answer waits until the memory
+    /// that the owner had lent is back, so that the owner's successor finds it free.
     fn answer_cleared(&mut self) {
         if self.clearing.is_empty() {
             return;

@@ -1,64 +1,61 @@
-//! When free memory goes back to the leases that gave it up: pure.
+//! Pure: when free memory is returned to the leases that gave it up.
 //!
-//! Memory is given up at once and taken back late. What goes back is the least that was free at every look within the
-//! patience. So a neighbour that takes and gives in turns keeps its peak, and no sequence is preempted twice for it.
+//! Memory is given up at once and taken back late. The amount returned is the minimum that was free
+//! at every probe within `patience`. A process that repeatedly takes and frees memory therefore
+//! keeps its peak, and no sequence is preempted twice for it.
 
 use std::{collections::VecDeque, time::Duration};
 
 use bursar_budgets::{Bytes, LeaseId};
 
-/// What one look sees.
+/// Observations of one probe of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// Time since the watcher was created.
     pub at: Duration,
-    /// Bytes that a lease could get with the canary whole.
+    /// Bytes that a lease could get while the canary is complete.
     pub available: Bytes,
-    /// Something takes precedence over growth: rule 1 is broken, the canary is owed, a lease is waited for, or a model
-    /// is being sized.
+    /// Whether something takes precedence over growth: rule 1 is broken, part of the canary is
+    /// missing, a lease waits, or a model is being sized.
     pub is_pressed: bool,
 }
 
 /// A lease below its largest size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanting {
-    /// The lease.
     pub lease: LeaseId,
-    /// Its size now.
     pub bytes: Bytes,
     /// Its size at READY.
     pub most: Bytes,
-    /// It grows in multiples of this.
+    /// Unit of growth. The lease grows in multiples of it.
     pub step: Bytes,
 }
 
-/// An offer to grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// The lease.
     pub lease: LeaseId,
     /// The size that it may grow to.
     pub to: Bytes,
 }
 
-/// The free bytes of the recent past.
+/// History of free bytes within `patience`.
 #[derive(Clone, Debug)]
 pub struct Regrowth {
     patience: Duration,
-    /// The first look since the last one under pressure.
+    /// Time of the first probe after the last one under pressure.
     since: Option<Duration>,
-    /// Looks within the patience, without those that a later look undercut, and less what was offered since. So the
-    /// first is the least.
+    /// Probes within `patience`, in increasing order of free bytes, so the first is the minimum.
+    /// Probes that a later probe undercut are left out, and bytes offered since are subtracted.
     least: VecDeque<(Duration, Bytes)>,
 }
 
 impl Regrowth {
-    /// A history without looks.
+    /// An empty history.
     pub fn new(patience: Duration) -> Self {
         Regrowth { patience, since: None, least: VecDeque::new() }
     }
 
-    /// Takes a look. Returns what may grow, in the order of `wanting`.
+    /// Records a probe. Returns the leases that may grow, in the order of `wanting`.
     pub fn look(&mut self, look: Probe, wanting: &[Wanting]) -> Vec<Offer> {
         if look.is_pressed {
             self.forget();
@@ -85,7 +82,8 @@ impl Regrowth {
                 offers.push(Offer { lease: *lease, to: *bytes + more });
             }
         }
-        // Only what was seen is spent. Memory that became free later waits out its own time.
+        // Bytes offered are subtracted from the probes so far. Memory that becomes free later must
+        // stay free for `patience` itself.
         let spent = self.least.front().map_or(Bytes::ZERO, |(_, bytes)| *bytes) - left;
         self.least.iter_mut().for_each(|(_, bytes)| *bytes -= spent);
         offers
@@ -103,7 +101,8 @@ mod tests {
 
     use super::*;
 
-    /// A case: its name, the free bytes at each second, the lease's size, and the offers with their times.
+    /// A case: its name, the free bytes at each second (`None` under pressure), the lease's size,
+    /// and the offers with their times.
     type Row<'r> = (&'r str, Vec<Option<u64>>, u64, &'r [(u64, u64)]);
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -113,7 +112,7 @@ mod tests {
         Wanting { lease: LeaseId(1), bytes: Bytes(bytes), most: Bytes(1000), step: STEP }
     }
 
-    /// Looks at the free bytes once a second. Returns when something was offered, and up to which size.
+    /// Probes the free bytes once a second. Returns the second of each offer and the size offered.
     fn offered(free: impl IntoIterator<Item = Option<u64>>, wanting: Wanting) -> Vec<(u64, u64)> {
         let mut regrowth = Regrowth::new(10 * SECOND);
         let mut offers = Vec::new();
@@ -176,7 +175,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compared with a look back over all that was seen.
+        /// Compares the offers with a direct search over all earlier probes.
         #[test]
         fn an_offer_is_the_least_free_in_all_looks(
             seen in proptest::collection::vec(prop_oneof![1 => Just(None), 12 => (0u64..60).prop_map(Some)], 1..80),

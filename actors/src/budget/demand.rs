@@ -1,17 +1,18 @@
-//! How much a model needs its keys and values, as its scheduler tells the budget without waiting for it.
+//! A model's demand for KV cache memory, written by its scheduler and read by the budget without
+//! waiting.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use super::Budget;
 
-/// How much a model needs its keys and values now.
+/// A model's current demand for KV cache memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KvDemand {
-    /// It has no request.
+    /// The model has no requests.
     Idle,
-    /// It has requests, and room for them.
+    /// The model has requests, and its KV cache has room for them.
     Busy,
-    /// It has requests that wait for blocks.
+    /// The model has requests that wait for KV cache blocks.
     WaitingForBlocks,
 }
 
@@ -19,24 +20,24 @@ impl KvDemand {
     pub(super) const ALL: [KvDemand; 3] = [KvDemand::Idle, KvDemand::Busy, KvDemand::WaitingForBlocks];
 }
 
-/// A model's need, written by its scheduler and read by the budget.
+/// A model's demand, written by its scheduler and read by the budget.
 pub struct SharedKvDemand {
     need: AtomicU8,
     budget: Budget,
 }
 
 impl SharedKvDemand {
-    /// No need yet. `budget` hears of changes that it can do something about.
+    /// Starts as [`KvDemand::Idle`]. `budget` is notified when the demand rises, because it can
+    /// then lend memory.
     pub fn new(budget: Budget) -> Self {
         SharedKvDemand { need: AtomicU8::new(KvDemand::Idle as u8), budget }
     }
 
-    /// The need now.
     pub fn need(&self) -> KvDemand {
         KvDemand::ALL[usize::from(self.need.load(Relaxed))]
     }
 
-    /// Sets the need.
+    /// Sets the demand, and notifies the budget if it has risen.
     pub fn set(&self, need: KvDemand) {
         if self.need.swap(need as u8, Relaxed) < need as u8 {
             self.budget.hears_of_need();
@@ -44,7 +45,7 @@ impl SharedKvDemand {
     }
 }
 
-/// Shows the need alone.
+/// Prints only the demand.
 impl std::fmt::Debug for SharedKvDemand {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.need().fmt(formatter)

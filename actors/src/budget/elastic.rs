@@ -1,4 +1,4 @@
-//! Leases that shrink and grow after READY: what owners declare, and what orders they get.
+//! Declarations and orders for leases that shrink and grow after READY.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,15 +6,17 @@ use bursar_budgets::Bytes;
 
 use super::SharedKvDemand;
 
-/// How a budget watches its device after READY.
+/// How often a budget probes its device after READY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchOptions {
-    /// How often the driver's free bytes are compared with the ledger. Default: 1 s. While a neighbour takes memory,
-    /// and for one such interval afterwards, it is sixteen times as often. Whether one has begun to is asked twenty times as
-    /// often, but not more than a hundred times a second.
+    /// Interval at which the driver's free bytes are compared with the ledger. Default: 1 s.
+    ///
+    /// While another process takes memory, and for one such interval afterwards, probes are 16
+    /// times as frequent. A cheaper check of whether another process has begun to take memory runs
+    /// 20 times as often as the interval, but at most 100 times a second.
     pub every: Duration,
-    /// How long memory must stay free before it goes back to keys and values. Default: 10 s. A neighbour that takes and
-    /// gives more often than that keeps what it takes.
+    /// How long memory must stay free before it is returned to the KV cache. Default: 10 s. A
+    /// process that takes and frees memory more often than that keeps its peak.
     pub patience: Duration,
 }
 
@@ -24,68 +26,67 @@ impl Default for WatchOptions {
     }
 }
 
-/// How many times as often the device is looked at while a neighbour takes memory. A neighbour gets the canary's size
-/// per look, and 256 MiB a second would be slow.
+/// How many times as often the device is probed while another process takes memory. The other
+/// process can take one canary per probe, and 256 MiB a second would be slow.
 const HURRY: u32 = 16;
 
 impl WatchOptions {
-    /// The wait until the next look, given how long ago the canary was owed (none: never). It has a lower bound, so
-    /// that the budget can answer others too.
+    /// The wait until the next probe. `since_pressed` is the time since part of the canary was last
+    /// missing, `None` if it never was. The wait has a lower bound, so that the budget can answer
+    /// other messages in between.
     pub(super) fn pause(&self, since_pressed: Option<Duration>) -> Duration {
         let is_hurried = since_pressed.is_some_and(|since| since < self.every);
         let pause = if is_hurried { self.every / HURRY } else { self.every };
         pause.max(Duration::from_millis(1))
     }
 
-    /// The wait until it is asked again whether a neighbour takes memory.
-    pub(super) fn glance(&self) -> Duration {
-        (self.every / GLANCES).max(GLANCE_LEAST)
+    /// The wait until the next check of whether another process takes memory.
+    pub(super) fn quick_check_pause(&self) -> Duration {
+        (self.every / QUICK_CHECKS).max(QUICK_CHECK_PAUSE_MIN)
     }
 }
 
-/// How many times as often it is asked whether a neighbour takes memory: one that waits for a GiB has some of it within 50 ms.
-/// An answer of the driver costs some 30 µs.
-const GLANCES: u32 = 20;
-const GLANCE_LEAST: Duration = Duration::from_millis(10);
+/// How many times as often the budget checks whether another process takes memory. A process that
+/// waits for a GiB gets the first part of it within 50 ms. An answer of the driver takes about 30
+/// µs.
+const QUICK_CHECKS: u32 = 20;
+const QUICK_CHECK_PAUSE_MIN: Duration = Duration::from_millis(10);
 
-/// What the owner of an elastic lease declares. Until then nothing is expected of the lease.
+/// Declared by the owner of an elastic lease. The lease gets no orders before that.
 #[derive(Clone)]
 pub struct Elastic {
-    /// The size that it keeps, whatever is ordered.
+    /// The smallest size that an order may ask for.
     pub floor: Bytes,
-    /// Its largest size: what was stressed.
+    /// The largest size, which is the size that was stress-tested before READY.
     pub most: Bytes,
-    /// It grows in multiples of this: one page per layer.
+    /// Unit of growth: one page per layer.
     pub step: Bytes,
-    /// How it lends and borrows. None if it does neither.
+    /// How the lease lends and borrows. `None` if it does neither.
     pub lends: Option<Lends>,
-    /// Receives orders. It must post a message and not block, because the budget never waits.
+    /// Receives orders. It must post a message and return without blocking, because the budget
+    /// never waits.
     pub orders: Arc<dyn Fn(ResizeOrder) + Send + Sync>,
 }
 
-/// What lending goes by.
+/// Inputs of the lending decision.
 #[derive(Clone)]
 pub struct Lends {
-    /// How much its model needs it.
     pub demand: Arc<SharedKvDemand>,
-    /// The most that it can use of its own and of what others lend.
+    /// The largest size that the lease can use, including borrowed memory.
     pub limit: Bytes,
 }
 
-/// An order to the owner of an elastic lease. The owner answers by resizing the lease, or not at all.
+/// An order to the owner of an elastic lease. The owner answers by resizing the lease, or not at
+/// all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResizeOrder {
-    /// Another process has taken memory of the canary, or more; or other models need it, or a tenant does, while this
-    /// lease's model has no requests. Keep at most this. Repeated at each look until it is done.
-    GiveUp {
-        /// The largest size allowed now.
-        to: Bytes,
-    },
-    /// Enough has stayed free for the lease to grow, or another has given it up. Another request may get it first.
-    MayGrow {
-        /// The size that it may grow to.
-        to: Bytes,
-    },
+    /// Shrink the lease to at most `to`. Sent when another process has taken part of the canary or
+    /// more. Also sent when another model or a waiting lease needs the memory and this lease's
+    /// model has no requests, or the memory is borrowed. Repeated at each probe until it is done.
+    GiveUp { to: Bytes },
+    /// The lease may grow, because memory has stayed free or another lease has given it up. Another
+    /// request may get the memory first.
+    MayGrow { to: Bytes },
 }
 
 #[cfg(test)]

@@ -1,26 +1,27 @@
-//! The cards of a device, each looked at alone: what of it is ours, what other processes hold.
+//! Memory of each GPU of a device: bytes of this process and of other processes.
 
 use bursar_budgets::{Bytes, Device, DeviceError, DeviceMemory, GpuLine};
 
 use crate::metric::{self, DeviceLabel, GroupLabel};
 
-/// One card: a device alone, or that of one rank of a group.
+/// One GPU: a single device, or the device of one rank of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Gpu {
     label: DeviceLabel,
-    /// By its driver.
+    /// Numbers reported by its driver.
     memory: DeviceMemory,
-    /// Bytes of our process that no lease can hold.
+    /// Bytes of this process that no lease can hold.
     overhead: Bytes,
-    /// What our leases use of it, the same on every card of a group.
+    /// Bytes that our leases use on this GPU. Equal on every GPU of a group.
     backed: Bytes,
     foreign: Bytes,
-    /// None if the driver does not tell processes apart.
+    /// `None` if the driver does not report memory per process.
     drift: Option<Bytes>,
 }
 
-/// Looks at each card of `device`. `ours` is what our leases use on each, `beside` what our process is known to hold
-/// beyond leases and the device's own overhead, on the card where that is most.
+/// Measures each GPU of `device`. `ours` is the number of bytes that our leases use on each GPU.
+/// `beside` is the number of bytes that this process is known to hold in addition to leases and the
+/// device's own overhead, on the GPU where that number is largest.
 ///
 /// # Errors
 /// Any error of the device.
@@ -46,14 +47,15 @@ pub(super) fn look(device: &dyn Device, ours: Bytes, beside: Bytes) -> Result<Ve
     }
 }
 
-/// The [fullest](GpuLine::fullest_of) of these cards.
+/// The label of the [fullest](GpuLine::fullest_of) of these GPUs. `None` if none is fuller than the
+/// others.
 pub(super) fn fullest(gpus: &[Gpu]) -> Option<DeviceLabel> {
     let lines: Vec<_> = gpus.iter().map(Gpu::line).collect();
     GpuLine::fullest_of(&lines).map(|card| DeviceLabel::named(card.device.clone()))
 }
 
 impl Gpu {
-    /// The same with what other processes and drift were found to be in `before`.
+    /// The same measurement, with foreign memory and drift taken from `before`.
     pub(super) fn with_others_of(self, before: &Gpu) -> Gpu {
         Gpu { foreign: before.foreign, drift: before.drift, ..self }
     }
@@ -64,7 +66,7 @@ impl Gpu {
         GpuLine { device, total: memory.total, overhead: *overhead, foreign: *foreign }
     }
 
-    /// Sets the gauges of this card of `group`.
+    /// Sets the gauges of this GPU of `group`.
     pub(super) fn show(&self, group: &DeviceLabel) {
         let labels = (GroupLabel(group.clone()), self.label.clone());
         metric::CARD_TOTAL_BYTES.set(&labels, self.memory.total);

@@ -92,7 +92,7 @@ impl Budget {
         Budget { mailbox }
     }
 
-    /// A lease for your own code: `bytes` of a [`Class::tenant`]. Waits until enough memory is given back; models give
+    /// A lease for your own code: `bytes` of a [`Class::external`]. Waits until enough memory is given back; models give
     /// theirs back when they are unloaded. Dropping the future withdraws the request. Dropping the lease returns its
     /// bytes.
     ///
@@ -112,7 +112,7 @@ impl Budget {
     }
 
     async fn tenant_lease(&self, class: Class, bytes: Bytes, wait: bool) -> Result<Lease, LeaseError> {
-        if !matches!(class, Class::Tenant(_)) {
+        if !matches!(class, Class::External(_)) {
             return Err(LeaseError::NotATenant { class });
         }
         let owner = Owner::new(class.label(), 0);

@@ -23,7 +23,7 @@ pub(super) struct Sum {
 /// The line of a lease.
 pub(super) fn line(model: &Label, class: &Class) -> Line {
     match class {
-        Class::Tenant(_) => (Label::from(""), Class::tenant("")),
+        Class::External(_) => (Label::from(""), Class::external("")),
         class => (model.clone(), class.clone()),
     }
 }
@@ -103,9 +103,9 @@ mod tests {
         let mut sums = LeaseSums::default();
         for number in 0..100 {
             let model = Label::from(format!("model {number}"));
-            sums.change(line(&model, &Class::tenant(format!("index {number}"))), Bytes::ZERO, Bytes::mib(1));
+            sums.change(line(&model, &Class::external(format!("index {number}"))), Bytes::ZERO, Bytes::mib(1));
         }
         let lines: Vec<_> = sums.lines().map(|(line, sum)| (line.clone(), sum.bytes)).collect();
-        assert_eq!(lines, [(("".into(), Class::tenant("")), Bytes::mib(100))]);
+        assert_eq!(lines, [(("".into(), Class::external("")), Bytes::mib(100))]);
     }
 }

@@ -66,7 +66,7 @@ pub enum BudgetMessage {
     /// Compares the driver's free bytes with the ledger.
     Probe,
     /// A message from itself: looks if other processes have more than the last look saw.
-    Glance,
+    QuickCheck,
     /// Fails the actor on purpose.
     InjectFault(FaultInjection),
 }

@@ -1,4 +1,4 @@
-//! The budget actor: the only one that grants memory. It asks no other actor and never waits.
+//! The budget actor: the only actor that grants memory. It asks no other actor and never waits.
 
 mod actor;
 mod core;

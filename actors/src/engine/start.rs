@@ -325,7 +325,7 @@ impl EngineArguments {
         // While a gate is open, memory that other processes take is not counted, and nothing grows.
         drop(self.budget.move_gate(self.label.clone(), Gate::Frozen).await?);
         let owner = Owner::new(format!("{} room", self.label), self.generation);
-        let request = Request::new(owner, Class::tenant("start"), self.label.clone(), needed);
+        let request = Request::new(owner, Class::external("start"), self.label.clone(), needed);
         let given = self.budget.ask(tree::ROOM_FOR_ENGINE, request.priority(Priority::Serving), true).await;
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
         Ok(given.is_ok())

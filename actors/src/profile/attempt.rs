@@ -16,7 +16,7 @@ use bursar_model::{
 
 use super::{
     Evidence, FaultPlan, KvChoice, KvRoom, Lanes, LanesPlace, MemoryRequirements, Phase, ProfileError, ProfileRecord,
-    Progress, ProgressSink, Records, StressLevel, WeightStore, WrittenProfile, shrunk,
+    Progress, ProgressSink, RecordedProfile, Records, StressLevel, WeightStore, shrunk,
 };
 use crate::{
     budget::Budget,
@@ -65,7 +65,7 @@ pub struct Attempt {
     /// The attempt's progress.
     pub course: AttemptProgress,
     /// A recorded profile that applies: its size is backed at once, and worst cases run only there.
-    pub warm: Option<Arc<WrittenProfile>>,
+    pub warm: Option<Arc<RecordedProfile>>,
     /// Blocks that the model had when it last served. They are its own also where a fraction of what others have left since
     /// would be less.
     pub had: Option<usize>,

@@ -6,7 +6,7 @@ use bursar_model::cache_file::{CacheFile, CacheFileError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::{Difference, ProfileKey, WrittenProfile};
+use super::{Difference, ProfileKey, RecordedProfile};
 
 /// The version of the file's format. A file of another version is not read further.
 const FORMAT: u32 = 3;
@@ -27,7 +27,7 @@ pub enum RecordLookup {
     /// No profile is recorded.
     Nothing,
     /// A profile of the same basis.
-    Applies(WrittenProfile),
+    Applies(RecordedProfile),
     /// Profiles of other bases only. Lists how the nearest one differs.
     Differs(Vec<Difference>),
 }
@@ -62,7 +62,7 @@ pub struct FormatDiffers {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Book {
     format: u32,
-    profiles: Vec<WrittenProfile>,
+    profiles: Vec<RecordedProfile>,
 }
 
 /// The only field that is read before the format is known.
@@ -96,7 +96,7 @@ impl RecordPath {
     ///
     /// # Errors
     /// [`CacheFileError::Unwritable`], as [`RecordError::File`].
-    pub fn keep(&self, profile: WrittenProfile) -> Result<(), RecordError> {
+    pub fn keep(&self, profile: RecordedProfile) -> Result<(), RecordError> {
         let there = self.file.read().ok().flatten();
         let mut book = there.and_then(|content| Book::parse(&content).ok()).unwrap_or_else(Book::empty);
         book.keep(profile);
@@ -138,7 +138,7 @@ impl Book {
         }
     }
 
-    fn keep(&mut self, profile: WrittenProfile) {
+    fn keep(&mut self, profile: RecordedProfile) {
         self.profiles.retain(|other| other.basis != profile.basis);
         self.profiles.insert(0, profile);
         self.profiles.truncate(KEPT);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bursar_kernels::Tuning;
 
-use super::{Notice, ProfileKey, ProfileRecord, Progress, ProgressSink, RecordPath, WrittenProfile};
+use super::{Notice, ProfileKey, ProfileRecord, Progress, ProgressSink, RecordPath, RecordedProfile};
 use crate::compute::Executor;
 
 /// The profiles of a model that are written down. Cloning shares them.
@@ -13,7 +13,7 @@ pub struct Records {
     place: RecordPath,
     basis: Arc<ProfileKey>,
     /// One that applies, until it did not hold.
-    warm: Option<Arc<WrittenProfile>>,
+    warm: Option<Arc<RecordedProfile>>,
     progress: ProgressSink,
     /// Whose products a profile that applies has tuned.
     executor: Executor,
@@ -24,7 +24,7 @@ impl Records {
     pub(crate) fn new(
         place: RecordPath,
         basis: ProfileKey,
-        warm: Option<WrittenProfile>,
+        warm: Option<RecordedProfile>,
         progress: ProgressSink,
         executor: Executor,
     ) -> Self {
@@ -35,7 +35,7 @@ impl Records {
     }
 
     /// The profile that the attempt under way relies on; none if it measures anew.
-    pub(crate) fn warm(&self) -> Option<Arc<WrittenProfile>> {
+    pub(crate) fn warm(&self) -> Option<Arc<RecordedProfile>> {
         self.warm.clone()
     }
 
@@ -53,7 +53,7 @@ impl Records {
 
     /// Records what was measured. If that fails, the start's listener is told. Blocks.
     pub(crate) fn keep(&self, record: &ProfileRecord, shrinks: u32) {
-        let written = WrittenProfile::of((*self.basis).clone(), record, shrinks, self.executor.tuning());
+        let written = RecordedProfile::of((*self.basis).clone(), record, shrinks, self.executor.tuning());
         if let Err(error) = self.place.keep(written) {
             let (file, reason) = (self.place.path(), error.to_string());
             (self.progress)(Progress::Notice(Notice::ProfileNotWritten { file, reason }));

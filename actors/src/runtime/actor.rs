@@ -246,10 +246,10 @@ impl RuntimeState {
             RuntimeMessage::Drained { name, load, drained } => Input::Drained { name, load, drained },
             RuntimeMessage::FellAsleep { name, load, level } => Input::FellAsleep { name, load, level },
             RuntimeMessage::Woken { name, load } => Input::Woken { name, load },
-            RuntimeMessage::Look => Input::Look(self.seen()),
+            RuntimeMessage::CheckIdle => Input::IdleReports(self.seen()),
             RuntimeMessage::Show => {
                 myself.send_after(metric::SHOWN_EVERY, || RuntimeMessage::Show);
-                Input::Look(self.seen())
+                Input::IdleReports(self.seen())
             }
             RuntimeMessage::InjectFault(fault) => return Err(fault.strike().into()),
         }))

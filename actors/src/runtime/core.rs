@@ -139,7 +139,7 @@ impl<P: Parts> RuntimeCore<P> {
             Input::FellAsleep { name, load, level } => self.fell_asleep(name, load, level, now),
             Input::Woken { name, load } => self.woken(name, load, now),
             Input::NotWoken { name, may_fit } => self.not_woken(name, may_fit),
-            Input::Look(seen) => self.look(&seen, now),
+            Input::IdleReports(seen) => self.look(&seen, now),
             Input::ShutDown { within, waiter } => self.shut_down(within, waiter),
         }
         if self.shutdown.is_some() && self.models.is_empty() {
@@ -213,7 +213,7 @@ impl<P: Parts> RuntimeCore<P> {
             releasing.end.get_or_insert(reason);
         } else if model.end(of_shutdown) {
             self.effects.push(Effect::End { load: model.load, name: name.clone(), reason });
-            self.end_nap(&name);
+            self.end_sleep_state(&name);
         }
     }
 

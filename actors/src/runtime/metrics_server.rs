@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 
-use super::{Health, Runtime, door::Door, recorder};
+use super::{Health, Runtime, recorder, scrape_limit::Door};
 use crate::{
     event::{Recorded, latest_of},
     metric::{MetricsAddress, NoAddress, process},
@@ -289,7 +289,7 @@ mod tests {
         time::Instant,
     };
 
-    use super::{super::door::CONNECTIONS_MAX, *};
+    use super::{super::scrape_limit::CONNECTIONS_MAX, *};
     use crate::{event::Event, runtime::ModelHealth};
 
     /// More than any system buffers for a client that does not read.

@@ -4,17 +4,17 @@ mod actor;
 mod core;
 mod device;
 mod device_search;
-#[cfg(feature = "prometheus")]
-mod door;
 mod handle;
 mod health;
 mod message;
 #[cfg(feature = "prometheus")]
 mod metrics_server;
 mod placing;
+mod published;
 #[cfg(feature = "prometheus")]
 mod recorder;
-mod shown;
+#[cfg(feature = "prometheus")]
+mod scrape_limit;
 mod unwinding;
 
 pub use crate::losses::Losses;
@@ -27,6 +27,6 @@ pub use message::{LoadRequest, OnReleased, RuntimeMessage, Supervised};
 #[cfg(feature = "prometheus")]
 pub use metrics_server::{MetricsServer, ServeMetricsError};
 pub use placing::{Placement, Placing};
+pub use published::Shown;
 #[cfg(feature = "prometheus")]
 pub use recorder::MetricsText;
-pub use shown::Shown;

@@ -18,7 +18,7 @@ use tracing::{Level, Span, debug, enabled};
 
 use super::{
     Admission, ChosenRow, Delivery, Effect, Input, Limits, Preemptions, SchedulerCore, SchedulerMessage, Scored,
-    StepPlan, late::Delays,
+    StepPlan, late_tokens::Delays,
 };
 use crate::{
     budget::{KvDemand, SharedKvDemand},

@@ -3,7 +3,7 @@
 mod actor;
 mod admission;
 mod core;
-mod late;
+mod late_tokens;
 mod message;
 mod scheduling_params;
 mod sequence;

@@ -13,7 +13,7 @@ use tracing::{Instrument, Level, Span, debug, debug_span, enabled};
 
 use super::{
     CacheLookup, Effect, EmbedRequest, Input, PictureRequest, PinnedPicture, PinnedPictures, Ticket, VisionCore,
-    VisionError, VisionMessage, known::KnownFiles,
+    VisionError, VisionMessage, known_files::KnownFiles,
 };
 use crate::{
     budget::Budget,

@@ -3,7 +3,7 @@
 mod actor;
 mod core;
 mod host;
-mod known;
+mod known_files;
 mod message;
 mod pins;
 

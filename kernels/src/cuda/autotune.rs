@@ -317,7 +317,7 @@ impl<'t> Trial<'t> {
                 // SAFETY: the memory of the trial holds the operands, and the weights stay in place
                 // until autotuning ends.
                 unsafe {
-                    let places = transposed_scales::turned(cuda, self.product, places)?;
+                    let places = transposed_scales::transposed(cuda, self.product, places)?;
                     described.multiply(&cuda.kernels.blas, &cuda.stream, places, &algorithm)?;
                 }
                 Ok(())

@@ -125,8 +125,8 @@ pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> 
     let (rows, features) = (call.out.rows(), call.out.columns());
     // A row can be rounded only when the whole row is computed, so gated outputs are first written
     // here in the activation type.
-    let room = Tensor::over(call.gated.address(), [rows, features].into(), cuda.kernels.target.activation);
-    let out = call.out.plain.as_ref().unwrap_or(&room);
+    let scratch = Tensor::over(call.gated.address(), [rows, features].into(), cuda.kernels.target.activation);
+    let out = call.out.plain.as_ref().unwrap_or(&scratch);
     let op = "gated_experts";
     let of = Operands::of(&call.x, &call.weight).ok_or(KernelError::NoKernel { op })?;
     let operands = arguments![
@@ -361,9 +361,9 @@ impl Few {
         let Some(size) = size.filter(|_| is_served) else { return Ok(None) };
         let row_bytes = weight.dtype().bytes(in_features).as_usize();
         let x_bytes = PLACES[size] * row_bytes.next_multiple_of(few::STEP_BYTES);
-        let room = |bytes: usize| bytes.saturating_sub(x_bytes) / few::STAGE_BYTES;
+        let scratch = |bytes: usize| bytes.saturating_sub(x_bytes) / few::STAGE_BYTES;
         let all = cuda.kernels.functions.shared_most() - STATIC_BYTES;
-        let (stages, of_one) = match (room(HALF_BYTES), room(all)) {
+        let (stages, of_one) = match (scratch(HALF_BYTES), scratch(all)) {
             (stages @ STAGES_OF_HALF.., _) => (stages, 2),
             (_, stages @ STAGES_OF_ALL..) => (stages, 1),
             _ => return Ok(None),

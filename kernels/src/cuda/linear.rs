@@ -31,7 +31,7 @@ pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), Ker
         let ((product, places), rest) = linear_many::parts(cuda, product, places);
         // SAFETY: the op layer has checked the shapes, and nothing else uses the workspace until
         // this GEMM has ended.
-        let places = unsafe { transposed_scales::turned(cuda, product, places)? };
+        let places = unsafe { transposed_scales::transposed(cuda, product, places)? };
         let (mut products, autotunes) = (cuda.products.borrow_mut(), cuda.autotunes.get());
         // SAFETY: the op layer has checked the shapes, and the creators of the tensors guarantee
         // that their memory is valid.

@@ -309,7 +309,7 @@ pub(super) fn all_gather(cuda: &Cuda, link: &CudaLink, call: all_gather::Call<'_
 
 /// Implements [`Backend::part`]. If this rank's device accepts no launch, the other ranks find out
 /// when their `patience` has passed.
-pub(super) fn part(cuda: &Cuda, link: &CudaLink) {
+pub(super) fn abort_collectives(cuda: &Cuda, link: &CudaLink) {
     if let (Some(hopper), Ok(())) = (&cuda.entry_points().hopper, cuda.enter()) {
         // SAFETY: this is the kernel's parameter, and the creator of the link guarantees that its
         // memory is valid.

@@ -8,6 +8,7 @@ mod contract;
 mod copy_blocks;
 mod copy_link;
 mod decode_launch;
+mod download_staging;
 mod e4m3_cache;
 mod elementwise;
 mod error;
@@ -22,18 +23,17 @@ mod linear_many;
 mod link;
 mod module_images;
 mod nccl;
-mod pour;
+mod pipelined_fill;
 mod quantize;
 mod rank_link;
 mod rotary;
 mod sample;
-mod stage;
-mod staging;
 mod stream;
 mod target;
 mod tensor_map;
 mod transposed_scales;
 mod tuning;
+mod upload_staging;
 
 use std::{
     cell::{Cell, RefCell},
@@ -62,14 +62,14 @@ use autotune::Autotuner;
 use blas::{Blas, LaneGemms};
 use contract::EntryPoints;
 use copy_blocks::CopyStream;
+use download_staging::StagingPool;
 use launch::{Function, Functions};
 use linear_few::{CounterSets, Counters};
 use module_images::ModuleImages;
 use rank_link::Witness;
-use stage::Stage;
-use staging::StagingPool;
 use stream::{Clock, Stream};
 use tuning::Agreement;
+use upload_staging::Stage;
 
 /// State that all lanes of a device share: the loaded kernels, the cuBLASLt handle, and the
 /// algorithms measured to be fastest on this device.
@@ -287,8 +287,8 @@ impl Backend for Cuda {
         self.link.as_ref().map_or(Rank::ALONE, RankLink::rank)
     }
 
-    fn part(&self) {
-        rank_link::part(self);
+    fn abort_collectives(&self) {
+        rank_link::abort_collectives(self);
     }
 
     fn wait_for_all(&self) -> Result<(), KernelError> {
@@ -310,7 +310,7 @@ impl Backend for Cuda {
         self.enter_to_copy()?;
         let device = &self.kernels.device;
         let witness = self.link.as_ref().and_then(RankLink::witness);
-        Ok(Box::new(staging::Download::begin(&self.arrivals, device, &self.stream, &call.source, witness)?))
+        Ok(Box::new(download_staging::Download::begin(&self.arrivals, device, &self.stream, &call.source, witness)?))
     }
 
     fn copy_blocks(&self, call: ops::copy_blocks::Call<'_>) -> Result<Box<dyn ops::copy_blocks::Copying>, KernelError> {

@@ -108,8 +108,8 @@ pub(super) fn best_of_ranks(cuda: &Cuda, call: best_of_ranks::Call<'_>) -> Resul
     }
 }
 
-pub(super) fn part(cuda: &Cuda) {
+pub(super) fn abort_collectives(cuda: &Cuda) {
     if let Some(RankLink::Kernels(link)) = &cuda.link {
-        link::part(cuda, link);
+        link::abort_collectives(cuda, link);
     }
 }

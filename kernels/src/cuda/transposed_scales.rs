@@ -26,7 +26,7 @@ pub(super) const ROWS: usize = 4;
 /// Addresses of a GEMM's converted scales in its workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Scratch {
-    turned: u64,
+    transposed: u64,
     /// `None` if cuBLASLt reads the weight's scales without a copy.
     padded: Option<u64>,
     /// Bytes of the workspace that remain.
@@ -51,12 +51,12 @@ impl Scratch {
         }
         let padded_bytes = if is_padded { weight_scales_bytes(product).0 } else { 0 };
         let end = places.workspace + places.workspace_bytes as u64;
-        let turned = end.checked_sub(DType::F32.bytes(product.rows * groups).0)? / ALIGNMENT * ALIGNMENT;
-        let first = turned.checked_sub(padded_bytes)? / ALIGNMENT * ALIGNMENT;
+        let transposed = end.checked_sub(DType::F32.bytes(product.rows * groups).0)? / ALIGNMENT * ALIGNMENT;
+        let first = transposed.checked_sub(padded_bytes)? / ALIGNMENT * ALIGNMENT;
         let workspace_bytes = first.checked_sub(places.workspace)?;
         let fits = workspace_bytes >= places.workspace_bytes as u64 / 2;
         let padded = is_padded.then_some(first);
-        fits.then_some(Scratch { turned, padded, workspace_bytes })
+        fits.then_some(Scratch { transposed, padded, workspace_bytes })
     }
 }
 
@@ -86,7 +86,7 @@ pub(super) fn fit(product: GemmProblem, places: GemmOperands) -> bool {
 ///
 /// # Panics
 /// If the scales of a GEMM with scales by blocks do not [`fit`].
-pub(super) unsafe fn turned(
+pub(super) unsafe fn transposed(
     cuda: &Cuda,
     product: GemmProblem,
     places: GemmOperands,
@@ -94,18 +94,18 @@ pub(super) unsafe fn turned(
     if !matches!(product.scheme, QuantScheme::E4m3Blocks { .. }) {
         return Ok(places);
     }
-    let room = Scratch::within(product, places).expect("the library was asked for it");
+    let scratch = Scratch::within(product, places).expect("the library was asked for it");
     let (groups, blocks) = (groups(product), blocks(product));
     let padded_groups = groups.next_multiple_of(PADDED);
-    let more = room.padded.map_or(0, |_| (blocks * padded_groups).div_ceil(THREADS));
+    let more = scratch.padded.map_or(0, |_| (blocks * padded_groups).div_ceil(THREADS));
     let extent = Extent::line(product.rows.div_ceil(TILE) * groups.div_ceil(TILE) + more, THREADS);
     let arguments = arguments![
         Address(places.x_scales),
-        Address(room.turned),
+        Address(scratch.transposed),
         count(product.rows),
         count(groups),
         Address(places.weight_scales),
-        Address(room.padded.unwrap_or(0)),
+        Address(scratch.padded.unwrap_or(0)),
         count(blocks),
         count(padded_groups),
     ];
@@ -117,7 +117,7 @@ pub(super) unsafe fn turned(
 }
 
 /// The operands of a GEMM in the form that the library needs: the addresses of the scales after
-/// [`turned`] has converted them, and the rest of the workspace.
+/// [`transposed`] has converted them, and the rest of the workspace.
 ///
 /// # Panics
 /// If the scales of a GEMM with scales by blocks do not [`fit`].
@@ -125,11 +125,11 @@ pub(super) fn as_asked(product: GemmProblem, places: GemmOperands) -> GemmOperan
     if !matches!(product.scheme, QuantScheme::E4m3Blocks { .. }) {
         return places;
     }
-    let room = Scratch::within(product, places).expect("the library was asked for it");
+    let scratch = Scratch::within(product, places).expect("the library was asked for it");
     GemmOperands {
-        x_scales: room.turned,
-        weight_scales: room.padded.unwrap_or(places.weight_scales),
-        workspace_bytes: room.workspace_bytes as usize,
+        x_scales: scratch.transposed,
+        weight_scales: scratch.padded.unwrap_or(places.weight_scales),
+        workspace_bytes: scratch.workspace_bytes as usize,
         ..places
     }
 }
@@ -169,14 +169,14 @@ mod tests {
 
     #[test]
     fn scales_stand_behind_what_is_left_of_the_workspace() {
-        let room = Scratch::within(product(100, 512, 128), places(1 << 20)).expect("it fits");
-        assert_eq!(room.padded, None, "four groups need no more");
-        assert!(room.turned + 100 * 4 * 4 <= 2 << 20 && room.turned.is_multiple_of(256));
-        assert_eq!(room.turned, (1 << 20) + room.workspace_bytes);
-        let room = Scratch::within(product(100, 640, 128), places(1 << 20)).expect("it fits");
-        let padded = room.padded.expect("five groups are filled up to eight");
-        assert!(padded + 3 * 8 * 4 <= room.turned && padded == (1 << 20) + room.workspace_bytes);
-        assert!(room.turned + 100 * 5 * 4 <= 2 << 20);
+        let scratch = Scratch::within(product(100, 512, 128), places(1 << 20)).expect("it fits");
+        assert_eq!(scratch.padded, None, "four groups need no more");
+        assert!(scratch.transposed + 100 * 4 * 4 <= 2 << 20 && scratch.transposed.is_multiple_of(256));
+        assert_eq!(scratch.transposed, (1 << 20) + scratch.workspace_bytes);
+        let scratch = Scratch::within(product(100, 640, 128), places(1 << 20)).expect("it fits");
+        let padded = scratch.padded.expect("five groups are filled up to eight");
+        assert!(padded + 3 * 8 * 4 <= scratch.transposed && padded == (1 << 20) + scratch.workspace_bytes);
+        assert!(scratch.transposed + 100 * 5 * 4 <= 2 << 20);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Rows to choose from, and the expected choices: found by sorting everything and examining each token on its own.
+//! Rows to choose from, and the expected choices, which are found by sorting all tokens and
+//! examining each token separately.
 
 use bursar_kernels::{
     ops::{argmax::NO_CHOICE, sample::outcomes},
@@ -8,7 +9,7 @@ use bursar_kernels::{
 
 use super::Random;
 
-/// Rows, and a longer list of tokens chosen before them.
+/// Rows, and a longer list of tokens that the previous step chose.
 pub struct Batch {
     vocabulary: usize,
     asked: Vec<Asked>,
@@ -22,15 +23,15 @@ impl Batch {
         Batch { vocabulary, asked, previous }
     }
 
-    /// Returns per row the token, the fault, the log-probability or 1, and the likeliest tokens with their
-    /// log-probabilities; then the rest of the tokens chosen before.
+    /// Returns for each row the token, the fault, the log-probability or 1, and the likeliest
+    /// tokens with their log-probabilities, and then the rest of the previously chosen tokens.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Vec<f32>, KernelError> {
         let Batch { vocabulary, ref asked, ref previous } = *self;
         let mut batch = SampleBatch::new(vocabulary);
         asked.iter().for_each(|asked| asked.push(&mut batch));
         let mut words = Vec::new();
         let layout = batch.pack(asked.len(), &mut words);
-        // Both buffers are longer than what is used.
+        // Both buffers are longer than needed.
         words.push(7);
         let packed = scope.upload([words.len()], &words)?;
         let mut report = scope.upload([layout.report_words() + 1], &vec![9u32; layout.report_words() + 1])?;
@@ -80,7 +81,8 @@ struct Asked {
     unseen: Option<UnseenToken>,
 }
 
-/// The expected result of a row: token, fault, log-probability, and the likeliest tokens with theirs.
+/// The expected result of a row: token, fault, log-probability, and the likeliest
+/// tokens with their log-probabilities.
 struct Expected {
     chosen: u32,
     fault: u32,
@@ -89,7 +91,7 @@ struct Expected {
 }
 
 impl Asked {
-    /// Row `at` of a batch. Each row has different options, and every seventh has all of them.
+    /// Row `at` of a batch. Each row has different options, and every seventh row has all options.
     fn random(random: &mut Random, at: usize, rows: usize, vocabulary: usize) -> Self {
         let scale = [1.0, 4.0, 30.0][at % 3];
         let mut logits: Vec<f32> = random.floats(vocabulary).into_iter().map(|number| number * scale).collect();
@@ -136,7 +138,7 @@ impl Asked {
         let biased: Vec<u32> =
             if on(random) { (0..vocabulary as u32).step_by(3).take(LISTED_MAX).collect() } else { Vec::new() };
         let biases = random.floats(biased.len());
-        // Some ids are beyond the vocabulary, as pictures' placeholders may be.
+        // Some ids are beyond the vocabulary, as placeholders of pictures may be.
         let produced = random.indices(23, vocabulary + 3);
         let unseen = (!at.is_multiple_of(3)).then(|| UnseenToken { row: random.below(rows) as u32 });
         let forbidden = if on(random) { random.indices(3, vocabulary + 3) } else { Vec::new() };
@@ -154,7 +156,6 @@ impl Asked {
         }
     }
 
-    /// Adds it to a batch.
     fn push(&self, batch: &mut SampleBatch) {
         let wishes = Wishes {
             allowed: self.mask.as_deref(),
@@ -168,7 +169,7 @@ impl Asked {
         batch.push(&self.row, &wishes);
     }
 
-    /// The expected result, if `previous` was chosen before.
+    /// The expected result, if `previous` was chosen by the previous step.
     fn expected(&self, previous: &[u32]) -> Expected {
         let Asked { logits, row, .. } = self;
         let nothing = |fault| Expected { chosen: NO_CHOICE, fault, log_probability: None, top: Vec::new() };
@@ -256,7 +257,7 @@ impl Asked {
     }
 }
 
-/// The possible tokens, largest logit first, ties by id.
+/// The possible tokens, largest logit first and ties by id.
 fn sorted(logits: &[f32]) -> Vec<u32> {
     let mut ids: Vec<u32> = (0..logits.len() as u32).filter(|&id| logits[id as usize] > f32::NEG_INFINITY).collect();
     ids.sort_by(|&a, &b| logits[b as usize].partial_cmp(&logits[a as usize]).unwrap());

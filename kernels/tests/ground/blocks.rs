@@ -31,7 +31,7 @@ impl Blocks {
 
     fn words(&self, layer: usize) -> Tensor<'_> {
         let shape = [self.blocks, self.shape.block_bytes().as_usize() / 4];
-        // SAFETY: the segment is backed for these blocks, and only the story's thread uses them.
+        // SAFETY: the segment is backed for these blocks, and only the test's thread uses them.
         unsafe { Tensor::persistent(self.segments[layer].address(), shape, DType::U32) }
     }
 
@@ -44,7 +44,7 @@ impl Blocks {
         }
     }
 
-    /// The word that all of a block has in each layer.
+    /// The word that fills a block, for each layer.
     pub fn read<B: Backend>(&self, backend: &B, block: usize) -> Vec<u32> {
         let (counter, workspace) = (WorkCounter::default(), poisoned(Bytes::kib(64)));
         let scope = Scope::new(backend, &workspace, &counter);
@@ -57,17 +57,17 @@ impl Blocks {
         (0..self.shape.layers).map(of_layer).collect()
     }
 
-    /// Begins copies of `(block, slot)`.
+    /// Starts copies of `(block, slot)` pairs.
     pub fn copy<B: Backend>(
         &self,
         backend: &B,
         to_host: &[(u32, u32)],
         to_device: &[(u32, u32)],
     ) -> Box<dyn ops::copy_blocks::Copying> {
-        // SAFETY: as many blocks are backed, and only the story's thread uses them.
+        // SAFETY: this many blocks are backed, and only the test's thread uses them.
         let layer = |segment: &Segment| unsafe { KvLayer::new(segment.address(), self.blocks, self.shape) };
         let layers: Vec<_> = self.segments.iter().map(layer).collect();
-        // SAFETY: the memory is that long.
+        // SAFETY: the memory has space for this many slots.
         let host = unsafe { HostBlocks::new(self.host.address(), self.slots, self.shape) };
         let copy = |(block, slot): &(u32, u32)| BlockCopy { block: *block, slot: *slot };
         let copies = |pairs: &[(u32, u32)]| pairs.iter().map(copy).collect::<Vec<_>>();
@@ -75,7 +75,8 @@ impl Blocks {
     }
 }
 
-/// Blocks go to the host, are overwritten at once by later work, and come back elsewhere.
+/// Copies blocks to the host, overwrites them at once by later work, and copies them
+/// back to other blocks.
 pub fn go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
     let shape = KvShape { layers: 3, kv_heads: 2, head_dim: 8, dtype: DType::F32 };
     let blocks = Blocks::new(device, shape, 9, 5);
@@ -83,7 +84,7 @@ pub fn go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
     blocks.fill(backend, content);
     backend.wait_for_all().expect("the device is well");
     let leaving = blocks.copy(backend, &[(1, 0), (2, 1), (5, 4), (7, 3)], &[]);
-    // Later work waits for them.
+    // Later work waits for these copies.
     blocks.fill(backend, |_, _| 0);
     let took = leaving.wait().expect("they were made");
     assert!(took < Duration::from_secs(60), "{took:?}");
@@ -98,8 +99,8 @@ pub fn go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
     assert_eq!(blocks.read(backend, 1), [0; 3], "the slot has what came last");
 }
 
-/// Rows of a picture go to the host, are overwritten at once by later work, and come back to other rows, also in the same call
-/// as others leave those.
+/// Copies rows of a picture to the host, overwrites them at once by later work, and copies them
+/// back to other rows, also in the same call in which other rows are copied out of these.
 pub fn rows_go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
     let (rows, width, slots) = (11, 5, 7);
     let row_bytes = DType::F32.bytes(width);
@@ -107,7 +108,7 @@ pub fn rows_go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) 
     // SAFETY: the segment is backed for these rows, and only this thread uses them.
     let cache = || unsafe { Tensor::persistent(segment.address(), [rows, width], DType::F32) };
     let memory = device.clone().host_memory(row_bytes * slots as u64).expect("host memory");
-    // SAFETY: the memory is that long.
+    // SAFETY: the memory has space for this many slots.
     let host = unsafe { HostRows::new(memory.address(), slots, row_bytes) };
     let fill = |of: fn(usize) -> f32| {
         let content: Vec<f32> = (0..rows).flat_map(|row| vec![of(row); width]).collect();

@@ -1,5 +1,5 @@
-//! Products of FP8 weights, and their expected results: activations rounded as the released arithmetic rounds them, sums
-//! in `f64`.
+//! Products of FP8 weights, and their expected results: activations are rounded like in the models'
+//! published code, and sums are computed in `f64`.
 
 use bursar_kernels::*;
 
@@ -11,18 +11,15 @@ use super::{
     widened,
 };
 
-/// How a weight is scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scaled {
-    /// By blocks of so many rows and 128 columns.
+    /// Blocks of this many rows and 128 columns.
     Blocks(usize),
-    /// By rows.
     Rows,
-    /// By rows, with one scale for all activations.
+    /// Rows, with one scale for all activations.
     Fixed(f32),
 }
 
-/// What is computed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Product {
     Linear {
@@ -42,11 +39,11 @@ pub enum Product {
         experts: usize,
         top: usize,
     },
-    /// Activations alone.
+    /// Only the quantization of activations.
     Quantize,
 }
 
-/// Experts of those cases of which one is chosen more often.
+/// Number of experts that marks the cases in which one expert is chosen more often.
 const LIKED: usize = 60;
 
 /// A product at one size.
@@ -76,7 +73,8 @@ impl Fp8 {
             for (rows, in_features, features) in [(0, 8, 3), (1, 256, 128), (7, 130, 31), (40, 67, 200)] {
                 add(rows, in_features, 2 * features, scaled, Product::Gated { bias: rows == 7 });
             }
-            // Of these a GPU's copies can read and write rows; the last two are between sizes that kernels are compiled for.
+            // Sizes whose rows TMA copies can read and write. The last two are between the sizes
+            // for which kernels are compiled.
             let sizes = [
                 (1, 128, 128),
                 (2, 384, 304),
@@ -99,12 +97,13 @@ impl Fp8 {
                 (9, 200, 136, 5, 3),
                 (0, 8, 8, 4, 2),
                 (90, 128, 64, 3, 2),
-                // Of these, too, a GPU's copies can read and write rows.
+                // Sizes whose rows TMA copies can read and write.
                 (1, 144, 48, 128, 8),
                 (9, 208, 144, 5, 3),
                 (131, 256, 128, 16, 4),
                 (300, 272, 192, 3, 2),
-                // Most rows of one expert, in several tiles, and few of others.
+                // Most rows choose one expert, which takes several tiles, and
+                // few choose the others.
                 (41, 272, 144, LIKED, 2),
                 (70, 144, 80, LIKED, 1),
             ] {
@@ -118,7 +117,7 @@ impl Fp8 {
         cases
     }
 
-    /// Whether the target has kernels for it.
+    /// Whether the target has kernels for this case.
     pub fn is_served(&self, target: &Target) -> bool {
         let block_rows = if let Scaled::Blocks(height) = self.scaled { Some(height) } else { None };
         match self.product {
@@ -142,7 +141,7 @@ impl Fp8 {
         }
     }
 
-    /// Rows of the activations: of experts' down weights as many as choices.
+    /// Rows of the activations. The down weights of experts take as many rows as there are choices.
     fn x_rows(&self) -> usize {
         let (_, top) = self.experts();
         if matches!(self.product, Product::AddExperts { .. }) { self.rows * top } else { self.rows }
@@ -156,7 +155,7 @@ impl Fp8 {
         }
     }
 
-    /// The weight's codes and its scales, of which the largest number is about 1.
+    /// The weight's codes and its scales, chosen so that the largest number is about 1.
     fn weight(&self, random: &mut Random) -> (Vec<E4m3>, Vec<f32>) {
         let rows = self.experts().0 * self.out_features;
         let code = |code: u32| E4m3(if code & 0x7f == 0x7f { 0 } else { code as u8 });
@@ -226,7 +225,7 @@ impl Fp8 {
                 let x = scope.gather_rows(&inside(&x), &scope.upload([self.x_rows()], &every(self.x_rows()))?)?;
                 let mut place = sum.column_range_mut(before..before + self.out_features);
                 match &weight.scales {
-                    // Two ranks' experts, one after the other.
+                    // The experts of two ranks, one rank after the other.
                     WeightScales::Rows { scales, activations } => {
                         for held in shares(experts) {
                             let rows = held.times(self.out_features).range();
@@ -252,7 +251,7 @@ impl Fp8 {
         }
     }
 
-    /// What is expected of a linear product at some rows and features alone.
+    /// The expected result of a linear product at only some rows and features.
     pub fn linear_at(&self, activation: DType, random: &mut Random, places: &[(usize, usize)]) -> Vec<f64> {
         let Product::Linear { how, bias: has_bias } = self.product else { panic!("{self:?} is no linear product") };
         self.logits(random);
@@ -274,7 +273,7 @@ impl Fp8 {
         places.iter().map(product).collect()
     }
 
-    /// Where a row's feature stands in what [`run`](Fp8::run) returns of a linear product.
+    /// Index of a row's feature in the result of [`run`](Fp8::run) for a linear product.
     pub fn index_of(&self, activation: DType, (row, feature): (usize, usize)) -> usize {
         let (before, behind) = margins(activation);
         match self.product {
@@ -288,7 +287,7 @@ impl Fp8 {
         // Experts of each row, and their weights, which add up to 1.
         let logits = widened(&self.logits(random));
         let chosen: Vec<_> = logits.chunks(experts).map(|row| chosen(row, top, true)).collect();
-        // Choices in the order of their experts, then rows.
+        // Choices sorted by expert, then by row.
         let places = || {
             let of_row = |(row, of): (usize, &Vec<(usize, f64)>)| {
                 of.iter().map(move |(expert, _)| (*expert, row)).collect::<Vec<_>>()
@@ -360,7 +359,7 @@ fn every(rows: usize) -> Vec<u32> {
     (0..rows as u32).collect()
 }
 
-/// A row of activations once rounded.
+/// A row of quantized activations.
 struct RoundedRow {
     codes: Vec<f64>,
     scales: Vec<f32>,
@@ -378,7 +377,8 @@ impl RoundedRow {
     }
 }
 
-/// Rounds a row by the definition: scales and quotients are f32, and each quotient becomes the nearest E4M3 number.
+/// Quantizes a row by the definition: scales and quotients are f32, and each quotient becomes
+/// the nearest E4M3 number.
 fn rounded(x: &[f64], quantization: Quantization) -> RoundedRow {
     let group = if quantization == Quantization::Groups { 128 } else { x.len().max(1) };
     let mut row = RoundedRow { codes: Vec::new(), scales: Vec::new(), group, is_fixed: false };
@@ -395,7 +395,7 @@ fn rounded(x: &[f64], quantization: Quantization) -> RoundedRow {
     row
 }
 
-/// The nearest E4M3 number, of two the even.
+/// The nearest E4M3 number, with ties to even.
 fn nearest(number: f64) -> f64 {
     let unit = 2f64.powi((number.abs().log2().floor().max(-6.0) as i32) - 3);
     ((number / unit).round_ties_even() * unit).clamp(-448.0, 448.0)

@@ -1,11 +1,11 @@
-//! The GPU that stories run on, if there is one.
+//! The GPU that tests run on, if there is one.
 
 use std::sync::Arc;
 
 use bursar_budgets::{CudaDevice, DeviceError, Hint};
 use bursar_kernels::{BlasSearch, CudaKernels, CudaTarget};
 
-/// The first GPU. Without one it prints that and returns `None`.
+/// The first GPU. Without a GPU, prints that and returns `None`.
 pub fn first_gpu() -> Option<Arc<CudaDevice>> {
     match CudaDevice::open(0) {
         Ok(device) => Some(Arc::new(device)),
@@ -17,14 +17,15 @@ pub fn first_gpu() -> Option<Arc<CudaDevice>> {
     }
 }
 
-/// Its kernels for `target`.
+/// The kernels of `device` for `target`.
 pub fn load(device: &Arc<CudaDevice>, target: CudaTarget) -> Arc<CudaKernels> {
     CudaKernels::load(device, target, &search()).expect("its kernels load")
 }
 
-/// Where libraries are.
+/// The folders to search for libraries.
 pub fn search() -> BlasSearch {
-    // The environment says so; only this place below `main` reads it.
+    // The environment variable names folders. Only this function, among the code below
+    // `main`, reads the environment.
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let folder = std::env::var("BURSAR_CUDA_LIB");
     let usual = BlasSearch::usual().with_python("/opt/torch/.venv");

@@ -23,16 +23,15 @@ pub struct Mixed {
     pub drawn: Drawn,
 }
 
-/// What the router says.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Drawn {
-    /// Each row's own numbers.
+    /// Each row has different logits.
     Even,
-    /// The same few experts for all rows.
+    /// All rows choose the same few experts.
     OneForAll,
-    /// Another expert for each row, as far as there are some.
+    /// Each row prefers a different expert, as long as there are enough experts.
     OneEach,
-    /// Equal numbers, of which the first experts are chosen.
+    /// Equal logits, so that the first experts are chosen.
     Ties,
 }
 
@@ -48,10 +47,10 @@ impl Mixed {
                 (70, 5, 3, 136, 72),
                 (131, 16, 4, 64, 136),
                 (9, 512, 32, 16, 8),
-                // Of which two may have all rows, in several tiles.
+                // Two experts may have all rows, in several tiles.
                 (70, 60, 2, 136, 72),
                 (0, 4, 2, 8, 8),
-                // Hundreds of rows an expert.
+                // Hundreds of rows per expert.
                 (300, 3, 2, 136, 200),
             ]
             .into_iter()
@@ -81,16 +80,17 @@ impl Mixed {
         logits
     }
 
-    /// Returns the rows' weights, their choices' places, their experts' starts and the loads, then the whole tensor that the
-    /// sums are in, what two ranks make of it that have a third of the experts and the others, and last sums that are
-    /// normalised too.
+    /// Returns the rows' weights, their choices' places, their experts' starts and the loads,
+    /// and then three results: the whole tensor around the sums, the same tensor after two
+    /// ranks have computed it, one with a third of the experts and one with the others, and
+    /// sums that are normalized too.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
         let Mixed { rows, experts, hidden, features, dtype, .. } = *self;
         // Rows of logits have gaps between them.
         let apart: Vec<f32> =
             self.logits(random).chunks(experts.max(1)).flat_map(|row| [row, &[9.0; 3]].concat()).collect();
         let logits = scope.upload([rows, experts + 3], &apart)?;
-        // One that wraps.
+        // Counters that wrap.
         let loads = scope.upload([experts], &vec![u32::MAX; experts])?;
         let routing = scope.route(&logits.column_range(0..experts), self.top, self.renormalised, &loads)?;
         let x = wide(scope, rows, hidden, random)?;
@@ -164,7 +164,7 @@ impl Mixed {
             })
             .collect();
         let mut found: Vec<f64> = chosen.iter().flatten().map(|(_, weight)| *weight).collect();
-        // The place of a choice: how many go before it.
+        // The place of a choice: the number of choices sorted before it.
         let experts_of: Vec<usize> = chosen.iter().flatten().map(|(expert, _)| *expert).collect();
         let place = |choice: usize| {
             let key = |at: usize| (experts_of[at], at);
@@ -191,7 +191,7 @@ impl Mixed {
     }
 }
 
-/// Rows, their width and their format, of which `normed_sum` is asked.
+/// Rows, width and output format of each case of `normed_sum`.
 pub const NORMED_SUMS: [(usize, usize, ActivationFormat); 7] = {
     const fn rounded(quantization: Quantization, is_unquantized: bool) -> ActivationFormat {
         ActivationFormat { is_unquantized, quantization: Some(quantization) }
@@ -207,7 +207,8 @@ pub const NORMED_SUMS: [(usize, usize, ActivationFormat); 7] = {
     ]
 };
 
-/// What experts leave of a residual, and its norm in a format, by one operation or by two: as bits.
+/// The bits of a residual to which experts were added, and of its norm in a format, by one
+/// operation or by two.
 pub fn normed_sum<B: Backend>(
     scope: &Scope<'_, B>,
     (rows, hidden, format): (usize, usize, ActivationFormat),
@@ -240,14 +241,15 @@ pub fn normed_sum<B: Backend>(
     Ok(found.into_iter().map(f32::to_bits).collect())
 }
 
-/// A third of the experts and the others, as far as there are several.
+/// A third of the experts, and the others if there are several experts.
 pub(super) fn shares(whole: usize) -> Vec<RankShard> {
     let first = whole.div_ceil(3);
     let all = [RankShard { first: 0, count: first, whole }, RankShard { first, count: whole - first, whole }];
     all.into_iter().filter(|share| share.count > 0).collect()
 }
 
-/// The experts of a row with their weights, the likeliest first, and of equal ones the first.
+/// The experts of a row with their weights, likeliest first. Among equal experts, the
+/// first one comes first.
 pub(super) fn chosen(logits: &[f64], top: usize, renormalised: bool) -> Vec<(usize, f64)> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|one, other| logits[*other].total_cmp(&logits[*one]).then(one.cmp(other)));
@@ -260,12 +262,13 @@ pub(super) fn chosen(logits: &[f64], top: usize, renormalised: bool) -> Vec<(usi
     order.into_iter().map(|expert| (expert, logits[expert].exp() / total)).collect()
 }
 
-/// Weights of a norm, which make the error of what it divides no larger.
+/// Weights of a norm that do not amplify the error of the numbers that the norm divides.
 fn norm_weight(hidden: usize, random: &mut Random) -> Vec<f32> {
     random.floats(hidden).into_iter().map(|number| 0.5 * number).collect()
 }
 
-/// Numbers whose products with rows are about as large as the rows' own, so that what is rounded in between is too.
+/// Weights whose products with rows are about as large as the rows' numbers, so that rounding of
+/// intermediate results stays as small too.
 fn weights(rows: usize, columns: usize, random: &mut Random) -> Vec<f32> {
     let scale = 2.0 * (columns as f32).powf(-0.5);
     random.floats(rows * columns).into_iter().map(|number| scale * number).collect()

@@ -1,5 +1,5 @@
-//! Shared by the tests: leased memory full of NaN, seeded numbers, and [`Pass`], which runs each operation on any
-//! backend and computes its expected result in `f64`.
+//! Code that the tests share: leased memory full of NaN, seeded numbers, and [`Pass`], which runs
+//! each operation on any backend and computes its expected result in `f64`.
 #![allow(dead_code, reason = "no story uses all of it")]
 
 mod asked;
@@ -71,8 +71,9 @@ impl Ground {
     }
 }
 
-/// Calls `pass` with 16 MiB as [`poisoned`] gives them, which belong to this thread: new ones for each of some hundred
-/// passes would take far longer than the passes.
+/// Calls `pass` with 16 MiB of memory as [`poisoned`] returns it. The memory is kept for
+/// this thread, because new memory for each of several hundred passes would take far
+/// longer than the passes.
 pub fn in_poison<T>(pass: impl FnOnce(&Workspace) -> T) -> T {
     thread_local!(static LAST: Cell<Option<Ground>> = const { Cell::new(None) });
     let ground = LAST.take().unwrap_or_else(|| Ground::of(Bytes::mib(16)));
@@ -82,7 +83,6 @@ pub fn in_poison<T>(pass: impl FnOnce(&Workspace) -> T) -> T {
     result
 }
 
-/// A backed segment of `device`.
 pub fn leased(device: Arc<dyn Device>, bytes: Bytes) -> Segment {
     let bytes = bytes.round_up(device.page());
     let mut ledger = Ledger::new(LedgerConfig::new(bytes));
@@ -94,7 +94,7 @@ pub fn leased(device: Arc<dyn Device>, bytes: Bytes) -> Segment {
     segment
 }
 
-/// The place of the largest number, the first of equals: what `argmax` is defined to find.
+/// The index of the largest number, and the first of equal ones, as `argmax` is defined.
 pub fn first_largest(numbers: impl Iterator<Item = f32>) -> u32 {
     let numbers = numbers.enumerate().filter(|(_, number)| !number.is_nan());
     let best = numbers.reduce(|best, next| if next.1 > best.1 { next } else { best });
@@ -107,7 +107,8 @@ pub fn compute<T>(threads: usize, pass: impl FnOnce(&Scope<'_, Cpu>) -> Result<T
     in_poison(|workspace| pass(&Scope::new(&cpu, workspace, &counter))).unwrap()
 }
 
-/// Runs `pass` on each of `ranks` host ranks, in poisoned memory of its own, and returns what each gets.
+/// Runs `pass` on each of `ranks` host ranks, each in separate poisoned memory, and returns the
+/// results of all ranks.
 pub fn on_ranks<T: Send>(
     ranks: usize,
     threads: usize,
@@ -127,10 +128,10 @@ pub fn on_ranks<T: Send>(
     })
 }
 
-/// So long that a test which waits for it would be noticed.
+/// Long enough that a test that waits this long would be noticed.
 pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(300);
 
-/// Runs `pass` on shapes alone. Returns its result, the workspace's peak and the work.
+/// Runs `pass` only on shapes. Returns its result, the workspace's peak and the work.
 pub fn plan<T>(threads: usize, pass: impl FnOnce(&Scope<'_, Plan>) -> T) -> (T, Bytes, Work) {
     let (plan, workspace, counter) = (Plan::new(Target::Cpu { threads }), Workspace::dry(), WorkCounter::default());
     let result = pass(&Scope::new(&plan, &workspace, &counter));
@@ -193,7 +194,8 @@ pub fn rounded(dtype: DType, numbers: &[f32]) -> Vec<f64> {
     numbers.iter().map(|number| round(*number)).collect()
 }
 
-/// Scales of the keys of `heads` heads, then of their values, such that numbers below one become at most 300.
+/// Scales of the keys of `heads` heads, then of their values, such that numbers below one become at
+/// most 300 when they are divided by a scale.
 pub fn cache_scales(heads: usize, random: &mut Random) -> Vec<f32> {
     random.floats(2 * heads).iter().map(|number| 2.0f32.powf(number * 3.0) / 32.0).collect()
 }
@@ -211,8 +213,8 @@ pub fn attend(query: &[f32], keys: &[&[f32]], values: &[&[f32]]) -> Vec<f64> {
     (0..query.len()).map(|at| element(at) / total).collect()
 }
 
-/// Asserts that each number differs from the expected one by at most `tolerance * (1 + |expected|)`; infinities are
-/// equal.
+/// Asserts that each number differs from the expected one by at most `tolerance * (1 +
+/// |expected|)`. Infinities must be equal.
 pub fn assert_close(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (place, (found, expected)) in found.iter().zip(expected).enumerate() {

@@ -16,12 +16,12 @@ use super::{
     wide::{Wide, floats, inside, margins},
 };
 
-/// Pairs of a row and a token that it sees.
+/// Number of pairs of a row and a token that it sees.
 fn pairs_of(rows: usize, context: usize) -> u64 {
     (0..rows).map(|behind| context.saturating_sub(behind) as u64).sum()
 }
 
-/// Sequences over a cache that holds NaN except where they wrote.
+/// Sequences over a cache that holds NaN except where the sequences have written.
 pub struct PagedData {
     heads: usize,
     shape: KvShape,
@@ -37,7 +37,7 @@ pub struct PagedData {
 }
 
 impl PagedData {
-    /// With a cache in E4M3 if `is_fp8`.
+    /// Creates the sequences, with a cache in E4M3 if `is_fp8`.
     pub fn new(
         activation: DType,
         is_fp8: bool,

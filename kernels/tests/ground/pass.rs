@@ -26,7 +26,8 @@ pub enum How {
     Add,
 }
 
-/// One operation at one size; `PagedFp8` is `Paged` over a cache in E4M3. Inputs that may have gaps between their rows are views of wider tensors.
+/// One operation at one size. `PagedFp8` is `Paged` over a cache in E4M3. Inputs that may have gaps
+/// between their rows are views of wider tensors.
 #[derive(Clone, Debug)]
 pub enum Pass {
     Patchify { pictures: Vec<(usize, usize, usize)>, side: usize, frames: usize, patches: usize },
@@ -53,20 +54,22 @@ pub enum Pass {
     Sample { rows: usize, vocabulary: usize },
 }
 
-/// Every operation, at sizes that divide nothing and at the head sizes of real models.
+/// Every operation, at sizes that are no multiples of tiles or vectors, and at the head
+/// sizes of real models.
 pub fn passes() -> Vec<Pass> {
     let mut passes = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         passes.push(Pass::Embed { vocabulary: 53, hidden: 37, tokens: 19, dtype });
         passes.push(Pass::Embed { vocabulary: 7, hidden: 4099, tokens: 41, dtype });
-        // Pictures of one patch down or across, larger than the grid and smaller, and grids of one point.
+        // Pictures of one patch down or across, pictures larger and smaller than the grid, and
+        // grids of one point.
         let pictures = vec![(4, 6, 1), (1, 1, 2), (1, 9, 1), (61, 1, 1), (33, 50, 2)];
         passes.push(Pass::PositionGrid { pictures: pictures.clone(), side: 7, hidden: 35, patches: 203, dtype });
         passes.push(Pass::PositionGrid { pictures: pictures.clone(), side: 16, hidden: 72, patches: 67, dtype });
         passes.push(Pass::PositionGrid { pictures: pictures.clone(), side: 3, hidden: 2060, patches: 5, dtype });
         passes.push(Pass::PositionGrid { pictures, side: 1, hidden: 16, patches: 9, dtype });
         passes.push(Pass::PositionGrid { pictures: vec![], side: 2, hidden: 8, patches: 0, dtype });
-        // Rows short enough to keep in registers, with and without vector loads, and longer ones.
+        // Rows short enough to keep in registers, with and without vector loads, and longer rows.
         for (rows, hidden) in [(11, 61), (257, 1031), (1100, 72), (3, 9001)] {
             passes.push(Pass::RmsNorm { rows, hidden, dtype });
             passes.push(Pass::LayerNorm { rows, hidden, dtype });
@@ -89,12 +92,12 @@ pub fn passes() -> Vec<Pass> {
         {
             passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 5 });
         }
-        // Some hundred rows, for which gated products have their own kernel: 64 rows per block or twice as many, and
-        // last tiles that overlap others.
+        // About a hundred rows, for which gated products have a separate kernel: 64 or 128 rows per
+        // block, and last tiles that overlap others.
         for (rows, in_features, features) in [(65, 72, 136), (128, 520, 100), (130, 1000, 200), (200, 8, 292)] {
             passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 130 });
         }
-        // Many rows, for our own kernels, with tiles that reach beyond rows, columns and depth.
+        // Many rows, for our own kernels, with tiles that extend beyond rows, columns and depth.
         let many = [(257, 72, 136), (300, 264, 392), (700, 40, 264)];
         for (how, (rows, in_features, out_features)) in [How::New, How::Add, How::Into].into_iter().zip(many) {
             passes.push(Pass::Linear { rows, in_features, out_features, dtype, bias: rows % 2 == 0, how });
@@ -106,7 +109,7 @@ pub fn passes() -> Vec<Pass> {
     for (heads, head_dim) in [(5, 32), (3, 64), (3, 72), (2, 80), (2, 128), (1, 2), (2, 34)] {
         passes.push(Pass::Rotary { rows: 23, heads, head_dim, axes: PairAxes::Sections(vec![head_dim / 2]) });
         passes.push(Pass::Packed { heads, head_dim, lengths: vec![1, 64, 7, 0, 33, 129, 31] });
-        // Decoding beside prefill chunks, both first and later ones, and a sequence without rows.
+        // Decoding together with first and later prefill chunks, and a sequence without rows.
         let sequences = vec![(1, 1), (1, 333), (37, 37), (18, 150), (0, 40), (1, 16), (16, 32), (3, 129)];
         passes.push(Pass::Paged { heads, kv_heads: heads, head_dim, sequences });
         let sequences = vec![(1, 261), (1, 0), (1, 17), (21, 37), (0, 40), (1, 16), (3, 129)];
@@ -124,18 +127,20 @@ pub fn passes() -> Vec<Pass> {
     passes.push(Pass::Packed { heads: 1, head_dim: 72, lengths: vec![64, 40, 0, 64] });
     passes.push(Pass::Paged { heads: 33, kv_heads: 1, head_dim: 20, sequences: vec![(1, 0), (5, 47)] });
     passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 8, sequences: vec![(1, 0); 3] });
-    // Decoding alone: as many sequences as a GPU gives blocks of eight, four, two and one warps each, one of them long.
+    // Only decoding: numbers of sequences for which a GPU uses blocks of eight, four, two and one
+    // warps, with one long sequence each.
     for count in [14, 32, 60, 125] {
         let sequences = (0..count).map(|i| (1, if i == 3 { 1501 } else { 37 * i % 90 })).collect();
         passes.push(Pass::Paged { heads: 64, kv_heads: 1, head_dim: 32, sequences });
     }
-    // The same with contexts cut into pieces that fit the longest.
+    // Only decoding, with contexts cut into pieces that fit the longest.
     let sequences = (0..30).map(|i| (1, 500 + i)).collect();
     passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 32, sequences });
     // A few rows over a long context, which a GPU splits.
     let sequences = vec![(1, 30), (9, 4500), (0, 5), (3, 2101)];
     passes.push(Pass::Paged { heads: 7, kv_heads: 1, head_dim: 128, sequences });
-    // Patches down, patches across and frames of each picture: still pictures, steps of a video and a lone patch.
+    // Patches down, patches across and frames of each picture: still pictures, time steps of a
+    // video and a picture of one patch.
     let pictures = vec![(4, 6, 1), (1, 1, 2), (3, 5, 2), (2, 2, 1)];
     passes.push(Pass::Patchify { pictures: pictures.clone(), side: 14, frames: 2, patches: 101 });
     passes.push(Pass::Patchify { pictures, side: 3, frames: 5, patches: 23 });
@@ -176,7 +181,8 @@ impl Pass {
         Random::new(format!("{self:?}").bytes().fold(7, |seed, byte| seed * 31 % 1_000_003 + u64::from(byte)))
     }
 
-    /// Runs it and returns, as `f32`, everything it wrote, including the surroundings of a view it wrote.
+    /// Runs the pass and returns, as `f32`, everything that it wrote, including the columns around
+    /// a view that it wrote.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Vec<f32>, KernelError> {
         let mut random = self.random();
         let (before, _) = margins(scope.target().activation());
@@ -315,8 +321,8 @@ impl Pass {
         }
     }
 
-    /// The expected result of [`run`](Pass::run), computed in `f64` by the operation's definition, of operands stored
-    /// as `activation`.
+    /// The expected result of [`run`](Pass::run), computed in `f64` by the operation's definition,
+    /// from operands stored as `activation`.
     pub fn expected(&self, activation: DType) -> Vec<f64> {
         let (before, _) = margins(activation);
         let mut random = self.random();
@@ -482,7 +488,8 @@ impl Pass {
     }
 }
 
-/// Ids, every third of which refers to a list of choices, also returned. One of the choices is none.
+/// Ids, of which every third refers to a list of choices, and that list. One of
+/// the choices is `NO_CHOICE`.
 fn ids(random: &mut Random, tokens: usize, vocabulary: usize) -> (Vec<u32>, Vec<u32>) {
     let (mut ids, mut previous) = (random.indices(tokens, vocabulary), random.indices(11, vocabulary));
     previous[3] = NO_CHOICE;
@@ -499,7 +506,7 @@ pub(super) fn rms_normed(x: &[f64], weight: &[f64]) -> Vec<f64> {
     x.iter().zip(weight).map(|(x, weight)| x / (mean + 1e-5).sqrt() * weight).collect()
 }
 
-/// A row normalised to mean 0 and variance 1, scaled and shifted.
+/// A row normalized to mean 0 and variance 1, scaled and shifted.
 fn layer_normed(x: &[f64], weight: &[f64], bias: &[f64]) -> Vec<f64> {
     let mean = x.iter().sum::<f64>() / x.len() as f64;
     let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;

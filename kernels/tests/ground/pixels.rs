@@ -1,4 +1,4 @@
-//! Pictures as bytes, and what a patch of them holds.
+//! Pictures as bytes, and the expected contents of their patches.
 
 use super::Random;
 
@@ -37,7 +37,7 @@ impl PixelData {
         PixelData { bytes, layout, levels: pictures.iter().map(|_| levels(random)).collect(), places }
     }
 
-    /// The pixel behind a value of a patch, found by its place in the whole picture.
+    /// The expected value of a patch, computed from its pixel's position in the whole picture.
     pub(super) fn value(&self, patch: usize, channel: usize, frame: usize, side: usize, [y, x]: [usize; 2]) -> f64 {
         let [picture, row, column] = [0, 1, 2].map(|axis| self.places[axis][patch] as usize);
         let [first, down, across, frames] = self.layout[picture].map(|number| number as usize);
@@ -47,11 +47,12 @@ impl PixelData {
         (f64::from(self.bytes[first + pixel * 3 + channel]) * levels[0] - levels[1 + channel]) / levels[4 + channel]
     }
 
-    /// An element of a grid of positions at a patch's place: the sum over all points, each with a hat around it.
+    /// The expected element of a position at a patch: the sum over all points of the grid, each
+    /// weighted by a hat function around it.
     pub(super) fn position(&self, table: &[f64], [side, hidden]: [usize; 2], patch: usize, element: usize) -> f64 {
         let [picture, row, column] = [0, 1, 2].map(|axis| self.places[axis][patch]);
         let [_, down, across, _] = self.layout[picture as usize];
-        // The place is rounded to f32, as it is in the models.
+        // The position is rounded to f32, as it is in the models.
         let on_grid = |index: u32, count: u32| f64::from(index as f32 * (side - 1) as f32 / (count.max(2) - 1) as f32);
         let (y, x) = (on_grid(row, down), on_grid(column, across));
         let near = |place: f64, point: usize| (1.0 - (place - point as f64).abs()).max(0.0);

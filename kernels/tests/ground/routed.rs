@@ -1,5 +1,5 @@
-//! Rows on their way to a mixture's experts: normalised, and routed by a router, whose logits are computed in `f64` of the
-//! rows as they are rounded.
+//! Rows before a mixture's experts: normalized, and routed by a router, whose expected logits are
+//! computed in `f64` from the rows as they are rounded.
 
 use bursar_kernels::{
     ops::{rms_norm::RmsNorm, rms_norm_route::Router, rotary_kv_write::NO_SLOT},
@@ -15,7 +15,6 @@ use super::{
     wide::{Wide, floats, inside, wide},
 };
 
-/// Some rows and a router.
 #[derive(Clone, Debug)]
 pub struct Routed {
     pub rows: usize,
@@ -40,13 +39,14 @@ impl Routed {
         [DType::F32, DType::F16, DType::BF16].into_iter().flat_map(of).collect()
     }
 
-    /// Of which logits are no larger where there are more columns.
+    /// A router whose logits do not grow with the number of columns.
     fn router(&self, random: &mut Random) -> Vec<f32> {
         let scale = 3.0 * (self.hidden as f32).powf(-0.5);
         random.floats(self.experts * self.hidden).into_iter().map(|number| scale * number).collect()
     }
 
-    /// Returns the normalised rows, their weights, their choices' places, their experts' starts and the loads.
+    /// Returns the normalized rows, their weights, their choices' places, their experts'
+    /// starts and the loads.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
         let Routed { rows, hidden, experts, top, dtype } = *self;
         let x = wide(scope, rows, hidden, random)?;
@@ -96,7 +96,7 @@ impl Routed {
     }
 }
 
-/// Where a row's keys go: every third goes nowhere.
+/// The slot of a row's keys. Every third row has none.
 fn slot(row: usize) -> u32 {
     if row % 3 == 1 { NO_SLOT } else { row as u32 }
 }

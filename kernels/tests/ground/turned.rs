@@ -1,5 +1,5 @@
-//! Queries, keys and values on their way into the cache: normalised by heads or not, rotated, and put into blocks,
-//! rounded or not.
+//! Queries, keys and values before they are written to the cache: normalized per head or not,
+//! rotated, and written to blocks, in E4M3 or not.
 
 use bursar_kernels::{
     ops::{
@@ -18,7 +18,7 @@ const BLOCKS: usize = 3;
 const TOKENS: usize = BLOCKS * BLOCK_TOKENS;
 const EPSILON: f32 = 1e-6;
 
-/// As many tokens as fill the blocks, in no order.
+/// Tokens that fill all blocks, in random order of slots.
 #[derive(Clone, Debug)]
 pub struct Turned {
     pub heads: usize,
@@ -30,7 +30,7 @@ pub struct Turned {
     pub is_fp8: bool,
 }
 
-/// The numbers beside the row itself, drawn in this order after it.
+/// The numbers in addition to the rows, which are drawn after the rows in this order.
 struct Numbers {
     positions: Vec<u32>,
     frequencies: Vec<f32>,
@@ -40,7 +40,7 @@ struct Numbers {
 }
 
 impl Turned {
-    /// Every kind of heads and axes, with norms and without.
+    /// All kinds of heads and axes, with norms and without.
     pub fn cases() -> Vec<Turned> {
         let mut cases = Vec::new();
         for (heads, kv_heads, head_dim) in [(4, 2, 128), (7, 1, 64), (3, 3, 80), (5, 1, 32), (2, 1, 34), (32, 8, 128)] {
@@ -69,7 +69,7 @@ impl Turned {
         }
     }
 
-    /// The queries, then the cache as it is read.
+    /// Returns the queries, then the cache as it is read.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
         let activation = scope.target().activation();
         let dtype = if self.is_fp8 { DType::F8E4M3 } else { activation };
@@ -104,7 +104,7 @@ impl Turned {
         let pitch = row.columns();
         let queries = |row: &[f32]| row[before..][..self.heads * self.head_dim].to_vec();
         let queries: Vec<f32> = floats(scope, &row)?.chunks_exact(pitch).flat_map(queries).collect();
-        // SAFETY: as above.
+        // SAFETY: the memory holds this many elements, and nothing else uses it.
         let cache =
             unsafe { Tensor::persistent(memory.address(), [TOKENS * 2 * self.kv_heads * self.head_dim], dtype) };
         let cached = if self.is_fp8 {
@@ -141,7 +141,7 @@ impl Turned {
         turned.iter().flat_map(|row| row[..heads * head_dim].to_vec()).chain(cache).collect()
     }
 
-    /// Head `at` of a token's row.
+    /// The expected head `at` of a token's row.
     fn turn(&self, token: usize, at: usize, x: &[f64], numbers: &Numbers, norms: &[Vec<f64>; 2]) -> Vec<f64> {
         if at >= self.heads + self.kv_heads {
             return x.to_vec();

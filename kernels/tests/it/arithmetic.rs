@@ -1,4 +1,4 @@
-//! Each operation computes its definition.
+//! Each operation compared with its definition.
 
 use bursar_kernels::{
     Cpu, DType, KernelError, UnseenToken,
@@ -9,8 +9,8 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use crate::ground::{self, Pass, Product, Random, assert_close, compute, passes, widened};
 
-/// Copies are exact. A sum of `n` products of numbers below one is off by less than `n` times half a unit in the last
-/// place of one.
+/// Copies are exact. A sum of `n` products of numbers below one is off by less than `n` times half
+/// a unit in the last place of one.
 fn tolerance(pass: &Pass) -> f64 {
     match pass {
         Pass::Embed { .. } | Pass::GatherRows { .. } | Pass::ScatterRows { .. } => 0.0,
@@ -20,11 +20,12 @@ fn tolerance(pass: &Pass) -> f64 {
             Product::Quantize => 0.0,
             _ => 8.0 * (fp8.in_features + 2) as f64 * f64::from(f32::EPSILON) / 2.0,
         },
-        // Sums of all experts of a row, of two products each.
+        // Sums over all experts of a row, with two products per expert.
         Pass::Mixed(mixed) => {
             4.0 * (mixed.top * (mixed.features + mixed.hidden)) as f64 * f64::from(f32::EPSILON) / 2.0
         }
-        // Half a step of E4M3, of numbers that f32 may bring over the middle of two.
+        // Half a step of E4M3, because f32 rounding may move a number across the midpoint
+        // of two E4M3 numbers.
         Pass::Turned(turned) if turned.is_fp8 => 1.0 / 16.0,
         Pass::GatedLinear { in_features, .. } => 4.0 * (in_features + 2) as f64 * f64::from(f32::EPSILON) / 2.0,
         _ => 2e-6,
@@ -98,7 +99,7 @@ fn attention_over_a_picture_is_candles_softmax_of_products() {
 
 #[test]
 fn scores_far_apart_neither_overflow_nor_vanish() {
-    // Scores of several thousand, whose exponentials are infinite without the running maximum.
+    // Scores of several thousand, whose exponentials would be infinite without the running maximum.
     let mut qkv = Random::new(4).floats(150 * 3 * 32);
     qkv.chunks_mut(96).for_each(|row| row[..32].iter_mut().for_each(|query| *query *= 5000.0));
     let found: Vec<f32> = compute(1, |scope| {

@@ -1,4 +1,4 @@
-//! Blocks and rows that go to host memory and come back.
+//! Copies of blocks and rows to host memory and back.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Injected faults: a faulty backend computes as the one that it wraps, but for the operations that are to fail.
+//! Injected faults: a faulty backend computes like the backend that it wraps, except for the
+//! operations that are to fail.
 
 use bursar_kernels::{Cpu, FaultyBackend, KernelError, Scope, WorkCounter, ops::gelu::Gelu};
 

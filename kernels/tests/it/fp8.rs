@@ -1,5 +1,5 @@
-//! FP8 weights: what rounds while it writes rounds what it would have left plain, rows stay apart, and what does not fit
-//! together is refused.
+//! FP8 weights and activations: operations that quantize while they write give the same result as
+//! separate quantization, rows do not affect each other, and operands that do not fit are refused.
 
 use bursar_kernels::*;
 
@@ -7,17 +7,18 @@ use crate::ground::{NORMED_SUMS, Random, compute, normed_sum, plan};
 
 const WAYS: [Quantization; 3] = [Quantization::Groups, Quantization::Rows, Quantization::Fixed(0.002)];
 
-/// The codes and scales of rounded activations.
+/// The codes and scales of quantized activations.
 fn bits<B: Backend>(scope: &Scope<'_, B>, x: &Activations<'_>) -> Result<Bits, KernelError> {
     let rounded = x.rounded.as_ref().expect("they were asked for rounded");
     let scales: Vec<f32> = scope.download(&rounded.scales)?;
     Ok((scope.download(&rounded.data)?, scales.into_iter().map(f32::to_bits).collect()))
 }
 
-/// Rounded numbers, and the bits of their scales.
+/// Quantized numbers, and the bits of their scales.
 type Bits = (Vec<E4m3>, Vec<u32>);
 
-/// Checks that an operation rounds what it leaves plain, beside that and alone.
+/// Checks that an operation quantizes the rows that it would write plain, both with and without
+/// plain rows in addition.
 fn assert_rounds(made: impl Fn(&Scope<'_, Cpu>, ActivationFormat) -> Result<(Vec<f32>, Bits), KernelError>) {
     for way in WAYS {
         let alone = compute(2, |scope| made(scope, ActivationFormat::of(Some(way))));
@@ -32,7 +33,7 @@ fn assert_rounds(made: impl Fn(&Scope<'_, Cpu>, ActivationFormat) -> Result<(Vec
     }
 }
 
-/// Both formats, as far as they are there.
+/// The contents of both formats, or nothing for a format that is missing.
 fn formats(scope: &Scope<'_, Cpu>, x: &Activations<'_>) -> Result<(Vec<f32>, Bits), KernelError> {
     let plain = x.plain.as_ref().map_or(Ok(Vec::new()), |plain| scope.download(plain))?;
     let rounded = if x.rounded.is_some() { bits(scope, x)? } else { Default::default() };
@@ -77,7 +78,7 @@ fn experts_round_what_they_would_leave_plain() {
     });
 }
 
-/// A weight by blocks, all of whose numbers are 1.
+/// A weight with scales by block, all of whose numbers are 1.
 fn ones<'s, B: Backend>(scope: &'s Scope<'_, B>, rows: usize, columns: usize) -> Result<Weight<'s>, KernelError> {
     let (down, across) = (rows.div_ceil(128), columns.div_ceil(128));
     Ok(Weight {

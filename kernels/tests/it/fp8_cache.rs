@@ -1,4 +1,5 @@
-//! Keys and values in E4M3: what is written, what is refused, and how far attention is from that over a plain cache.
+//! Keys and values in E4M3: the contents that are written, the layers that are refused, and the
+//! distance of attention from attention over a plain cache.
 
 use bursar_kernels::{
     ops::{
@@ -14,8 +15,8 @@ const HEADS: usize = 6;
 const SHAPE: KvShape = KvShape { layers: 1, kv_heads: 2, head_dim: 32, dtype: DType::F8E4M3 };
 const COLUMNS: usize = (HEADS + 2 * SHAPE.kv_heads) * SHAPE.head_dim;
 
-/// Writes the keys and values of `qkv` `[tokens, COLUMNS]`, unturned, to the first blocks of a fresh cache, and runs
-/// `then` over it.
+/// Writes the keys and values of `qkv` `[tokens, COLUMNS]`, without rotation, to the first blocks
+/// of a fresh cache, and then calls `then`.
 fn written<T>(
     qkv: &[f32],
     dtype: DType,
@@ -45,7 +46,8 @@ fn written<T>(
 fn keys_and_values_become_the_nearest_numbers_of_their_heads_scales() {
     let (tokens, scales) = (19, [0.013f32, 3.0, 0.002, 1.0]);
     let mut qkv = Random::new(3).floats(tokens * COLUMNS);
-    // In the values of the second head, which do not turn: too large, no number, and too small.
+    // The values of the second head, which are not rotated, contain numbers that are too large,
+    // NaN, and one that is too small.
     let values = (HEADS + 3) * SHAPE.head_dim;
     qkv[values..][..6].copy_from_slice(&[449.0, -1e9, f32::INFINITY, f32::NAN, 1e-9, -460.0]);
     let codes: Vec<E4m3> = written(&qkv, DType::F8E4M3, scales, |scope, cache, _| {
@@ -68,7 +70,7 @@ fn keys_and_values_become_the_nearest_numbers_of_their_heads_scales() {
     assert_eq!((&first[..3], &first[4..]), (&[448.0, -448.0, 448.0][..], &[0.0, -448.0][..]));
 }
 
-/// Attention of the last four tokens over all of them.
+/// Attention of the last four tokens over all tokens.
 fn attended(qkv: &[f32], dtype: DType) -> Vec<f32> {
     let tokens = qkv.len() / COLUMNS;
     written(qkv, dtype, [1.0; 4], |scope, cache, qkv| {
@@ -88,7 +90,8 @@ fn attended(qkv: &[f32], dtype: DType) -> Vec<f32> {
 
 #[test]
 fn attention_is_within_a_tenth_of_that_over_a_plain_cache() {
-    // Scores of 3 on average, up to 10: few keys weigh most, and an error in a score is an error of their weight.
+    // Scores average 3 and reach 10: few keys have most of the weight, and an error in a score is
+    // an error in that key's weight.
     let qkv: Vec<f32> = Random::new(4).floats(333 * COLUMNS).into_iter().map(|number| number * 3.0).collect();
     let (rounded, plain) = (attended(&qkv, DType::F8E4M3), attended(&qkv, DType::F32));
     let norm = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();

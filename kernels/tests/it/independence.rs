@@ -1,4 +1,5 @@
-//! A result depends on its operands alone: not on the threads, the chunks of a prompt, or the other sequences.
+//! Results depend only on their operands, and not on the number of threads, the chunks of a prompt,
+//! or the other sequences.
 
 use bursar_kernels::{
     ops::{
@@ -25,7 +26,8 @@ const SHAPE: KvShape = KvShape { layers: 1, kv_heads: 2, head_dim: 32, dtype: DT
 
 const CACHES: [DType; 2] = [DType::F32, DType::F8E4M3];
 
-/// One step: writes each sequence's new rows, of a prompt determined by its seed, and attends to them.
+/// One step. Writes each sequence's new rows, of a prompt determined by its seed,
+/// and attends to them.
 fn step(
     scope: &Scope<'_, Cpu>,
     cache: ScaledLayer<'_>,
@@ -126,7 +128,7 @@ fn neighbours_in_the_batch_leave_a_rows_experts_as_they_are() {
     let mut random = Random::new(8);
     let (logits, x) = (random.floats(300 * experts), random.floats(300 * hidden));
     let (gate_up, down) = (random.floats(experts * 2 * 40 * hidden), random.floats(experts * hidden * 40));
-    // What the last of so many rows gets: weights, and its sum.
+    // The result of the last of `rows` rows: its weights and its sum.
     let last = |rows: usize| -> (Vec<u32>, Vec<f32>) {
         compute(2, |scope| {
             let logits = scope.upload([rows, experts], &logits[(300 - rows) * experts..])?;

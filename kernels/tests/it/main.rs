@@ -1,5 +1,5 @@
-//! What kernels give on a CPU, and what they refuse. Tests that need a GPU or read the compiled device code are
-//! programs of their own.
+//! Results of kernels on a CPU, and the arguments that they refuse. Tests that need a GPU or read
+//! the compiled device code are separate programs.
 
 #[path = "../ground/mod.rs"]
 mod ground;

@@ -1,4 +1,4 @@
-//! The plan equals the measurement, to the byte, and the cost of a pass is counted.
+//! Plans: each equals the measurement to the byte, and the cost of a pass is counted.
 
 use bursar_budgets::{Bytes, Hint};
 use bursar_kernels::{ops::attention_packed::Stretches, ops::attention_paged::PagedSequences, *};
@@ -27,7 +27,7 @@ fn a_workspace_of_the_planned_size_is_enough_and_one_of_256_bytes_less_is_not() 
     for pass in passes() {
         let (_, planned, _) = plan(2, |scope| pass.run(scope).map(|_| ()));
         let workspace = poisoned(planned.max(Bytes(1)));
-        // Segments are whole pages, so another tensor takes the rest of the last page.
+        // Segments consist of whole pages, so another tensor takes the rest of the last page.
         let spare = workspace.capacity() - planned;
         {
             let others = workspace.frame();
@@ -92,7 +92,8 @@ fn a_product_costs_two_operations_for_each_weight_and_row_and_each_operand_once(
 
 #[test]
 fn attention_costs_four_operations_for_each_pair_and_element_and_reads_what_lies_in_the_cache() {
-    // Four query heads of eight elements over two key heads: one sequence decodes at 100 tokens, another at 37.
+    // Four query heads of eight elements over two key heads. One sequence decodes at 100
+    // tokens, another at 37.
     let ((), _, work) = plan(1, |scope| {
         let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 8, dtype: DType::F32 };
         let cache = scope.empty([9, shape.block_bytes().as_usize() / 4]).unwrap();

@@ -1,4 +1,5 @@
-//! Random numbers in place: the same for every backend and number of threads, with the distribution of weights.
+//! Random numbers in place: equal for every backend and number of threads, with
+//! the distribution of weights.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{
@@ -18,7 +19,7 @@ fn drawn(threads: usize, count: usize, dtype: DType, seed: u64, deviation: f32) 
     // SAFETY: the workspace has backed this many bytes, and nothing else takes from it.
     let mut out = unsafe { Tensor::persistent(workspace.address(), [count], dtype) };
     fill_random(&cpu, seed, deviation, &mut out).expect("a contiguous tensor of floats");
-    // SAFETY: all of it has just been written.
+    // SAFETY: all bytes of `out` have just been written.
     let bytes = unsafe { std::slice::from_raw_parts(out.address().0 as *const u8, out.bytes().as_usize()) };
     let widen = |element: &[u8]| match *element {
         [low, high] if dtype == DType::BF16 => bf16::from_le_bytes([low, high]).to_f32(),
@@ -49,7 +50,7 @@ fn part_of_a_matrix_has_the_numbers_that_it_has_in_the_whole() {
         let mut out = unsafe { Tensor::persistent(workspace.address(), [rows.len(), of_row.len()], DType::F32) };
         let part = MatrixSlice { seed, first: (rows.start * columns + of_row.start) as u64, pitch: columns };
         fill_random_part(&cpu, part, 1.0, &mut out).expect("a contiguous tensor of floats");
-        // SAFETY: all of it has just been written.
+        // SAFETY: all bytes of `out` have just been written.
         let found = unsafe { std::slice::from_raw_parts(out.address().0 as *const f32, rows.len() * of_row.len()) };
         let expected: Vec<f32> = rows.flat_map(|row| whole[row * columns..][of_row.clone()].to_vec()).collect();
         assert!(found == expected, "{of_row:?}");
@@ -75,7 +76,8 @@ fn numbers_have_the_mean_the_deviation_and_the_shape_of_weights() {
         |power: i32| numbers.iter().map(|x| (x / f64::from(deviation)).powi(power)).sum::<f64>() / count as f64;
     assert!(moment(1).abs() < 0.01, "the mean is {} deviations", moment(1));
     assert!((moment(2) - 1.0).abs() < 0.01, "the variance is {} times the wanted one", moment(2));
-    // The sum of four uniform numbers has a kurtosis of 3 - 6 / 5 / 4 = 2.7; one alone has 1.8, a normal one 3.
+    // The sum of four uniform numbers has a kurtosis of 3 - 6 / 5 / 4 = 2.7. A single uniform
+    // number has 1.8, and a normal one 3.
     assert!((moment(4) - 2.7).abs() < 0.05, "the kurtosis is {}", moment(4));
     assert!(numbers.iter().all(|x| x.abs() <= 3.5 * f64::from(deviation)), "nothing is far out");
     let neighbours = numbers.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>() / count as f64;
@@ -85,7 +87,7 @@ fn numbers_have_the_mean_the_deviation_and_the_shape_of_weights() {
 #[test]
 fn indices_are_no_weights() {
     let workspace = poisoned(Bytes::kib(64));
-    // SAFETY: as above.
+    // SAFETY: the workspace has backed this many bytes, and nothing else takes from it.
     let mut indices = unsafe { Tensor::persistent(workspace.address(), [4], DType::U32) };
     transfer::fill(&Cpu::new(1), &[0; 16], &mut indices).expect("they can be uploaded");
     let refused = fill_random(&Cpu::new(1), 1, 1.0, &mut indices);

@@ -1,4 +1,5 @@
-//! Ranks that compute together: sums and columns of all, in the same bits on each; and ranks that do not come.
+//! Ranks that compute together: sums and gathered columns have the same bits on each rank. Ranks
+//! that do not join are reported.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use bursar_kernels::{
 
 use crate::ground::{PATIENCE, Random, first_largest, on_ranks, poisoned};
 
-/// What rank `rank` brings.
+/// The numbers that rank `rank` brings.
 fn numbers(rank: Rank, count: usize) -> Vec<f32> {
     Random::new(31 + rank.index() as u64).floats(count)
 }
@@ -18,7 +19,8 @@ fn numbers(rank: Rank, count: usize) -> Vec<f32> {
 /// Columns before and after a view with gaps.
 const GAP: usize = 3;
 
-/// Adds up what ranks bring, into and onto tensors with gaps. Returns both with their surroundings.
+/// Sums the numbers of all ranks, once into and once onto tensors with gaps. Returns both tensors
+/// with the columns around the views.
 fn sums(scope: &Scope<'_, Cpu>, rows: usize, columns: usize) -> Result<Vec<f32>, KernelError> {
     let wide = columns + 2 * GAP;
     let partial = scope.upload([rows, wide], &numbers(scope.rank(), rows * wide))?;
@@ -93,8 +95,8 @@ fn each_rank_gets_the_columns_of_all_side_by_side() {
     }
 }
 
-/// Few different numbers, so that the largest comes several times; not-a-numbers in all of row 0, in all that rank 0 has of
-/// row 1, and in a place of row 2; minus infinity in all of row 3.
+/// Few different numbers, so that the largest occurs several times. NaN fills row 0, rank 0's part
+/// of row 1, and one place of row 2. Minus infinity fills row 3.
 fn few_numbers(row: usize, column: usize, columns_of_first: usize) -> f32 {
     match (row, column) {
         (0, _) | (2, 1) => f32::NAN,
@@ -137,7 +139,8 @@ fn a_thousand_meetings_give_the_same_bits_again() {
                 let inner = scope.scope();
                 let mut partial = inner.empty([2, 33])?;
                 inner.all_reduce_into(&sum, &mut partial)?;
-                // Smaller, so that numbers stay finite; memory of the last meeting is taken again by the next.
+                // Scales the sum down so that numbers stay finite. The memory of the last meeting
+                // is taken again by the next one.
                 let third = inner.upload([33, 33], &third())?;
                 inner.linear_into(&partial, &third, None, &mut sum)?;
             }
@@ -157,7 +160,6 @@ fn third() -> Vec<f32> {
     (0..33 * 33).map(|at| if at / 33 == at % 33 { 1.0 / 3.0 } else { 0.0 }).collect()
 }
 
-/// The reason that a lost device gives.
 fn reason<T>(found: Result<T, KernelError>) -> String {
     match found.map(drop) {
         Err(KernelError::Device(DeviceError::Lost { reason })) => reason,
@@ -165,7 +167,7 @@ fn reason<T>(found: Result<T, KernelError>) -> String {
     }
 }
 
-/// So many sums, on a rank alone in its thread.
+/// Computes `times` sums on one rank, in the calling thread.
 fn one_sum(link: HostLink, times: usize) -> Result<StillLinked, KernelError> {
     let (cpu, workspace) = (Cpu::linked(1, link), poisoned(Bytes::mib(1)));
     for _ in 0..times {
@@ -177,7 +179,7 @@ fn one_sum(link: HostLink, times: usize) -> Result<StillLinked, KernelError> {
     Ok(StillLinked(cpu))
 }
 
-/// Keeps a rank's link whole until the test is over.
+/// Keeps a rank's link open until the test is over.
 struct StillLinked(#[expect(dead_code, reason = "it is only held")] Cpu);
 
 #[test]
@@ -190,7 +192,7 @@ fn a_rank_that_does_not_come_is_a_lost_device_after_a_bound() {
     });
     let expected = "a collective of the model's ranks failed: rank 1 did not join all_reduce within 0.05 s";
     assert!(one == expected || other == expected, "{one}; {other}");
-    // The one who comes late hears why at once, and is not waited for.
+    // The late rank gets the reason at once, and no rank waits for it.
     let late = reason(one_sum(absent, 1));
     assert!(late.contains("rank 1 did not join") || late.contains("is gone"), "{late}");
 }
@@ -282,7 +284,7 @@ fn experts_on_several_ranks_add_up_to_those_on_one() {
             let gate_up = weight(scope, [held.count * 2 * features, hidden], &gate_up, is_fp8)?;
             let down = weight(scope, [held.count * hidden, features], &part(&down, hidden * features), is_fp8)?;
             let mut partial = scope.empty([rows, hidden])?;
-            // The places of other ranks' experts hold NaN, and are rounded too.
+            // The places of other ranks' experts hold NaN, and are quantized too.
             let gated = scope.gated_experts_as(&x, &gate_up, &routing, ActivationFormat::of(down.wants()))?;
             scope.experts_into(&gated, &down, &routing, &mut partial)?;
             let mut sum = scope.empty([rows, hidden])?;

@@ -1,5 +1,5 @@
-//! Mistakes are caught before memory is touched: by a typed error if shapes disagree, by an assertion if only our own
-//! bug can cause them.
+//! Mistakes that are caught before memory is touched. Shapes that disagree give a typed error.
+//! Mistakes that only our own bug can cause fail an assertion.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -25,10 +25,10 @@ fn text<T>(pass: impl for<'s> FnOnce(&'s Scope<'_, Plan>) -> Result<T, KernelErr
     plan(1, |scope| pass(scope).err().expect("shapes that disagree are refused").to_string()).0
 }
 
-/// One row of seven tokens.
 const ONE_ROW: SampleLayout = SampleLayout { rows: 1, vocabulary: 7 };
 
-/// Chooses from `logits` into `chosen` places, with `asked` and `report` of the given lengths in words.
+/// Chooses from `logits` into `chosen` entries, with `asked` and `report` of the
+/// given lengths in words.
 fn sample(
     scope: &Scope<'_, Plan>,
     logits: &Tensor<'_>,
@@ -38,7 +38,7 @@ fn sample(
     scope.sample_into(logits, &words(asked)?, ONE_ROW, &mut words(chosen)?, &mut words(report)?)
 }
 
-/// Five rows routed to two of four experts each, then both halves of these.
+/// Routes five rows to two of four experts each, then computes both halves of the mixture.
 fn experts(scope: &Scope<'_, Plan>, x: [usize; 2], gate_up: [usize; 2], down: [usize; 2]) -> Result<(), KernelError> {
     let logits = scope.empty_f32([5, 4])?;
     let loads = scope.empty_u32([4])?;
@@ -49,7 +49,8 @@ fn experts(scope: &Scope<'_, Plan>, x: [usize; 2], gate_up: [usize; 2], down: [u
     scope.add_experts(&gated, &down, &routing, &mut sum)
 }
 
-/// The norm of five rows of eight numbers that experts have added up, with a weight and into rows of these sizes.
+/// The norm of five rows of eight numbers that experts have summed, with a weight and output
+/// rows of these sizes.
 fn normed_experts(scope: &Scope<'_, Plan>, weight: usize, out: [usize; 2]) -> Result<(), KernelError> {
     let routing = scope.route(&scope.empty_f32([5, 4])?, 2, true, &scope.empty_u32([4])?)?;
     let (gated, down, mut sum) = (scope.empty([10, 4])?, scope.empty([32, 4])?, scope.empty([5, 8])?);
@@ -294,7 +295,7 @@ download_later: source holds f32; expected the host's type"
     );
 }
 
-/// The text of the assertion that `pass` fails on the CPU.
+/// The message of the assertion that `pass` fails on the CPU.
 fn panics(pass: impl for<'s> FnOnce(&'s Scope<'_, Cpu>) -> Result<(), KernelError>) -> String {
     let result = catch_unwind(AssertUnwindSafe(|| compute(2, pass)));
     let cause = result.expect_err("it is noticed");
@@ -366,7 +367,7 @@ fn an_index_outside_of_its_tensor_touches_no_memory() {
 
 #[test]
 fn a_patch_outside_of_its_picture_touches_no_memory() {
-    // Two by two patches of two by two pixels are 48 bytes.
+    // Two by two patches of two by two pixels have 48 bytes.
     let patchify = |layout: [u32; 4], place: [u32; 3], bytes: usize| {
         panics(|scope| {
             let pixels = Pixels {

@@ -1,4 +1,5 @@
-//! Kernels that share their arithmetic share their bits: of many rows those of few, of one operation those of two.
+//! Kernels that share their arithmetic give the same bits: many rows as few rows, and one operation
+//! as the two that it combines.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::*;
@@ -25,7 +26,8 @@ fn the_norm_of_a_mixtures_sum_has_the_bits_of_two_operations() {
     }
 }
 
-/// Codes and the bits of scales of so many rows of `x`, which are normalised, gated or rounded as they are.
+/// Codes and the bits of scales of the rows of `x`, which are normalized, gated or quantized
+/// directly.
 fn rounded_rows(
     scope: &Scope<'_, Cuda>,
     (operation, quantization): (&str, Quantization),
@@ -47,7 +49,8 @@ fn many_rows_are_rounded_to_the_bits_of_few() {
     let Some((_turn, gpu)) = gpu() else { return };
     for kernels in gpu.kernels.iter().filter(|kernels| kernels.target().has_fp8([8, 128], None)) {
         let CudaTarget { activation, processors, .. } = target_of(kernels);
-        // Rows of one vector a thread and of two, and long ones, with two blocks a multiprocessor and with one.
+        // Rows of one vector per thread and of two, and long rows, with two blocks per
+        // multiprocessor and with one.
         let (long, most) = (4 * processors + 2, processors.min(100));
         let sizes = [(processors + 1, 16), (300, 3584), (201, 5128), (long, 8208), (long, 20_488)];
         for ((rows, columns), operation) in

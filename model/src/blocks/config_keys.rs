@@ -1,12 +1,13 @@
-//! Keys of a `config.json`: merging them over defaults, and refusing those that change results and that nothing here
-//! reads.
+//! Keys of a `config.json`: merging them over defaults, and refusing keys that change results and
+//! are not supported.
 
 use serde_json::{Map, Value};
 
 use super::decoder_config::ConfigError;
 
-/// Keys with which other families, and modified models of this one, say that they compute something else. Rotary
-/// positions go by prefix instead, because every family has invented its own keys.
+/// Keys with which other families, and modified models of this family, select a different
+/// computation. Keys of rotary positions are matched by prefix instead, because every family has
+/// invented its own.
 const CHANGING: [&str; 10] = [
     "attn_logit_softcapping",
     "attn_output_gate",
@@ -21,13 +22,16 @@ const CHANGING: [&str; 10] = [
 ];
 const CHANGING_PREFIXES: [&str; 3] = ["rope_", "mrope_", "rotary_"];
 
-/// Read by [`Checkpoint::weight_formats`](crate::checkpoint::Checkpoint::weight_formats) at the top level, not elsewhere.
+/// This key is read by
+/// [`Checkpoint::weight_formats`](crate::checkpoint::Checkpoint::weight_formats) at the top level
+/// only.
 const QUANTIZATION: &str = "quantization_config";
 
-/// Keys with one of those prefixes that [`RopeConfig`](super::rope_config::RopeConfig) reads.
+/// Keys that have one of these prefixes and are read by
+/// [`RopeConfig`](super::rope_config::RopeConfig).
 const ROPE: [&str; 3] = ["rope_theta", "rope_scaling", "rope_parameters"];
 
-/// Characters of a value that an error shows.
+/// Maximum number of characters of a value in an error message.
 const SHOWN: usize = 60;
 
 /// The object under `name`, if the file has it.
@@ -46,13 +50,13 @@ pub fn over(defaults: &Value, given: &Map<String, Value>) -> Map<String, Value> 
     fields
 }
 
-/// Refuses keys that would change what the model computes and that nothing here follows, unless the value means "none".
-/// `place` is the prefix of the key in a message.
+/// Refuses keys that would change what the model computes and that this crate does not support,
+/// unless the value means "none". `place` is the prefix of the key in an error message.
 pub fn refuse_unknown(place: &str, given: &Map<String, Value>) -> Result<(), ConfigError> {
     refuse_unknown_but(place, given, &[])
 }
 
-/// As [`refuse_unknown`], in a family that follows the keys `followed` of them.
+/// Like [`refuse_unknown`], for a family that supports the keys in `followed`.
 pub fn refuse_unknown_but(place: &str, given: &Map<String, Value>, followed: &[&str]) -> Result<(), ConfigError> {
     let changes = |key: &str| {
         CHANGING.contains(&key) && !followed.contains(&key) && !(place.is_empty() && key == QUANTIZATION)
@@ -64,7 +68,8 @@ pub fn refuse_unknown_but(place: &str, given: &Map<String, Value>, followed: &[&
     }
 }
 
-/// Refuses a window over all layers, as families have it that ask no `max_window_layers`.
+/// Refuses a sliding window over all layers, which is how families without `max_window_layers`
+/// define it.
 pub fn refuse_window(place: &str, given: &Map<String, Value>) -> Result<(), ConfigError> {
     let is_on = given.get("use_sliding_window") == Some(&Value::Bool(true));
     match given.get("sliding_window") {

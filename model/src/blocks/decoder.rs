@@ -22,7 +22,6 @@ use crate::{
     weights::{WeightError, WeightMap},
 };
 
-/// The sizes and settings of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
     /// Rows of the embedding and of the logits.
@@ -31,47 +30,43 @@ pub struct DecoderConfig {
     pub hidden: usize,
     /// Width of the MLP.
     pub intermediate: usize,
-    /// Experts in place of the MLP.
+    /// Experts that replace the MLP.
     pub mixture: Option<MixtureConfig>,
-    /// Number of layers.
     pub layers: usize,
-    /// Number of query heads.
     pub heads: usize,
-    /// Number of key and value heads; divides `heads`.
+    /// Number of key and value heads. It divides `heads`.
     pub kv_heads: usize,
-    /// Elements of a head.
     pub head_dim: usize,
     /// Added to the mean square in norms.
     pub norm_epsilon: f32,
-    /// Which projections have biases.
     pub biases: Biases,
-    /// Whether each query and key head is normalised (RMS) before it rotates.
+    /// Whether each query and key head is normalized (RMS) before rotation.
     pub head_norms: bool,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// How they are scaled.
+    /// The scaling of the rotary frequencies.
     pub rope_scaling: RopeScaling,
     /// Which position axis each pair of elements follows.
     pub rope_axes: PairAxes,
     /// Tokens of the longest sequence that the model was trained for.
     pub context_tokens: usize,
-    /// Whether the embedding is the output projection too.
+    /// Whether the embedding is also the output projection.
     pub tied_embeddings: bool,
 }
 
 /// Which projections of a layer have biases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Biases {
-    /// Queries, keys and values.
     pub qkv: bool,
-    /// The output of attention.
+    /// The output projection of attention.
     pub out: bool,
-    /// All three of the MLP.
+    /// All three projections of the MLP.
     pub mlp: bool,
 }
 
 impl DecoderConfig {
-    /// Claims what counts the choices of experts: all of it, and the part of each layer that has experts.
+    /// Claims the counters of expert choices. Returns the whole tensor, and the part of each layer
+    /// that has experts.
     fn loads(
         &self,
         map: &mut WeightMap<'_>,
@@ -83,11 +78,11 @@ impl DecoderConfig {
     }
 }
 
-/// The decoder's weights.
+/// The part of a decoder's weights that one rank holds.
 pub struct Decoder {
     config: DecoderConfig,
     share: DecoderShare,
-    embedding: Tensor<'static>, // [own tokens, hidden], padded if it is the head too
+    embedding: Tensor<'static>, // [own tokens, hidden], padded if it is also the head
     layers: Vec<Layer>,
     loads: Option<Tensor<'static>>,      // [layers with experts, experts] u32
     norm: Tensor<'static>,               // [hidden]
@@ -107,11 +102,11 @@ enum Mlp {
     Mixture(Mixture),
 }
 
-/// What layers hand on.
+/// Values that one layer passes to the next.
 struct Stream<'s> {
     hidden: Tensor<'s>,       // [tokens, hidden]
-    room: ActivationRoom<'s>, // for one norm of it at a time
-    is_normed: bool,          // the norm that the next layer begins with is there
+    room: ActivationRoom<'s>, // space for one normalized copy of `hidden`
+    is_normed: bool,          // `room` already has the input norm of the next layer
 }
 
 /// Arguments that are the same for all layers of a step.
@@ -121,25 +116,28 @@ struct LayerPass<'a> {
     inputs: &'a StepInputs<'a>,
 }
 
-/// Results of earlier passes that a step reads. It writes its own keys and values.
+/// Results of earlier passes that a step reads. The step writes its own keys and values there as
+/// well.
 pub struct StepCaches<'a> {
-    /// Keys and values, one entry per layer. A step runs the first layers, as many as there are entries.
+    /// Keys and values, one entry per layer. A step runs only the first layers, as many as there
+    /// are entries.
     pub layers: &'a [KvLayer],
-    /// `[rows, width]`: what pictures left, as [`PictureRow`] says. Its width says how many parts there are.
+    /// `[rows, width]`: the vision cache, with rows as in [`PictureRow`]. The width determines the
+    /// number of parts.
     pub pictures: Option<&'a Tensor<'a>>,
-    /// `[rows]` u32: the tokens that the previous step has chosen, one per row of its logits. Tokens that the host has
-    /// not seen yet are read from here; see [`StepBatch::tokens`].
+    /// `[rows]` u32: the tokens that the previous step sampled, one per row of its logits. Tokens
+    /// that the host has not seen yet are read from here; see [`StepBatch::tokens`].
     pub previous: &'a Tensor<'a>,
 }
 
 impl Decoder {
-    /// Claims the decoder's weights: `lm_head.weight`, and all others under `prefix` and a dot. `prefix` is `model` for
-    /// most checkpoints.
+    /// Claims the decoder's weights: `lm_head.weight`, and all others under `prefix` followed by a
+    /// dot. `prefix` is `model` for most checkpoints.
     pub fn claim(config: DecoderConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         Decoder::claim_with_head(config, prefix, "lm_head.weight", map)
     }
 
-    /// As [`claim`](Self::claim), with the output projection's own name.
+    /// Like [`claim`](Self::claim), with `head` as the name of the output projection.
     pub fn claim_with_head(
         config: DecoderConfig,
         prefix: &str,
@@ -149,7 +147,8 @@ impl Decoder {
         let name = |part: &str| format!("{prefix}.{part}");
         let embedding_name = name("embed_tokens.weight");
         let share = config.share(map.rank())?;
-        // All ranks have as many rows of the head, so that their logits stand side by side.
+        // All ranks have the same number of rows of the head, so that their logits can be gathered
+        // as columns of equal width.
         let (tokens, rows) = (share.vocabulary, share.tokens_of_each());
         let embedding = if config.tied_embeddings {
             map.vocabulary(&embedding_name, tokens, rows, config.hidden)?
@@ -164,7 +163,7 @@ impl Decoder {
         map.set_in_decoder(false);
         let norm = map.tensor(&name("norm.weight"), [config.hidden])?;
         let projection = if config.tied_embeddings {
-            // Some tools save it nevertheless, equal to the embedding.
+            // Some tools save the tied head nevertheless, equal to the embedding.
             map.twin(head, &embedding_name);
             None
         } else {
@@ -175,32 +174,33 @@ impl Decoder {
         Ok(Decoder { config, share, embedding, layers, loads, norm, projection, rope })
     }
 
-    /// Its sizes and settings.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
 
-    /// What this rank has of it.
+    /// The part of the decoder that this rank holds.
     pub fn share(&self) -> &DecoderShare {
         &self.share
     }
 
-    /// Layers and heads of the keys and values that this rank has, kept as `dtype`.
+    /// Layers and heads of the keys and values that this rank holds, with elements of type `dtype`.
     pub fn kv_shape(&self, dtype: DType) -> KvShape {
         let DecoderConfig { layers, head_dim, .. } = self.config;
         KvShape { layers, kv_heads: self.share.kv_heads.count, head_dim, dtype }
     }
 
-    /// How often each expert was chosen since the weights were loaded, `[layers with experts, experts]` u32, which wraps.
-    /// None without experts. Rows that fill up a captured step do not count.
+    /// Number of times that each expert was chosen since the weights were loaded,
+    /// `[layers with experts, experts]` u32. The counters wrap. `None` for a decoder without
+    /// experts. Padding rows of a captured step are not counted.
     pub fn expert_loads(&self) -> Option<&Tensor<'static>> {
         self.loads.as_ref()
     }
 
-    /// Runs one step and returns the logits of the batch's logit rows, `[logit_rows, vocabulary]` f32 on every target, or
-    /// this rank's columns of them. Without logit rows the tensor has no rows, and there may be gaps between those it has.
-    /// `score` is called with the logits of the scored rows, of all ranks, at most [`SCORE_ROWS`] at a time: a whole
-    /// prompt's would take gigabytes.
+    /// Runs one step and returns the logits of the batch's logit rows, `[logit_rows, vocabulary]`
+    /// f32 on every target, or only this rank's columns of them. The tensor has no rows if the
+    /// batch has no logit rows, and there may be gaps between its rows. `score` is called with the
+    /// logits of the scored rows, gathered from all ranks, at most [`SCORE_ROWS`] rows at a time:
+    /// the logits of a whole prompt would take gigabytes.
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -227,14 +227,15 @@ impl Decoder {
         Ok(logits)
     }
 
-    /// The layout that `batch` fills exactly for this decoder.
+    /// The step layout of exactly the size of `batch`, for this decoder.
     pub fn layout(&self, batch: &StepBatch) -> StepLayout {
         StepLayout::of(batch, self.config.rope_axes.count())
     }
 
-    /// Launches a step whose arrays are in `image` at the places of `layout`, or will be when a graph of it is
-    /// replayed. It uploads nothing and scores nothing. Returns `[logit_rows, vocabulary]` f32, or this rank's columns of
-    /// them, maybe with gaps between rows.
+    /// Launches a step whose arrays are in `image` at the offsets of `layout`, or will be there
+    /// when a CUDA graph of the step is replayed. It uploads nothing and scores nothing. Returns
+    /// `[logit_rows, vocabulary]` f32, or only this rank's columns of it, possibly with gaps
+    /// between rows.
     pub fn step_over<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -250,9 +251,10 @@ impl Decoder {
         self.project(&inner, &chosen, of, logits)
     }
 
-    /// Runs all layers and returns the rows that choose or score a token, `[logit_rows + score_rows, hidden]`. Later
-    /// tokens attend to the other rows but nothing else reads them, so the last layer computes only their keys and
-    /// values. In a prompt of 7B's shape that saves a thirtieth of the work.
+    /// Runs all layers and returns the rows for which a token is sampled or scored,
+    /// `[logit_rows + score_rows, hidden]`. The other rows are read only by the attention of later
+    /// tokens, so the last layer computes only their keys and values. For a prompt and the shape of
+    /// a 7B model, that saves a thirtieth of the work.
     fn run<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -260,9 +262,11 @@ impl Decoder {
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
         let pass = LayerPass { config: &self.config, rope: &self.rope, inputs };
-        // This is allocated before the layers, and the last layer runs on the chosen rows only if they are at most
-        // half. So no step takes more memory than one in which every row is scored, which is what a profile measures.
-        // The price is 57 MiB fewer keys and values with 7B's shape and 8,192 tokens per step.
+        // The chosen rows are allocated before the layers run, and the last layer runs on only the
+        // chosen rows if they are at most half of all rows. Therefore no step takes more memory
+        // than a step in which every row is scored, and that step is the one that a profile
+        // measures. The cost is 57 MiB less KV cache for the shape of a 7B model and 8,192 tokens
+        // per step.
         let chosen = match &inputs.chosen_rows {
             Some(rows) => Some((rows, scope.empty([rows.rows(), self.config.hidden])?)),
             None => None,
@@ -273,7 +277,8 @@ impl Decoder {
         let mut stream = Stream { hidden, room, is_normed: false };
         let ends_early = chosen.as_ref().is_some_and(|(rows, _)| 2 * rows.rows() <= stream.hidden.rows());
         let mut layers = self.layers.iter().zip(caches.layers);
-        // Parts of pictures are added to all rows, so a layer with one behind it runs for all.
+        // Picture parts (DeepStack) are added to the full set of rows, so a layer that is followed
+        // by such a part must run on all rows.
         let whole = layers.len().saturating_sub(usize::from(ends_early && layers.len() > self.parts(caches)));
         for (index, (layer, cache)) in layers.by_ref().take(whole).enumerate() {
             let is_followed = index + 1 < caches.layers.len() && !self.has_picture_part(index, inputs, caches);
@@ -289,17 +294,19 @@ impl Decoder {
         Ok(chosen)
     }
 
-    /// The output projection, `[padded vocabulary, hidden]`.
+    /// The output projection, `[padded own tokens, hidden]`.
     fn head(&self) -> &Tensor<'static> {
         self.projection.as_ref().unwrap_or(&self.embedding)
     }
 
-    /// Whether this rank's head gives all that is wanted.
+    /// Whether this rank's head computes all the logits that `of` asks for, so that nothing is
+    /// gathered.
     fn has_own<B: Backend>(&self, scope: &Scope<'_, B>, of: LogitsOf) -> bool {
         self.share.rank.is_alone() || of == LogitsOf::OwnRank && scope.chooses_among_ranks()
     }
 
-    /// Room for the logits of `rows` rows and for those of padding, `[rows, padded tokens]`.
+    /// Allocates the logits of `rows` rows, including the columns of padding,
+    /// `[rows, padded tokens]`.
     fn empty_logits<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -314,8 +321,9 @@ impl Decoder {
         scope.empty_f32([rows, columns])
     }
 
-    /// Writes the logits of `chosen` `[rows, hidden]` to `logits`, and returns those of tokens: `[rows, vocabulary]` or
-    /// `[rows, own tokens]`, maybe with gaps between rows.
+    /// Writes the logits of `chosen` `[rows, hidden]` to `logits`, and returns them without the
+    /// columns of padding: `[rows, vocabulary]` or `[rows, own tokens]`, possibly with gaps between
+    /// rows.
     fn project<'s, B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -364,17 +372,19 @@ impl Decoder {
         Ok(hidden)
     }
 
-    /// Parts behind the embedding in a row of the vision cache; 0 in a step without that cache.
+    /// Number of parts after the embedding in a row of the vision cache; 0 in a step without that
+    /// cache.
     fn parts(&self, caches: &StepCaches<'_>) -> usize {
         caches.pictures.map_or(0, |pictures| PictureRow::of_width(pictures.columns(), self.config.hidden).parts)
     }
 
-    /// Whether pictures have a part that is added after layer `layer`.
+    /// Whether the step has pictures with a part that is added after layer `layer`.
     fn has_picture_part(&self, layer: usize, inputs: &StepInputs<'_>, caches: &StepCaches<'_>) -> bool {
         inputs.picture_rows.rows() > 0 && layer < self.parts(caches)
     }
 
-    /// Adds the part of layer `layer`, if pictures have one, to the tokens of pictures in `hidden` `[tokens, hidden]`.
+    /// Adds the part for layer `layer`, if pictures have one, to the rows of picture tokens in
+    /// `hidden` `[tokens, hidden]`.
     fn add_picture_part<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -444,7 +454,7 @@ impl Layer {
         })
     }
 
-    /// The formats of its norms.
+    /// The formats of the two normalized inputs: of attention and of the MLP.
     fn norm_formats(&self) -> [ActivationFormat; 2] {
         let of_mlp = match &self.mlp {
             Mlp::Gated(mlp) => mlp.reads(),
@@ -453,8 +463,8 @@ impl Layer {
         [self.attention.qkv.reads(), of_mlp]
     }
 
-    /// Runs the layer on all rows of `stream`, in place. `next` begins with their norm, unless something is added to them
-    /// before.
+    /// Runs the layer on all rows of `stream`, in place. `next` is the layer that takes these rows
+    /// without any change in between; its input norm may be computed here.
     fn forward<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -474,8 +484,8 @@ impl Layer {
         Ok(())
     }
 
-    /// As [`forward`](Layer::forward), from `rows` of `stream` into `chosen` `[rows, hidden]`. The keys and values of all
-    /// rows are written.
+    /// Like [`forward`](Layer::forward), but only for the rows `rows` of `stream`, and with the
+    /// result in `chosen` `[rows, hidden]`. The keys and values of all rows are written.
     fn forward_chosen<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -505,9 +515,10 @@ impl Layer {
         Ok(())
     }
 
-    /// Adds the output of attention over `attended` `[rows, heads * head_dim]` to `hidden` `[rows, hidden]`, and leaves the
-    /// norm of a gated MLP in `room`: on the way where ranks' parts are added up, as that has whole rows. A mixture makes
-    /// its own where it chooses.
+    /// Projects `attended` `[rows, heads * head_dim]` and adds the result to `hidden`
+    /// `[rows, hidden]`. For a gated MLP, the normalized input of the MLP is left in `room`. If
+    /// ranks' partial results are summed, that operation computes the norm as well, because it has
+    /// whole rows. A mixture computes its own norm together with its routing.
     fn add_attended<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -519,7 +530,7 @@ impl Layer {
         if let Mlp::Mixture(_) = &self.mlp {
             return out.forward_add(scope, attended, hidden);
         }
-        // Nothing reads the norm that is there any more.
+        // Nothing reads the previous norm in `room` any more, so it is overwritten.
         let mut normed = room.place(format, hidden.rows());
         if out.is_partial {
             return out.forward_add_normed(scope, attended, hidden, norm, &mut normed);
@@ -528,8 +539,10 @@ impl Layer {
         scope.rms_norm_into(hidden, norm, &mut normed)
     }
 
-    /// Adds the MLP to `hidden` `[rows, hidden]`; what [`add_attended`](Layer::add_attended) leaves is in `room`. Returns whether the norm that `next` begins with is
-    /// there after that: what adds up a mixture or ranks' parts makes it on the way.
+    /// Runs the MLP and adds its result to `hidden` `[rows, hidden]`. `room` has what
+    /// [`add_attended`](Layer::add_attended) left there. Returns whether `room` has the input norm
+    /// of `next` afterwards: the operations that sum experts or ranks' partial results compute it
+    /// as well.
     fn add_mlp<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -552,13 +565,14 @@ impl Layer {
                 Ok(true)
             }
             Mlp::Mixture(mixture) => {
-                // Of a last layer for chosen rows no step is captured, so none of its rows fills one up.
+                // The last layer on chosen rows is never captured, so it has no padding rows to
+                // recognize by their slots.
                 let slots = Some(&pass.inputs.slots).filter(|slots| slots.rows() == rows);
                 let gated = mixture.gate(&scope, hidden, pass.norm(&self.mlp_norm), &mut normed, slots)?;
                 let Some(next) = next else {
                     return mixture.add(&scope, &gated, hidden, None).map(|()| false);
                 };
-                // The experts were the last to read the norm that is there.
+                // The experts were the last readers of the norm in `room`, so it is overwritten.
                 let mut normed = room.place(next.attention.qkv.reads(), rows);
                 let norm = pass.norm(&next.attention_norm);
                 mixture.add(&scope, &gated, hidden, Some((norm, &mut normed)))?;
@@ -569,14 +583,13 @@ impl Layer {
 }
 
 impl LayerPass<'_> {
-    /// The norm with this weight.
     fn norm<'n>(&self, weight: &'n Tensor<'static>) -> RmsNorm<'n> {
         RmsNorm { weight, epsilon: self.config.norm_epsilon }
     }
 }
 
 impl Stream<'_> {
-    /// The norm that `layer` begins with.
+    /// The input norm of `layer`. It is computed unless the previous layer has left it in `room`.
     fn normed<B: Backend>(
         &mut self,
         scope: &Scope<'_, B>,

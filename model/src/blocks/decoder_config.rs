@@ -21,19 +21,17 @@ pub enum ConfigError {
     /// A field has a value that this crate does not support.
     #[error("config.json: {field} is {value}; supported: {supported}")]
     Unsupported {
-        /// The field's name, with its place in the file.
+        /// The field's path in the file.
         field: String,
-        /// Its value.
         value: String,
-        /// The values that are supported.
         supported: &'static str,
     },
-    /// A field changes what a model computes, and this crate does not follow it.
+    /// A field changes what the model computes, and this crate does not support it.
     #[error("config.json: {field} is {value}; this changes what the model computes and is not supported")]
     Unknown {
-        /// The field's name, with its place in the file.
+        /// The field's path in the file.
         field: String,
-        /// Its value, cut short.
+        /// The value, truncated to 60 characters.
         value: String,
     },
     /// Two fields contradict each other.
@@ -44,11 +42,12 @@ pub enum ConfigError {
 /// Greater than the width of any model. Up to it, no product of a configuration's numbers overflows.
 pub const WIDTH_MAX: usize = 1 << 20;
 
-/// The same for the number of heads, the elements of one, and layers.
+/// Greater than the number of heads, the elements of a head, and the number of layers of any model.
 const HEAD_MAX: usize = 1 << 12;
 
 impl ConfigError {
-    /// Refuses a size that is 0 or over `most`: products of it would overflow, or tensors would be absurdly large.
+    /// Refuses a size that is 0 or greater than `most`. With a larger size, products would overflow
+    /// or tensors would be absurdly large.
     pub fn check_size(field: &'static str, value: usize, most: usize) -> Result<(), ConfigError> {
         if (1..=most).contains(&value) {
             Ok(())
@@ -58,7 +57,8 @@ impl ConfigError {
     }
 }
 
-/// The defaults of a family's configuration class for keys that the file lacks, and its rotary positions.
+/// A family's defaults for keys that the file lacks, and the properties that its configuration
+/// class implies.
 pub struct DecoderDefaults {
     /// Values by key, from `configuration_<family>.py` of transformers.
     pub fields: Value,
@@ -66,29 +66,33 @@ pub struct DecoderDefaults {
     pub rope_types: &'static [&'static str],
     /// Which axes of a position the pairs of a head follow.
     pub axes: AxesRule,
-    /// What its layers consist of.
+    /// The biases and norms of its layers.
     pub layer: LayerKind,
 }
 
-/// Which axes of a position the pairs of a head follow, with the sections for a file that has none.
+/// Which axes of a position the pairs of a head follow. The numbers are the default sections, for a
+/// file that gives none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AxesRule {
     /// Positions have one axis.
     One,
-    /// So many consecutive pairs follow each axis.
+    /// Each axis has this number of consecutive pairs.
     Consecutive([usize; 3]),
-    /// The axes take turns as [`PairAxes::Interleaved`] says, until each has as many pairs.
+    /// Pairs alternate between the axes as in [`PairAxes::Interleaved`], until each axis has its
+    /// number of pairs.
     Interleaved([usize; 3]),
 }
 
-/// What the layers of a family consist of.
+/// The biases and norms of the layers of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerKind {
-    /// Qwen2's: biases of queries, keys and values, and no others.
+    /// Qwen2: queries, keys and values have biases, and no other projections.
     QkvBias,
-    /// Llama's: `attention_bias` gives all four projections of attention a bias, `mlp_bias` the three of the MLP.
+    /// Llama: `attention_bias` gives all four projections of attention a bias, `mlp_bias` the three
+    /// of the MLP.
     ConfiguredBias,
-    /// Qwen3's: as Llama's without `mlp_bias`, and each query and key head is normalised before it rotates.
+    /// Qwen3: like Llama without `mlp_bias`, and each query and key head is normalized before
+    /// rotation.
     HeadNorms,
 }
 
@@ -114,8 +118,9 @@ struct Fields {
 }
 
 impl DecoderConfig {
-    /// Reads the text fields of a vision model: from `text_config` alone if there is one, else from the top level, as
-    /// in releases. `tie_word_embeddings` may be in either (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
+    /// Reads the text fields of a vision model: only from `text_config` if it exists, otherwise
+    /// from the top level, as in releases. `tie_word_embeddings` may be in either place
+    /// (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
     pub fn read_nested(config: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
         let Some(text) = config_keys::part(config, "text_config")? else {
             return DecoderConfig::read("", config, defaults);
@@ -171,7 +176,7 @@ fn check_sizes(fields: &Fields) -> Result<(), ConfigError> {
     ConfigError::check_size("num_attention_heads", fields.num_attention_heads, HEAD_MAX)
 }
 
-/// The query heads, the key heads that they share, and the elements of a head.
+/// The number of query heads, the number of key heads that they share, and the elements of a head.
 fn heads(fields: &Fields) -> Result<[usize; 3], ConfigError> {
     let heads = fields.num_attention_heads;
     let kv_heads = fields.num_key_value_heads.unwrap_or(heads);
@@ -202,9 +207,9 @@ impl LayerKind {
     }
 }
 
-/// Refuses layers that attend to a window. If `layer_types` is there, it decides. Otherwise the first
-/// `max_window_layers` attend to everything, so `use_sliding_window` alone does not mean a window (transformers 5.17,
-/// `configuration_qwen2.py`).
+/// Refuses layers with sliding-window attention. `layer_types` decides if it exists. Otherwise, the
+/// first `max_window_layers` layers have full attention, so `use_sliding_window` by itself does not
+/// imply a window (transformers 5.17, `configuration_qwen2.py`).
 fn refuse_sliding(fields: &Fields) -> Result<(), ConfigError> {
     let layers = fields.num_hidden_layers;
     if let Some(types) = &fields.layer_types {
@@ -244,7 +249,7 @@ impl AxesRule {
     fn of(self, place: &str, rope: &RopeConfig, head_dim: usize) -> Result<PairAxes, ConfigError> {
         let given = |default: [usize; 3]| sections(rope.sections.as_deref().unwrap_or(&default), head_dim);
         match self {
-            // All axes of a text's position are equal, so sections would change nothing.
+            // All axes of a text position are equal, so sections would change nothing.
             AxesRule::One => Ok(PairAxes::Sections(vec![head_dim / 2])),
             AxesRule::Consecutive(default) => Ok(PairAxes::Sections(given(default)?.to_vec())),
             AxesRule::Interleaved(default) => {
@@ -253,7 +258,8 @@ impl AxesRule {
                     return Err(ConfigError::Unsupported { field, value, supported: "true" });
                 }
                 let [first, second, third] = given(default)?;
-                // The last turn of an axis is a pair of the head.
+                // The last pair of each axis must be within the head. The second axis has the pairs
+                // 1, 4, 7 and so on, the third axis has 2, 5, 8 and so on.
                 if 3 * second <= head_dim / 2 + 1 && 3 * third <= head_dim / 2 {
                     Ok(PairAxes::Interleaved(second, third))
                 } else {

@@ -1,4 +1,4 @@
-//! The sizes of a decoder, and the checkpoint files that follow from them.
+//! The sizes of a decoder, and the checkpoint files that are generated from them.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,6 @@ use crate::text::byte_level;
 /// Text tokens in the released vocabularies.
 const WORDS: usize = 151_643;
 
-/// Qwen's text.
 pub const CHATML: ShapeText =
     ShapeText { control: &CONTROL, template: TEMPLATE, ends: &["<|im_end|>", "<|endoftext|>"] };
 
@@ -28,7 +27,7 @@ const CONTROL: [&str; 14] = [
     "<|video_pad|>",
 ];
 
-/// The released template's turns, without its default system turn.
+/// The released chat template without its default system turn.
 const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n\
     {% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}\
     {% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
@@ -36,33 +35,29 @@ const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message['rol
     {% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// The control tokens of a vocabulary, and the template that uses them.
+/// The control tokens of a vocabulary, and the chat template that uses them.
 #[derive(Clone, Copy)]
 pub struct ShapeText {
     /// Control tokens. Their ids follow those of the text tokens, in this order.
     pub control: &'static [&'static str],
-    /// The chat template.
     pub template: &'static str,
-    /// The tokens that end a reply, the end of a turn first.
+    /// The tokens that end a reply. The first one ends a turn.
     pub ends: &'static [&'static str],
 }
 
 /// The sizes of a decoder.
 #[derive(Clone, Copy)]
 pub struct DecoderShape {
-    /// Control tokens and template.
     pub text: ShapeText,
     /// Number of text tokens.
     pub words: usize,
-    /// Rows of the embedding, some of which no token uses.
+    /// Rows of the embedding. Some of them are not used by any token.
     pub vocabulary: usize,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Width of the MLP.
     pub intermediate: usize,
-    /// Number of layers.
     pub layers: usize,
-    /// Number of query heads.
     pub heads: usize,
     /// Number of key and value heads.
     pub kv_heads: usize,
@@ -72,27 +67,26 @@ pub struct DecoderShape {
     pub rope_theta: f64,
     /// Added to the mean square in norms.
     pub norm_epsilon: f64,
-    /// Maximum tokens of a sequence.
+    /// Maximum number of tokens of a sequence.
     pub context_tokens: usize,
-    /// Whether the embedding is the output projection too.
+    /// Whether the embedding is also the output projection.
     pub is_tied: bool,
-    /// Experts in place of the MLP of each layer.
+    /// Experts that replace the MLP of each layer.
     pub mixture: Option<MixtureShape>,
 }
 
 /// The sizes of a mixture of experts.
 #[derive(Clone, Copy)]
 pub struct MixtureShape {
-    /// Experts of a layer.
     pub experts: usize,
-    /// Experts of a token.
+    /// Number of experts chosen for each token.
     pub top: usize,
     /// Width of an expert.
     pub intermediate: usize,
 }
 
 impl DecoderShape {
-    /// A released size of Qwen2.5 up to 3B: the embedding is the output projection too.
+    /// A released size of Qwen2.5 up to 3B: the embedding is also the output projection.
     pub const fn small([hidden, intermediate, layers, heads, kv_heads]: [usize; 5], context_tokens: usize) -> Self {
         DecoderShape {
             text: CHATML,
@@ -112,8 +106,8 @@ impl DecoderShape {
         }
     }
 
-    /// A released size of Qwen2.5 from 7B on: the embedding has more rows, and the output projection is a matrix of its
-    /// own.
+    /// A released size of Qwen2.5 from 7B on: the embedding has more rows, and the output
+    /// projection is a separate matrix.
     pub const fn large(numbers: [usize; 5], context_tokens: usize) -> Self {
         DecoderShape { vocabulary: 152_064, is_tied: false, ..DecoderShape::small(numbers, context_tokens) }
     }
@@ -123,7 +117,7 @@ impl DecoderShape {
         self.words + self.text.control.iter().position(|control| *control == token).expect("a token of the list")
     }
 
-    /// The decoder's part of `config.json`.
+    /// The decoder's keys of `config.json`.
     pub fn config(&self) -> Value {
         let mut config = json!({
             "eos_token_id": self.id(self.text.ends[0]),
@@ -155,7 +149,7 @@ impl DecoderShape {
         config
     }
 
-    /// The checkpoint's files about text, but for the tokenizer.
+    /// The checkpoint's text files except the tokenizer.
     pub fn text_files(&self) -> [(&'static str, Vec<u8>); 2] {
         let ends: Vec<_> = self.text.ends.iter().map(|token| self.id(token)).collect();
         let settings = json!({ "chat_template": self.text.template, "bos_token": self.text.control[0] });
@@ -165,7 +159,7 @@ impl DecoderShape {
         ]
     }
 
-    /// A `tokenizer.json` with as many tokens as the release has.
+    /// A `tokenizer.json` with the same number of tokens as the release.
     pub fn tokenizer(&self) -> Vec<u8> {
         byte_level::tokenizer(self.words, self.text.control)
     }

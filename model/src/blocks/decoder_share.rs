@@ -1,35 +1,36 @@
-//! What a rank has of a decoder.
+//! The part of a decoder that one rank holds.
 
 use bursar_kernels::{Rank, RankShard};
 
 use super::decoder::DecoderConfig;
 use crate::weights::RanksError;
 
-/// A rank's share of each number of a decoder that ranks share out (Shoeybi et al. 2019, arXiv 1909.08053).
+/// A rank's share of each dimension that is divided among ranks (Shoeybi et al. 2019, arXiv
+/// 1909.08053).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecoderShare {
-    /// Whose it is.
     pub rank: Rank,
-    /// Query heads.
     pub heads: RankShard,
-    /// Key and value heads. Where there are fewer than ranks, neighbours have the same one.
+    /// Key and value heads. If there are fewer heads than ranks, adjacent ranks hold a copy of the
+    /// same head.
     pub kv_heads: RankShard,
     /// Columns of a gated MLP.
     pub intermediate: RankShard,
     /// Experts of a mixture, if the decoder has one.
     pub experts: Option<RankShard>,
-    /// Tokens. The last ranks have fewer of them if they do not divide.
+    /// Tokens of the vocabulary. If the vocabulary does not divide equally, the last ranks have
+    /// fewer.
     pub vocabulary: RankShard,
 }
 
-/// The most ranks that an error suggests.
+/// The largest number of ranks that an error suggests.
 const SUGGESTED_MAX: usize = 8;
 
 impl DecoderConfig {
-    /// What `rank` has of it.
+    /// The part of the decoder that `rank` holds.
     ///
     /// # Errors
-    /// Heads, columns or experts do not divide among so many ranks.
+    /// Heads, columns or experts cannot be divided equally among this many ranks.
     pub fn share(&self, rank: Rank) -> Result<DecoderShare, RanksError> {
         self.try_share(rank).map_err(|(what, count)| {
             let is_possible = |ranks: &usize| self.try_share(Rank::new(0, *ranks)).is_ok();
@@ -37,7 +38,8 @@ impl DecoderConfig {
         })
     }
 
-    /// As [`share`](Self::share), or what does not divide.
+    /// Like [`share`](Self::share). The error has the name and the number of what cannot be
+    /// divided.
     fn try_share(&self, rank: Rank) -> Result<DecoderShare, (&'static str, usize)> {
         let share = |what, count: usize| rank.share(count).ok_or((what, count));
         let experts = self.mixture.as_ref().map(|mixture| share("experts", mixture.experts)).transpose()?;
@@ -58,7 +60,7 @@ impl DecoderConfig {
 }
 
 impl DecoderShare {
-    /// Tokens of each rank, of which the last may have fewer.
+    /// Tokens of each rank, rounded up. The last ranks may have fewer.
     pub fn tokens_of_each(&self) -> usize {
         self.vocabulary.whole.div_ceil(self.rank.of())
     }

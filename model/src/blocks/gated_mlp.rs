@@ -4,7 +4,7 @@ use bursar_kernels::{ActivationFormat, Activations, Backend, KernelError, RankSh
 
 use crate::weights::{Linear, WeightError, WeightMap};
 
-/// Gate and up are one matrix, so that one matrix product computes both.
+/// The weights of a gated MLP. Gate and up are one matrix, so that one GEMM computes both.
 pub struct GatedMlp {
     /// `[2 * intermediate, hidden]`: gate, then up.
     pub gate_up: Linear,
@@ -27,7 +27,7 @@ impl GatedMlp {
         Ok(GatedMlp { gate_up, down })
     }
 
-    /// The format of a normalised row that it reads without rounding it itself.
+    /// The activation format that the MLP reads without having to round the rows itself.
     pub fn reads(&self) -> ActivationFormat {
         self.gate_up.reads()
     }
@@ -44,7 +44,8 @@ impl GatedMlp {
         self.down.forward_add(&scope, &activated, hidden)
     }
 
-    /// The first half: what [`down`](GatedMlp::down) reads, `[rows, intermediate]`.
+    /// The first half of the MLP. Returns the input of [`down`](GatedMlp::down),
+    /// `[rows, intermediate]`.
     pub fn gate<'s, 'a, B: Backend>(
         &'a self,
         scope: &'s Scope<'_, B>,

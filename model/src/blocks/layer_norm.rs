@@ -1,4 +1,4 @@
-//! Layer normalisation with its weights.
+//! Layer normalization with its weights.
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor};
 
@@ -18,7 +18,7 @@ impl LayerNorm {
         Ok(LayerNorm { weight, bias: map.tensor(&format!("{name}.bias"), [width])?, epsilon })
     }
 
-    /// Normalises the rows of `x` `[rows, width]`.
+    /// Normalizes the rows of `x` `[rows, width]`.
     pub fn forward<'s, B: Backend>(&self, scope: &'s Scope<'_, B>, x: &Tensor<'_>) -> Result<Tensor<'s>, KernelError> {
         scope.layer_norm(x, &self.weight, &self.bias, self.epsilon)
     }

@@ -1,5 +1,6 @@
-//! A mixture of gated MLPs: for each token a router chooses some of many experts, and their results are added up by its
-//! weights (Shazeer et al. 2017, arXiv 1701.06538; without a shared expert, as in Qwen3, arXiv 2505.09388).
+//! A mixture of experts: for each token, a router chooses a few of many gated MLPs, and their
+//! results are summed with the router's weights (Shazeer et al. 2017, arXiv 1701.06538; without a
+//! shared expert, as in Qwen3, arXiv 2505.09388).
 
 use bursar_kernels::{
     ActivationFormat, Activations, Backend, KernelError, RankShard, Scope, Tensor, Weight,
@@ -18,29 +19,26 @@ use crate::weights::{WeightError, WeightMap};
 /// The experts of a decoder, and which of its layers have them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct MixtureConfig {
-    /// Experts of a layer.
     #[serde(rename = "num_experts")]
     pub experts: usize,
-    /// Experts of a token.
     #[serde(rename = "num_experts_per_tok")]
     pub top: usize,
-    /// Width of an expert.
     #[serde(rename = "moe_intermediate_size")]
     pub intermediate: usize,
     /// Whether the weights of a token's experts add up to 1.
     #[serde(rename = "norm_topk_prob")]
     pub renormalised: bool,
-    /// Every so many layers one has experts, the last of them.
+    /// In each group of `step` layers, only the last layer has experts.
     #[serde(rename = "decoder_sparse_step")]
     pub step: usize,
-    /// Layers that have none nevertheless.
+    /// Layers that have no experts even if `step` would give them some.
     #[serde(rename = "mlp_only_layers")]
     pub dense: Option<Vec<usize>>,
 }
 
 impl MixtureConfig {
-    /// Reads the keys of a mixture, if `fields` has them: `num_experts` may be called `num_local_experts`, as
-    /// transformers 5.17 knows it too.
+    /// Reads the keys of a mixture, if `fields` has them. `num_local_experts` is accepted as
+    /// another name of `num_experts`, as in transformers 5.17.
     pub(super) fn read(fields: &Map<String, Value>) -> Result<Option<Self>, ConfigError> {
         let Some(experts) = fields.get("num_local_experts").or_else(|| fields.get("num_experts")) else {
             return Ok(None);
@@ -64,7 +62,7 @@ impl MixtureConfig {
 /// The router and the experts of a layer.
 pub struct Mixture {
     router: Tensor<'static>,  // [experts, hidden]
-    held: RankShard,          // the experts whose weights are here
+    held: RankShard,          // the experts that this rank holds
     gate_up: Weight<'static>, // [held * 2 * intermediate, hidden]
     down: Weight<'static>,    // [held * hidden, intermediate]
     top: usize,
@@ -72,15 +70,15 @@ pub struct Mixture {
     loads: Tensor<'static>, // [experts] u32
 }
 
-/// What the first half of a mixture leaves.
+/// The result of the first half of a mixture.
 pub struct GatedRows<'s> {
     routing: Routing<'s>,
     rows: Activations<'s>, // [rows * top, intermediate]
 }
 
 impl Mixture {
-    /// Claims `name.gate.weight`, the router, and the [experts](WeightMap::experts) `held` below `name.experts`. Choices are
-    /// counted in `loads` `[experts]`.
+    /// Claims `name.gate.weight`, which is the router, and the [experts](WeightMap::experts) `held`
+    /// under `name.experts`. `loads` `[experts]` counts the choices of experts.
     ///
     /// # Errors
     /// As [`WeightMap::experts`].
@@ -98,13 +96,16 @@ impl Mixture {
         Ok(Mixture { router, held, gate_up, down, top, renormalised, loads })
     }
 
-    /// The format of a normalised row that it reads without rounding it itself. The router reads plain rows.
+    /// The activation format that the experts read without having to round the rows themselves. It
+    /// includes unquantized rows for the router.
     pub fn reads(&self) -> ActivationFormat {
         ActivationFormat::of(self.gate_up.wants()).and_plain()
     }
 
-    /// Normalises `hidden` `[rows, hidden]` into `normed`, chooses the experts of each row, and computes the first half of
-    /// each. `slots` `[rows]` are those of tokens, if rows are tokens.
+    /// Normalizes `hidden` `[rows, hidden]` into `normed`, chooses the experts of each row, and
+    /// computes the first half of each expert. `slots` `[rows]` are the KV cache slots of the rows,
+    /// if the rows are all tokens of a step. They mark the padding rows, whose choices are not
+    /// counted.
     pub fn gate<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -121,8 +122,8 @@ impl Mixture {
         Ok(GatedRows { routing, rows })
     }
 
-    /// Adds the second half of each expert to `hidden` `[rows, hidden]`. If `next` asks for the norm of the sum, it is
-    /// written there, `[rows, hidden]`.
+    /// Computes the second half of each expert and adds the result to `hidden` `[rows, hidden]`.
+    /// With `next`, the norm of the sum is also written there, `[rows, hidden]`.
     pub fn add<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

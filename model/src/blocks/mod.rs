@@ -1,4 +1,5 @@
-//! Layers that families share. They know shapes and weights, but not how checkpoints name them.
+//! Layers that several families use. They know shapes and weights, but not the names in
+//! checkpoints.
 
 pub mod config_keys;
 pub mod decoder;

@@ -1,24 +1,19 @@
-//! A norm of either kind, for towers whose configuration chooses.
+//! A layer norm or an RMS norm, for vision towers whose configuration selects the kind.
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor};
 
 use super::layer_norm::LayerNorm;
 use crate::weights::{WeightError, WeightMap};
 
-/// Which norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
-    /// With mean and bias.
     Layer,
-    /// Root mean square.
     RootMeanSquare,
 }
 
 /// A norm with its weights.
 pub enum Norm {
-    /// With mean and bias.
     Layer(LayerNorm),
-    /// Root mean square.
     RootMeanSquare {
         /// `[width]`
         weight: Tensor<'static>,
@@ -44,7 +39,7 @@ impl Norm {
         })
     }
 
-    /// Normalises the rows of `x` `[rows, width]`.
+    /// Normalizes the rows of `x` `[rows, width]`.
     pub fn forward<'s, B: Backend>(&self, scope: &'s Scope<'_, B>, x: &Tensor<'_>) -> Result<Tensor<'s>, KernelError> {
         match self {
             Norm::Layer(norm) => norm.forward(scope, x),

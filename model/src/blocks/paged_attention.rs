@@ -1,4 +1,4 @@
-//! Self-attention of a decoder layer over blocks of keys and values.
+//! Self-attention of a decoder layer over the blocks of the KV cache.
 
 use bursar_kernels::{
     Activations, Backend, KernelError, KvLayer, Scope, Tensor,
@@ -19,18 +19,18 @@ pub struct PagedAttention {
     pub out: Linear,
     /// Norms of each query and key head, if the model has them.
     pub norms: Option<HeadNorms>,
-    /// `[2, kv_heads]` f32: what cached keys and values of each head are multiplied by, if the cache is FP8.
+    /// `[2, kv_heads]` f32: scales of the cached keys and values of each head, if the cache is FP8.
     pub cache_scales: Option<Tensor<'static>>,
-    /// Number of query heads.
     pub heads: usize,
-    /// What scores are multiplied by.
+    /// Factor that attention scores are multiplied by.
     pub scale: f32,
 }
 
 impl PagedAttention {
-    /// Projects `normed` `[tokens, hidden]` to queries, keys and values, rotates queries and keys by their positions,
-    /// and writes keys and values to `cache`. Returns `[tokens, (heads + 2 * kv_heads) * head_dim]`, of which callers
-    /// may use only the queries.
+    /// Projects `normed` `[tokens, hidden]` to queries, keys and values, rotates queries and keys
+    /// by their positions, and writes keys and values to `cache`. Returns
+    /// `[tokens, (heads + 2 * kv_heads) * head_dim]`. Callers may use only the queries of the
+    /// result.
     pub fn project<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

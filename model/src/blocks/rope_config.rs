@@ -1,20 +1,19 @@
-//! The rotary positions of a `config.json`, which has three spellings for them in two places.
+//! The rotary position settings of a `config.json`, which has three spellings for them in two
+//! places.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{config_keys, decoder_config::ConfigError, rope_scaling::RopeScaling};
 
-/// The settings of rotary positions.
 #[derive(Debug, Default, PartialEq)]
 pub struct RopeConfig {
-    /// Base of the frequencies.
     pub theta: f64,
-    /// How they are scaled.
+    /// The scaling of the frequencies.
     pub scaling: RopeScaling,
     /// Pairs of elements that rotate with each position axis, if the file has them.
     pub sections: Option<Vec<usize>>,
-    /// Whether the axes take turns, if the file says so.
+    /// Whether pairs alternate between the axes, if the file says so.
     pub interleaved: Option<bool>,
 }
 
@@ -29,7 +28,7 @@ struct Outer {
 #[derive(Default, Deserialize)]
 struct Inner {
     rope_type: Option<String>,
-    /// The older name of `rope_type`; files that newer versions saved again have both.
+    /// The older name of `rope_type`. Files that were saved again by newer versions have both.
     r#type: Option<String>,
     rope_theta: Option<f64>,
     mrope_section: Option<Vec<usize>>,
@@ -46,10 +45,10 @@ struct Inner {
     truncate: Option<bool>,
 }
 
-/// Keys that are read whatever the type.
+/// Keys that are read for every type.
 const ALWAYS: [&str; 4] = ["rope_type", "type", "rope_theta", "mrope_section"];
 
-/// Types that scale frequencies, and the keys that each reads.
+/// Types that scale frequencies, and the keys that are read for each type.
 const SCALED: [(&str, &[&str]); 4] = [
     ("linear", &["factor"]),
     ("dynamic", &["factor"]),
@@ -70,10 +69,11 @@ const SCALED: [(&str, &[&str]); 4] = [
 ];
 
 impl RopeConfig {
-    /// Reads `rope_scaling`, else `rope_parameters`, else neither, and takes the outer `rope_theta` if they have none.
-    /// That is the order of transformers 5.17 (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`). `types` are
-    /// the values that mean unscaled frequencies, `more` the keys that this model reads and others do not. `fields`
-    /// must have `rope_theta`, if only by default.
+    /// Reads `rope_scaling` if it exists, otherwise `rope_parameters`, otherwise neither. The outer
+    /// `rope_theta` is used if they have none. This is the order of transformers 5.17
+    /// (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`). `types` are the values that mean
+    /// unscaled frequencies, and `more` are the keys that this model reads and others do not.
+    /// `fields` must have `rope_theta`, if only by default.
     pub fn read(place: &str, fields: &Map<String, Value>, types: &[&str], more: &[&str]) -> Result<Self, ConfigError> {
         let outer: Outer = serde_json::from_value(fields.clone().into())?;
         let is_there = |rope: &Map<String, Value>| !rope.is_empty();
@@ -102,7 +102,8 @@ impl RopeConfig {
 }
 
 impl Inner {
-    /// The type, of which both spellings must say the same; empty for one that means unscaled frequencies.
+    /// The scaling type, which must be the same in both spellings. It is empty if the type means
+    /// unscaled frequencies.
     fn kind(&self, place: &str, types: &[&str]) -> Result<&str, ConfigError> {
         let mut kinds = Vec::new();
         for (key, kind) in [("rope_type", &self.rope_type), ("type", &self.r#type)] {
@@ -143,7 +144,8 @@ impl Inner {
         };
         match (kind, original_context) {
             ("linear", _) => Ok(RopeScaling::Linear { factor }),
-            // It changes frequencies only beyond `max_position_embeddings`, where no sequence goes here.
+            // This type changes frequencies only beyond `max_position_embeddings`, and no sequence
+            // here is that long.
             ("dynamic", _) => Ok(RopeScaling::Plain),
             (_, None) => refuse("original_max_position_embeddings", "given"),
             ("llama3", Some(original_context)) => match (self.low_freq_factor, self.high_freq_factor) {
@@ -169,7 +171,8 @@ impl Inner {
         }
     }
 
-    /// YaRN's factor of queries and keys where the file gives none: section 3.4 of the paper, as transformers has it.
+    /// YaRN's factor for queries and keys if the file gives none: section 3.4 of the paper, as
+    /// implemented in transformers.
     fn yarn_attention(&self, factor: f64) -> f64 {
         let scale = |weight: f64| if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 };
         match (self.mscale, self.mscale_all_dim) {

@@ -1,11 +1,10 @@
-//! Rotary frequencies, and how they are stretched for contexts longer than those trained on at first.
+//! Rotary frequencies, and their scaling for contexts longer than the original training context.
 
 use std::f64::consts::TAU;
 
-/// A change of the rotary frequencies.
+/// The scaling of the rotary frequencies.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum RopeScaling {
-    /// None.
     #[default]
     Plain,
     /// Every frequency is divided by `factor` (position interpolation, Chen et al. 2023, arXiv 2306.15595).
@@ -13,30 +12,31 @@ pub enum RopeScaling {
         /// At least 1.
         factor: f64,
     },
-    /// Llama 3.1's: low frequencies are divided, high ones stay, and those between are blended.
+    /// Llama 3.1: low frequencies are divided, high frequencies stay, and frequencies in between
+    /// are blended.
     Llama3 {
-        /// By how much low frequencies are divided.
+        /// The divisor of low frequencies.
         factor: f64,
         /// Wavelengths above `original_context / low_factor` are low frequencies.
         low_factor: f64,
         /// Wavelengths below `original_context / high_factor` are high frequencies.
         high_factor: f64,
-        /// Tokens of the context trained on at first.
+        /// Tokens of the original training context.
         original_context: usize,
     },
     /// YaRN (Peng et al. 2023, arXiv 2309.00071).
     Yarn {
-        /// By how much low frequencies are divided.
+        /// The divisor of low frequencies.
         factor: f64,
-        /// Pairs that turn more often than this within the original context stay.
+        /// Pairs that rotate more often than this within the original context keep their frequency.
         beta_fast: f64,
-        /// Pairs that turn less often are divided.
+        /// The frequencies of pairs that rotate less often than this are divided.
         beta_slow: f64,
-        /// Whether the bounds between those pairs are rounded to whole pairs.
+        /// Whether the bounds between these groups of pairs are rounded to whole pairs.
         truncates: bool,
         /// Queries and keys are multiplied by this.
         attention_factor: f64,
-        /// Tokens of the context trained on at first.
+        /// Tokens of the original training context.
         original_context: usize,
     },
 }
@@ -57,7 +57,7 @@ impl RopeScaling {
                 plain.map(scaled).collect()
             }
             RopeScaling::Yarn { factor, beta_fast, beta_slow, truncates, original_context, .. } => {
-                // The pair that turns `turns` times within the original context.
+                // The pair that rotates `turns` times within the original context.
                 let pair_of =
                     |turns: f64| dim as f64 * (original_context as f64 / (turns * TAU)).ln() / (2.0 * theta.ln());
                 let (first, last) = (pair_of(beta_fast), pair_of(beta_slow));
@@ -75,7 +75,8 @@ impl RopeScaling {
         }
     }
 
-    /// What scores of attention are multiplied by. YaRN multiplies queries and keys, so this is the square.
+    /// Factor that attention scores are multiplied by. YaRN multiplies both queries and keys, so
+    /// this is the square of its factor.
     pub fn score_factor(&self) -> f32 {
         match self {
             RopeScaling::Yarn { attention_factor, .. } => (attention_factor * attention_factor) as f32,
@@ -83,8 +84,8 @@ impl RopeScaling {
         }
     }
 
-    /// Tokens of the longest context that the model serves, if its file says `context_tokens`. Files with YaRN give the
-    /// original context there.
+    /// Tokens of the longest context that the model serves, for a file that gives `context_tokens`.
+    /// In files with YaRN, that is the original context.
     pub fn context_tokens(&self, context_tokens: usize) -> usize {
         match self {
             RopeScaling::Yarn { factor, original_context, .. } => {

@@ -1,10 +1,12 @@
-//! A step's index arrays on the device, as the layers take them: views of one upload.
+//! Index arrays of a step on the device, in the form that the layers take: views of a single
+//! upload.
 
 use bursar_kernels::{Tensor, ops::attention_paged::PagedSequences};
 
 use crate::flow::{StepArray, StepLayout};
 
-/// The arrays of a step, for all layers or for the first and the last.
+/// The arrays of a step. Some are read by all layers, others only before the first layer or in the
+/// last one.
 pub struct StepInputs<'a> {
     /// `[tokens]` u32
     pub tokens: Tensor<'a>,
@@ -14,7 +16,7 @@ pub struct StepInputs<'a> {
     pub slots: Tensor<'a>,
     /// Rows, context lengths and block tables of the sequences.
     pub sequences: PagedSequences<'a>,
-    /// `[logit_rows + score_rows]` u32; `None` if that is every row, in order.
+    /// `[logit_rows + score_rows]` u32; `None` if every row is chosen, in order.
     pub chosen_rows: Option<Tensor<'a>>,
     /// `[picture_rows]` u32
     pub picture_rows: Tensor<'a>,
@@ -23,7 +25,7 @@ pub struct StepInputs<'a> {
 }
 
 impl<'a> StepInputs<'a> {
-    /// Views of the arrays in `image` `[words]` u32, at the places of `layout`.
+    /// Views of the arrays in `image` `[words]` u32, at the offsets of `layout`.
     ///
     /// # Panics
     /// If the image is shorter than the layout.

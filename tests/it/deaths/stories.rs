@@ -198,8 +198,8 @@ fn a_killed_budgets_successor_finds_everything_unchanged() {
     story(async {
         let stage = Stage::set(small()).await;
         let budget = stage.runtime.budget();
-        let tenant = budget.lease(bursar::Class::tenant("mine"), bursar::MIB).await.expect("there is room");
-        let short = budget.lease(bursar::Class::tenant("mine"), bursar::MIB).await.expect("there is room");
+        let tenant = budget.lease(bursar::Class::external("mine"), bursar::MIB).await.expect("there is room");
+        let short = budget.lease(bursar::Class::external("mine"), bursar::MIB).await.expect("there is room");
         let before = stage.snapshot().await;
         let expected = answer(&stage.model, about(1)).await;
         for round in 0..4 {
@@ -212,7 +212,7 @@ fn a_killed_budgets_successor_finds_everything_unchanged() {
         }
         drop(short);
         eventually("a lease dropped later comes home", async || {
-            stage.snapshot().await.of_class(&bursar::Class::tenant("mine")) == Bytes::mib(1)
+            stage.snapshot().await.of_class(&bursar::Class::external("mine")) == Bytes::mib(1)
         })
         .await;
         drop(tenant);

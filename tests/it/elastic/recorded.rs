@@ -236,8 +236,8 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
         let other_words =
             Chat::new().system("Be brief.").user("What?").image(picture(1)).temperature(0.0).max_tokens(4);
         answer(&card.model, other_words).await;
-        drop(budget.lease(Class::tenant("index"), Bytes::kib(64)).await.expect("there is room"));
-        assert!(budget.try_lease(Class::tenant("index"), 512 * MIB).await.is_err(), "there is not");
+        drop(budget.lease(Class::external("index"), Bytes::kib(64)).await.expect("there is room"));
+        assert!(budget.try_lease(Class::external("index"), 512 * MIB).await.is_err(), "there is not");
         // A neighbour takes everything while chats run, and leaves.
         let talk = |number| tokio::spawn(ask_of(card.model.clone(), long(number)));
         let chats: Vec<_> = (0..6).map(talk).collect();

@@ -103,7 +103,7 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
         assert_eq!(card.ledger().await, card.before);
 
         // A lease asks for more than there is.
-        let refused = card.runtime.budget().try_lease(Class::tenant("index"), Bytes::mib(24)).await;
+        let refused = card.runtime.budget().try_lease(Class::external("index"), Bytes::mib(24)).await;
         refused.expect_err("all of it is taken");
         books.until(&mut events, |event| matches!(event, Event::LeaseRefused { .. })).await;
         let told = books.heard[before..].iter().map(Event::name).collect::<Vec<_>>();

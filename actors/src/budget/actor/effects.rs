@@ -1,4 +1,4 @@
-//! Carries out each decision of the ledger: books, events and metrics first, then the answer.
+//! Execution of the ledger's decisions: books, events and metrics first, then the answer.
 
 use bursar_budgets::{Bytes, Class, Effect, Grant, Input, Lease, LeaseId, Memory, Refusal, Refused, Resized};
 
@@ -16,7 +16,8 @@ impl BudgetState {
             Effect::OwnerCleared { .. } => self.answer_cleared(),
             Effect::GateMoved { model, to } => drop(self.mailbox.books().gates.insert(model, to)),
             Effect::GiveUp { lease, to, .. } => self.order(lease, ResizeOrder::GiveUp { to }),
-            // The canary is looked at after every message.
+            // The canary is reported after every message, and the other effects need no action
+            // here.
             Effect::CanaryGiven { .. }
             | Effect::CanaryTaken { .. }
             | Effect::Deficit { .. }
@@ -30,7 +31,7 @@ impl BudgetState {
         let lease = Lease::issue(grant, self.mailbox.clone());
         self.enter(&lease);
         if lease.class().is_elastic() {
-            // Nothing of the lease counts as reclaimable until its owner obeys orders.
+            // None of the lease's bytes count as reclaimable until its owner accepts resize orders.
             self.step(Input::Floor { lease: lease.id(), to: Bytes::MAX });
         }
         match self.asked.remove(&grant.request()) {
@@ -38,12 +39,12 @@ impl BudgetState {
                 self.show_wait(lease.class(), since.elapsed());
                 reply.answer(Ok(lease));
             }
-            // The asker has gone. Dropping the lease posts its release.
+            // The asker is gone. Dropping the lease posts its release.
             _ => drop(lease),
         }
     }
 
-    /// Records a new lease.
+    /// Records a new lease in the books and reports it.
     fn enter(&mut self, lease: &Lease) {
         let holding = lease.holding();
         {
@@ -68,7 +69,7 @@ impl BudgetState {
         }
     }
 
-    /// Records the new size of a lease.
+    /// Records the new size of a lease in the books and reports it.
     fn enter_size(&mut self, resized: &Resized) {
         let (from, to) = (resized.from(), resized.to());
         let held = self.mailbox.leases().get_mut(&resized.lease()).map(|mut entry| {
@@ -91,7 +92,7 @@ impl BudgetState {
         if let Some((model, class, bytes)) = what {
             self.show_refusal(&class, &refused.reason);
             let reason = refused.reason.clone();
-            // A request that its asker withdrew was not refused.
+            // A request that its asker withdrew does not count as refused.
             if reason != Refusal::Withdrawn {
                 self.mailbox.events().tell(Event::LeaseRefused { model, class, bytes, reason });
             }

@@ -1,4 +1,4 @@
-//! What the budget shows: gauges of the device, of its ledger, and of leases by model and class.
+//! Gauges of the device, of its ledger, and of leases by model and class.
 
 use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
@@ -13,7 +13,8 @@ use crate::{
     metric,
 };
 
-/// The values last set on the ledger's gauges. They are compared after every message, and set when they change.
+/// The values last set on the ledger's gauges. They are compared after every message, and the
+/// gauges are set again if a value has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shown {
     overhead: Bytes,
@@ -67,8 +68,9 @@ impl BudgetState {
         }
     }
 
-    /// Shows the driver's numbers, and once a second all gauges, for a recorder installed since. While a neighbour
-    /// takes memory, looks are more frequent than that.
+    /// Sets the gauges of the driver's numbers and, once a second, all gauges, for a metrics
+    /// recorder that was installed since. Probes are more frequent than that while another process
+    /// takes memory.
     pub(super) fn show_look(&mut self, memory: DeviceMemory, drift: Option<Bytes>) {
         let device = &self.name;
         metric::DEVICE_TOTAL_BYTES.set(device, memory.total);
@@ -105,8 +107,8 @@ impl BudgetState {
         let device = &self.name;
         metric::OVERHEAD_BYTES.set(device, shown.overhead);
         metric::FOREIGN_BYTES.set(device, shown.foreign);
-        // What neighbours have taken of the canary and no lease could make up for. If it stays above 0, that is the
-        // alarm.
+        // Bytes of the canary that other processes have taken and no lease could make up for. Alert
+        // if this value stays above 0.
         metric::OWED_BYTES.set(device, shown.owed);
         metric::DEFICIT_BYTES.set(device, shown.deficit);
         metric::CANARY_BYTES.set(device, shown.canary);
@@ -129,7 +131,7 @@ impl BudgetState {
         }
     }
 
-    /// A lease of this line changed from `from` bytes to `to`.
+    /// Updates the sum of this line for a lease that changed from `from` bytes to `to`.
     pub(super) fn leased(&self, line: Line, from: Bytes, to: Bytes) {
         let sum = self.mailbox.books().sums.change(line.clone(), from, to);
         self.show_line(&line, sum);

@@ -62,7 +62,7 @@ async fn a_departed_askers_question_is_withdrawn() {
     let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("there is room");
     let asker = tokio::spawn({
         let budget = bed.budget.clone();
-        async move { budget.lease(Class::tenant("mine"), Bytes::mib(1)).await.map(drop) }
+        async move { budget.lease(Class::external("mine"), Bytes::mib(1)).await.map(drop) }
     });
     while bed.snapshot().await.waiting.is_empty() {
         tokio::task::yield_now().await;
@@ -91,10 +91,10 @@ async fn a_leases_life_is_told_and_a_withdrawal_is_no_refusal() {
     let bed = Bed::new().await;
     let lease = bed.lease(&owner(0), Bytes::mib(50)).await.expect("there is room");
     bed.budget.resize(tree::RESIZE_FOR_ENGINE, &lease, Bytes::mib(60)).await.expect("there is room");
-    bed.budget.try_lease(Class::tenant("mine"), Bytes::mib(1)).await.expect_err("the canary is all that is left");
+    bed.budget.try_lease(Class::external("mine"), Bytes::mib(1)).await.expect_err("the canary is all that is left");
     let asker = tokio::spawn({
         let budget = bed.budget.clone();
-        async move { budget.lease(Class::tenant("mine"), Bytes::mib(2)).await.map(drop) }
+        async move { budget.lease(Class::external("mine"), Bytes::mib(2)).await.map(drop) }
     });
     while bed.snapshot().await.waiting.is_empty() {
         tokio::task::yield_now().await;
@@ -154,7 +154,7 @@ async fn a_question_is_asked_again_after_its_answerer_dies() {
     let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("there is room");
     let waiting = tokio::spawn({
         let budget = bed.budget.clone();
-        async move { budget.lease(Class::tenant("mine"), Bytes::mib(1)).await }
+        async move { budget.lease(Class::external("mine"), Bytes::mib(1)).await }
     });
     while bed.snapshot().await.waiting.is_empty() {
         tokio::task::yield_now().await;
@@ -267,7 +267,7 @@ async fn a_frozen_gate_stays_frozen_and_lease_numbers_stay_unique() {
     bed.kill().await;
     bed.succeed().await;
     assert_eq!(bed.snapshot().await.gates[0].gate, Gate::Frozen);
-    let mine = bed.budget.lease(Class::tenant("mine"), Bytes::mib(1)).await.expect("tenants are let in");
+    let mine = bed.budget.lease(Class::external("mine"), Bytes::mib(1)).await.expect("tenants are let in");
     assert!(mine.id() > number, "a late note about {number} must hit nobody");
     drop((kept, mine));
 }
@@ -311,7 +311,7 @@ async fn the_budget_and_its_successor_answer_during_pending_reclaims() {
     until_held(&bed.device).await;
     let ledger = bed.snapshot().await;
     assert_eq!(ledger.granted, Bytes::mib(8), "not a byte is free before the device has it: {ledger}");
-    let mine = bed.budget.lease(Class::tenant("mine"), Bytes::mib(1)).await.expect("others are served meanwhile");
+    let mine = bed.budget.lease(Class::external("mine"), Bytes::mib(1)).await.expect("others are served meanwhile");
     bed.kill().await;
     bed.succeed().await;
     let ledger = bed.snapshot().await;
@@ -329,12 +329,12 @@ async fn unleased_bytes_are_counted_before_the_next_grant() {
     let mut bed = Bed::new().await;
     assert_eq!(bed.device.overhead_grows(Bytes::mib(10)), Bytes::mib(10));
     // 64 less the canary's 4 and those 10.
-    let error = bed.budget.try_lease(Class::tenant("mine"), Bytes::mib(51)).await.expect_err("1 MiB too much");
+    let error = bed.budget.try_lease(Class::external("mine"), Bytes::mib(51)).await.expect_err("1 MiB too much");
     assert!(
         matches!(error, LeaseError::Refused(Refusal::TooLarge { short_by, .. }) if short_by == Bytes::mib(1)),
         "{error:?}"
     );
-    let lease = bed.budget.try_lease(Class::tenant("mine"), Bytes::mib(50)).await.expect("what is left");
+    let lease = bed.budget.try_lease(Class::external("mine"), Bytes::mib(50)).await.expect("what is left");
     let ledger = bed.snapshot().await;
     assert_eq!((ledger.overhead, ledger.foreign, ledger.deficit), (Bytes::mib(10), Bytes::ZERO, Bytes::ZERO));
     bed.kill().await;
@@ -352,7 +352,7 @@ async fn foreign_bytes_are_known_before_the_first_grant_and_on_request() {
     bed.device.foreign_takes(Bytes::mib(20));
     bed.succeed().await;
     assert_eq!(bed.snapshot().await.foreign, Bytes::mib(20));
-    let error = bed.budget.try_lease(Class::tenant("mine"), Bytes::mib(41)).await.expect_err("others live here");
+    let error = bed.budget.try_lease(Class::external("mine"), Bytes::mib(41)).await.expect_err("others live here");
     assert!(
         matches!(error, LeaseError::Refused(Refusal::Short { short_by, .. }) if short_by == Bytes::mib(1)),
         "{error:?}"
@@ -360,7 +360,7 @@ async fn foreign_bytes_are_known_before_the_first_grant_and_on_request() {
     bed.device.foreign_gives_back(Bytes::mib(15));
     assert_eq!(bed.snapshot().await.foreign, Bytes::mib(20), "nobody has looked");
     assert_eq!(bed.budget.measure().await.expect("it answers").foreign, Bytes::mib(5));
-    bed.budget.try_lease(Class::tenant("mine"), Bytes::mib(41)).await.expect("they have left");
+    bed.budget.try_lease(Class::external("mine"), Bytes::mib(41)).await.expect("they have left");
 }
 
 #[tokio::test]

@@ -145,7 +145,7 @@ impl<B: Backend> ModelRunner<B> {
     pub(super) fn unless_refused<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
         let outcome = if self.refuses.take() { self.refused() } else { self.past_on_panic(run) };
         if outcome.is_err() && self.backend.rank().of() > 1 {
-            self.backend.part();
+            self.backend.abort_collectives();
             self.is_apart.set(true);
         }
         outcome
@@ -277,7 +277,7 @@ struct PastOnDrop<'b, B: Backend>(&'b ModelRunner<B>);
 
 impl<B: Backend> Drop for PastOnDrop<'_, B> {
     fn drop(&mut self) {
-        self.0.backend.part();
+        self.0.backend.abort_collectives();
         self.0.wait_for_device();
     }
 }

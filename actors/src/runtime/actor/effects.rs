@@ -98,11 +98,11 @@ impl RuntimeState {
                 return Err(reason.into());
             }
             Effect::Stop => myself.stop(None),
-            Effect::FallAsleep { name, load, level, within, stayed_busy } => {
+            Effect::BeginSleep { name, load, level, within, stayed_busy } => {
                 let within = within.unwrap_or_else(|| self.time_to_make_room(&name, stayed_busy));
-                self.fall_asleep(myself, name, load, level, within);
+                self.begin_sleep(myself, name, load, level, within);
             }
-            Effect::LieDown { name, load, level } => self.release_engine(myself, name, load, level),
+            Effect::ReleaseEngine { name, load, level } => self.release_engine(myself, name, load, level),
             Effect::StayAwake { name } => self.stay_awake(&name),
             Effect::ShowAsleep { name, level, reason } => self.show_asleep(&name, level, reason),
             Effect::ShowWaking { name } => self.show_waking(&name),
@@ -110,8 +110,8 @@ impl RuntimeState {
             Effect::ShowAwake { name, reason, took } => self.show_awake(&name, reason, took),
             Effect::TellNotWoken { name } => self.tell_not_woken(&name),
             Effect::FailStart { name } => self.fail_start(&name),
-            Effect::Look => return Ok(Some(Input::Look(self.seen()))),
-            Effect::LookLater { busy, within } => self.look_later(myself, &busy, within),
+            Effect::ReportIdle => return Ok(Some(Input::IdleReports(self.seen()))),
+            Effect::ReportIdleLater { busy, within } => self.look_later(myself, &busy, within),
             Effect::AnswerSleeper { sleeper, outcome } => sleeper.answer(outcome),
         }
         Ok(None)

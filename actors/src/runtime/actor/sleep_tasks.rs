@@ -32,7 +32,7 @@ impl RuntimeState {
         (self.engines[name].arguments.options.wake_within / 2).saturating_mul(2u32.pow(stayed_busy.min(20)))
     }
 
-    pub(super) fn fall_asleep(
+    pub(super) fn begin_sleep(
         &self,
         myself: &ActorRef<RuntimeMessage>,
         name: String,
@@ -191,7 +191,7 @@ impl RuntimeState {
         let mut look = JoinSet::new();
         look.spawn(async move {
             drop(tokio::time::timeout(within, ends.join_next()).await);
-            drop(myself.send_message(RuntimeMessage::Look));
+            drop(myself.send_message(RuntimeMessage::CheckIdle));
         });
         // An earlier one ends here.
         self.look = look;

@@ -115,7 +115,7 @@ pub enum Effect<P: Parts> {
     },
     /// Let no more requests in, and have those that are in end within the time, or one that suits the model. At level 1 lease host
     /// memory for the weights first; without a level, only if there is some. [`Drained`](super::Input::Drained) follows.
-    FallAsleep {
+    BeginSleep {
         /// The model's name.
         name: String,
         /// The load.
@@ -129,7 +129,7 @@ pub enum Effect<P: Parts> {
     },
     /// End a model's engine and take back its device memory. Its weights go to the host memory that was leased for them,
     /// unless this is level 2. [`FellAsleep`](super::Input::FellAsleep) follows.
-    LieDown {
+    ReleaseEngine {
         /// The model's name.
         name: String,
         /// The load.
@@ -185,10 +185,10 @@ pub enum Effect<P: Parts> {
         /// The model's name.
         name: String,
     },
-    /// Look at all models. [`Look`](super::Input::Look) follows, before any other input.
+    /// Look at all models. [`Look`](super::Input::IdleReports) follows, before any other input.
     Look,
     /// Look again when one of these has no more requests, or after this time.
-    LookLater {
+    ReportIdleLater {
         /// Models with requests.
         busy: Vec<String>,
         /// How long to wait at most.

@@ -33,7 +33,7 @@ impl<P: Parts> RuntimeCore<P> {
                 let sleepers = Sleepers::one(level, within, sleeper);
                 model.sleep_state =
                     SleepState::Draining(Draining { reason: SleepReason::Call, sleepers, wanted: None });
-                self.effects.push(Effect::FallAsleep {
+                self.effects.push(Effect::BeginSleep {
                     name,
                     load,
                     level: Some(level),
@@ -45,7 +45,7 @@ impl<P: Parts> RuntimeCore<P> {
                 let sleepers = Sleepers::one(level, within, sleeper);
                 let next = Next::Sleep(SleepReason::Call, None);
                 model.sleep_state = SleepState::Releasing(Releasing { sleepers, next, end: None });
-                self.effects.push(Effect::LieDown { name, load, level: Some(level) });
+                self.effects.push(Effect::ReleaseEngine { name, load, level: Some(level) });
             }
             SleepState::Asleep(_) => self.answer_sleepers([sleeper], Ok(())),
             SleepState::WaitingForMemory(waiting)
@@ -117,7 +117,7 @@ impl<P: Parts> RuntimeCore<P> {
                 continue;
             };
             if was_tried {
-                return self.effects.push(Effect::Look);
+                return self.effects.push(Effect::ReportIdle);
             }
             self.waiting.pop_front();
             let load = model.load;
@@ -139,7 +139,7 @@ impl<P: Parts> RuntimeCore<P> {
                 model.stayed_busy = 0;
                 model.sleep_state =
                     SleepState::Releasing(Releasing { sleepers, next: Next::Sleep(reason, wanted), end: None });
-                self.effects.push(Effect::LieDown { name, load, level: None });
+                self.effects.push(Effect::ReleaseEngine { name, load, level: None });
             }
             (SleepState::Draining(Draining { reason, sleepers, .. }), Err(error)) => {
                 model.stayed_busy += u32::from(reason == SleepReason::Room);
@@ -173,7 +173,7 @@ impl<P: Parts> RuntimeCore<P> {
         // Somebody asked for more while it fell asleep.
         if (level, sleepers.level) == (SleepLevel::Level1, SleepLevel::Level2) {
             model.sleep_state = SleepState::Releasing(Releasing { sleepers, next, end: None });
-            return self.effects.push(Effect::LieDown { name, load, level: Some(SleepLevel::Level2) });
+            return self.effects.push(Effect::ReleaseEngine { name, load, level: Some(SleepLevel::Level2) });
         }
         let (reason, wanted) = match next {
             Next::WaitForMemory(waiting) => return self.queue_for_memory(name, waiting),
@@ -213,7 +213,7 @@ impl<P: Parts> RuntimeCore<P> {
         let Some(model) = self.models.get_mut(&name).filter(|model| model.is_going()) else { return };
         let load = model.load;
         match mem::replace(&mut model.sleep_state, SleepState::Asleep(SleepLevel::Level2)) {
-            SleepState::Waking(waiting) => self.lie_down_after(name, load, waiting, may_wait),
+            SleepState::Waking(waiting) => self.release_engine_after(name, load, waiting, may_wait),
             // It has been READY, and failed before that was heard.
             sleep_state => {
                 let has_engine = sleep_state.has_engine();
@@ -225,7 +225,7 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    fn lie_down_after(&mut self, name: String, load: u64, waiting: WaitingForMemory<P::Sleeper>, may_wait: bool) {
+    fn release_engine_after(&mut self, name: String, load: u64, waiting: WaitingForMemory<P::Sleeper>, may_wait: bool) {
         let Some(model) = self.models.get_mut(&name) else { return };
         let (sleepers, next) = match (may_wait, waiting) {
             (true, waiting) => (Sleepers::none(), Next::WaitForMemory(WaitingForMemory { was_tried: true, ..waiting })),
@@ -239,7 +239,7 @@ impl<P: Parts> RuntimeCore<P> {
             }
         };
         model.sleep_state = SleepState::Releasing(Releasing { sleepers, next, end: None });
-        self.effects.push(Effect::LieDown { name, load, level: None });
+        self.effects.push(Effect::ReleaseEngine { name, load, level: None });
     }
 
     fn fail_start(&mut self, name: String) {
@@ -254,10 +254,10 @@ impl<P: Parts> RuntimeCore<P> {
                 .is_awake(name)
                 .is_some_and(|(_, after)| idle_for.zip(after).is_some_and(|(idle_for, after)| idle_for >= after));
             if is_due {
-                self.fall_asleep(name.clone(), SleepReason::Idle);
+                self.begin_sleep(name.clone(), SleepReason::Idle);
             }
         }
-        self.give_up_hunger(seen);
+        self.cancel_unwanted_wakes(seen);
         let Some(turn) = self.rules.turn.filter(|_| !self.waiting.is_empty()) else { return };
         if self.is_moving() {
             return;
@@ -267,27 +267,31 @@ impl<P: Parts> RuntimeCore<P> {
         let idle = awake().filter(|(seen, _)| seen.idle_for.is_some()).max_by_key(|(seen, _)| seen.idle_for);
         let longest = awake().filter(|(_, since)| now.saturating_sub(*since) >= turn).min_by_key(|(_, since)| *since);
         if let Some((victim, _)) = idle.or(longest) {
-            return self.fall_asleep(victim.name.clone(), SleepReason::Room);
+            return self.begin_sleep(victim.name.clone(), SleepReason::Room);
         }
         let busy: Vec<String> = awake().map(|(seen, _)| seen.name.clone()).collect();
-        if busy.is_empty() { self.starve() } else { self.effects.push(Effect::LookLater { busy, within: turn }) }
+        if busy.is_empty() {
+            self.refuse_first_waiting()
+        } else {
+            self.effects.push(Effect::ReportIdleLater { busy, within: turn })
+        }
     }
 
     /// Nothing is left that could make room for the first that waits.
-    fn starve(&mut self) {
+    fn refuse_first_waiting(&mut self) {
         let Some(name) = self.waiting.pop_front() else { return };
         let Some(model) = self.models.get_mut(&name) else { return };
         match mem::replace(&mut model.sleep_state, SleepState::Asleep(SleepLevel::Level2)) {
             SleepState::WaitingForMemory(waiting) => {
                 let load = model.load;
-                self.lie_down_after(name, load, waiting, false);
+                self.release_engine_after(name, load, waiting, false);
             }
             sleep_state => model.sleep_state = sleep_state,
         }
     }
 
     /// Lets those sleep on that callers no longer wait for.
-    fn give_up_hunger(&mut self, seen: &[IdleReport]) {
+    fn cancel_unwanted_wakes(&mut self, seen: &[IdleReport]) {
         for IdleReport { name, .. } in seen.iter().filter(|seen| !seen.is_awaited) {
             let Some(model) = self.models.get_mut(name).filter(|model| model.is_going()) else { continue };
             match mem::replace(&mut model.sleep_state, SleepState::Asleep(SleepLevel::Level2)) {
@@ -295,7 +299,7 @@ impl<P: Parts> RuntimeCore<P> {
                     let (load, sleepers) = (model.load, waiting.again);
                     model.sleep_state =
                         SleepState::Releasing(Releasing { sleepers, next: Next::StayAsleep, end: None });
-                    self.effects.push(Effect::LieDown { name: name.clone(), load, level: None });
+                    self.effects.push(Effect::ReleaseEngine { name: name.clone(), load, level: None });
                     self.waiting.retain(|waiting| waiting != name);
                 }
                 sleep_state => model.sleep_state = sleep_state,
@@ -312,15 +316,15 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    fn fall_asleep(&mut self, name: String, reason: SleepReason) {
+    fn begin_sleep(&mut self, name: String, reason: SleepReason) {
         let Some(model) = self.models.get_mut(&name) else { return };
         let (load, stayed_busy) = (model.load, model.stayed_busy);
         model.sleep_state = SleepState::Draining(Draining { reason, sleepers: Sleepers::none(), wanted: None });
-        self.effects.push(Effect::FallAsleep { name, load, level: None, within: None, stayed_busy });
+        self.effects.push(Effect::BeginSleep { name, load, level: None, within: None, stayed_busy });
     }
 
     /// Answers those who waited for a model to sleep that ends instead.
-    pub(super) fn end_nap(&mut self, name: &str) {
+    pub(super) fn end_sleep_state(&mut self, name: &str) {
         let Some(model) = self.models.get_mut(name) else { return };
         let sleepers = match mem::replace(&mut model.sleep_state, SleepState::Asleep(SleepLevel::Level2)) {
             SleepState::Releasing(Releasing { next: Next::WaitForMemory(waiting), .. })

@@ -259,10 +259,10 @@ impl Drop for NcclLink {
     }
 }
 
-/// Returns how many rows, and how many bytes of each row, are gathered at once into `room` bytes.
+/// Returns how many rows, and how many bytes of each row, are gathered at once into `scratch` bytes.
 /// Each of `ranks` ranks contributes rows of `width` bytes.
-fn gathered_at_once(room: usize, ranks: usize, width: usize) -> [usize; 2] {
-    let of_rank = room / ranks / UNIT * UNIT;
+fn gathered_at_once(scratch: usize, ranks: usize, width: usize) -> [usize; 2] {
+    let of_rank = scratch / ranks / UNIT * UNIT;
     let piece = width.min(of_rank);
     [(of_rank / piece.max(1)).max(1), piece]
 }
@@ -384,9 +384,9 @@ mod tests {
 
     #[test]
     fn what_is_gathered_at_once_fits_for_all_ranks_and_covers_each_row() {
-        for (room, ranks, width) in [(64 << 10, 2, 76_032 * 4), (1 << 20, 8, 304), (4096, 3, 4096), (96, 3, 30)] {
-            let [rows, piece] = gathered_at_once(room, ranks, width);
-            assert!(piece > 0 && rows > 0 && rows * piece * ranks <= room, "{rows} rows of {piece} in {room}");
+        for (scratch, ranks, width) in [(64 << 10, 2, 76_032 * 4), (1 << 20, 8, 304), (4096, 3, 4096), (96, 3, 30)] {
+            let [rows, piece] = gathered_at_once(scratch, ranks, width);
+            assert!(piece > 0 && rows > 0 && rows * piece * ranks <= scratch, "{rows} rows of {piece} in {scratch}");
             assert!(rows == 1 || piece == width, "a row in pieces goes alone");
         }
     }

@@ -1,4 +1,5 @@
-//! A merger, at the end of a tower or behind one of its blocks (DeepStack): each square of patches becomes one row.
+//! A merger, at the end of a vision tower or after one of its blocks (DeepStack): each square of
+//! patches becomes one row.
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::gelu::Gelu};
 
@@ -8,12 +9,10 @@ use crate::{
     weights::{Linear, WeightError, WeightMap},
 };
 
-/// The widths of a merger.
 #[derive(Clone, Copy)]
 pub struct MergerSizes {
     /// Width of a patch.
     pub hidden: usize,
-    /// How patches merge.
     pub merge: MergeSize,
     /// Width between the two matrices.
     pub middle: usize,
@@ -21,20 +20,18 @@ pub struct MergerSizes {
     pub out: usize,
     /// Added to the variance.
     pub epsilon: f32,
-    /// What is normalised.
     pub normed: Normed,
 }
 
-/// What a merger normalises.
+/// The rows that a merger normalizes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Normed {
-    /// Each patch, before the square is one row.
+    /// Each patch, before the patches of a square are joined into one row.
     Patches,
-    /// The row of a square.
+    /// The joined row of a square.
     Squares,
 }
 
-/// A merger's weights.
 pub struct Merger {
     sizes: MergerSizes,
     norm: LayerNorm,
@@ -43,7 +40,7 @@ pub struct Merger {
 }
 
 impl MergerSizes {
-    /// Width of a square of patches in one row.
+    /// Width of a row that joins the patches of a square.
     pub fn square(&self) -> usize {
         self.merge.patches(self.hidden)
     }

@@ -1,4 +1,5 @@
-//! What vision towers share: pictures packed for a launch, and how pictures stand in a prompt and in the vision cache.
+//! Parts that several vision towers use: pictures packed for a launch, and the layout of pictures
+//! in a prompt and in the vision cache.
 
 mod merger;
 mod packed_pictures;
@@ -29,6 +30,6 @@ pub use tower_config::TowerConfig;
 pub use tower_input::TowerInput;
 pub use tower_layer::{LayerNames, LayerSizes, Rotation, TowerLayer};
 
-/// Added to the variance, or to the mean square, in the norms of Qwen's towers. The reference has it as a constant; the
-/// configuration does not.
+/// Added to the variance, or to the mean square, in the norms of Qwen's towers. It is a constant in
+/// the reference implementation and is not part of the configuration.
 pub const NORM_EPSILON: f32 = 1e-6;

@@ -27,10 +27,10 @@ pub struct PackedPictures {
     levels: Vec<[f32; LEVEL_NUMBERS]>,  // [pictures]
     places: [Vec<u32>; 3],              // [picture, row, column], [patches] each
     frame_starts: Vec<u32>,             // [pictures + 1]
-    cache_rows: Vec<u32>,               // [merged patches]: where each embedding goes
+    cache_rows: Vec<u32>,               // [merged patches]: cache row of each embedding
 }
 
-/// Where each patch of a launch is, on the device.
+/// The position of each patch of a launch, on the device.
 pub struct PatchPlaces<'s> {
     /// `[3, patches]` u32: picture, row, column.
     pub places: Tensor<'s>,
@@ -52,7 +52,7 @@ impl AsRef<PackedPictures> for PackedPictures {
 }
 
 impl PackedPictures {
-    /// No picture yet, for a tower that reads patches of `patch` and merges them by `merge`.
+    /// An empty batch for a tower that reads patches of size `patch` and merges them by `merge`.
     pub fn new(patch: PatchSize, merge: MergeSize) -> Self {
         PackedPictures {
             patch,
@@ -67,8 +67,9 @@ impl PackedPictures {
         }
     }
 
-    /// Packs pictures, each with the rows of the vision cache for its embeddings, in their own order: merged patches
-    /// row by row, and within each its square of patches row by row.
+    /// Packs pictures, each with the vision cache rows for its embeddings. Patches keep the order
+    /// of their picture: merged patches row by row, and the patches of each merged patch row by
+    /// row.
     ///
     /// # Panics
     /// As [`push`](Self::push).
@@ -78,11 +79,12 @@ impl PackedPictures {
         packed
     }
 
-    /// Appends a picture, whose merged patches are cut in `order`. `cache_rows` has a row for each, in the picture's
-    /// own order.
+    /// Appends a picture whose merged patches are cut in `order`. `cache_rows` has a row for each
+    /// merged patch, in the picture's own order.
     ///
     /// # Panics
-    /// If another model's processor resized the picture, or its rows and embeddings differ in number: our own bug.
+    /// If another model's processor resized the picture, or the number of rows differs from the
+    /// number of embeddings. Both would be bugs in Bursar.
     pub fn push(&mut self, image: &ResizedImage, cache_rows: &[u32], order: impl IntoIterator<Item = usize>) {
         let PatchSize { side, frames } = self.patch;
         let ResizedImage { frames: given, grid, levels } = image;
@@ -91,7 +93,8 @@ impl PackedPictures {
         assert!(grid.t == 1 && given.iter().all(is_of_grid), "pixels of another model's processor: {image:?}");
         assert!((1..=frames).contains(&given.len()), "a step has up to {frames} frames: {image:?}");
         assert_eq!(cache_rows.len(), grid.tokens(self.merge), "each embedding has a row");
-        // `patchify` refuses a launch of more bytes than a u32 counts before it reads a layout.
+        // A truncated number is never used: `patchify` refuses a launch of more bytes than a u32
+        // can count before it reads the layout.
         self.layout.push([self.bytes.0 as u32, grid.h, grid.w, given.len() as u32]);
         self.levels.push(levels.numbers());
         let in_order: Vec<_> = patch_places(*grid, self.merge).collect();
@@ -114,7 +117,6 @@ impl PackedPictures {
         self.places[0].len()
     }
 
-    /// How many pictures.
     pub fn pictures(&self) -> usize {
         self.frames.len()
     }
@@ -124,7 +126,7 @@ impl PackedPictures {
         self.cache_rows.len()
     }
 
-    /// Uploads the places of the patches.
+    /// Uploads the positions of the patches.
     pub fn places<'s, B: Backend>(&self, scope: &'s Scope<'_, B>) -> Result<PatchPlaces<'s>, KernelError> {
         let [pictures, down, across] = &self.places;
         let places = scope.upload_parts(&[pictures, down, across])?.into_shape([3, self.patches()]);
@@ -150,23 +152,25 @@ impl PackedPictures {
         scope.patchify(&pixels, self.patch, patches)
     }
 
-    /// Uploads the stretches in which each picture attends to itself.
+    /// Uploads the stretches of patches, one for each picture, within which patches attend to each
+    /// other.
     pub fn frames<'s, B: Backend>(&self, scope: &'s Scope<'_, B>) -> Result<Stretches<'s>, KernelError> {
         stretches(scope, &self.frame_starts)
     }
 
-    /// Where the embeddings go: a row of the cache for each.
+    /// The vision cache row of each embedding.
     pub fn rows(&self) -> &[u32] {
         &self.cache_rows
     }
 
-    /// Uploads where the embeddings go, `[embeddings]` u32.
+    /// Uploads the vision cache row of each embedding, `[embeddings]` u32.
     pub fn cache_rows<'s, B: Backend>(&self, scope: &'s Scope<'_, B>) -> Result<Tensor<'s>, KernelError> {
         scope.upload([self.embeddings()], &self.cache_rows)
     }
 }
 
-/// Uploads stretches of patches that attend to themselves. Stretch `s` has the patches `starts[s]..starts[s + 1]`.
+/// Uploads stretches of patches. Patches attend only to patches of the same stretch. Stretch `s`
+/// has the patches `starts[s]..starts[s + 1]`.
 pub fn stretches<'s, B: Backend>(scope: &'s Scope<'_, B>, starts: &[u32]) -> Result<Stretches<'s>, KernelError> {
     let lengths = starts.windows(2).map(|pair| pair[1] - pair[0]);
     let query_key_pairs = lengths.clone().map(|length| u64::from(length).pow(2)).sum();
@@ -174,7 +178,7 @@ pub fn stretches<'s, B: Backend>(scope: &'s Scope<'_, B>, starts: &[u32]) -> Res
     Ok(Stretches { starts: scope.upload([starts.len()], starts)?, longest, query_key_pairs })
 }
 
-/// The row and column of each patch of one frame in the picture's own order.
+/// The row and the column of each patch of one frame, in the picture's own order.
 fn patch_places(grid: Grid, merge: MergeSize) -> impl Iterator<Item = (u32, u32)> {
     let (rows, columns) = grid.merged(merge);
     (0..rows * columns).flat_map(move |merged| {

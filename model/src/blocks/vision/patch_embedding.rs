@@ -1,4 +1,4 @@
-//! Patches and where they are: a projection, and a table of learned positions on a grid.
+//! Patch embedding: a projection of the patches, and a table of learned positions on a grid.
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor};
 
@@ -9,17 +9,18 @@ use crate::weights::Linear;
 pub struct PatchEmbedding {
     /// `[hidden, values]`: a convolution's kernel, with its bias.
     pub projection: Linear,
-    /// `[others + side * side, hidden]`: positions that are not of patches, then those of a square grid, row by row.
+    /// `[others + side * side, hidden]`: positions that do not belong to patches, then the
+    /// positions of a square grid, row by row.
     pub table: Tensor<'static>,
-    /// How many are not of patches.
+    /// Number of positions in the table that do not belong to patches.
     pub others: usize,
     /// Positions along a side of the grid.
     pub side: usize,
 }
 
 impl PatchEmbedding {
-    /// Cuts patches and embeds them where they are, `[patches, hidden]`: the table is stretched over each picture, and
-    /// the projected patches are added.
+    /// Cuts patches and embeds them with their positions, `[patches, hidden]`: the position table
+    /// is resized to the grid of each picture, and the projected patches are added.
     pub fn forward<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

@@ -1,27 +1,28 @@
-//! The row of the vision cache that one merged patch of a picture has.
+//! The layout of a row of the vision cache, which holds one merged patch of a picture.
 
 use std::ops::Range;
 
-/// The columns of a row: the embedding, which takes the place of the placeholder, and behind it the parts that are
-/// added to its token after each of the decoder's first layers (DeepStack, Meng et al. 2024, arXiv 2406.04334).
+/// The columns of a row: the embedding, which replaces the embedding of the placeholder token, and
+/// after it the parts that are added to the token after each of the decoder's first layers
+/// (DeepStack, Meng et al. 2024, arXiv 2406.04334).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PictureRow {
-    /// Width of the decoder, and so of the embedding and of each part.
+    /// Width of the decoder, and therefore of the embedding and of each part.
     pub hidden: usize,
-    /// Parts behind the embedding; part `k` is added after layer `k`.
+    /// Number of parts after the embedding. Part `k` is added after layer `k`.
     pub parts: usize,
 }
 
 impl PictureRow {
-    /// A row of a family whose tower gives an embedding and nothing else.
+    /// A row for a family whose tower produces only embeddings.
     pub const fn plain(hidden: usize) -> Self {
         PictureRow { hidden, parts: 0 }
     }
 
-    /// The row of `width` columns for a decoder of `hidden`.
+    /// The row of `width` columns for a decoder of width `hidden`.
     ///
     /// # Panics
-    /// If the width is no multiple of it, 1 or more: our own bug.
+    /// If `width` is not a positive multiple of `hidden`, which would be a bug in Bursar.
     pub fn of_width(width: usize, hidden: usize) -> Self {
         assert!(
             width >= hidden && width.is_multiple_of(hidden),

@@ -1,16 +1,19 @@
-//! Ranks that share the pictures of a launch out: who encodes which, and how all get all rows.
+//! Distribution of the pictures of a launch over ranks: the pictures that each rank encodes, and
+//! the exchange that gives all ranks all rows.
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor};
 
-/// Rows that a rank sends at a time, so that the exchange takes less of the workspace than the tower.
+/// Rows that a rank sends at a time. The limit makes the exchange take less of the workspace than
+/// the tower.
 const ROWS_AT_ONCE: usize = 256;
 
-/// Gives each picture, by its patches, to one of `ranks` ranks, and returns the numbers of each rank's pictures: the
-/// largest first, each to the rank with the fewest patches so far, the first of several (Graham 1969, doi
-/// 10.1137/0117039).
+/// Assigns each picture to one of `ranks` ranks by its number of patches, and returns the indices
+/// of each rank's pictures. The largest pictures are assigned first, each to the rank with the
+/// fewest patches so far. If several ranks have the fewest, the first of them gets the picture
+/// (Graham 1969, doi 10.1137/0117039).
 pub fn share_out(patches: &[usize], ranks: usize) -> Vec<Vec<usize>> {
     let mut by_size: Vec<usize> = (0..patches.len()).collect();
-    // Stable: of equal pictures, the first goes first.
+    // The sort is stable: among pictures of equal size, the first is assigned first.
     by_size.sort_by_key(|picture| std::cmp::Reverse(patches[*picture]));
     let (mut shares, mut sums) = (vec![Vec::new(); ranks], vec![0; ranks]);
     for picture in by_size {
@@ -22,16 +25,19 @@ pub fn share_out(patches: &[usize], ranks: usize) -> Vec<Vec<usize>> {
     shares
 }
 
-/// The most patches that [`share_out`] gives a rank of a launch of `launch` patches in pictures of at most `largest`.
+/// The largest number of patches that [`share_out`] gives one rank, for a launch of `launch`
+/// patches in pictures of at most `largest` patches.
 ///
-/// A rank with several pictures got the last one, of `p` patches, when no rank had fewer: it has at most
-/// `p + (launch - p) / ranks`. As the larger ones went first, more than `ranks` pictures have `p` or more, so that `p`
-/// is at most `launch / (ranks + 1)`.
+/// When a rank with several pictures got its last picture, of `p` patches, no rank had fewer
+/// patches. So the rank has at most `p + (launch - p) / ranks` patches. Larger pictures were
+/// assigned first, so more than `ranks` pictures have `p` or more patches, and `p` is at most
+/// `launch / (ranks + 1)`.
 pub fn most_of_a_rank(launch: usize, largest: usize, ranks: usize) -> usize {
     largest.max(2 * launch / (ranks + 1)).min(launch)
 }
 
-/// Writes the rows of `cache` `[rows, width]` that each rank has made, `rows_of[rank]`, to the caches of all others.
+/// Copies the rows of `cache` `[rows, width]` that each rank has computed, `rows_of[rank]`, to the
+/// caches of all other ranks.
 pub fn exchange_rows<B: Backend>(
     scope: &Scope<'_, B>,
     rows_of: &[&[u32]],
@@ -43,7 +49,8 @@ pub fn exchange_rows<B: Backend>(
         let scope = scope.scope();
         let end = most.min(first + ROWS_AT_ONCE);
         let in_turn = |rows: &[u32]| rows[first.min(rows.len())..end.min(rows.len())].to_vec();
-        // All ranks bring as many rows; those that a rank lacks are read by none.
+        // All ranks send the same number of rows. A rank that has fewer rows pads with row 0, which
+        // no rank reads.
         let mut own = in_turn(rows_of[rank]);
         own.resize(end - first, 0);
         let own = scope.gather_rows(cache, &scope.upload([own.len()], &own)?)?; // [count, width]

@@ -5,21 +5,22 @@ use serde_json::{Map, Value};
 
 use crate::blocks::ConfigError;
 
-/// The tokens that stand for pictures and videos.
+/// The placeholder tokens of pictures and videos.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PictureTokens {
-    /// Stands for one merged patch of a picture.
+    /// The placeholder of one merged patch of a picture.
     pub image: u32,
-    /// Stands for one merged patch of a video's step; `None` if the checkpoint has no such token.
+    /// The placeholder of one merged patch of a video step; `None` if the checkpoint has no such
+    /// token.
     pub video: Option<u32>,
 }
 
-/// Defaults of Qwen's configuration classes.
+/// Default ids of Qwen's configuration classes.
 const IMAGE: u32 = 151_655;
 const VIDEO: u32 = 151_656;
 
 impl PictureTokens {
-    /// Reads `image_token_id` and `video_token_id`. Both must be among the `vocabulary` ids.
+    /// Reads `image_token_id` and `video_token_id`. Both must be less than `vocabulary`.
     pub fn read(config: &Map<String, Value>, vocabulary: usize) -> Result<Self, ConfigError> {
         let token = |field: &str| config.get(field).map(u32::deserialize).transpose();
         let image = token("image_token_id")?.unwrap_or(IMAGE);

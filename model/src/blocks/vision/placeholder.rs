@@ -15,42 +15,43 @@ pub const QWEN_PLACEHOLDERS: PlaceholderTexts = PlaceholderTexts {
     after: "<|vision_end|>",
 };
 
-/// The placeholder tokens, and what their count and positions follow from.
+/// The placeholder tokens, and the settings that determine their number and positions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placeholders {
-    /// Their ids.
     pub tokens: PictureTokens,
     /// How patches merge into tokens.
     pub merge: MergeSize,
-    /// How a video stands in a prompt.
     pub video: VideoPlace,
 }
 
-/// How a video stands in a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VideoPlace {
-    /// One placeholder stands for all steps, which follow each other and the clock.
+    /// One placeholder stands for all steps of the video. The steps follow each other directly, and
+    /// their positions follow the time in the video.
     Timed {
-        /// Frames of a step of time.
+        /// Frames of one time step.
         frames: usize,
         /// Positions on the time axis per second.
         tokens_per_second: usize,
     },
-    /// One placeholder stands for all steps, which follow each other and each have the position behind the one before.
+    /// One placeholder stands for all steps of the video. The steps follow each other directly, and
+    /// the time position increases by one with each step.
     Counted,
-    /// Each step has a placeholder of its own and stands like a picture, with its time as text in front.
+    /// Each step has a separate placeholder and is laid out like a picture, after its time as text.
     Written,
 }
 
-/// The greatest position on the time axis. Rotary angles are computed in f32, which counts whole numbers up to this.
+/// The greatest position on the time axis. Rotary angles are computed in f32, which represents
+/// every whole number up to this one.
 const TIME_MAX: f64 = (1u32 << 24) as f64;
 
 impl VideoPlace {
-    /// A step's offset on the time axis from the video's first step. Where it is timed: `tokens_per_second` positions
-    /// per second, rounded down (arXiv 2502.13923, section 2.1.2). transformers 5.17 cuts the seconds of a step to a
-    /// whole number first, so that steps of a video of more than `frames` frames per second share positions. The
-    /// release did not, and transformers has stopped with its pull request 48669. Dividing once, by whole
-    /// numbers, never rounds below a whole position.
+    /// A step's offset on the time axis from the video's first step. For [`Timed`](Self::Timed),
+    /// there are `tokens_per_second` positions per second, rounded down (arXiv 2502.13923, section
+    /// 2.1.2). transformers 5.17 first truncates the seconds of a step to a whole number, so that
+    /// steps share positions in a video of more than `frames` frames per second. The original
+    /// release did not do this, and transformers has stopped doing it with its pull request 48669.
+    /// A single division of a whole number never rounds to less than a whole position.
     fn time(self, step: usize, frames_per_second: f64) -> u32 {
         let position = match self {
             VideoPlace::Timed { frames, tokens_per_second } => {
@@ -63,13 +64,14 @@ impl VideoPlace {
     }
 }
 
-/// Expands each placeholder of `tokens` to one token per embedding of its picture or video, and gives every token its
-/// position. Text moves along all axes at once, a picture spans rows and columns, and a video spans time as well. The
-/// n-th image token stands for the n-th picture of `visuals`, and the n-th video token for the n-th video.
+/// Expands each placeholder of `tokens` to one token per embedding of its picture or video, and
+/// gives every token its position. Text advances on all axes at once, a picture spans rows and
+/// columns, and a video also spans time. The n-th image token stands for the n-th picture of
+/// `visuals`, and the n-th video token for the n-th video.
 ///
-/// Text continues after the largest position before it, on whichever axis. The model was trained that way
-/// (`get_rope_index` of transformers' pull request 35569, by its authors), and vLLM does the same. transformers 5.17
-/// lets text begin at positions of a video's later steps.
+/// Text continues after the largest preceding position on any axis. The model was trained that way
+/// (`get_rope_index` in transformers' pull request 35569, by the model's authors), and vLLM does
+/// the same. In transformers 5.17, text can begin at positions of a video's later steps.
 pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> Result<PromptLayout, LayoutError> {
     let (pictures, mut videos) = by_kind(visuals);
     if let (None, false) = (words.tokens.video, videos.is_empty()) {
@@ -102,7 +104,8 @@ pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> 
     Ok(layout)
 }
 
-/// Refuses a prompt with more or fewer placeholders than `pictures`, or than the places that `videos` have in it.
+/// Refuses a prompt with more or fewer placeholders than `pictures`, or than the number `videos` of
+/// placeholders that the videos need.
 fn check_counts(tokens: &[u32], words: &Placeholders, pictures: usize, videos: usize) -> Result<(), LayoutError> {
     let count = |word: Option<u32>| tokens.iter().filter(|token| Some(**token) == word).count();
     let (of_pictures, of_videos) = (count(Some(words.tokens.image)), count(words.tokens.video));
@@ -125,8 +128,8 @@ fn check_counts(tokens: &[u32], words: &Placeholders, pictures: usize, videos: u
 /// Index of the first step, grid of a step, steps, frames per second.
 type PlacedVideo = (usize, Grid, usize, f64);
 
-/// Splits pictures from videos. Each has its index among the pictures that the encoder sees; a video has its first
-/// step's.
+/// Separates pictures and videos. Each has its index among the pictures that the encoder sees. For
+/// a video, this is the index of its first step.
 fn by_kind(visuals: &[VisualGrid]) -> (Vec<(usize, Grid)>, Vec<PlacedVideo>) {
     let (mut pictures, mut videos) = (Vec::new(), Vec::new());
     let mut first = 0;
@@ -149,8 +152,8 @@ fn steps_of((first, step, steps, frames_per_second): PlacedVideo) -> impl Iterat
 }
 
 impl PromptLayout {
-    /// The first position after the last picture or video. Its last merged patch, of a video's last step, is the
-    /// furthest on each axis.
+    /// The first position after the last picture or video. Its last merged patch, in the last step
+    /// of a video, has the largest position on each axis.
     fn behind(&self) -> u32 {
         self.positions.last().into_iter().flatten().max().map_or(0, |largest| largest + 1)
     }
@@ -235,7 +238,8 @@ mod tests {
         assert_eq!(times(3.0), [0, 1, 2, 4]);
         assert_eq!(times(8.0), [0, 0, 1, 1]);
         assert_eq!(times(24.0), [0, 0, 0, 0]);
-        // 0.6 has no exact double, yet no position is rounded below the whole.
+        // 0.6 has no exact f64 representation, but no position is rounded to less than its whole
+        // number.
         assert_eq!(times(0.6), [0, 6, 13, 20]);
         assert_eq!(times(f64::MIN_POSITIVE), [0, 1 << 24, 1 << 24, 1 << 24]);
     }

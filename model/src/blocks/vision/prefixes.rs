@@ -1,18 +1,18 @@
-//! What checkpoints call a tower and the decoder behind it, before and since transformers 4.52.
+//! Prefixes of the weights of a vision tower and its decoder in checkpoints, before and since
+//! transformers 4.52.
 
 use crate::weights::WeightMap;
 
 /// The prefixes of the weights' names.
 pub struct Prefixes {
-    /// Of the tower.
     pub tower: &'static str,
-    /// Of the decoder.
     pub decoder: &'static str,
 }
 
 impl Prefixes {
-    /// The prefixes that the checkpoint has. Each is looked up alone, as transformers renames each alone (5.17,
-    /// `conversion_mapping.py`, under `Qwen2VLForConditionalGeneration`).
+    /// The prefixes that the checkpoint uses. Each prefix is looked up separately, because
+    /// transformers also renames each one separately (5.17, `conversion_mapping.py`, under
+    /// `Qwen2VLForConditionalGeneration`).
     pub fn of(map: &WeightMap<'_>) -> Self {
         let has_new = |name, new, old| if map.has(name) { new } else { old };
         Prefixes {

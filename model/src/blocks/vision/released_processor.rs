@@ -1,9 +1,10 @@
-//! The settings that towers of 14-pixel patches were released with, for checkpoints without files of their own.
+//! The released processor settings of towers with 14-pixel patches, for checkpoints that lack these
+//! files.
 
 use serde_json::{Value, json};
 
-/// The `preprocessor_config.json` of Qwen's released checkpoints whose videos are read by it as well, with the patch
-/// sizes of this `config.json`.
+/// The `preprocessor_config.json` of Qwen's released checkpoints that also use it for videos, with
+/// the patch sizes of this `config.json`.
 pub fn released_processor(config: &Value) -> Value {
     let of_tower = |field: &str, released: u64| config["vision_config"][field].as_u64().unwrap_or(released);
     json!({

@@ -1,12 +1,14 @@
-//! Pictures in the prompt of a model that counts tokens one by one, whatever they are.
+//! Pictures in the prompt of a model that numbers all tokens consecutively, whether they belong to
+//! text or pictures.
 
 use crate::{
     MergeSize,
     flow::{Grid, LayoutError, PictureSpan, PromptLayout, VisualGrid},
 };
 
-/// Expands each `placeholder` of `tokens` to one token per embedding: the n-th stands for the n-th picture, with all
-/// its tiles, or step of a video. A token's position is its index, the same on all axes.
+/// Expands each `placeholder` of `tokens` to one token per embedding. The n-th placeholder stands
+/// for the n-th picture with all its tiles, or for a step of a video. A token's position is its
+/// index, the same on all axes.
 pub fn lay_out_in_line(
     tokens: &[u32],
     visuals: &[VisualGrid],
@@ -38,7 +40,7 @@ pub fn lay_out_in_line(
     Ok(layout)
 }
 
-/// What each placeholder of a visual stands for: a grid, and how many pictures of it.
+/// For each placeholder of a visual: a grid, and the number of pictures of that grid.
 fn places(visual: &VisualGrid) -> impl Iterator<Item = (Grid, usize)> + use<> {
     let (places, pictures) = match visual {
         VisualGrid::Image(_) | VisualGrid::Tiles { .. } => (1, visual.pictures()),

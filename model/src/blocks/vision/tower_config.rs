@@ -1,4 +1,4 @@
-//! What the `vision_config`s of Qwen's towers have in common.
+//! Settings that the `vision_config`s of all Qwen towers have.
 
 use bursar_kernels::ops::patchify::PatchSize;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -12,14 +12,12 @@ use crate::{
 
 const PLACE: &str = "vision_config.";
 
-/// The sizes and settings under the same key in each of them.
+/// The sizes and settings that have the same key in each of these towers.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct TowerConfig {
-    /// Number of layers.
     pub depth: usize,
-    /// Attention heads.
     pub num_heads: usize,
-    /// Colour channels of a pixel.
+    /// Color channels of a pixel.
     pub in_channels: usize,
     /// Pixels along a side of a patch.
     pub patch_size: usize,
@@ -42,14 +40,15 @@ impl TowerConfig {
         config_keys::refuse_unknown_but(PLACE, given, followed)?;
         let mut fields = config_keys::over(defaults, given);
         tower_rope::check(PLACE, &fields)?;
-        // The older name of `in_channels`; files that newer versions saved again have both.
+        // The older name of `in_channels`. Files that were saved again by newer versions have both.
         if let Some(channels) = fields.remove("in_chans").filter(|channels| !channels.is_null()) {
             fields.insert("in_channels".to_owned(), channels);
         }
         Ok(serde_json::from_value(fields.into())?)
     }
 
-    /// Pixels and frames of a patch. It has three colour channels: [`TowerInput`] refuses a tower with another number.
+    /// Pixels and frames of a patch. Patches have three color channels: [`TowerInput`] refuses a
+    /// tower with another number.
     pub fn patch(&self) -> PatchSize {
         PatchSize { side: self.patch_size, frames: self.temporal_patch_size }
     }
@@ -59,14 +58,15 @@ impl TowerConfig {
         MergeSize::new(self.spatial_merge_size)
     }
 
-    /// What the tower reads, if bounds on pixels hold for each frame of a video.
+    /// The input format of the tower, for a family whose bounds on pixels apply to each frame of a
+    /// video.
     pub fn input(&self) -> TowerInput {
         let (patch, merge, channels) = (self.patch(), self.merge(), self.in_channels);
         TowerInput { patch, merge, channels, tile: None, counts_whole_videos: false }
     }
 
-    /// Refuses sizes out of range, another activation than `activation`, and heads of a tower of width `hidden` that
-    /// cannot be rotated.
+    /// Refuses sizes out of range, an activation other than `activation`, and heads that cannot be
+    /// rotated in a tower of width `hidden`.
     pub fn check(&self, hidden: usize, activation: &'static str) -> Result<(), ConfigError> {
         ConfigError::check_size("vision_config.depth", self.depth, 1 << 12)?;
         ConfigError::check_size("vision_config.num_heads", self.num_heads, 1 << 12)?;

@@ -1,4 +1,4 @@
-//! What a vision tower reads, and whether a checkpoint's processors cut that.
+//! The input format of a vision tower, and the check that a checkpoint's processors produce it.
 
 use bursar_kernels::ops::patchify::{CHANNELS, PatchSize};
 
@@ -8,24 +8,24 @@ use crate::{
     processor::{CountedPixels, ImageProcessor, ImageProcessorConfig, VideoProcessor},
 };
 
-/// What a tower reads, under the names that `vision_config` has for it.
+/// The input format of a tower, from its `vision_config`.
 #[derive(Clone, Copy, Debug)]
 pub struct TowerInput {
     /// Pixels and frames of a patch.
     pub patch: PatchSize,
     /// How patches merge into tokens.
     pub merge: MergeSize,
-    /// Colour channels of a pixel.
+    /// Color channels of a pixel.
     pub channels: usize,
     /// Pixels along a side of a tile, if pictures are cut into tiles.
     pub tile: Option<usize>,
-    /// Whether bounds on pixels hold for all frames of a video together.
+    /// Whether bounds on pixels apply to all frames of a video together.
     pub counts_whole_videos: bool,
 }
 
 impl TowerInput {
-    /// Refuses processors whose patches or tiles differ from those that the tower reads, and a checkpoint without a
-    /// processor of pictures.
+    /// Refuses processors with patches or tiles that differ from the input of the tower, and a
+    /// checkpoint without an image processor.
     pub fn check(&self, images: Option<&ImageProcessor>, videos: Option<&VideoProcessor>) -> Result<(), ConfigError> {
         let images = images.ok_or_else(|| {
             let text = "the model takes pictures, but there is no preprocessor_config.json or processor_config.json";

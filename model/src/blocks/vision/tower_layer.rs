@@ -1,6 +1,7 @@
-//! A layer of a vision transformer (Dosovitskiy et al. 2020, arXiv 2010.11929): two norms, one projection for queries,
-//! keys and values, and an MLP of two matrices. Towers differ in the kind of norm, in rotary positions, in norms of
-//! queries and keys, and in scales of what the layer adds (LayerScale, arXiv 2103.17239).
+//! A layer of a vision transformer (Dosovitskiy et al. 2020, arXiv 2010.11929): two norms, one
+//! projection for queries, keys and values, and an MLP of two matrices. Towers differ in the kind
+//! of norm, rotary positions, norms of queries and keys, and scales of the layer's outputs before
+//! they are added to the residual stream (LayerScale, arXiv 2103.17239).
 
 use bursar_kernels::{
     Backend, KernelError, Scope, Tensor,
@@ -19,11 +20,10 @@ pub struct LayerSizes {
     pub hidden: usize,
     /// Width of the MLP.
     pub intermediate: usize,
-    /// Attention heads.
     pub heads: usize,
     /// Activation of the MLP.
     pub activation: Gelu,
-    /// Which norm both are.
+    /// The kind of both norms.
     pub norm: NormKind,
     /// Added to the variance, or to the mean square, in both norms.
     pub epsilon: f32,
@@ -33,7 +33,7 @@ pub struct LayerSizes {
     pub qkv_bias: bool,
 }
 
-/// What a checkpoint calls the parts of a layer, without the layer's prefix.
+/// Names of a layer's parts in a checkpoint, without the layer's prefix.
 #[derive(Clone, Copy)]
 pub struct LayerNames {
     /// The norm before attention.
@@ -42,18 +42,18 @@ pub struct LayerNames {
     pub qkv: &'static [&'static str],
     /// Root-mean-square norms of queries and of keys over the whole width, if there are any.
     pub qk_norms: Option<[&'static str; 2]>,
-    /// The projection behind attention.
+    /// The output projection of attention.
     pub out: &'static str,
     /// The norm before the MLP.
     pub mlp_norm: &'static str,
     /// The matrices of the MLP.
     pub mlp: [&'static str; 2],
-    /// The scales of what attention and the MLP add, if there are any.
+    /// The scales of the outputs of attention and of the MLP, if there are any.
     pub scales: Option<[&'static str; 2]>,
 }
 
 impl LayerNames {
-    /// The names of timm's `vision_transformer.py`, without what only some layers have.
+    /// The names in timm's `vision_transformer.py`, without the optional parts.
     pub const TIMM: LayerNames = LayerNames {
         attention_norm: "norm1",
         qkv: &["attn.qkv"],
@@ -65,7 +65,6 @@ impl LayerNames {
     };
 }
 
-/// One layer's weights.
 pub struct TowerLayer {
     sizes: LayerSizes,
     attention_norm: Norm,
@@ -80,7 +79,6 @@ pub struct TowerLayer {
 /// Rotary positions of a launch.
 #[derive(Clone, Copy)]
 pub struct Rotation<'r> {
-    /// The frequencies.
     pub rope: &'r Rope<'r>,
     /// `[2, patches]` u32: row and column.
     pub positions: &'r Tensor<'r>,
@@ -118,7 +116,8 @@ impl TowerLayer {
         Ok(TowerLayer { sizes, attention_norm, qkv, qk_norms, out, mlp_norm, up, down })
     }
 
-    /// Runs the layer on `hidden` `[patches, hidden]`, in place. Patches of a stretch of `seen` attend to each other.
+    /// Runs the layer on `hidden` `[patches, hidden]`, in place. Patches attend to the patches of
+    /// the same stretch of `seen`.
     pub fn forward<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -144,7 +143,7 @@ impl TowerLayer {
         self.down.forward_add(&scope, &widened, hidden)
     }
 
-    /// Normalises the queries and the keys of `qkv` `[patches, 3 * hidden]` in place.
+    /// Normalizes the queries and the keys of `qkv` `[patches, 3 * hidden]` in place.
     fn norm_queries_and_keys<B: Backend>(&self, scope: &Scope<'_, B>, qkv: &mut Tensor<'_>) -> Result<(), KernelError> {
         let Some(norms) = &self.qk_norms else { return Ok(()) };
         let (scope, hidden) = (scope.scope(), self.sizes.hidden);

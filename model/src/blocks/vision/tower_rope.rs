@@ -9,7 +9,7 @@ use crate::{
     weights::WeightMap,
 };
 
-/// Base of the frequencies. No released tower has another.
+/// Base of the frequencies. All released towers use this value.
 pub const THETA: f64 = 10_000.0;
 
 /// Refuses a `vision_config` that scales its frequencies or has another base. `place` is the prefix of its keys.

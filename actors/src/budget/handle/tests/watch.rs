@@ -157,7 +157,7 @@ async fn a_waiting_lease_comes_before_growth() {
     filled.resize(MIB(50)).await;
     let waiting = tokio::spawn({
         let budget = filled.bed.budget.clone();
-        async move { budget.lease(Class::tenant("mine"), MIB(12)).await }
+        async move { budget.lease(Class::external("mine"), MIB(12)).await }
     });
     assert_eq!(filled.pass(30).await, [], "10 are free, and it waits for 12");
     filled.resize(MIB(48)).await;

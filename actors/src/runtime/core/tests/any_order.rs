@@ -168,7 +168,7 @@ impl World {
             self.now += Duration::from_millis(10);
             for effect in self.core.step(input, self.now) {
                 match effect {
-                    Effect::Look => next = Some(self.look()),
+                    Effect::ReportIdle => next = Some(self.look()),
                     effect => self.carry_out(effect),
                 }
             }
@@ -183,7 +183,7 @@ impl World {
             let is_awaited = is_busy || self.wanted.contains(name);
             IdleReport { name: name.clone(), idle_for: (!is_awaited).then_some(Duration::ZERO), is_awaited }
         };
-        Input::Look(self.models.keys().enumerate().map(seen).collect())
+        Input::IdleReports(self.models.keys().enumerate().map(seen).collect())
     }
 
     fn carry_out(&mut self, effect: Effect<Numbers>) {
@@ -225,13 +225,13 @@ impl World {
                 self.has_budget = true;
                 self.has_device = true;
             }
-            Effect::FallAsleep { name, load, .. } => {
+            Effect::BeginSleep { name, load, .. } => {
                 self.next += 1;
                 let busy = SleepError::Busy { running: 1, within: Duration::ZERO };
                 let drained = if self.next.is_multiple_of(2) { Err(busy) } else { Ok(()) };
                 self.promised.push(Input::Drained { name, load, drained });
             }
-            Effect::LieDown { name, load, level } => {
+            Effect::ReleaseEngine { name, load, level } => {
                 self.models.insert(name.clone(), false);
                 self.promised.push(Input::FellAsleep { name, load, level: level.unwrap_or(SleepLevel::Level1) });
             }
@@ -240,12 +240,12 @@ impl World {
                 assert_eq!(self.models.insert(name.clone(), true), Some(false), "one engine at a time");
                 self.promised.push(Input::Woken { name, load });
             }
-            Effect::LookLater { .. } => {
+            Effect::ReportIdleLater { .. } => {
                 let look = self.look();
                 self.promised.push(look);
             }
             Effect::AnswerSleeper { sleeper, .. } => self.answered(sleeper),
-            Effect::Look => unreachable!("looked at above"),
+            Effect::ReportIdle => unreachable!("looked at above"),
             Effect::StayAwake { name } | Effect::ShowAwake { name, .. } | Effect::TellNotWoken { name } => {
                 self.wanted.remove(&name);
             }

@@ -8,9 +8,9 @@ use crate::{
 
 pub(super) fn told(effect: &Effect<Names>) -> String {
     match effect {
-        Effect::FallAsleep { name, within, stayed_busy: 0, .. } => format!("{name} falls asleep within {within:?}"),
-        Effect::FallAsleep { name, stayed_busy, .. } => format!("{name} falls asleep after {stayed_busy} times"),
-        Effect::LieDown { name, .. } => format!("{name} lies down"),
+        Effect::BeginSleep { name, within, stayed_busy: 0, .. } => format!("{name} falls asleep within {within:?}"),
+        Effect::BeginSleep { name, stayed_busy, .. } => format!("{name} falls asleep after {stayed_busy} times"),
+        Effect::ReleaseEngine { name, .. } => format!("{name} lies down"),
         Effect::StayAwake { name } => format!("{name} stays awake"),
         Effect::ShowAsleep { name, level, reason } => format!("{name} sleeps at {level} for {reason:?}"),
         Effect::ShowWaking { name } => format!("{name} is waking"),
@@ -18,8 +18,8 @@ pub(super) fn told(effect: &Effect<Names>) -> String {
         Effect::ShowAwake { name, reason, took } => format!("{name} is awake for {reason:?} after {took:?}"),
         Effect::TellNotWoken { name } => format!("{name} did not wake up"),
         Effect::FailStart { name } => format!("{name} did not start"),
-        Effect::Look => text("look"),
-        Effect::LookLater { busy, within } => format!("look when any of {busy:?} is idle, or after {within:?}"),
+        Effect::ReportIdle => text("look"),
+        Effect::ReportIdleLater { busy, within } => format!("look when any of {busy:?} is idle, or after {within:?}"),
         Effect::AnswerSleeper { sleeper, outcome } => format!("answer {sleeper}: {}", outcome.is_ok()),
         _ => unreachable!("told beside the other stories"),
     }
@@ -66,7 +66,7 @@ impl Bed {
             idle_for: idle_for.map(Duration::from_secs),
             is_awaited: idle_for.is_none(),
         });
-        self.give(Input::Look(seen.collect()))
+        self.give(Input::IdleReports(seen.collect()))
     }
 }
 

@@ -1,4 +1,5 @@
-//! The watcher: compares the driver's free bytes with the ledger, and acts on the difference.
+//! The watcher of the device: the driver's free bytes are compared with the ledger, and differences
+//! lead to orders.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +12,12 @@ use crate::{
 };
 
 impl BudgetState {
-    /// The regular look: what other processes have taken or given back, orders not yet obeyed, growth, and gauges.
+    /// The regular probe. Measures memory that other processes have taken or returned, repeats
+    /// orders not obeyed yet, offers growth, and sets gauges.
     pub(super) fn look(&mut self) -> Result<(), DeviceError> {
-        // While a model is sized, it takes memory before it leases it, such as graphs during capture and modules on
-        // first use. That cannot be told from another process, and sizing looks for itself when it settles.
+        // A model that is being sized takes memory before it leases it: graphs during capture,
+        // modules at their first use. That memory cannot be distinguished from memory of another
+        // process. Sizing asks for a measurement itself when all is leased.
         let is_profiling = self.ledger.is_profiling();
         self.let_go();
         let memory = if is_profiling {
@@ -33,18 +36,20 @@ impl BudgetState {
         }
         self.offer_growth();
         self.may_lend = true;
-        // Bytes being returned, or about to be leased, are not drift.
+        // Bytes that are being returned or are about to be leased are not drift.
         let is_calm = !is_profiling && self.clearing.is_empty() && self.is_settled();
         let drift = self.drift();
         self.drifted = drift.filter(|_| is_calm).unwrap_or(self.drifted);
-        // If the driver reports our process' memory but drift cannot be told now, the last value is shown.
+        // If the driver reports the memory of this process but drift can't be computed now, the
+        // gauge keeps its last value.
         self.show_look(memory, drift.map(|_| self.drifted));
         Ok(())
     }
 
-    /// Counts as overhead what our process took outside leases while a model was sized, such as library kernels loaded
-    /// on first use. The caller has leased everything else that it took. If two models are sized at once, the bytes
-    /// cannot be attributed, so nothing is counted.
+    /// Counts memory that this process took outside leases while a model was being sized as
+    /// overhead, such as library kernels loaded at their first use. The caller has leased
+    /// everything else that it took. If two models are being sized at once, the bytes cannot be
+    /// attributed, so nothing is counted.
     pub(super) fn adopt_what_was_loaded(&mut self) {
         if self.ledger.profiling() == 1 && self.is_settled() {
             let came = self.drift().unwrap_or_default().saturating_sub(self.drifted);
@@ -53,8 +58,8 @@ impl BudgetState {
         }
     }
 
-    /// Counts memory of captured graphs as overhead. The driver keeps it in a pool for later graphs. Later looks reduce
-    /// the number once the driver lets go.
+    /// Counts memory of captured graphs as overhead. The driver keeps it in a pool for later
+    /// graphs. Later probes reduce the overhead when the driver has freed the memory.
     pub(super) fn keep(&mut self, bytes: Bytes) {
         if self.device.process_bytes().is_some() {
             self.mailbox.books().beside += bytes;
@@ -62,10 +67,11 @@ impl BudgetState {
         }
     }
 
-    /// Memory no longer held outside leases stops counting as overhead.
+    /// Stops counting memory as overhead that this process no longer holds outside leases.
     fn let_go(&mut self) {
-        // A tenant may have leased memory that it has not taken yet, which would hide as much.
-        let has_tenants = self.mailbox.leases().iter().any(|lease| matches!(lease.class, Class::Tenant(_)));
+        // A tenant may have leased memory that it has not taken yet. That memory would hide the
+        // same number of bytes held outside leases.
+        let has_tenants = self.mailbox.leases().iter().any(|lease| matches!(lease.class, Class::External(_)));
         let Some(held) = self.beside() else { return };
         if self.is_settled() && !has_tenants {
             let mut books = self.mailbox.books();
@@ -75,13 +81,14 @@ impl BudgetState {
         }
     }
 
-    /// Tells the ledger the least that other processes hold: what is used and is not ours. A lease for something
-    /// without addresses (a tenant's own allocations) hides as much of it until that is taken. The driver answers
-    /// within microseconds, even while memory is being backed. Returns the driver's numbers, or none if the device is
+    /// Sends the ledger the smallest number of bytes that other processes can hold: used bytes that
+    /// are not ours. A lease whose addresses are unknown (a tenant's own allocations) hides foreign
+    /// memory until the tenant has allocated all of it. The driver answers within microseconds,
+    /// even while memory is being backed. Returns the driver's numbers, or `None` if the device is
     /// lost.
     ///
-    /// While memory of ours is being backed or unbacked, our use lies between two numbers. The larger is taken, so
-    /// foreign memory is never believed to have shrunk.
+    /// While memory of ours is being backed or unbacked, our use lies between two numbers. The
+    /// larger one is used, and foreign memory is never assumed to have shrunk.
     pub(super) fn measure(&mut self) -> Result<Option<DeviceMemory>, DeviceError> {
         let Some((memory, foreign)) = self.seen()? else { return Ok(None) };
         self.look_at_cards()?;
@@ -89,14 +96,15 @@ impl BudgetState {
         Ok(Some(memory))
     }
 
-    /// Whether other processes have more than the ledger knows, or are still owed some.
+    /// Whether other processes hold more than the ledger knows, or leases must still shrink for
+    /// them.
     pub(super) fn is_taken_from(&self) -> Result<bool, DeviceError> {
         let account = self.ledger.account(Memory::Device);
         let has_more = |(_, foreign): (DeviceMemory, Bytes)| foreign > account.foreign || !account.owed().is_zero();
         Ok(!self.ledger.is_profiling() && self.seen()?.is_some_and(has_more))
     }
 
-    /// The driver's numbers, and the bytes that other processes hold.
+    /// The driver's numbers, and the bytes that other processes hold. `None` if the device is lost.
     pub(super) fn seen(&self) -> Result<Option<(DeviceMemory, Bytes)>, DeviceError> {
         let is_settled = self.is_settled();
         let before = self.in_use();
@@ -107,8 +115,9 @@ impl BudgetState {
         Ok(Some((memory, foreign)))
     }
 
-    /// Looks at each card. While a model is sized, or memory of ours is being backed or unbacked, what others hold of a
-    /// card cannot be told, and the last figures stand.
+    /// Measures each GPU. While a model is being sized, or memory of ours is being backed or
+    /// unbacked, memory that other processes hold on a GPU cannot be determined, and its last value
+    /// is kept.
     fn look_at_cards(&mut self) -> Result<(), DeviceError> {
         let is_settled = self.is_settled();
         let before = self.in_use();
@@ -118,7 +127,7 @@ impl BudgetState {
             seen => seen?,
         };
         if self.ledger.is_profiling() || !(is_settled && self.is_settled()) {
-            // At first there are none, and what is seen stands.
+            // The first measurement has no earlier values, so its own are used.
             let known = self.gpus.iter().map(Some).chain(std::iter::repeat(None));
             let with = |(card, known): (gpus::Gpu, Option<&gpus::Gpu>)| match known {
                 Some(known) => card.with_others_of(known),
@@ -131,7 +140,7 @@ impl BudgetState {
         Ok(())
     }
 
-    /// Whether no memory of ours is being backed or unbacked.
+    /// Whether no memory of this process is being backed or unbacked.
     fn is_settled(&self) -> bool {
         let books = self.mailbox.books();
         books.watch.is_idle() && !books.meters.values().any(LeaseMeter::is_moving)
@@ -139,29 +148,33 @@ impl BudgetState {
 
     fn memory(&self) -> Result<Option<DeviceMemory>, DeviceError> {
         match self.device.memory() {
-            // On a lost device nothing is free and nothing foreign. Reporting the loss ends the rest.
+            // Nothing is free and nothing is foreign on a lost device. The reported loss stops the
+            // other actors.
             Err(error) if error.is_lost() => Ok(None),
             memory => memory.map(Some),
         }
     }
 
-    /// What our process holds beyond leases and overhead, if the driver tells processes apart. It should be 0.
+    /// Bytes that this process holds in addition to leases and overhead. It should be 0. `None` if
+    /// the driver does not report memory per process.
     ///
-    /// Without the driver's figure (`Device::process_bytes`), drift cannot be told from foreign memory: both are used
-    /// and neither is in our books. The ledger counts drift as foreign in any case, so that rule 1 covers it.
+    /// Without the driver's figure (`Device::process_bytes`), drift cannot be distinguished from
+    /// foreign memory: both are used and neither is in our books. The ledger counts drift as
+    /// foreign in any case, so that rule 1 covers it.
     pub(super) fn drift(&self) -> Option<Bytes> {
         let held = self.beside()?;
         Some(held.saturating_sub(self.mailbox.books().beside))
     }
 
-    /// What our process holds beyond leases and the device's own overhead, explained or not.
+    /// Bytes that this process holds in addition to leases and the device's own overhead, whether
+    /// or not the reason is known.
     fn beside(&self) -> Option<Bytes> {
         let before = self.in_use();
         let ours = self.device.process_bytes()?;
         Some(ours.saturating_sub(self.device.overhead() + self.ours(&before)))
     }
 
-    /// Bytes in use of each device lease.
+    /// Bytes in use by each lease of device memory.
     pub(super) fn in_use(&self) -> BTreeMap<LeaseId, Bytes> {
         let books = self.mailbox.books();
         let used = books.meters.iter().filter_map(|(lease, meter)| {
@@ -171,15 +184,15 @@ impl BudgetState {
         used.collect()
     }
 
-    /// The most that our leases used since `before` was read, so that backing or unbacking in between does not look
-    /// like another process.
+    /// The most bytes that our leases have used since `before` was read, so that memory backed or
+    /// unbacked in between does not look like memory of another process.
     fn ours(&self, before: &BTreeMap<LeaseId, Bytes>) -> Bytes {
         self.in_use().iter().map(|(lease, now)| before.get(lease).map_or(*now, |before| *now.max(before))).sum()
     }
 
-    /// An owner obeys from now on.
+    /// The owner of this lease accepts resize orders from now on.
     pub(super) fn obeyed(&mut self, lease: LeaseId, elastic: Elastic) {
-        // A lease revoked in the meantime has no use for it.
+        // The lease may have been revoked in the meantime.
         if self.ledger.holding(lease).is_some() {
             self.step(Input::Floor { lease, to: elastic.floor });
             self.mailbox.books().elastic.insert(lease, elastic);
@@ -192,7 +205,8 @@ impl BudgetState {
         orders.iter().for_each(|orders| orders(order));
     }
 
-    /// Offers memory that has stayed free to the leases that gave it up, the oldest lease first.
+    /// Offers memory that has stayed free to the leases that gave it up, starting with the oldest
+    /// lease.
     fn offer_growth(&mut self) {
         let account = *self.ledger.account(Memory::Device);
         let look = Probe {
@@ -200,7 +214,8 @@ impl BudgetState {
             available: account.available(),
             is_pressed: self.is_pressed() || self.ledger.waiting_for(Memory::Device) > 0,
         };
-        // What an idle model lends is for those whose requests wait.
+        // Memory lent by an idle model is for models whose requests wait, so its lender must not
+        // take it back now.
         let is_waiting = self.mailbox.lendable().iter().any(|lease| lease.need == KvDemand::WaitingForBlocks);
         let wanting: Vec<Wanting> = {
             let books = self.mailbox.books();
@@ -216,13 +231,14 @@ impl BudgetState {
         }
     }
 
-    /// Whether another process is being given memory, or a model is being sized.
+    /// Whether leases are giving up memory for another process, or a model is being sized.
     fn is_pressed(&self) -> bool {
         let account = self.ledger.account(Memory::Device);
         !account.owed().is_zero() || account.canary < account.canary_wanted || self.ledger.is_profiling()
     }
 
-    /// Lets idle models lend keys and values, and gives lenders theirs back.
+    /// Orders idle models to lend KV cache memory, and borrowers to return it when a lender needs
+    /// it.
     pub(super) fn lend(&mut self) {
         let leases = self.mailbox.lendable();
         if leases.is_empty() {
@@ -230,7 +246,7 @@ impl BudgetState {
         }
         let available = self.ledger.account(Memory::Device).available();
         let awaited = self.ledger.awaited(Memory::Device).saturating_sub(available);
-        // Models give way only for a lease that they can serve together.
+        // Models give up memory only if all of them together can satisfy the waiting lease.
         let given = leases.iter().map(Lendable::would_give).sum();
         let awaited = if awaited <= given { awaited } else { Bytes::ZERO };
         let headroom = Headroom { at: self.born.elapsed(), available, awaited, is_pressed: self.is_pressed() };

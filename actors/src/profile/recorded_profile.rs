@@ -13,7 +13,7 @@ use crate::pace::MeasuredCosts;
 /// [`ProfileRecord`], with its own envelope's limits and newly measured peaks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct WrittenProfile {
+pub struct RecordedProfile {
     /// What the profile depends on.
     pub basis: ProfileKey,
     /// Sequences in a step.
@@ -48,7 +48,7 @@ pub struct Peak {
     pub workspace: Bytes,
 }
 
-impl WrittenProfile {
+impl RecordedProfile {
     /// The profile of a start that measured.
     pub fn of(basis: ProfileKey, record: &ProfileRecord, shrinks: u32, tuning: Option<Tuning>) -> Self {
         let ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks, peaks, costs } = record;
@@ -56,7 +56,7 @@ impl WrittenProfile {
             worst_case: (*worst_case).to_owned(),
             workspace: *workspace,
         };
-        WrittenProfile {
+        RecordedProfile {
             basis,
             sequences: *sequences,
             step_tokens: *step_tokens,

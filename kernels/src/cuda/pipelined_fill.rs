@@ -20,7 +20,7 @@ pub(super) const FILLED_AT_ONCE: usize = 512 << 10;
 /// and length, in order. When `memory` is asked for a part, at most [`AHEAD`] earlier parts have
 /// not been copied, so a ring of more than [`AHEAD`] pieces suffices. `memory` must wait until its
 /// piece may be written.
-pub(super) fn pour<'m, E>(
+pub(super) fn fill_pipelined<'m, E>(
     fillers: &ThreadPool,
     source: &[u8],
     piece: usize,
@@ -123,7 +123,7 @@ mod tests {
                 out.borrow_mut().extend_from_slice(filled);
                 Ok(())
             };
-            pour(&pool, &source, piece, memory, copy).expect("nothing fails");
+            fill_pipelined(&pool, &source, piece, memory, copy).expect("nothing fails");
             assert!(*out.borrow() == source, "{length} bytes");
         }
     }
@@ -149,7 +149,7 @@ mod tests {
                     Ok(())
                 }
             };
-            let error = pour(&pool, &source, 64, memory, copy).expect_err("it fails");
+            let error = fill_pipelined(&pool, &source, 64, memory, copy).expect_err("it fails");
             assert_eq!((error, copied.get()), (if fails_in_memory { "no memory" } else { "no copy" }, reached));
         }
     }

@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::{
-    pour::{AHEAD, FILLED_AT_ONCE, pour},
+    pipelined_fill::{AHEAD, FILLED_AT_ONCE, fill_pipelined},
     stream::{Event, Stream},
 };
 
@@ -103,7 +103,7 @@ impl Stage {
             piece(part).read.record(stream)
         };
         let fillers = self.fillers.as_ref().expect("whoever calls this has them");
-        pour(fillers, source, PIECE.as_usize(), memory, copy)?;
+        fill_pipelined(fillers, source, PIECE.as_usize(), memory, copy)?;
         self.current = (first + source.len().div_ceil(PIECE.as_usize()) - 1) % PIECES;
         Ok(())
     }
