@@ -21,8 +21,8 @@ impl E4m3 {
         let bits = number.to_bits();
         let (sign, size) = ((bits >> 24) as u8 & 0x80, bits & 0x7fff_ffff);
         let small = (f32::from_bits(size) + SMALL_UNIT).to_bits() & 0xff;
-        // Twenty bits are dropped, with rounding to even, and the exponent's bias falls from 127 to
-        // 7.
+        // Twenty bits are dropped, with rounding to even, and the exponent's bias falls
+        // from 127 to 7.
         let normal = ((size.wrapping_add(0x7_ffff + (size >> 20 & 1))) >> 20).wrapping_sub(120 << 3);
         let finite = if size < NORMAL { small } else { normal };
         let finite = if size >= Self::MAX.to_bits() { 0x7e } else { finite };

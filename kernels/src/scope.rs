@@ -59,8 +59,8 @@ impl<'w, B: Backend> Scope<'w, B> {
         self.backend.rank()
     }
 
-    /// Tells the other ranks that this rank will not take part in
-    /// further collectives; see [`Backend::part`].
+    /// Tells the other ranks that this rank will not take part in further collectives; see
+    /// [`Backend::part`].
     pub fn abort_collectives(&self) {
         self.backend.abort_collectives();
     }

@@ -221,8 +221,8 @@ impl Target {
     }
 
     /// Scratch for attention of `rows` rows of `heads` query heads over blocks of `shape`, where
-    /// `single_rows` sequences have one row each. The CPU needs the same as for packed ranges.
-    /// CUDA needs space for the partial results of long contexts before they are merged.
+    /// `single_rows` sequences have one row each. The CPU needs the same as for packed ranges. CUDA
+    /// needs space for the partial results of long contexts before they are merged.
     pub fn paged_scratch(&self, shape: KvShape, heads: usize, single_rows: usize, rows: usize) -> Bytes {
         match self {
             Target::Cpu { .. } => self.packed_scratch(shape.head_dim),

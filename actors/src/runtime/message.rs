@@ -146,7 +146,7 @@ pub enum RuntimeMessage {
         load: u64,
     },
     /// Looks for models that are to sleep.
-    Look,
+    CheckIdle,
     /// Sets the gauges again, and looks. The supervisor sends this to itself, for a recorder installed since.
     Show,
     /// Fails the supervisor on purpose.

@@ -30,8 +30,8 @@ impl<B: Backend> Scope<'_, B> {
     /// [choose](Scope::chooses_among_ranks) together; then the ranks exchange 8 bytes per row.
     /// Otherwise `x` has the columns of all ranks.
     ///
-    /// The shapes disagree, or the device is lost because a rank did not join in time.
-    /// Shapes disagree; the device is lost, because a rank did not come.
+    /// The shapes disagree, or the device is lost because a rank did not join in time. Shapes
+    /// disagree; the device is lost, because a rank did not come.
     pub fn argmax_of_ranks_into(
         &self,
         x: &Tensor<'_>,

@@ -185,8 +185,8 @@ pub enum Effect<P: Parts> {
         /// The model's name.
         name: String,
     },
-    /// Look at all models. [`Look`](super::Input::IdleReports) follows, before any other input.
-    Look,
+    /// Look at all models. [`IdleReports`](super::Input::IdleReports) follows, before any other input.
+    ReportIdle,
     /// Look again when one of these has no more requests, or after this time.
     ReportIdleLater {
         /// Models with requests.

@@ -141,7 +141,7 @@ pub enum Input<P: Parts> {
         may_fit: bool,
     },
     /// What a look saw, once a second and when it was asked for.
-    Look(Vec<IdleReport>),
+    IdleReports(Vec<IdleReport>),
     /// Every model is to end, and then the runtime.
     ShutDown {
         /// How long running requests may still take.
