@@ -12,7 +12,7 @@ use bursar::{
     RuntimeConfig,
 };
 use bursar_model::{
-    flow::ImageBytes, processor::ImageProcessor, sampling::GrammarCompiler, sampling::Past, sampling::Sampler,
+    flow::EncodedImage, processor::ImageProcessor, sampling::GrammarCompiler, sampling::Past, sampling::Sampler,
     sampling::SamplerScratch, sampling::SamplingParams, sampling::philox,
 };
 use divan::{Bencher, black_box};
@@ -41,7 +41,7 @@ mod model {
     fn vision_launch_of_224_pixels(bencher: Bencher) {
         let stage = Stage::demo(THREADS);
         let processor: &ImageProcessor = stage.checkpoint.image_processor.as_ref().expect("it takes pictures");
-        let picture = ImageBytes::new(Photograph::draw(224, 224, 1).jpeg(85.0));
+        let picture = EncodedImage::new(Photograph::draw(224, 224, 1).jpeg(85.0));
         let decoded = picture.decode(&ImageLimits::default()).expect("it was just encoded");
         let batch = stage.picture_batch(&processor.process(&decoded).expect("it is processed").image);
         bencher.bench_local(|| stage.encode(black_box(&batch)));

@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 
 use bursar::ImageLimits;
 use bursar_model::{
-    flow::ImageBytes, flow::RgbImage, processor::ImageProcessor, processor::ImageProcessorConfig,
+    flow::EncodedImage, flow::RgbImage, processor::ImageProcessor, processor::ImageProcessorConfig,
     processor::PixelBounds,
 };
 use divan::{Bencher, black_box};
@@ -28,19 +28,19 @@ fn main() {
 }
 
 struct Encoded {
-    jpeg: ImageBytes,
-    progressive: ImageBytes,
-    png: ImageBytes,
+    jpeg: EncodedImage,
+    progressive: EncodedImage,
+    png: EncodedImage,
     decoded: RgbImage,
 }
 
 impl Encoded {
     fn of(width: usize, height: usize) -> Self {
         let drawn = Photograph::draw(width, height, 1);
-        let jpeg = ImageBytes::new(drawn.jpeg(85.0));
+        let jpeg = EncodedImage::new(drawn.jpeg(85.0));
         Encoded {
-            progressive: ImageBytes::new(drawn.progressive_jpeg(85.0)),
-            png: ImageBytes::new(drawn.png()),
+            progressive: EncodedImage::new(drawn.progressive_jpeg(85.0)),
+            png: EncodedImage::new(drawn.png()),
             decoded: jpeg.decode(&ImageLimits::default()).expect("it was just encoded"),
             jpeg,
         }
@@ -61,7 +61,7 @@ fn checkpoints_processor() -> ImageProcessor {
 }
 
 /// Everything that a request waits for before its picture can be encoded.
-fn to_patches(bencher: Bencher, picture: &ImageBytes, processor: &ImageProcessor) {
+fn to_patches(bencher: Bencher, picture: &EncodedImage, processor: &ImageProcessor) {
     let limits = ImageLimits::default();
     bencher.bench(|| {
         let decoded = black_box(picture).decode(&limits).expect("it decodes");
@@ -98,7 +98,7 @@ fn jpeg_224_to_patches(bencher: Bencher) {
 mod stages {
     use super::*;
 
-    fn decode(bencher: Bencher, picture: &ImageBytes) {
+    fn decode(bencher: Bencher, picture: &EncodedImage) {
         let limits = ImageLimits::default();
         bencher.bench(|| black_box(picture).decode(&limits).expect("it decodes"));
     }

@@ -112,9 +112,9 @@ pub use bursar_model::{
     },
     demo,
     error::{
-        CheckpointError, GrammarError, ImageError, ProcessorError, SamplingError, TextError, VideoError, VisualError,
+        CheckpointError, GrammarError, ImageError, MediaError, ProcessorError, SamplingError, TextError, VideoError,
     },
-    flow::{ImageLimits, LayoutError, PictureContent, PictureHash, PrefixKey},
+    flow::{ContentSpan, ImageLimits, LayoutError, PictureHash, PrefixKey},
     processor::FrameSampling,
     registry::{UnknownArchitecture, UnknownShape, random_checkpoint},
     sampling::{JsonWhitespace, OutputFormat},

@@ -9,7 +9,7 @@ use bursar_budgets::{
 use bursar_kernels::{BLOCK_TOKENS, Backend, Cpu, DType, KvLayer, Scope, Tensor, WorkCounter};
 use bursar_model::{
     Model, blocks::decoder::StepCaches, checkpoint::Checkpoint, demo, flow::LogitsOf, flow::ResizedImage,
-    flow::SequencePart, flow::StepBatch, registry::PictureBatch,
+    flow::SequencePart, flow::StepBatch, registry::EncoderBatch,
 };
 
 /// Blocks of keys and values.
@@ -100,14 +100,14 @@ impl Stage {
         scope.download(&scope.argmax(&logits).expect("logits")).expect("tokens")
     }
 
-    pub fn picture_batch(&self, patches: &ResizedImage) -> PictureBatch {
+    pub fn picture_batch(&self, patches: &ResizedImage) -> EncoderBatch {
         let merge = self.model.config().merge().expect("a family with pictures");
         let rows: Vec<u32> = (0..patches.grid.tokens(merge) as u32).collect();
         self.model.pack(&[(patches, &rows)])
     }
 
     /// Runs one vision launch.
-    pub fn encode(&self, batch: &PictureBatch) {
+    pub fn encode(&self, batch: &EncoderBatch) {
         let counter = WorkCounter::default();
         let scope = Scope::new(&self.cpu, &self.workspace, &counter);
         self.model.encode(&scope, batch, &mut self.cache()).expect("the launch runs");
@@ -115,7 +115,7 @@ impl Stage {
 
     /// `[CACHE_ROWS, width]`
     fn cache(&self) -> Tensor<'static> {
-        let shape = [CACHE_ROWS, self.model.config().picture_row().width()];
+        let shape = [CACHE_ROWS, self.model.config().embedding_layout().width()];
         // SAFETY: this many rows are backed as long as the stage lives, and one thread uses it.
         unsafe { Tensor::persistent(self.cache.address(), shape, self.cpu.target().activation()) }
     }

@@ -29,7 +29,7 @@ impl E4m3 {
         E4m3(sign | if size > INFINITY { 0x7f } else { finite as u8 })
     }
 
-    /// Converts exactly.
+    /// The exact value as `f32`.
     #[inline(always)]
     pub fn to_f32(self) -> f32 {
         let (sign, size) = (u32::from(self.0 & 0x80) << 24, u32::from(self.0 & 0x7f));

@@ -9,8 +9,8 @@
 //! This crate knows shapes, element types and launches. It must never know a model's name, a
 //! request, a token's meaning, an actor or a file. It allocates no device memory: every temporary,
 //! including an operation's scratch, is a view of a workspace. Only [`Scope::upload`],
-//! [`Scope::download`] and [`Scope::download_later`], and their variants in [`ops::transfer`], copy
-//! between host and device.
+//! [`Scope::download`], [`Scope::download_later`] and their variants in [`ops::transfer`], and the
+//! block copies in [`ops::copy_blocks`], copy between host and device.
 
 mod activations;
 mod backend;

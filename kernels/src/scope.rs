@@ -60,7 +60,7 @@ impl<'w, B: Backend> Scope<'w, B> {
     }
 
     /// Tells the other ranks that this rank will not take part in further collectives; see
-    /// [`Backend::part`].
+    /// [`Backend::abort_collectives`].
     pub fn abort_collectives(&self) {
         self.backend.abort_collectives();
     }

@@ -223,7 +223,7 @@ fn random_weights_have_the_bits_that_the_cpu_draws() {
     let bytes = Bytes(2 * (shape[0] * shape[1]) as u64);
     let host = Workspace::over(leased(Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(8))).unwrap()), bytes));
     let best = CudaTarget::of(&gpu.device).expect("it says what it is");
-    // Before compute capability 8.9, there is no instruction that converts numbers to E4M3.
+    // Before compute capability 8.9, kernels convert to E4M3 with bit operations.
     let older = gpu.load(CudaTarget { capability: best.capability.min((7, 5)), activation: DType::F16, ..best });
     for kernels in gpu.kernels.iter().chain([&older]) {
         let cuda = Cuda::new(kernels).expect("a stream");

@@ -172,7 +172,7 @@ fn archives_of_device_code_are_embedded_and_take_two_mebibytes() {
             assert_eq!(name, "manifest.json", "compiled/ holds only archives and their manifest");
             continue;
         };
-        assert!(embedded.contains(&format!("archive!(\"{target}\")")), "{name} is not in src/cuda/images.rs");
+        assert!(embedded.contains(&format!("archive!(\"{target}\")")), "{name} is not in src/cuda/module_images.rs");
     }
     assert!(bytes <= 2 << 20, "{bytes} bytes of device code");
 }

@@ -4,13 +4,13 @@
 use std::io::{BufRead, Write};
 use std::path::Path;
 
-use bursar_model::flow::{ImageBytes, ImageLimits};
+use bursar_model::flow::{EncodedImage, ImageLimits};
 
 fn main() -> std::io::Result<()> {
     let folder = std::env::args().nth(1).expect("usage: decode_pictures FOLDER < list of files");
     let limits = ImageLimits::default();
     for (number, path) in std::io::stdin().lock().lines().enumerate() {
-        match ImageBytes::open(path?, &limits).and_then(|bytes| bytes.decode(&limits)) {
+        match EncodedImage::open(path?, &limits).and_then(|bytes| bytes.decode(&limits)) {
             Ok(picture) => {
                 let mut file = std::fs::File::create(Path::new(&folder).join(format!("{number}.rgb")))?;
                 writeln!(file, "{} {}", picture.width(), picture.height())?;

@@ -7,18 +7,18 @@ use crate::{Envelope, MergeSize};
 
 /// Patches and rows of one picture, or of one step of a video.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PictureCost {
+pub struct EncoderCost {
     /// Patches that the picture takes in a launch of the vision encoder.
     pub patches: usize,
     /// Rows of the vision cache; each is one token of the prompt.
     pub rows: usize,
 }
 
-impl PictureCost {
+impl EncoderCost {
     /// The cost of at most `patches` patches. A remainder that makes no whole token is not counted.
     pub fn of(patches: usize, merge: MergeSize) -> Self {
         let rows = merge.tokens(patches);
-        PictureCost { patches: merge.patches(rows), rows }
+        EncoderCost { patches: merge.patches(rows), rows }
     }
 }
 
@@ -37,7 +37,7 @@ pub struct RequestCost {
 
 impl RequestCost {
     /// The cost of a sequence of `tokens` tokens that shows `pictures`.
-    pub fn of(tokens: usize, pictures: impl IntoIterator<Item = PictureCost>) -> Self {
+    pub fn of(tokens: usize, pictures: impl IntoIterator<Item = EncoderCost>) -> Self {
         let nothing = RequestCost { tokens, blocks: tokens.div_ceil(BLOCK_TOKENS), picture_patches: 0, cache_rows: 0 };
         let all = pictures.into_iter().fold(nothing, |cost, picture| RequestCost {
             picture_patches: cost.picture_patches.max(picture.patches),
@@ -50,7 +50,7 @@ impl RequestCost {
 
     /// The cost of the largest request that an envelope admits. `merge` is `None` for a model that takes no pictures.
     pub fn largest(envelope: &Envelope, merge: Option<MergeSize>) -> Self {
-        let picture = merge.map(|merge| PictureCost::of(envelope.picture_patches, merge));
+        let picture = merge.map(|merge| EncoderCost::of(envelope.picture_patches, merge));
         let pictures = picture.into_iter().flat_map(|picture| std::iter::repeat_n(picture, envelope.largest_pictures));
         RequestCost::of(envelope.context_tokens, pictures)
     }
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_request_takes_its_largest_picture_of_a_launch_and_all_of_them_of_the_cache() {
-        let pictures = [64, 19].map(|patches| PictureCost::of(patches, MergeSize::new(2)));
+        let pictures = [64, 19].map(|patches| EncoderCost::of(patches, MergeSize::new(2)));
         let cost = RequestCost::of(100, pictures);
         assert_eq!(cost, RequestCost { tokens: 100, blocks: 7, picture_patches: 64, cache_rows: 20 });
         assert_eq!(RequestCost::of(12, pictures).cache_rows, 12, "no more than it has tokens");

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 pub use crate::checkpoint::error::CheckpointError;
 pub use crate::flow::ImageError;
-pub use crate::processor::error::{ProcessorError, VideoError, VisualError};
+pub use crate::processor::error::{MediaError, ProcessorError, VideoError};
 pub use crate::sampling::error::SamplingError;
 pub use crate::sampling::grammar::{GrammarError, ReplyFormError, SchemaPlace};
 pub use crate::text::error::{PrivateText, TextError};
@@ -21,7 +21,7 @@ pub enum ModelError {
     Image(#[from] ImageError),
     /// A request's pictures or videos were refused or broken.
     #[error(transparent)]
-    Visual(#[from] VisualError),
+    Media(#[from] MediaError),
     /// The image processor's settings cannot be followed.
     #[error(transparent)]
     Processor(#[from] ProcessorError),
@@ -42,7 +42,7 @@ impl Hint for ModelError {
     fn hint(&self) -> String {
         match self {
             ModelError::Image(error) => error.hint(),
-            ModelError::Visual(error) => error.hint(),
+            ModelError::Media(error) => error.hint(),
             ModelError::Processor(error) => error.hint(),
             ModelError::Text(error) => error.hint(),
             ModelError::Sampling(error) => error.hint(),

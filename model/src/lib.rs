@@ -29,7 +29,7 @@ pub mod weights;
 pub mod workload;
 pub mod worst_cases;
 
-pub use cost::{PictureCost, RequestCost};
+pub use cost::{EncoderCost, RequestCost};
 pub use depth::Depth;
 pub use envelope::{Envelope, LimitError, PATCHES_LEAST};
 pub use load_error::LoadError;

@@ -19,7 +19,7 @@ use crate::{
     checkpoint::{Checkpoint, RandomTensor, TensorInfo, random_checkpoint::DEVIATION},
     flow::{CacheFormat, LogitsOf, ResizedImage, StepBatch, StepLayout},
     load_error::LoadError,
-    registry::{Family, FamilyConfig, PictureBatch},
+    registry::{EncoderBatch, Family, FamilyConfig},
     weights::{
         Cut, MadeScales, WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts,
         rounded_to_fp8, scaled_parts, spread, swapped_parts, unpacked_parts,
@@ -193,7 +193,7 @@ impl Model {
 
     /// Bytes of one row of the vision cache on `target`.
     pub fn picture_row_bytes(&self, target: &Target) -> Bytes {
-        target.activation().bytes(self.config.picture_row().width())
+        target.activation().bytes(self.config.embedding_layout().width())
     }
 
     /// Number of ranks that divide the pictures of a launch among themselves, and are therefore
@@ -204,7 +204,7 @@ impl Model {
 
     /// Packs pictures for one launch, each with the vision cache rows for its embeddings, and
     /// [distributes](crate::blocks::vision::share_out) them over the ranks.
-    pub fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
+    pub fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> EncoderBatch {
         let patches: Vec<_> = pictures.iter().map(|(image, _)| image.grid.patches()).collect();
         let of_rank = |share: Vec<usize>| share.into_iter().map(|picture| pictures[picture]).collect();
         let of_ranks: Vec<Vec<_>> = share_out(&patches, self.picture_ranks()).into_iter().map(of_rank).collect();
@@ -212,17 +212,17 @@ impl Model {
     }
 
     /// Like [`pack`](Self::pack), but each rank encodes all of these pictures.
-    pub fn pack_for_each_rank(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
+    pub fn pack_for_each_rank(&self, pictures: &[(&ResizedImage, &[u32])]) -> EncoderBatch {
         self.family.pack(&vec![pictures.to_vec(); self.picture_ranks()])
     }
 
     /// Runs the vision encoder and writes the results to the rows of `cache` `[rows, width]`, where
-    /// `width` is the width of a [`PictureRow`](crate::blocks::vision::PictureRow). If pictures are
+    /// `width` is the width of a [`EmbeddingLayout`](crate::blocks::vision::EmbeddingLayout). If pictures are
     /// distributed over ranks, each rank encodes its own pictures, and all ranks receive all rows.
     pub fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
-        batch: &PictureBatch,
+        batch: &EncoderBatch,
         cache: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         self.encode_through(scope, batch, cache, Depth::Whole)
@@ -233,7 +233,7 @@ impl Model {
     pub fn encode_through<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
-        batch: &PictureBatch,
+        batch: &EncoderBatch,
         cache: &mut Tensor<'_>,
         depth: Depth,
     ) -> Result<(), KernelError> {

@@ -15,15 +15,15 @@ use crate::{
     blocks::{
         ConfigError,
         decoder::{Decoder, DecoderConfig},
-        vision::PictureRow,
+        vision::EmbeddingLayout,
     },
     checkpoint::{Checkpoint, CheckpointOrigin, CheckpointSource, GgufArchitecture, GgufFile, RandomCheckpoint},
     error::CheckpointError,
     families::{
-        Files, PictureSettings, ReleasedShape, Settings, Weights, internvl, llama, qwen2, qwen2_5_vl, qwen2_vl, qwen3,
+        Files, ReleasedShape, Settings, VisionSettings, Weights, internvl, llama, qwen2, qwen2_5_vl, qwen2_vl, qwen3,
         qwen3_vl,
     },
-    flow::{Grid, LayoutError, PromptLayout, ResizedImage, VisualGrid},
+    flow::{Grid, LayoutError, MediaGrid, PromptLayout, ResizedImage},
     nearest_names,
     processor::VideoProcessor,
     text::{PlaceholderTexts, Tokenizer, byte_level},
@@ -140,14 +140,14 @@ macro_rules! families {
 
         /// Pictures packed for one launch, in the format of their family.
         #[derive(Clone, Debug, PartialEq)]
-        pub struct PictureBatch(Batch);
+        pub struct EncoderBatch(Batch);
 
         #[derive(Clone, Debug, PartialEq)]
         enum Batch {
             $($name(<$folder::Model as Weights<$folder::Config>>::Batch),)*
         }
 
-        impl PictureBatch {
+        impl EncoderBatch {
             /// Patches over all pictures.
             pub fn patches(&self) -> usize {
                 match &self.0 {
@@ -243,7 +243,7 @@ macro_rules! families {
                 }
             }
 
-            fn pictures(&self) -> Option<PictureSettings> {
+            fn pictures(&self) -> Option<VisionSettings> {
                 match self {
                     $(FamilyConfig::$name(config) => config.pictures(),)*
                 }
@@ -252,7 +252,7 @@ macro_rules! families {
             /// Adds the family's text for pictures and videos to a rendered prompt, if its prompts
             /// have more text for them than the placeholders. Other families return the prompt
             /// unchanged.
-            pub fn write_visuals(&self, rendered: String, visuals: &[VisualGrid]) -> String {
+            pub fn write_visuals(&self, rendered: String, visuals: &[MediaGrid]) -> String {
                 match self {
                     $(FamilyConfig::$name(config) => config.write_visuals(rendered, visuals),)*
                 }
@@ -264,7 +264,7 @@ macro_rules! families {
             /// # Errors
             /// The prompt has more or fewer placeholders than `visuals` has pictures or videos, or
             /// the family takes no pictures or videos.
-            pub fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
+            pub fn lay_out(&self, tokens: Vec<u32>, visuals: &[MediaGrid]) -> Result<PromptLayout, LayoutError> {
                 match self {
                     $(FamilyConfig::$name(config) => config.lay_out(tokens, visuals),)*
                 }
@@ -286,8 +286,8 @@ macro_rules! families {
                 }
             }
 
-            pub(crate) fn pack(&self, of_ranks: &[Vec<(&ResizedImage, &[u32])>]) -> PictureBatch {
-                PictureBatch(match self {
+            pub(crate) fn pack(&self, of_ranks: &[Vec<(&ResizedImage, &[u32])>]) -> EncoderBatch {
+                EncoderBatch(match self {
                     $(Family::$name(model) => {
                         Batch::$name(<$folder::Model as Weights<$folder::Config>>::pack(model, of_ranks))
                     })*
@@ -299,7 +299,7 @@ macro_rules! families {
             pub(crate) fn encode<B: Backend>(
                 &self,
                 scope: &Scope<'_, B>,
-                batch: &PictureBatch,
+                batch: &EncoderBatch,
                 cache: &mut Tensor<'_>,
                 depth: Depth,
             ) -> Result<(), KernelError> {
@@ -365,8 +365,8 @@ impl FamilyConfig {
 
     /// The layout of a row of the vision cache. If the family takes no pictures, there is no such
     /// cache, and the row is as wide as the decoder.
-    pub fn picture_row(&self) -> PictureRow {
-        self.pictures().map_or(PictureRow::plain(self.decoder().hidden), |pictures| pictures.row)
+    pub fn embedding_layout(&self) -> EmbeddingLayout {
+        self.pictures().map_or(EmbeddingLayout::plain(self.decoder().hidden), |pictures| pictures.row)
     }
 
     /// Tokens of text that [`write_visuals`](Self::write_visuals) writes for each step of a video.

@@ -10,8 +10,8 @@ use bursar_kernels::{
 use crate::{
     Depth, Envelope, MergeSize, Model, RequestCost,
     blocks::{decoder::StepCaches, vision::most_of_a_rank},
-    flow::{Grid, LogitsOf, PictureRows, ResizedImage, SequencePart, StepBatch},
-    registry::PictureBatch,
+    flow::{EmbeddingRows, Grid, LogitsOf, ResizedImage, SequencePart, StepBatch},
+    registry::EncoderBatch,
     sampling::{SamplingBuffers, SamplingShape, Score, Scores},
     workload::{Workload, WorstCaseKind},
 };
@@ -36,7 +36,7 @@ impl WorstCase {
 #[expect(clippy::large_enum_variant, reason = "there are only as many as worst cases")]
 pub enum Pass {
     /// Encodes pictures into the vision cache.
-    Encode(PictureBatch),
+    Encode(EncoderBatch),
     /// A decoder step, including sampling.
     Step(StepBatch),
 }
@@ -131,7 +131,7 @@ pub fn work(model: &Model, target: Target, pass: &Pass) -> Result<Work, KernelEr
 ///
 /// # Panics
 /// If the model takes no pictures.
-pub fn blank_pictures(model: &Model, count: usize, grid: Grid) -> PictureBatch {
+pub fn blank_pictures(model: &Model, count: usize, grid: Grid) -> EncoderBatch {
     pictures(model, count * grid.patches(), grid, Model::pack)
 }
 
@@ -149,7 +149,7 @@ fn dry(
     let layers: Vec<KvLayer> = (0..kv.layers)
         .map(|_| unsafe { KvLayer::new(workspace.address(), usize::MAX / bytes.as_usize().max(1), kv) })
         .collect();
-    let cache_shape = [u32::MAX as usize, model.config().picture_row().width()];
+    let cache_shape = [u32::MAX as usize, model.config().embedding_layout().width()];
     // SAFETY: a plan works on shapes only and never accesses the vision cache.
     let mut cache = unsafe { Tensor::persistent(workspace.address(), cache_shape, target.activation()) };
     let shape = sampling_shape(model, pass);
@@ -303,8 +303,8 @@ fn pictures(
     model: &Model,
     launch_patches: usize,
     grid: Grid,
-    pack: fn(&Model, &[Placed<'_>]) -> PictureBatch,
-) -> PictureBatch {
+    pack: fn(&Model, &[Placed<'_>]) -> EncoderBatch,
+) -> EncoderBatch {
     let merge = model.config().merge().expect("only a family with pictures has this worst case");
     let patch = model.config().patch().expect("as above");
     let [large, small] = [grid, smallest_grid(model, merge)].map(|grid| ResizedImage::blank(grid, patch));
@@ -344,11 +344,11 @@ fn step(
     let positions = vec![[0u32; 3]; longest];
     let rows: Vec<u32> = (0..longest).map(|row| (row % room.cache_rows.max(1)) as u32).collect();
     let shows_pictures = model.config().image_token().is_some() && room.cache_rows > 0;
-    let pictures: Vec<Vec<PictureRows<'_>>> = shares
+    let pictures: Vec<Vec<EmbeddingRows<'_>>> = shares
         .iter()
         .map(|share| {
             if shows_pictures {
-                vec![PictureRows { tokens: 0..*share, cache_rows: &rows[..*share] }]
+                vec![EmbeddingRows { tokens: 0..*share, cache_rows: &rows[..*share] }]
             } else {
                 Vec::new()
             }

@@ -4,7 +4,7 @@ mod heap;
 
 use std::io::Cursor;
 
-use bursar_model::flow::image_bytes::{ImageBytes, ImageLimits};
+use bursar_model::flow::encoded_image::{EncodedImage, ImageLimits};
 use bursar_model::flow::rgb_image::RgbImage;
 use bursar_model::flow::video::Video;
 use bursar_model::processor::{ImageProcessor, ImageProcessorConfig, PixelBounds, Tiling, VideoProcessor};
@@ -71,7 +71,7 @@ fn process_video() {
     let frame = image::RgbImage::from_fn(801, 600, |x, y| image::Rgb([x as u8, y as u8, 7]));
     let mut encoded = Cursor::new(Vec::new());
     frame.write_to(&mut encoded, ImageFormat::Png).expect("it encodes");
-    let video = Video::new(vec![ImageBytes::new(encoded.into_inner()); 9], 2.0);
+    let video = Video::new(vec![EncodedImage::new(encoded.into_inner()); 9], 2.0);
     let plan = processor.plan(&video, &limits, 200).expect("a plan");
     let (taken, _) = peak_of(|| processor.process(&video, &plan, &limits).expect("patches"));
     let said = (plan.decoding_bytes + plan.patches_bytes()).0;
@@ -127,7 +127,7 @@ fn side_chunks() {
         crc.update(&content);
         let length = (content.len() as u32 - 4).to_be_bytes();
         let (header, rest) = plain.split_at(33); // the signature and IHDR
-        let bytes = ImageBytes::new([header, &length, &content, &crc.sum().to_be_bytes(), rest].concat());
+        let bytes = EncodedImage::new([header, &length, &content, &crc.sum().to_be_bytes(), rest].concat());
         let limits = ImageLimits::default();
         let said = bytes.probe(&limits).expect("a good header").cost.peak_bytes().0;
         let (taken, outcome) = peak_of(|| bytes.decode(&limits));
@@ -146,7 +146,7 @@ fn decode_kinds() {
         let name = entry.path().expect("a name").display().to_string();
         let mut encoded = Vec::new();
         std::io::Read::read_to_end(&mut entry, &mut encoded).expect("its bytes");
-        let (bytes, limits) = (ImageBytes::new(encoded), ImageLimits::default());
+        let (bytes, limits) = (EncodedImage::new(encoded), ImageLimits::default());
         let said = bytes.probe(&limits).expect("a good header").cost.peak_bytes().0;
         let (taken, _) = peak_of(|| bytes.decode(&limits).expect("it decodes"));
         assert!(taken <= said, "{name}: took {taken} bytes, said {said}");
@@ -156,7 +156,7 @@ fn decode_kinds() {
 fn decode_all() {
     let limits = ImageLimits::default();
     for (name, encoded) in pictures() {
-        let bytes = ImageBytes::new(encoded);
+        let bytes = EncodedImage::new(encoded);
         let (probing, header) = peak_of(|| bytes.probe(&limits).expect("a good header"));
         let said = header.cost.peak_bytes().0;
         let (taken, _) = peak_of(|| bytes.decode(&limits).expect("it decodes"));

@@ -16,7 +16,7 @@ use bursar_kernels::{Backend, Cuda, DType, Target};
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource, WeightFormats, WeightQuantization},
-    flow::{ImageBytes, ImageLimits, PromptLayout, ResizedImage, VisualGrid},
+    flow::{EncodedImage, ImageLimits, MediaGrid, PromptLayout, ResizedImage},
 };
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -105,11 +105,11 @@ impl Prompt {
             (ImageLimits::default(), bench.checkpoint.image_processor.as_ref().expect("pictures"));
         let resized = |file: &Value| {
             let path = folder.join("prompts").join(file.as_str().expect("a name"));
-            let picture = ImageBytes::open(path, &limits).expect("it opens").decode(&limits).expect("it decodes");
+            let picture = EncodedImage::open(path, &limits).expect("it opens").decode(&limits).expect("it decodes");
             processor.process(&picture).expect("it is processed").image
         };
         let images: Vec<ResizedImage> = list("pictures").iter().map(resized).collect();
-        let grids: Vec<VisualGrid> = images.iter().map(|image| VisualGrid::Image(image.grid)).collect();
+        let grids: Vec<MediaGrid> = images.iter().map(|image| MediaGrid::Image(image.grid)).collect();
         let layout = bench.model.config().lay_out(ids, &grids).expect("it is laid out");
         let worse = match bench.checkpoint.weight_formats().expect("it was loaded") {
             WeightFormats::Plain => worse(bench.backend.target().activation(), bench.model.expert_loads().is_some()),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bursar::Serving;
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::{flow::VisualGrid, processor::VisualProcessors};
+use bursar_model::{flow::MediaGrid, processor::MediaProcessors};
 
 use super::workload::Prompts;
 
@@ -17,7 +17,7 @@ pub struct Fits {
     context_tokens: usize,
     kv_tokens: usize,
     picture_patches: usize,
-    processors: Option<Arc<VisualProcessors>>,
+    processors: Option<Arc<MediaProcessors>>,
 }
 
 impl Fits {
@@ -61,7 +61,7 @@ impl Fits {
 
     /// What the encoder sees of a picture that is admitted unresized, or with all its tiles, and has room for its
     /// reply.
-    pub fn picture(&self, width: u32, height: u32, reply: usize) -> Result<VisualGrid, String> {
+    pub fn picture(&self, width: u32, height: u32, reply: usize) -> Result<MediaGrid, String> {
         let processors = self.processors.as_ref().ok_or("the model does not take pictures")?;
         let plan = processors.pictures.plan(width, height).map_err(|error| error.to_string())?;
         if plan.tiles.is_none() && plan.resized != plan.source {

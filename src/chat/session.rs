@@ -3,7 +3,7 @@
 use std::{io::IsTerminal, mem, path::Path};
 
 use bursar::{Chat, ChatError, ErrorKind, ImageLimits, ModelHandle, VisionError};
-use bursar_model::error::VisualError;
+use bursar_model::error::MediaError;
 use serde_json::json;
 
 use super::{
@@ -238,10 +238,10 @@ fn at_fault(error: &ChatError) -> Option<Visible> {
         ChatError::Picture { index, .. } | ChatError::PictureTooLarge { index, .. } => Some(Visible::Picture(*index)),
         ChatError::Video { index, .. } => Some(Visible::Video(*index)),
         ChatError::Vision(error) => match &**error {
-            VisionError::Visual(VisualError::Picture { index, .. } | VisualError::PictureTooLarge { index, .. }) => {
+            VisionError::Media(MediaError::Picture { index, .. } | MediaError::PictureTooLarge { index, .. }) => {
                 Some(Visible::Picture(*index))
             }
-            VisionError::Visual(VisualError::Video { index, .. }) => Some(Visible::Video(*index)),
+            VisionError::Media(MediaError::Video { index, .. }) => Some(Visible::Video(*index)),
             _ => None,
         },
         _ => None,

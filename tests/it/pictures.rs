@@ -6,7 +6,7 @@ use bursar::{
     RuntimeConfig,
 };
 use bursar_actors::vision::VisionError;
-use bursar_model::error::VisualError;
+use bursar_model::error::MediaError;
 use image::{DynamicImage, Rgb, RgbImage};
 
 use crate::stage::{
@@ -150,7 +150,7 @@ fn of_picture(error: &ChatError) -> &ImageError {
         ChatError::Picture { index: 1, source, .. } => source,
         // Damage in the pixels is found while decoding.
         ChatError::Vision(vision) => match &**vision {
-            VisionError::Visual(VisualError::Picture { index: 1, source, .. }) => source,
+            VisionError::Media(MediaError::Picture { index: 1, source, .. }) => source,
             other => panic!("{other:?}"),
         },
         other => panic!("{other:?}"),

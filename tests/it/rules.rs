@@ -12,7 +12,7 @@ use bursar_actors::{
     vision::VisionMessage,
 };
 use bursar_budgets::{Gate, Label, Lease, Owner, Request};
-use bursar_model::{flow::ImageBytes, flow::PrefixKeys, flow::Visual, processor::VisualLimits};
+use bursar_model::{flow::EncodedImage, flow::Media, flow::PrefixKeys, processor::MediaLimits};
 
 use crate::{
     ears::Ears,
@@ -114,10 +114,10 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
         ("embed pictures", _) => Box::pin(async move {
             let serving = world.model.serving().await.map_err(|error| said(&error))?;
             let vision = serving.vision.expect("the demo model takes pictures");
-            let picture = ImageBytes::new(crate::stage::png(&image::RgbImage::new(56, 56)));
-            let limits = VisualLimits { envelope: &serving.context.envelope, image: &serving.context.image_limits };
+            let picture = EncodedImage::new(crate::stage::png(&image::RgbImage::new(56, 56)));
+            let limits = MediaLimits { envelope: &serving.context.envelope, image: &serving.context.image_limits };
             let processors = serving.context.processors.as_ref().expect("the demo model takes pictures");
-            let pictures = processors.plan(&[Visual::Image(picture)], limits).map_err(|error| said(&error))?;
+            let pictures = processors.plan(&[Media::Image(picture)], limits).map_err(|error| said(&error))?;
             let embedded = question
                 .ask(&vision, |reply| VisionMessage::Embed { pictures, rank: Priority::default(), reply })
                 .await;

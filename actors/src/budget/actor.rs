@@ -184,8 +184,8 @@ impl Actor for BudgetActor {
             }
             BudgetMessage::Measure(reply) => {
                 // While a model is being sized, the ledger must not count memory that the model has
-                // taken but not leased yet as foreign. The answer includes that memory, but the
-                // ledger is not told.
+                // taken but not leased yet as foreign. The answer includes that memory; the ledger
+                // does not.
                 let (memory, seen) =
                     if state.ledger.is_profiling() { state.seen()?.unzip() } else { (state.measure()?, None) };
                 // The caller may have installed a metrics recorder since the last update. It

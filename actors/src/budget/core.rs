@@ -50,7 +50,6 @@ pub struct Regrowth {
 }
 
 impl Regrowth {
-    /// An empty history.
     pub fn new(patience: Duration) -> Self {
         Regrowth { patience, since: None, least: VecDeque::new() }
     }

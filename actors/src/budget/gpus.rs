@@ -47,8 +47,8 @@ pub(super) fn look(device: &dyn Device, ours: Bytes, beside: Bytes) -> Result<Ve
     }
 }
 
-/// The label of the [fullest](GpuLine::fullest_of) of these GPUs. `None` if none is fuller than the
-/// others.
+/// The label of the [fullest](GpuLine::fullest_of) of these GPUs. `None` if other processes and
+/// overhead leave the same on all of them.
 pub(super) fn fullest(gpus: &[Gpu]) -> Option<DeviceLabel> {
     let lines: Vec<_> = gpus.iter().map(Gpu::line).collect();
     GpuLine::fullest_of(&lines).map(|card| DeviceLabel::named(card.device.clone()))

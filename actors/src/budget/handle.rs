@@ -1,4 +1,4 @@
-//! The handle to the budget: clonable, and valid across restarts of the actor.
+//! The handle to the budget. It can be cloned and stays valid across restarts of the actor.
 
 use std::sync::Arc;
 
@@ -39,26 +39,21 @@ pub struct Budget {
     mailbox: Arc<BudgetMailbox>,
 }
 
-/// Why a lease was not granted or resized.
 #[derive(Debug, Error)]
 pub enum LeaseError {
-    /// The ledger refused it.
+    /// The ledger refused the request.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The class is reserved for models.
     #[error("leases of class {class} belong to models")]
-    NotATenant {
-        /// The requested class.
-        class: Class,
-    },
+    NotATenant { class: Class },
     /// The budget actor did not answer.
     #[error(transparent)]
     Unanswered(#[from] AskError),
 }
 
 impl LeaseError {
-    /// Whether the error means only that the runtime, the model or the asker has ended, which the budget may learn
-    /// first.
+    /// Whether the error only means that the runtime, the model or the asker has ended. The budget
+    /// may learn of that before the caller does.
     pub(crate) fn is_the_end(&self) -> bool {
         matches!(
             self,
@@ -87,26 +82,27 @@ impl Hint for LeaseError {
 pub(crate) const NO_MODEL: &str = "user";
 
 impl Budget {
-    /// A handle to the actor that reads `mailbox`, even one that starts later.
+    /// A handle to the actor that reads `mailbox`, even if the actor starts later.
     pub(crate) fn at(mailbox: Arc<BudgetMailbox>) -> Self {
         Budget { mailbox }
     }
 
-    /// A lease for your own code: `bytes` of a [`Class::external`]. Waits until enough memory is given back; models give
-    /// theirs back when they are unloaded. Dropping the future withdraws the request. Dropping the lease returns its
-    /// bytes.
+    /// Leases `bytes` for your own code, as a [`Class::external`]. Waits until enough memory is
+    /// returned. Models return theirs when they are unloaded. Dropping the future withdraws the
+    /// request. Dropping the lease returns its bytes.
     ///
     /// # Errors
-    /// [`LeaseError::Refused`] at once if the device is too small, or too many requests wait already.
-    /// [`LeaseError::NotATenant`] for a class reserved for models.
+    /// [`LeaseError::Refused`] at once if the device is too small, or too many requests wait
+    /// already. [`LeaseError::NotATenant`] for a class reserved for models.
     pub async fn lease(&self, class: Class, bytes: impl Into<Bytes>) -> Result<Lease, LeaseError> {
         self.tenant_lease(class, bytes.into(), true).await
     }
 
-    /// As [`lease`](Budget::lease), but if there is no room now it is refused at once, with the bytes missing.
+    /// Like [`lease`](Budget::lease), but refused at once if too little memory is free. The error
+    /// contains the number of missing bytes.
     ///
     /// # Errors
-    /// As [`lease`](Budget::lease).
+    /// The same as for [`lease`](Budget::lease).
     pub async fn try_lease(&self, class: Class, bytes: impl Into<Bytes>) -> Result<Lease, LeaseError> {
         self.tenant_lease(class, bytes.into(), false).await
     }
@@ -127,13 +123,14 @@ impl Budget {
         self.snapshot_as(tree::SNAPSHOT_FOR_USER).await
     }
 
-    /// As [`snapshot`](Budget::snapshot), asked by one of our actors.
+    /// Like [`snapshot`](Budget::snapshot), for questions of our actors.
     pub(crate) async fn snapshot_as(&self, question: Question) -> Result<Snapshot, AskError> {
         self.put(question, |_, reply| BudgetMessage::Snapshot(reply)).await
     }
 
-    /// As [`snapshot`](Budget::snapshot), after a fresh look at the driver's free bytes, so that what other processes
-    /// hold is current. While a model starts, a decrease is ignored, because they may take it again.
+    /// Like [`snapshot`](Budget::snapshot), after a new measurement of the driver's free bytes, so
+    /// that the bytes of other processes are current. While a model starts, a decrease is ignored,
+    /// because other processes may take that memory again.
     ///
     /// # Errors
     /// The budget actor did not answer.
@@ -146,28 +143,29 @@ impl Budget {
         self.events().tell(event);
     }
 
-    /// The card of a group on which others leave the least, if they do not leave the same on all.
+    /// The GPU of a group on which overhead and other processes leave the least memory. `None` if
+    /// all have the same.
     pub(crate) fn fullest_card(&self) -> Option<DeviceLabel> {
         self.mailbox.fullest_card()
     }
 
-    /// The events of this device.
     pub(crate) fn events(&self) -> &EventLog {
         self.mailbox.events()
     }
 
-    /// Bytes of live leases, read without asking the actor. For metrics; it may lag a moment behind.
+    /// Bytes of live leases, read without asking the actor. Intended for metrics: the value may lag
+    /// slightly.
     pub fn leased_bytes(&self) -> Bytes {
         self.mailbox.leases().iter().map(|entry| entry.value().bytes).sum()
     }
 
-    /// Bytes that models would give up for a lease that waits (ADR 5), read without asking the actor.
+    /// Bytes that models would give up for a waiting lease (ADR 5), read without asking the actor.
     pub(crate) fn would_be_given(&self) -> Bytes {
         self.mailbox.lendable().iter().map(Lendable::would_give).sum()
     }
 
-    /// A lease of any class for one of our own actors. With `wait` it waits until enough is given back; without, it is
-    /// refused at once.
+    /// Leases any class for one of our actors. With `wait` the request waits until enough memory is
+    /// returned; otherwise it is refused at once.
     ///
     /// # Errors
     /// [`LeaseError::Refused`], or [`LeaseError::Unanswered`] after the question's deadline.
@@ -181,10 +179,11 @@ impl Budget {
         Ok(lease.await??)
     }
 
-    /// Resizes a lease. Growth is refused at once if there is no room. To shrink, shrink the segment first.
+    /// Resizes a lease. Growth is refused at once if too little memory is free. Before a lease
+    /// shrinks, its segment must have shrunk.
     ///
     /// # Errors
-    /// As [`ask`](Budget::ask). The lease then keeps its size.
+    /// The same as for [`ask`](Budget::ask). The lease then keeps its size.
     pub(crate) async fn resize(&self, question: Question, lease: &Lease, to: Bytes) -> Result<(), LeaseError> {
         let id = lease.id();
         let resized = self.put(question, |pending, reply| BudgetMessage::Resize {
@@ -199,18 +198,19 @@ impl Budget {
         Ok(())
     }
 
-    /// Declares that the lease can shrink and grow from now on, and where its orders go. Orders come for as long as the
-    /// lease lives, also from later budget actors. An order already due comes at once.
+    /// Declares that the lease can shrink and grow from now on, and where its orders go. Orders
+    /// arrive for as long as the lease lives, also from later budget actors. An order that is
+    /// already due arrives at once.
     pub(crate) fn obey(&self, lease: &Lease, elastic: Elastic) {
         self.mailbox.put(Note::Obeys(lease.id(), elastic));
     }
 
-    /// A model needs its keys and values more than before.
+    /// Notifies the budget that a model's demand for KV cache memory has risen.
     pub(super) fn hears_of_need(&self) {
         self.mailbox.put(Note::KvDemand);
     }
 
-    /// Takes back everything that a dead owner held, and waits until all of it is back.
+    /// Revokes everything that a dead owner held, and waits until all of it is returned.
     ///
     /// # Errors
     /// The budget actor did not answer.
@@ -218,10 +218,11 @@ impl Budget {
         self.put(tree::CLEAR_OWNER, |_, reply| BudgetMessage::OwnerDied { owner: owner.clone(), reply }).await
     }
 
-    /// Moves a model's gate: open while it starts, frozen from READY on, teardown while it ends.
+    /// Moves a model's gate: open while the model starts, frozen from READY on, teardown while it
+    /// ends.
     ///
     /// # Errors
-    /// The budget actor did not answer. The inner error means that the gate cannot move there.
+    /// The budget actor did not answer. The inner error means that this transition is not allowed.
     pub(crate) async fn move_gate(&self, model: Label, to: Gate) -> Result<Result<(), GateError>, AskError> {
         self.put(tree::MOVE_GATE, |_, reply| BudgetMessage::Gate { model: model.clone(), to, reply }).await
     }
@@ -234,13 +235,15 @@ impl Budget {
         self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available { is_leased: false, reply }).await
     }
 
-    /// As [`available`](Budget::available), for a model that is being sized and has leased all that it took. Anything
-    /// else that our process took counts as overhead from now on, such as library kernels loaded on first use.
+    /// Like [`available`](Budget::available), for a model that is being sized and has leased all
+    /// memory that it took. Other new memory of this process counts as overhead from now on, such
+    /// as library kernels loaded at their first use.
     pub(crate) async fn room(&self) -> Result<Bytes, AskError> {
         self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available { is_leased: true, reply }).await
     }
 
-    /// The ledger after an attempt at sizing was refused memory, with a fresh look at what other processes hold.
+    /// The ledger after an attempt at sizing was refused memory, with a new measurement of the
+    /// memory of other processes.
     ///
     /// # Errors
     /// The budget actor did not answer.
@@ -248,8 +251,9 @@ impl Budget {
         self.put(tree::EVIDENCE_FOR_PROFILE, |_, reply| BudgetMessage::Measure(reply)).await
     }
 
-    /// Asks the actor that reads the mailbox. If that actor dies with the question, its successor is asked again, until
-    /// the deadline. That is safe: a dead actor has done nothing that its successor would not find.
+    /// Asks the actor that reads the mailbox. If that actor dies before it answers, its successor
+    /// is asked again, until the deadline. Asking again is safe, because a successor finds
+    /// everything that a dead actor has done.
     async fn put<T>(
         &self,
         question: Question,
@@ -285,7 +289,7 @@ struct Pending<'d> {
 }
 
 impl Pending<'_> {
-    /// Each time it is asked, the question gets a new number.
+    /// Gives the question a new number each time it is asked.
     fn open(&mut self) -> RequestId {
         (self.id, self.open) = (self.mailbox.next_request(), true);
         self.id

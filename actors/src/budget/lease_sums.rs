@@ -1,26 +1,22 @@
-//! Sums of the leases of each model and class, with their peaks: pure.
+//! Pure: sums of the leases of each model and class, with their peaks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bursar_budgets::{Bytes, Class, Holding, Label};
 
-/// The model and class that leases are summed by. All tenants share one line, because they choose their own names.
+/// The model and class by which leases are summed. All leases of a user's own code share one line,
+/// because users choose the names of these classes.
 pub(super) type Line = (Label, Class);
 
-/// The sums of all lines.
 #[derive(Debug, Default)]
 pub(super) struct LeaseSums(BTreeMap<Line, Sum>);
 
-/// The sum of one line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sum {
-    /// Bytes now.
     pub(super) bytes: Bytes,
-    /// The most bytes so far.
     pub(super) peak: Bytes,
 }
 
-/// The line of a lease.
 pub(super) fn line(model: &Label, class: &Class) -> Line {
     match class {
         Class::External(_) => (Label::from(""), Class::external("")),
@@ -29,7 +25,7 @@ pub(super) fn line(model: &Label, class: &Class) -> Line {
 }
 
 impl LeaseSums {
-    /// Recomputes the sums from what is held. Lines that hold nothing stay, at 0.
+    /// Recomputes the sums from the live leases. Lines without leases are kept, with a sum of 0.
     pub(super) fn recount(&mut self, held: impl Iterator<Item = Holding>) {
         self.0.values_mut().for_each(|sum| sum.bytes = Bytes::ZERO);
         for Holding { model, class, bytes, .. } in held {
@@ -37,7 +33,8 @@ impl LeaseSums {
         }
     }
 
-    /// A lease of this line changed from `from` bytes to `to`. Returns the line's sum.
+    /// Updates the sum of this line for a lease that changed from `from` bytes to `to`. Returns the
+    /// new sum.
     pub(super) fn change(&mut self, line: Line, from: Bytes, to: Bytes) -> Sum {
         let sum = self.0.entry(line).or_default();
         sum.bytes = sum.bytes + to - from;
@@ -45,14 +42,15 @@ impl LeaseSums {
         *sum
     }
 
-    /// The lines of models that hold anything, including lines at 0: their peaks matter until the model is gone.
+    /// All lines of models that hold any memory, including lines with a sum of 0: their peaks
+    /// matter until the model is unloaded.
     pub(super) fn live_lines(&self) -> impl Iterator<Item = (&Line, Sum)> {
         let live: BTreeSet<&Label> =
             self.0.iter().filter(|(_, sum)| !sum.bytes.is_zero()).map(|((model, _), _)| model).collect();
         self.lines().filter(move |((model, _), _)| live.contains(model))
     }
 
-    /// Every line there ever was.
+    /// Every line that ever held a lease.
     pub(super) fn lines(&self) -> impl Iterator<Item = (&Line, Sum)> {
         self.0.iter().map(|(line, sum)| (line, *sum))
     }

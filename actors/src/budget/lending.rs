@@ -1,8 +1,9 @@
-//! Which model lends keys and values to which (ADR 5): pure.
+//! Pure: which model lends KV cache memory to which (ADR 5).
 //!
-//! A model has a share: the bytes of its keys and values at READY. While it has no request it lends all but its floor to
-//! models whose requests wait for blocks. It gets its share back when it has requests again. For a lease that waits, a
-//! tenant's or a start's, what is borrowed is called in, and idle models give way.
+//! A model's share is the size of its KV cache at READY. While a model has no requests, it lends
+//! everything above its floor to models whose requests wait for blocks. It gets its share back when
+//! it has requests again. While a lease waits, for user code or for a model that starts, borrowed
+//! memory is called back, and idle models give up theirs.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,22 +11,19 @@ use bursar_budgets::{Bytes, LeaseId};
 
 use super::{KvDemand, ResizeOrder};
 
-/// A lease of keys and values that may lend and borrow.
+/// A KV cache lease that may lend and borrow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lendable {
-    /// The lease.
     pub lease: LeaseId,
-    /// Its size now.
     pub bytes: Bytes,
-    /// What it keeps in any case.
+    /// The size that it never shrinks below.
     pub floor: Bytes,
     /// Its size at READY.
     pub share: Bytes,
-    /// The most that it can use: the addresses that it has.
+    /// The largest size that it can use, which is its number of reserved addresses.
     pub limit: Bytes,
-    /// It grows in multiples of this.
+    /// Unit of growth. The lease grows in multiples of it.
     pub step: Bytes,
-    /// How much its model needs it.
     pub need: KvDemand,
 }
 
@@ -38,41 +36,42 @@ impl Lendable {
         self.share.saturating_sub(self.bytes)
     }
 
-    /// What it gives up for a lease that waits: what it borrows, and without requests all above its floor.
+    /// Bytes that it would give up for a waiting lease: borrowed bytes, and everything above its
+    /// floor if its model has no requests.
     pub fn would_give(&self) -> Bytes {
         let keeps = if self.need == KvDemand::Idle { self.floor } else { self.share };
         self.bytes.saturating_sub(keeps)
     }
 }
 
-/// What is free, and who else wants it.
+/// Free memory, and the demand for it by other leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headroom {
-    /// Time since the budget began.
     pub at: Duration,
-    /// Bytes that a lease could get now.
+    /// Bytes that a new lease could get now.
     pub available: Bytes,
-    /// Bytes that the first waiting lease lacks.
+    /// Bytes missing for the first waiting lease.
     pub awaited: Bytes,
-    /// Nothing may grow: another process takes memory, or a model is being sized.
+    /// Whether no lease may grow, because another process takes memory or a model is being sized.
     pub is_pressed: bool,
 }
 
-/// Who lends, and since when each has been idle.
+/// Which leases lend, and since when each model has been idle.
 #[derive(Clone, Debug)]
 pub struct Lending {
     /// A model must have been idle for this long before it lends.
     idle: Duration,
-    /// And not have needed its own back for this long.
+    /// Time for which a model must not have called its share back before it lends again.
     patience: Duration,
     idle_since: BTreeMap<LeaseId, Duration>,
-    /// Those that were told to lend. Since when a model that needs its share has it, as it may still be carrying out an order.
+    /// Leases that were ordered to lend. The value is the time since which a model that needs its
+    /// share has all of it; the model may still be carrying out an earlier order to shrink.
     lenders: BTreeMap<LeaseId, Option<Duration>>,
     recalled: BTreeMap<LeaseId, Duration>,
 }
 
 impl Lending {
-    /// No lease lends yet.
+    /// Starts with no lease lending.
     pub fn new(idle: Duration, patience: Duration) -> Self {
         Lending { idle, patience, idle_since: BTreeMap::new(), lenders: BTreeMap::new(), recalled: BTreeMap::new() }
     }
@@ -82,7 +81,7 @@ impl Lending {
         self.lenders.contains_key(&lease)
     }
 
-    /// Bytes that are borrowed and must come back: their lenders need them, or are gone.
+    /// Borrowed bytes that must be returned, because their lenders need them or no longer exist.
     pub fn called(&self, leases: &[Lendable]) -> Bytes {
         let borrowed: Bytes = leases.iter().map(Lendable::borrowed).sum();
         borrowed.saturating_sub(self.lent_by_idle(leases))
@@ -93,7 +92,7 @@ impl Lending {
         leases.iter().filter(lends).map(Lendable::missing).sum()
     }
 
-    /// The orders that follow from how things are. All are absolute, so a later call may repeat them.
+    /// The orders for the current state. All sizes are absolute, so a later call may repeat them.
     pub fn orders(&mut self, headroom: Headroom, leases: &[Lendable]) -> Vec<(LeaseId, ResizeOrder)> {
         self.note(headroom.at, leases);
         let mut kept: BTreeMap<LeaseId, Bytes> = BTreeMap::new();
@@ -106,7 +105,7 @@ impl Lending {
             (called, awaited) = (called - of_lenders, awaited - of_waiting);
             kept.insert(lease.lease, lease.bytes - of_lenders - of_waiting);
         }
-        // What is free goes to the lease that waits before any is borrowed.
+        // Free memory goes to the waiting lease before any of it is lent.
         let may_borrow = headroom.awaited.is_zero();
         let mut free = if headroom.is_pressed { Bytes::ZERO } else { headroom.available };
         let mut grown = Vec::new();
@@ -222,7 +221,7 @@ mod tests {
         assert_eq!(lending.orders(headroom(3, 0), &[asked(10), waiting(190)]), [give_up(2, 100)]);
         assert_eq!(lending.orders(headroom(3, 90), &[asked(10), sated(100)]), [may_grow(1, 100)]);
         assert_eq!(lending.orders(headroom(4, 0), &[asked(100), sated(100)]), []);
-        // It lends again only when it has been left alone for long.
+        // It lends again only after it has not needed its share for 10 s.
         assert_eq!(lending.orders(headroom(6, 0), &[idle(100), waiting(100)]), []);
         assert_eq!(lending.orders(headroom(13, 0), &[idle(100), waiting(100)]), []);
         assert_eq!(lending.orders(headroom(14, 0), &[idle(100), waiting(100)]), [give_up(1, 10)]);
@@ -267,7 +266,8 @@ mod tests {
             "what came free is not lent again"
         );
         assert_eq!(lending.orders(waits(0, 120), &leases(10, 190)), [give_up(2, 100)], "its share stays");
-        // A borrower that is idle by now gives up what it borrows, and of its own by what is still lacking.
+        // A borrower that has become idle gives up what it borrows, and then as much of its share
+        // as is still missing.
         let idle = [lease(1, 10, KvDemand::Idle), lease(2, 190, KvDemand::Idle)];
         lending.orders(headroom(3, 0), &idle);
         let waits = |awaited| Headroom { awaited: Bytes(awaited), ..headroom(4, 0) };
@@ -295,8 +295,9 @@ mod tests {
     }
 
     proptest! {
-        /// Models that obey at once never hold more than there is, whatever they need when and whatever waits; a lender has
-        /// its share again as soon as it needs it; no lease is taken below its floor, or below its share while it needs it.
+        /// Models that obey at once never hold more memory in total than there is, for any sequence
+        /// of demands and waiting leases. A lender has its share again as soon as it needs it. No
+        /// lease shrinks below its floor, or below its share while its model has requests.
         #[test]
         fn shares_are_lent_and_come_back_and_no_byte_is_held_twice(
             steps in proptest::collection::vec((0u64..3, 0usize..3, any::<bool>(), prop_oneof![Just(0), 0u64..200]), 1..60),
@@ -329,7 +330,7 @@ mod tests {
                     let held: u64 = leases.iter().map(|lease| lease.bytes.0).sum();
                     prop_assert!(held <= 300, "{:?}", leases);
                 }
-                // What was given up for a lease that waited comes back by other rules.
+                // Memory given up for a waiting lease is returned by `Regrowth`, not by lending.
                 let is_due = |lease: &&Lendable| !has_waited || lending.lends(lease.lease);
                 for lease in leases.iter().filter(|lease| lease.need != KvDemand::Idle).filter(is_due) {
                     prop_assert!(is_pressed || lease.missing().is_zero(), "{:?}", leases);

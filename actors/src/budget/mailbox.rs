@@ -1,5 +1,5 @@
-//! The mailbox: what survives a budget actor. It holds notes that leases post, the table of live leases, the fences
-//! that leases wait for, the gates, and the current actor.
+//! The mailbox: state that survives a budget actor. It holds notes that leases post, the table of
+//! live leases, the fences that leases wait for, the gates, and the current actor.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -30,67 +30,67 @@ pub struct BudgetMailbox {
     notes: Mutex<VecDeque<Note>>,
     seat: watch::Sender<Seat>,
     next_request: AtomicU64,
-    /// Written by the budget actor alone. Read by metrics, and by a successor that rebuilds the ledger.
+    /// Written only by the budget actor. Read by metrics, and by a successor that rebuilds the
+    /// ledger.
     leases: DashMap<LeaseId, Holding>,
     books: Arc<Mutex<Books>>,
     events: EventLog,
 }
 
-/// What a successor must tell its ledger again. Used by the budget actor alone.
+/// State that a successor must enter into its ledger again. Used only by the budget actor while one
+/// runs.
 #[derive(Default)]
 pub(super) struct Books {
-    /// Revokers of live segments, and memory that waits for its fence. A successor without them would call backed bytes
-    /// free.
+    /// Revoke handles of live segments, and memory that waits for its fence. A successor without
+    /// them would count backed bytes as free.
     pub(super) watch: FenceWatch,
-    /// Leases that are being returned.
+    /// Leases that are being released or revoked.
     pub(super) ending: BTreeSet<LeaseId>,
-    /// The last lease granted.
     pub(super) last_lease: Option<LeaseId>,
-    /// The gate of each model.
     pub(super) gates: BTreeMap<Label, Gate>,
-    /// Bytes of the canary, as listeners were last told.
+    /// Bytes of the canary as last reported in an event.
     pub(super) canary_told: Bytes,
-    /// Bytes that our process holds beyond leases and the device's own overhead, as far as explained.
+    /// Bytes that this process holds for known reasons in addition to leases and the device's own
+    /// overhead.
     pub(super) beside: Bytes,
-    /// The use of each lease.
+    /// Counts the backed bytes of each lease.
     pub(super) meters: BTreeMap<LeaseId, LeaseMeter>,
-    /// The card of a group on which others leave the least, if they do not leave the same on all.
+    /// The GPU of a group on which overhead and other processes leave the least memory. `None` if
+    /// all have the same.
     pub(super) fullest: Option<DeviceLabel>,
-    /// What owners declared about elastic leases.
+    /// Declarations by the owners of elastic leases.
     pub(super) elastic: BTreeMap<LeaseId, Elastic>,
-    /// The sums of leases by model and class.
     pub(super) sums: LeaseSums,
-    /// Whether a thread gives back what waits for fences, as the runtime is over.
+    /// Whether a thread returns memory that waits for fences, because the runtime has ended.
     is_given_back: bool,
 }
 
-/// A note from a lease or its owner. There are at most four per live lease.
+/// A note from a lease or its owner. Each live lease has at most four in the queue.
 pub(super) enum Note {
-    /// The lease has ended.
     Released(ReleaseNote),
-    /// A segment is paid for by this lease.
+    /// This lease now pays for a segment.
     Segment(LeaseId, RevokeHandle),
-    /// The owner obeys orders from now on.
+    /// The owner accepts resize orders from now on.
     Obeys(LeaseId, Elastic),
-    /// A model needs more of its keys and values than before.
+    /// A model's demand for KV cache memory has risen.
     KvDemand,
-    /// Its memory was returned to the device, or that failed.
+    /// The memory of a lease was returned to the device, or returning it failed.
     Reclaimed(PendingReclaim, Result<(), DeviceError>),
 }
 
-/// Between two looks at fences that no budget watches.
+/// Bounds of the pause between polls of fences when no budget actor polls them.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// The actor that answers for the budget.
+/// The actor that answers questions to the budget.
 #[derive(Clone, Default)]
 pub(super) enum Seat {
-    /// None yet.
+    /// No actor has started yet.
     #[default]
     Empty,
-    /// This one, or a successor soon.
+    /// This actor, or a successor if it has died.
     Taken(ActorRef<BudgetMessage>),
-    /// None ever again.
+    /// The runtime has ended, so no actor will follow.
     Closed,
 }
 
@@ -108,7 +108,7 @@ impl Default for BudgetMailbox {
 }
 
 impl BudgetMailbox {
-    /// Installs an actor, unless the runtime ended while it started.
+    /// Installs an actor, unless the runtime ended while the actor started.
     pub(super) fn seat(&self, actor: ActorRef<BudgetMessage>) {
         self.seat.send_if_modified(|seat| {
             let open = !matches!(seat, Seat::Closed);
@@ -120,19 +120,21 @@ impl BudgetMailbox {
         self.events.is_back();
     }
 
-    /// The runtime is over. Callers that wait, and later ones, hear so at once. Memory that still waits for a fence is given
-    /// back after it, however long a user keeps a lease or a handle.
+    /// Closes the mailbox when the runtime ends. Callers that wait, and later callers, get an error
+    /// at once. Memory that still waits for a fence is returned after the fence, however long a
+    /// user keeps a lease or a handle.
     pub(crate) fn close(&self) {
         self.seat.send_replace(Seat::Closed);
         self.events.close();
-        // What obeys orders holds handles of this mailbox.
+        // The order callbacks in `elastic` hold handles to this mailbox. Dropping them breaks the
+        // cycle.
         let obeys = std::mem::take(&mut self.books().elastic);
         drop(obeys);
         self.read_last_notes();
     }
 
-    /// Does what is left to do for leases, if no budget will: called when the runtime is over, when a budget is, and for each
-    /// note after that.
+    /// Finishes the work for leases when no budget actor will. Called when the runtime ends, when a
+    /// budget actor ends, and for each note after that.
     pub(super) fn read_last_notes(&self) {
         if !matches!(*self.seat.borrow(), Seat::Closed) {
             return;
@@ -142,42 +144,43 @@ impl BudgetMailbox {
             match note {
                 Note::Released(note) => drop(self.books().watch.released(note)),
                 Note::Reclaimed(reclaim, outcome) => end_reclaim(&self.books, reclaim, outcome),
-                // Threads of dead owners end by themselves, and give their segments back.
+                // Threads of dead owners end on their own and then return their segments.
                 Note::Segment(..) | Note::Obeys(..) | Note::KvDemand => {}
             }
         }
         let mut books = self.books();
         if books.watch.waiting() > 0 && !books.is_given_back {
-            // This is called in drops, which must not wait. Without a thread, the memory stays where it is.
+            // This runs in `Drop`, which must not block. If the thread can't be started, the memory
+            // stays backed until a later note tries again.
             let theirs = self.books.clone();
             let thread = thread::Builder::new().name("bursar-last-memory".to_owned());
             books.is_given_back = thread.spawn(move || give_back_after_fences(&theirs)).is_ok();
         }
     }
 
-    /// Records the event, except for host memory: each picture leases some, and listeners do not want to hear of that.
+    /// Records an event of a lease of device memory. Leases of host memory are left out: each
+    /// picture takes one, which would flood listeners.
     pub(super) fn tell_of_lease(&self, holding: &Holding, event: impl Fn(Leased) -> Event) {
         if holding.class.memory() == Memory::Device {
             self.events.tell(event(holding.into()));
         }
     }
 
-    /// The card of a group on which others leave the least, for events of memory that is given up.
+    /// The GPU of a group on which overhead and other processes leave the least memory. Named in
+    /// events of memory that is given up.
     pub(super) fn fullest_card(&self) -> Option<DeviceLabel> {
         self.books().fullest.clone()
     }
 
-    /// The runtime is over, and nothing more is shown of the device.
+    /// Resets the gauges of the device after the runtime has ended.
     pub(crate) fn forget_shown(&self, device: &dyn Device) {
         metric::forget_device(device, self.books().sums.lines().map(|(line, _)| line));
     }
 
-    /// The events of this device.
     pub(crate) fn events(&self) -> &EventLog {
         &self.events
     }
 
-    /// The current actor.
     pub(super) fn actor(&self) -> Option<ActorRef<BudgetMessage>> {
         match &*self.seat.borrow() {
             Seat::Taken(actor) => Some(actor.clone()),
@@ -185,7 +188,7 @@ impl BudgetMailbox {
         }
     }
 
-    /// Waits for an actor other than `dead`. None if there never will be one.
+    /// Waits for an actor other than `dead`. Returns `None` if the mailbox is closed.
     pub(super) async fn actor_after(&self, dead: Option<ActorId>) -> Option<ActorRef<BudgetMessage>> {
         let mut seat = self.seat.subscribe();
         let is_settled = |seat: &Seat| match seat {
@@ -199,12 +202,13 @@ impl BudgetMailbox {
         }
     }
 
-    /// A number not used by any question before.
+    /// A request number that has not been used before.
     pub(super) fn next_request(&self) -> RequestId {
         RequestId(self.next_request.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// The oldest note. Taking one at a time means that an actor dying with a note in hand loses no other.
+    /// Removes the oldest note. Notes are taken one at a time, so an actor that dies while it
+    /// handles one note loses no other.
     pub(super) fn take_note(&self) -> Option<Note> {
         lock(&self.notes).pop_front()
     }
@@ -213,8 +217,8 @@ impl BudgetMailbox {
         lock(&self.books)
     }
 
-    /// Returns memory to the device on a thread that may block: a whole card takes a third of a second. The outcome is
-    /// posted as a note, so that a successor hears of it too.
+    /// Returns memory to the device on a thread that may block, because unmapping a whole GPU takes
+    /// a third of a second. The outcome is posted as a note, so that a successor receives it too.
     pub(super) fn reclaim_in_background(self: &Arc<Self>, mut reclaim: PendingReclaim) {
         let mailbox = self.clone();
         tokio::task::spawn_blocking(move || {
@@ -223,13 +227,15 @@ impl BudgetMailbox {
         });
     }
 
-    /// A dead owner's thread came late: its lease is gone, and so is the memory.
+    /// Revokes a segment that the thread of a dead owner has reserved after its lease was revoked.
     pub(super) fn revoke(revoker: RevokeHandle) {
-        // Memory that a lost device cannot take back is gone. Any other failure shows when the revoker drops.
+        // A lost device cannot take memory back. After any other failure, the memory is returned
+        // when the last owner of the segment drops it.
         tokio::task::spawn_blocking(move || drop(revoker.revoke()));
     }
 
-    /// The device is lost and replaced. Leases of the lost device are worthless. Late notes about it are ignored.
+    /// Clears the leases of a lost device that has been replaced: they are worthless. Late notes
+    /// about them are ignored.
     pub(crate) fn forget_device(&self) {
         let lost: Vec<Holding> = self.leases.iter().map(|entry| entry.clone()).collect();
         self.leases.clear();
@@ -239,11 +245,10 @@ impl BudgetMailbox {
         sums.recount(std::iter::empty());
         let blank = Books { last_lease: books.last_lease, sums, ..Books::default() };
         let old = std::mem::replace(&mut *books, blank);
-        // Users' memory may have waited there for its fence.
+        // Dropping `old` may block, because it may hold memory that waits for its fence.
         tokio::task::spawn_blocking(move || drop(old));
     }
 
-    /// The leases that lend and borrow.
     pub(super) fn lendable(&self) -> Vec<Lendable> {
         let books = self.books();
         let lendable = books.elastic.iter().filter_map(|(lease, elastic)| {
@@ -254,13 +259,12 @@ impl BudgetMailbox {
         lendable.collect()
     }
 
-    /// The live leases.
     pub fn leases(&self) -> &DashMap<LeaseId, Holding> {
         &self.leases
     }
 
-    /// Posts a note and wakes the actor. If there is none, its successor finds the note; if none will come, what is left to
-    /// do is done.
+    /// Posts a note and wakes the actor. If there is no actor, its successor reads the note. If no
+    /// successor will come, the note is handled here.
     pub(super) fn put(&self, note: Note) {
         lock(&self.notes).push_back(note);
         match self.actor() {
@@ -280,7 +284,8 @@ impl ReleaseNotes for BudgetMailbox {
     }
 }
 
-/// Gives back the memory of each lease that waits, after its fence. Ends when none waits.
+/// Returns the memory of each lease that waits for a fence, after that fence has passed. Ends when
+/// no lease waits.
 fn give_back_after_fences(books: &Mutex<Books>) {
     let mut pause = PAUSE_MIN;
     loop {
@@ -292,7 +297,8 @@ fn give_back_after_fences(books: &Mutex<Books>) {
             }
             books.watch.due()
         };
-        // A fence that has not passed for long may never.
+        // A fence that has not passed for a long time may never pass, so it is polled less and less
+        // often.
         pause = if due.is_empty() { (2 * pause).min(PAUSE_MAX) } else { PAUSE_MIN };
         for mut reclaim in due {
             let outcome = reclaim.bring();
@@ -302,16 +308,18 @@ fn give_back_after_fences(books: &Mutex<Books>) {
     }
 }
 
-/// A reclaim that no budget hears of is over, however it went.
+/// Ends a reclaim that no budget actor will be notified of, whether or not it succeeded.
 fn end_reclaim(books: &Mutex<Books>, reclaim: PendingReclaim, outcome: Result<(), DeviceError>) {
     lock(books).watch.home(reclaim.lease());
     if outcome.is_err_and(|error| !error.is_lost()) {
-        // The device may still use it: rather lost than given to another.
+        // The device may still use this memory. Leaking it is safer than giving it to another
+        // owner.
         std::mem::forget(reclaim);
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is one call that either happens or does not.
+    // Each change under the lock is a single call that either happens or does not, so a panic
+    // elsewhere leaves no partial change.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,72 +1,64 @@
-//! What the budget actor can be asked.
+//! Messages to the budget actor.
 
 use bursar_budgets::{Bytes, Gate, GateError, Label, Lease, LeaseId, Owner, Refusal, Request, RequestId, Snapshot};
 
 use crate::{responder::Responder, supervise::FaultInjection};
 
-/// Messages from any holder of a [`Budget`](super::Budget). Credit: the ledger's bounded queue of waiting requests.
+/// Messages from any holder of a [`Budget`](super::Budget). Backpressure comes from the ledger's
+/// bounded queue of waiting requests.
 pub enum BudgetMessage {
-    /// Asks for a lease. Answered when it is granted or refused.
+    /// Asks for a lease. Answered when the ledger grants or refuses it.
     Ask {
-        /// Names the question, to withdraw it.
         id: RequestId,
-        /// Owner, class and bytes.
         request: Request,
-        /// Whether to wait for others to give memory back, or be refused at once.
+        /// Whether to wait until other leases return memory. Otherwise the request is refused at
+        /// once if memory is short.
         wait: bool,
-        /// The lease, or why it was refused.
         reply: Responder<Result<Lease, Refusal>>,
     },
-    /// Resizes a lease. Shrinking is answered when the fence has passed.
+    /// Resizes a lease. A request to shrink is answered when the fence has passed.
     Resize {
-        /// Names the question, to withdraw it.
         id: RequestId,
-        /// The lease to resize.
         lease: LeaseId,
-        /// Its new size.
         to: Bytes,
-        /// As for `Ask`, if the lease grows.
+        /// Whether a request to grow waits, as in [`BudgetMessage::Ask`].
         wait: bool,
-        /// The change to apply to the lease, or why it was refused.
+        /// The change to apply to the lease, or the reason for the refusal.
         reply: Responder<Result<bursar_budgets::Resized, Refusal>>,
     },
-    /// The asker has gone.
+    /// Withdraws a question whose asker is gone.
     Withdraw(RequestId),
-    /// An owner is dead. Everything it held is revoked. Answered when all of it is back.
+    /// Revokes everything that a dead owner held. Answered when all of its memory has been
+    /// returned.
     OwnerDied {
-        /// The owner and its generation.
         owner: Owner,
-        /// Answered when all memory is back.
         reply: Responder<()>,
     },
-    /// Moves a model's gate.
     Gate {
-        /// The model.
         model: Label,
-        /// The new state of the gate.
         to: Gate,
-        /// Whether the gate moved.
         reply: Responder<Result<(), GateError>>,
     },
     /// Asks how many bytes of device memory a new lease could get now.
     Available {
-        /// Whether the model being sized has leased all that it took. Then anything else taken is overhead.
+        /// Whether the model being sized has leased all memory that it took. Other new memory of
+        /// this process is then counted as overhead.
         is_leased: bool,
-        /// The bytes available.
         reply: Responder<Bytes>,
     },
-    /// Every byte, by class and owner, after a fresh look at the driver's free bytes.
+    /// Returns every byte by class and owner, after a new measurement of the driver's free bytes.
     Measure(Responder<Snapshot>),
-    /// Every byte, by class and owner.
+    /// Returns every byte by class and owner, from the ledger.
     Snapshot(Responder<Snapshot>),
-    /// Notes are in the mailbox.
+    /// Notes have been posted to the mailbox.
     Notes,
     /// Polls the fences that leases wait for.
     Poll,
     /// Compares the driver's free bytes with the ledger.
     Probe,
-    /// A message from itself: looks if other processes have more than the last look saw.
+    /// Checks whether other processes hold more memory than at the last probe. The actor sends it
+    /// to itself.
     QuickCheck,
-    /// Fails the actor on purpose.
+    /// Makes the actor fail, for tests.
     InjectFault(FaultInjection),
 }

@@ -1,55 +1,56 @@
-//! How much memory is freed ahead of a neighbour that keeps taking: pure.
+//! Pure: how much memory is freed ahead of another process that keeps taking memory.
 //!
-//! A neighbour can only take what is free, so as much again is freed as it has taken. Each time it soon takes that too,
-//! the amount ahead of it doubles, as slow start finds a rate (Jacobson 1988). So a neighbour that wants tens of GiB
-//! waits for a few changes of keys and values, not for hundreds, each of which costs running steps. What it leaves goes
-//! back to keys and values after it has stayed free for a while.
+//! A process can only take memory that is free, so as much memory again is freed as it has taken.
+//! Each time it soon takes that too, the amount freed ahead doubles, as slow start finds a rate
+//! (Jacobson 1988). A process that wants tens of GiB therefore waits for a few resizes of the KV
+//! cache instead of hundreds, each of which delays running steps. Memory that it leaves goes back
+//! to the KV cache after it has stayed free for a while.
 
 use std::time::Duration;
 
 use bursar_budgets::Bytes;
 
-/// At most this fraction of a device is freed ahead: one 32nd.
+/// At most one 32nd of a device's memory is freed ahead.
 const AHEAD_PARTS: u64 = 32;
 
-/// What is known of a neighbour that takes memory.
+/// History of another process that takes memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PressureBackoff {
-    /// When the canary was last owed.
+    /// Time at which leases last had to shrink to restore the canary.
     pressed: Option<Duration>,
-    /// Foreign bytes when more was last freed.
+    /// Foreign bytes when the amount freed ahead last changed.
     foreign: Bytes,
     ahead: Bytes,
 }
 
-/// What a look sees while the canary is owed.
+/// Observations of a probe while leases must still shrink to restore the canary.
 #[derive(Clone, Copy, Debug)]
 pub struct Pressure {
     /// Time since the watcher was created.
     pub at: Duration,
-    /// Foreign bytes.
     pub foreign: Bytes,
-    /// The canary's full size, and the least that is freed ahead.
+    /// The full size of the canary, which is also the smallest amount freed ahead.
     pub canary: Bytes,
-    /// The device's memory.
+    /// Total bytes of the device.
     pub total: Bytes,
 }
 
 impl PressureBackoff {
-    /// How long ago the canary was owed. None if it never was.
+    /// Time since leases last had to shrink to restore the canary. `None` if they never had to.
     pub fn since(&self, at: Duration) -> Option<Duration> {
         self.pressed.map(|pressed| at.saturating_sub(pressed))
     }
 
-    /// Bytes to free ahead of a neighbour, beyond what is owed. The amount doubles if the neighbour has taken more
-    /// within `soon` of the last look.
+    /// Bytes to free in addition to the bytes owed. The amount doubles if the other process has
+    /// taken more within `soon` of the last probe.
     pub fn ahead(&mut self, seen: Pressure, soon: Duration) -> Bytes {
         let Pressure { at, foreign, canary, total } = seen;
         let goes_on = self.since(at).is_some_and(|since| since < soon);
         self.pressed = Some(at);
         if !goes_on {
             (self.ahead, self.foreign) = (Bytes::ZERO, foreign);
-        // A neighbour that needs one large piece may leave some of what was freed, so taking half of it counts.
+        // A process that needs one large allocation may leave some of the freed memory unused, so
+        // taking half of it counts as taking more.
         } else if foreign >= self.foreign + self.ahead.max(canary) / 2 {
             self.ahead = (self.ahead * 2).max(canary).min(total / AHEAD_PARTS);
             self.foreign = foreign;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bursar_budgets::Hint;
 use bursar_model::{
-    error::{GrammarError, ImageError, SamplingError, TextError, VideoError, VisualError},
+    error::{GrammarError, ImageError, MediaError, SamplingError, TextError, VideoError},
     flow::{FileName, LayoutError},
 };
 use thiserror::Error;
@@ -321,7 +321,7 @@ impl ChatError {
             | ChatError::Layout(_)
             | ChatError::Sampling(_) => ErrorKind::Request,
             ChatError::Vision(error) => match &**error {
-                VisionError::Visual(_) | VisionError::TooLarge { .. } => ErrorKind::Request,
+                VisionError::Media(_) | VisionError::TooLarge { .. } => ErrorKind::Request,
                 VisionError::Host(_) => ErrorKind::Busy,
                 VisionError::DecoderDied => ErrorKind::Model,
             },
@@ -356,18 +356,16 @@ impl From<TextError> for ChatError {
     }
 }
 
-impl From<VisualError> for ChatError {
-    fn from(error: VisualError) -> Self {
+impl From<MediaError> for ChatError {
+    fn from(error: MediaError) -> Self {
         match error {
-            VisualError::TooManyPictures { pictures, limit } => ChatError::TooManyPictures { pictures, limit },
-            VisualError::PicturesTooLarge { tokens, limit } => ChatError::PicturesTooLarge { tokens, limit },
-            VisualError::Picture { index, file, source } => {
-                ChatError::Picture { index, file, source: Arc::new(source) }
-            }
-            VisualError::PictureTooLarge { index, file, patches, limit } => {
+            MediaError::TooManyPictures { pictures, limit } => ChatError::TooManyPictures { pictures, limit },
+            MediaError::PicturesTooLarge { tokens, limit } => ChatError::PicturesTooLarge { tokens, limit },
+            MediaError::Picture { index, file, source } => ChatError::Picture { index, file, source: Arc::new(source) },
+            MediaError::PictureTooLarge { index, file, patches, limit } => {
                 ChatError::PictureTooLarge { index, file, patches, limit }
             }
-            VisualError::Video { index, source } => ChatError::Video { index, source: Arc::new(source) },
+            MediaError::Video { index, source } => ChatError::Video { index, source: Arc::new(source) },
         }
     }
 }

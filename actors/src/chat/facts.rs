@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use bursar_model::{
-    flow::{Grid, LayoutError, VisualGrid},
+    flow::{Grid, LayoutError, MediaGrid},
     text::{ReplyFormat, TemplateInputs},
 };
 
@@ -69,7 +69,7 @@ impl ModelHandle {
 fn takes(context: &ModelContext) -> (bool, bool) {
     let Some(processors) = &context.processors else { return (false, false) };
     let step = Grid { t: 1, h: 2, w: 2 };
-    let film = VisualGrid::Video { step, steps: 1, frames: 2, frames_per_second: 1.0 };
+    let film = MediaGrid::Video { step, steps: 1, frames: 2, frames_per_second: 1.0 };
     // A family that takes videos misses the placeholder of this one.
     let refused = context.family.lay_out(Vec::new(), &[film]);
     let has_place = !matches!(refused, Err(LayoutError::NoVideos { .. } | LayoutError::TextOnly { .. }));

@@ -9,8 +9,8 @@ use std::{
 use bursar_model::{
     RequestCost,
     error::{SamplingError, TextError},
-    flow::{LayoutError, PrefixKeys, PromptLayout, Visual, VisualGrid},
-    processor::{VisualLimits, VisualPlan},
+    flow::{LayoutError, Media, MediaGrid, PrefixKeys, PromptLayout},
+    processor::{MediaLimits, MediaPlan},
     sampling::{Grammar, Sampler, TOP_LOG_PROBABILITIES_MAX},
     text::{Message, Role, StopRules, TemplateInputs, describe_tools},
 };
@@ -22,7 +22,7 @@ use crate::engine::ModelContext;
 #[derive(Clone)]
 pub(super) struct Preparation {
     pub(super) prompt: Arc<PromptLayout>,
-    pub(super) pictures: Vec<VisualPlan>,
+    pub(super) pictures: Vec<MediaPlan>,
     pub(super) tokens_min: usize,
     pub(super) tokens_max: usize,
     pub(super) stop: StopRules,
@@ -104,7 +104,7 @@ impl Preparation {
 /// What the model is shown of a chat, and how its reply is read.
 struct Shown {
     prompt: PromptLayout,
-    pictures: Vec<VisualPlan>,
+    pictures: Vec<MediaPlan>,
     reply: ReplyRules,
 }
 
@@ -113,7 +113,7 @@ impl Shown {
     fn of(chat: &Chat, context: &ModelContext, limit: usize) -> Result<Self, ChatError> {
         let (mut messages, visuals) = chat.split();
         let pictures = plan_pictures(context, &visuals, chat.generation.cache_salt.as_deref())?;
-        let grids: Vec<VisualGrid> = pictures.iter().map(VisualPlan::grid).collect();
+        let grids: Vec<MediaGrid> = pictures.iter().map(MediaPlan::grid).collect();
         let mut inputs = template_inputs(chat);
         let has_tools = |message: &Message| message.role == Role::Tool || message.tool_calls().next().is_some();
         let has_tools = inputs.tools.is_some() || messages.iter().any(has_tools);
@@ -148,7 +148,7 @@ pub(super) fn prompt_of(chat: &Chat, context: &ModelContext) -> Result<Prompt, C
         return Err(ChatError::Empty);
     }
     let Shown { prompt, pictures, .. } = Shown::of(chat, context, tokens_limit(context, usize::MAX))?;
-    let rows = |plan: &VisualPlan| {
+    let rows = |plan: &MediaPlan| {
         let merge = context.family.merge();
         merge.into_iter().flat_map(|merge| plan.grid().costs(merge)).map(|cost| cost.rows).sum()
     };
@@ -267,13 +267,13 @@ fn now_unix_seconds() -> i64 {
 }
 
 /// The sizes of pictures, from their headers alone. Anything outside the envelope is resized or refused.
-fn plan_pictures(context: &ModelContext, visuals: &[Visual], salt: Option<&str>) -> Result<Vec<VisualPlan>, ChatError> {
+fn plan_pictures(context: &ModelContext, visuals: &[Media], salt: Option<&str>) -> Result<Vec<MediaPlan>, ChatError> {
     if visuals.is_empty() {
         return Ok(Vec::new());
     }
     // Templates of text models fail on pictures with unhelpful messages.
     let processors = context.processors.as_ref().ok_or(LayoutError::TextOnly { pictures: visuals.len() })?;
-    let plans = processors.plan(visuals, VisualLimits { envelope: &context.envelope, image: &context.image_limits })?;
+    let plans = processors.plan(visuals, MediaLimits { envelope: &context.envelope, image: &context.image_limits })?;
     Ok(plans.into_iter().map(|plan| if let Some(salt) = salt { plan.salted(salt) } else { plan }).collect())
 }
 

@@ -5,7 +5,7 @@ use std::{fmt, fs::File, path::Path, sync::Arc};
 use bursar_budgets::Bytes;
 use bursar_model::{
     error::{ImageError, VideoError},
-    flow::{self, ImageBytes, ImageLimits, PictureLimits, Visual},
+    flow::{self, EncodedImage, ImageLimits, Media, ResizeLimits},
     processor::FrameSampling,
     text::{Message, Part, ReplyFormat, Role},
 };
@@ -17,7 +17,7 @@ const FILE_BYTES_MAX: Bytes = Bytes::gib(1);
 
 /// A picture for a chat: encoded as PNG, JPEG, WebP, GIF (first frame), BMP or TIFF, or given as pixels.
 #[derive(Clone, Debug)]
-pub struct Image(pub(super) ImageBytes);
+pub struct Image(pub(super) EncodedImage);
 
 impl Image {
     /// Reads a file of up to 1 GiB. The model's own limit, by default 20 MiB, is part of its
@@ -34,7 +34,7 @@ impl Image {
     /// # Errors
     /// The file cannot be read, or is larger.
     pub fn open_within(path: impl AsRef<Path>, limits: &ImageLimits) -> Result<Self, ImageError> {
-        ImageBytes::open(path, limits).map(Image)
+        EncodedImage::open(path, limits).map(Image)
     }
 
     /// As [`open_within`](Self::open_within), for a file that is open. Errors call it `name`.
@@ -42,7 +42,7 @@ impl Image {
     /// # Errors
     /// See [`open_within`](Self::open_within).
     pub fn read_within(file: &File, name: impl Into<String>, limits: &ImageLimits) -> Result<Self, ImageError> {
-        ImageBytes::read(file, name.into(), limits).map(Image)
+        EncodedImage::read(file, name.into(), limits).map(Image)
     }
 
     /// Its width and height in pixels as shown, if its header can be read and is within `limits`. Nothing is decoded,
@@ -56,7 +56,7 @@ impl Image {
 
     /// Takes encoded bytes. They are checked when a model is asked.
     pub fn from_bytes(encoded: impl Into<Arc<[u8]>>) -> Self {
-        Image(ImageBytes::new(encoded))
+        Image(EncodedImage::new(encoded))
     }
 
     /// Takes decoded pixels: `[height, width, 3]` bytes of red, green and blue, rows from the top. For pictures from a
@@ -65,7 +65,7 @@ impl Image {
     /// # Errors
     /// A side is zero, or the number of bytes does not match.
     pub fn from_rgb(width: u32, height: u32, pixels: impl Into<Arc<[u8]>>) -> Result<Self, ImageError> {
-        ImageBytes::from_rgb(width, height, pixels).map(Image)
+        EncodedImage::from_rgb(width, height, pixels).map(Image)
     }
 }
 
@@ -82,7 +82,7 @@ impl Image {
     /// let coarse = picture.within_pixels(None, Some(512 * 512));
     /// ```
     pub fn within_pixels(self, min: Option<u64>, max: Option<u64>) -> Self {
-        let own = PictureLimits { pixels_min: min, pixels_max: max, ..self.0.own_limits() };
+        let own = ResizeLimits { pixels_min: min, pixels_max: max, ..self.0.own_limits() };
         Image(self.0.within(own))
     }
 
@@ -90,7 +90,7 @@ impl Image {
     /// processor for InternVL, and `max_dynamic_patch` of its releases. Refused as above, and for a model whose
     /// pictures are in one piece.
     pub fn within_tiles(self, max: u32) -> Self {
-        let own = PictureLimits { tiles_max: Some(max), ..self.0.own_limits() };
+        let own = ResizeLimits { tiles_max: Some(max), ..self.0.own_limits() };
         Image(self.0.within(own))
     }
 }
@@ -112,7 +112,7 @@ impl Video {
     /// second was picked, that is 2. The model reads the time between frames from it. The frames are checked when a
     /// model is asked.
     pub fn from_frames(frames: impl IntoIterator<Item = Image>, frames_per_second: f64) -> Self {
-        let frames: Vec<ImageBytes> = frames.into_iter().map(|frame| frame.0).collect();
+        let frames: Vec<EncodedImage> = frames.into_iter().map(|frame| frame.0).collect();
         Video(flow::Video::new(frames, frames_per_second))
     }
 
@@ -380,20 +380,20 @@ impl Chat {
     }
 
     /// The turns as templates take them, and the pictures and videos in order of appearance.
-    pub(super) fn split(&self) -> (Vec<Message>, Vec<Visual>) {
+    pub(super) fn split(&self) -> (Vec<Message>, Vec<Media>) {
         let mut visuals = Vec::new();
         let messages = self.turns.iter().map(|(role, contents)| {
             let content = contents.iter().map(|content| match content {
                 Content::Text(text) => Part::Text(text.clone()),
                 Content::Image(image) => {
-                    visuals.push(Visual::Image(image.0.clone()));
+                    visuals.push(Media::Image(image.0.clone()));
                     Part::Image
                 }
                 Content::Reasoning(text) => Part::Reasoning(text.clone()),
                 Content::ToolCall(call) => Part::ToolCall(call.clone()),
                 Content::ResultOf(id) => Part::ResultOf(id.clone()),
                 Content::Video(video) => {
-                    visuals.push(Visual::Video(video.0.clone()));
+                    visuals.push(Media::Video(video.0.clone()));
                     Part::Video
                 }
             });

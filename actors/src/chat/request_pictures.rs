@@ -3,8 +3,8 @@
 use std::{ops::Range, sync::Arc};
 
 use bursar_model::{
-    flow::{PictureContent, PictureHash, PictureSpan, PrefixKeys, PromptLayout},
-    processor::{VisualKey, VisualPlan},
+    flow::{ContentSpan, PictureHash, PlaceholderSpan, PrefixKeys, PromptLayout},
+    processor::{MediaKey, MediaPlan},
 };
 use ractor::ActorRef;
 
@@ -13,9 +13,9 @@ use crate::{
     engine::Serving,
     order::Priority,
     responder::AskError,
-    scheduler::{PicturePlaceholder, SchedulerMessage},
+    scheduler::{Placeholder, SchedulerMessage},
     tree,
-    vision::{PinnedPictures, VisionMessage},
+    vision::{PinnedSet, VisionMessage},
 };
 
 /// The pictures of a request, as one admission shows them.
@@ -24,7 +24,7 @@ pub(super) struct RequestPictures {
     /// Names of the first ones, whose tokens blocks hold.
     computed: Arc<[PictureHash]>,
     /// Rows of the others. None if there are no others.
-    pins: Option<Arc<PinnedPictures>>,
+    pins: Option<Arc<PinnedSet>>,
 }
 
 impl RequestPictures {
@@ -35,7 +35,7 @@ impl RequestPictures {
     /// [`ChatError::Vision`] for a picture that cannot be read.
     pub(super) async fn get(
         serving: &Serving,
-        files: &[VisualPlan],
+        files: &[MediaPlan],
         prompt: &PromptLayout,
         prefix: &mut PrefixKeys,
         may_be_computed: bool,
@@ -64,11 +64,11 @@ impl RequestPictures {
     async fn computed(
         serving: &Serving,
         vision: &ActorRef<VisionMessage>,
-        files: &[VisualPlan],
+        files: &[MediaPlan],
         prompt: &PromptLayout,
         prefix: &mut PrefixKeys,
     ) -> Result<Vec<Vec<PictureHash>>, ChatError> {
-        let files: Vec<VisualKey> = files.iter().map(VisualPlan::key).collect();
+        let files: Vec<MediaKey> = files.iter().map(MediaPlan::key).collect();
         let named = tree::NAME_PICTURES.ask(vision, |reply| VisionMessage::Name { files, reply }).await;
         let mut named = or_none(named)?;
         if named.is_empty() {
@@ -83,8 +83,8 @@ impl RequestPictures {
     }
 
     /// The places of all pictures in a prompt.
-    pub(super) fn places(&self, spans: &[PictureSpan]) -> Vec<PicturePlaceholder> {
-        let place = |span: &PictureSpan| {
+    pub(super) fn places(&self, spans: &[PlaceholderSpan]) -> Vec<Placeholder> {
+        let place = |span: &PlaceholderSpan| {
             let (hash, cache_rows) = match self.computed.get(span.picture) {
                 Some(hash) => (*hash, [].into()),
                 None => {
@@ -93,7 +93,7 @@ impl RequestPictures {
                     (pinned.key, pinned.rows.clone())
                 }
             };
-            PicturePlaceholder { content: PictureContent { tokens: span.tokens.clone(), hash }, cache_rows }
+            Placeholder { content: ContentSpan { tokens: span.tokens.clone(), hash }, cache_rows }
         };
         spans.iter().map(place).collect()
     }
@@ -104,7 +104,7 @@ impl RequestPictures {
     }
 
     /// What holds the rows of the others.
-    pub(super) fn pins(&self) -> Option<Arc<PinnedPictures>> {
+    pub(super) fn pins(&self) -> Option<Arc<PinnedSet>> {
         self.pins.clone()
     }
 }
@@ -121,13 +121,13 @@ fn or_none<T: Default>(answer: Result<T, AskError>) -> Result<T, ChatError> {
 fn name_blocks(prefix: &mut PrefixKeys, prompt: &PromptLayout, names: &[PictureHash]) {
     let (named, others): (Vec<_>, Vec<_>) = prompt.pictures.iter().partition(|span| span.picture < names.len());
     let end = others.iter().map(|span| span.tokens.start).min().unwrap_or(prompt.tokens.len());
-    let content = |span: &PictureSpan| PictureContent { tokens: span.tokens.clone(), hash: names[span.picture] };
+    let content = |span: &PlaceholderSpan| ContentSpan { tokens: span.tokens.clone(), hash: names[span.picture] };
     let contents: Vec<_> = named.into_iter().map(content).collect();
     prefix.extend(&prompt.tokens[..end], &prompt.positions[..end], &contents);
 }
 
 /// How many of the first files have all their pictures within the first `tokens`.
-fn files_within(tokens: usize, files: &[Vec<PictureHash>], spans: &[PictureSpan]) -> usize {
+fn files_within(tokens: usize, files: &[Vec<PictureHash>], spans: &[PlaceholderSpan]) -> usize {
     let mut pictures: Range<usize> = 0..0;
     let is_within = |file: &&Vec<PictureHash>| {
         pictures = pictures.end..pictures.end + file.len();
@@ -140,8 +140,8 @@ fn files_within(tokens: usize, files: &[Vec<PictureHash>], spans: &[PictureSpan]
 mod tests {
     use super::*;
 
-    fn spans(tokens: &[Range<usize>]) -> Vec<PictureSpan> {
-        tokens.iter().enumerate().map(|(picture, tokens)| PictureSpan { picture, tokens: tokens.clone() }).collect()
+    fn spans(tokens: &[Range<usize>]) -> Vec<PlaceholderSpan> {
+        tokens.iter().enumerate().map(|(picture, tokens)| PlaceholderSpan { picture, tokens: tokens.clone() }).collect()
     }
 
     #[test]

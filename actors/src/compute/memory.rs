@@ -38,7 +38,7 @@ pub struct EngineParts {
     /// Where keys and values go that have to leave the device. None if the user set no `swap_space`.
     pub host_kv: Option<HostKv>,
     /// Where pictures' embeddings go that have to leave the vision cache. None likewise, and for a model without pictures.
-    pub host_pictures: Option<HostPictures>,
+    pub host_pictures: Option<HostEncoderCache>,
     /// The inputs of captured steps, and the lease for the graphs. None on a device without graphs.
     pub graphs: Option<GraphInputs>,
     /// Where the ranks of several GPUs exchange what they computed.
@@ -363,7 +363,7 @@ impl HostKv {
 }
 
 /// Slots for rows of pictures in host memory. Each rank has all rows, as in its vision cache.
-pub struct HostPictures {
+pub struct HostEncoderCache {
     ranks: Vec<HostMemory>,
     slots: usize,
     row_bytes: Bytes,
@@ -371,14 +371,14 @@ pub struct HostPictures {
     _lease: Lease,
 }
 
-impl HostPictures {
+impl HostEncoderCache {
     /// Takes host memory for `slots` rows for each rank of `device`, which `lease` must pay for.
     ///
     /// # Errors
     /// The host lacks it.
     pub fn take(device: &Arc<dyn Device>, row_bytes: Bytes, slots: usize, lease: Lease) -> Result<Self, DeviceError> {
         let ranks = of_each_rank(device, row_bytes * slots as u64, &lease)?;
-        Ok(HostPictures { ranks, slots, row_bytes, _lease: lease })
+        Ok(HostEncoderCache { ranks, slots, row_bytes, _lease: lease })
     }
 
     /// How many rows there is room for.

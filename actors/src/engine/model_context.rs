@@ -7,7 +7,7 @@ use bursar_model::{
     checkpoint::Checkpoint,
     error::GrammarError,
     flow::{CacheFormat, ImageLimits},
-    processor::VisualProcessors,
+    processor::MediaProcessors,
     registry::FamilyConfig,
     sampling::{GenerationDefaults, GrammarCompiler},
     text::PromptEncoder,
@@ -25,7 +25,7 @@ pub struct ModelContext {
     /// The template and tokenizer.
     pub prompts: PromptEncoder,
     /// Decodes and resizes pictures and videos within the envelope. None for a model without pictures.
-    pub processors: Option<Arc<VisualProcessors>>,
+    pub processors: Option<Arc<MediaProcessors>>,
     /// Sampling defaults for requests that set none.
     pub generation: GenerationDefaults,
     /// How keys and values are kept.
@@ -62,7 +62,7 @@ impl ModelContext {
         let EffectiveLimits { envelope, pictures, .. } = inputs.clone();
         let videos = family.video_processor(checkpoint);
         let step_text_tokens = family.step_text_tokens();
-        let visual = pictures.map(|pictures| VisualProcessors { pictures, videos, step_text_tokens });
+        let visual = pictures.map(|pictures| MediaProcessors { pictures, videos, step_text_tokens });
         ModelContext {
             name,
             prompts,

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use bursar_model::flow::{PictureContent, PrefixKey};
+use bursar_model::flow::{ContentSpan, PrefixKey};
 use tokio::sync::broadcast;
 
 /// Changes that wait for a listener at most; it misses older ones. One change is what a step brings.
@@ -25,7 +25,7 @@ pub struct StoredBlock {
     /// Its tokens, with placeholders where pictures are.
     pub tokens: Arc<[u32]>,
     /// The pictures in it, with the places of all their tokens in the sequence.
-    pub pictures: Vec<PictureContent>,
+    pub pictures: Vec<ContentSpan>,
     /// The salt of the chats that share it; see [`Chat::cache_salt`](crate::chat::Chat::cache_salt).
     pub salt: Option<Arc<str>>,
 }

@@ -23,7 +23,7 @@ use crate::{
     capture,
     compute::lane::{Answer, Job, Lane, StressJob},
     compute::memory::{
-        EngineMemory, EngineParts, ExchangeMemory, GraphInputs, HostKv, HostPictures, KvMemory, SamplingMemory,
+        EngineMemory, EngineParts, ExchangeMemory, GraphInputs, HostEncoderCache, HostKv, KvMemory, SamplingMemory,
         VisionCache,
     },
     compute::{Executor, Models},
@@ -257,7 +257,7 @@ impl Attempt {
             host_rows = Some(self.lease(Class::HostKv, needs.host_rows_bytes(), HOST_KV).await?);
         }
         let probe = Arc::new(self.lease(Class::Kv, needs.probe(), PROBE).await?);
-        let (refusal, row_width) = (self.refusal(faulty, Phase::Probe), self.model.config().picture_row().width());
+        let (refusal, row_width) = (self.refusal(faulty, Phase::Probe), self.model.config().embedding_layout().width());
         let activation = self.executor.target().activation();
         // Without faults to inject, memory does not know of them.
         let device = if self.faults.is_empty() { self.device.clone() } else { faulty.clone() };
@@ -297,7 +297,7 @@ impl Attempt {
                 ProfileError::Device { doing: HOST_KV, class, source }
             };
             let host_kv = host_kv.map_err(refused)?;
-            let take = |lease| HostPictures::take(&device, needs.row_bytes, needs.host_rows, lease);
+            let take = |lease| HostEncoderCache::take(&device, needs.row_bytes, needs.host_rows, lease);
             let host_pictures = host_rows.map(take).transpose().map_err(refused)?;
             Ok(EngineMemory::new(EngineParts {
                 step_workspace,

@@ -28,7 +28,7 @@ use crate::{
     pace::Pacing,
     responder::Responder,
     tenant::TenantWeights,
-    vision::PinnedPictures,
+    vision::PinnedSet,
 };
 
 /// How long the second step of a burst waits for prompts that arrived with the first. The timer makes it one or two
@@ -119,7 +119,7 @@ struct Caller {
     /// None once the caller has gone.
     deliveries: Option<mpsc::Sender<Delivery>>,
     /// The sequence's pictures. None once no later step reads them.
-    pins: Option<Arc<PinnedPictures>>,
+    pins: Option<Arc<PinnedSet>>,
     span: Span,
     /// Whether a step has been planned with it.
     has_begun: bool,

@@ -16,7 +16,7 @@ use crate::{
     kv::{KvUse, SequenceId},
     responder::Responder,
     supervise::FaultInjection,
-    vision::PinnedPictures,
+    vision::PinnedSet,
 };
 
 /// Messages from chat drivers (credit: one per accepted request), the step lane (one answer per step and copy, at most two
@@ -60,7 +60,7 @@ pub struct Admission {
     /// The sequence.
     pub sequence: NewSequence,
     /// Holds its pictures' rows of the vision cache until no later step reads them.
-    pub pins: Option<Arc<PinnedPictures>>,
+    pub pins: Option<Arc<PinnedSet>>,
     /// Where tokens are delivered. It must have room for every token, the scores of the prompt, the cached tokens and
     /// the end: a full channel counts as a caller that has gone.
     pub deliveries: mpsc::Sender<Delivery>,

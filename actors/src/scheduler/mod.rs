@@ -14,5 +14,5 @@ pub use admission::{SequenceForecast, predicted_peak};
 pub use core::{Effect, Input, Limits, Preemptions, SchedulerCore};
 pub use message::{Admission, Delivery, SchedulerMessage};
 pub use scheduling_params::SchedulingParams;
-pub use sequence::{Finish, NewSequence, PicturePlaceholder};
+pub use sequence::{Finish, NewSequence, Placeholder};
 pub use step::{ChosenRow, Scored, Shown, StepPlan};

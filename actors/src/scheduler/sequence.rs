@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt, ops::Range, sync::Arc};
 
 use bursar_kernels::{BLOCK_TOKENS, UnseenToken};
 use bursar_model::{
-    flow::{POSITION_AXES, PictureContent, PictureRows, PrefixKey, PrefixKeys},
+    flow::{ContentSpan, EmbeddingRows, POSITION_AXES, PrefixKey, PrefixKeys},
     sampling::Sampler,
 };
 
@@ -30,7 +30,7 @@ pub struct NewSequence {
     /// The most tokens that it may produce, including `produced`.
     pub tokens_max: usize,
     /// Placeholders, and the embeddings that replace them.
-    pub pictures: Vec<PicturePlaceholder>,
+    pub pictures: Vec<Placeholder>,
     /// Names of its whole blocks, as far as known; see [`name_blocks`](NewSequence::name_blocks).
     pub prefix: PrefixKeys,
     /// What decides when it is served, besides its age.
@@ -77,9 +77,9 @@ impl NewSequence {
 
 /// A picture's place in the prompt, and its embeddings in the vision cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PicturePlaceholder {
+pub struct Placeholder {
     /// The prompt tokens that stand for the picture, and its content.
-    pub content: PictureContent,
+    pub content: ContentSpan,
     /// The row of the vision cache for each of those tokens. Empty if blocks are counted on that hold them: without these
     /// the sequence is told to come again.
     pub cache_rows: Arc<[u32]>,
@@ -284,7 +284,7 @@ impl Sequence {
     pub(super) fn block(&self, place: usize) -> StoredBlock {
         let (keys, range) = (self.spec.prefix.as_slice(), place * BLOCK_TOKENS..(place + 1) * BLOCK_TOKENS);
         let contents = self.spec.pictures.iter().map(|picture| &picture.content);
-        let is_in = |picture: &&PictureContent| picture.tokens.start < range.end && picture.tokens.end > range.start;
+        let is_in = |picture: &&ContentSpan| picture.tokens.start < range.end && picture.tokens.end > range.start;
         StoredBlock {
             key: keys[place],
             parent: place.checked_sub(1).map(|before| keys[before]),
@@ -351,7 +351,7 @@ impl Sequence {
     }
 
     /// The pictures with tokens among the next `count` tokens, cut to those.
-    pub(super) fn pictures_in_next(&self, count: usize) -> Vec<PictureRows<'_>> {
+    pub(super) fn pictures_in_next(&self, count: usize) -> Vec<EmbeddingRows<'_>> {
         let (start, end) = (self.cached, self.cached + count);
         let cut = |place: &Range<usize>| place.start.max(start)..place.end.min(end);
         self.spec
@@ -362,7 +362,10 @@ impl Sequence {
                 let first = picture.content.tokens.start;
                 let tokens = cut(&picture.content.tokens);
                 let rows = tokens.start - first..tokens.end - first;
-                PictureRows { tokens: tokens.start - start..tokens.end - start, cache_rows: &picture.cache_rows[rows] }
+                EmbeddingRows {
+                    tokens: tokens.start - start..tokens.end - start,
+                    cache_rows: &picture.cache_rows[rows],
+                }
             })
             .collect()
     }

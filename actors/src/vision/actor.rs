@@ -4,16 +4,16 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bursar_budgets::{Bytes, Class, Label, Lease, Owner, Request};
 use bursar_model::{
-    Model, PictureCost,
+    EncoderCost, Model,
     flow::{Grid, ImageLimits, PictureHash, ResizedImage},
-    processor::{ProcessedPicture, VisualKey, VisualPlan, VisualProcessors},
+    processor::{EncoderInput, MediaKey, MediaPlan, MediaProcessors},
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tracing::{Instrument, Level, Span, debug, debug_span, enabled};
 
 use super::{
-    CacheLookup, Effect, EmbedRequest, Input, PictureRequest, PinnedPicture, PinnedPictures, Ticket, VisionCore,
-    VisionError, VisionMessage, known_files::KnownFiles,
+    CacheLookup, Effect, EmbedRequest, EncodeRequest, Input, PinnedRows, PinnedSet, Ticket, VisionCore, VisionError,
+    VisionMessage, known_files::KnownFiles,
 };
 use crate::{
     budget::Budget,
@@ -43,7 +43,7 @@ pub struct VisionArguments {
     /// The model that packs pictures into launches.
     pub model: Arc<Model>,
     /// Decodes, resizes and hashes pictures.
-    pub processors: Arc<VisualProcessors>,
+    pub processors: Arc<MediaProcessors>,
     /// Limits on a picture before it is decoded.
     pub limits: ImageLimits,
     /// The lane that runs launches.
@@ -72,7 +72,7 @@ pub struct VisionState {
     core: VisionCore,
     pixels: BTreeMap<PictureHash, Pixels>,
     /// The pictures that files were decoded to: the next turn of a conversation shows them again.
-    known: KnownFiles<VisualKey>,
+    known: KnownFiles<MediaKey>,
     pending: BTreeMap<Ticket, Pending>,
     last_ticket: Ticket,
     /// Requests that wait for a thread to decode their files.
@@ -115,8 +115,8 @@ struct Pending {
     grids: Vec<Grid>,
     keys: Vec<PictureHash>,
     /// The files, should pictures be lost that were not decoded.
-    plans: Arc<[VisualPlan]>,
-    reply: Responder<Result<PinnedPictures, VisionError>>,
+    plans: Arc<[MediaPlan]>,
+    reply: Responder<Result<PinnedSet, VisionError>>,
 }
 
 /// A wait for host memory.
@@ -175,7 +175,7 @@ impl Actor for VisionActor {
                 return Ok(());
             }
             VisionMessage::Prepared { request, held, pictures, host } => {
-                let pixels = |ProcessedPicture { image, hash }| (hash, Pixels { image, host: host.clone() });
+                let pixels = |EncoderInput { image, hash }| (hash, Pixels { image, host: host.clone() });
                 state.want(*request, held, pictures.into_iter().map(pixels).collect())
             }
             VisionMessage::DecoderFree => {
@@ -256,8 +256,8 @@ impl VisionState {
             && let Some(rows) = self.core.recall(&keys(&all))
         {
             self.count_query(all.len(), all.len());
-            let pictures = all.into_iter().zip(rows).map(|((key, grid), rows)| PinnedPicture { key, grid, rows });
-            request.reply.answer(Ok(PinnedPictures { pictures: pictures.collect(), vision: myself.clone() }));
+            let pictures = all.into_iter().zip(rows).map(|((key, grid), rows)| PinnedRows { key, grid, rows });
+            request.reply.answer(Ok(PinnedSet { pictures: pictures.collect(), vision: myself.clone() }));
             return Vec::new();
         }
         let is_held = |known: &Known| self.core.holds_all(&keys(known));
@@ -293,8 +293,8 @@ impl VisionState {
                 pictures
             });
             for (key, grid) in pictures {
-                let PictureCost { patches, rows } = PictureCost::of(grid.patches(), merge);
-                wanted.push(PictureRequest { key, rows, patches, has_pixels });
+                let EncoderCost { patches, rows } = EncoderCost::of(grid.patches(), merge);
+                wanted.push(EncodeRequest { key, rows, patches, has_pixels });
                 grids.push(grid);
             }
         }
@@ -411,9 +411,9 @@ impl VisionState {
                 let Pending { grids, keys, reply, .. } =
                     self.pending.remove(&ticket).expect("each ticket is answered once");
                 let pictures = grids.into_iter().zip(keys).zip(rows);
-                let pictures: Vec<_> = pictures.map(|((grid, key), rows)| PinnedPicture { key, grid, rows }).collect();
+                let pictures: Vec<_> = pictures.map(|((grid, key), rows)| PinnedRows { key, grid, rows }).collect();
                 reply.span().in_scope(|| debug!(pictures = pictures.len(), "encoded"));
-                reply.answer(Ok(PinnedPictures { pictures, vision: myself.clone() }));
+                reply.answer(Ok(PinnedSet { pictures, vision: myself.clone() }));
             }
             Effect::Refused { ticket, rows, limit } => {
                 let pending = self.pending.remove(&ticket).expect("each ticket is answered once");
@@ -455,10 +455,10 @@ struct HostBytes {
 
 impl HostBytes {
     /// Of the files that are wanted.
-    fn of(plans: &[VisualPlan], is_wanted: &[bool]) -> Self {
+    fn of(plans: &[MediaPlan], is_wanted: &[bool]) -> Self {
         let wanted = || plans.iter().zip(is_wanted).filter(|(_, is_wanted)| **is_wanted).map(|(plan, _)| plan);
-        let pixels = wanted().map(VisualPlan::patches_bytes).sum();
-        let decoding = wanted().map(VisualPlan::decoding_bytes).max().unwrap_or_default();
+        let pixels = wanted().map(MediaPlan::patches_bytes).sum();
+        let decoding = wanted().map(MediaPlan::decoding_bytes).max().unwrap_or_default();
         HostBytes { pixels, decoding }
     }
 }

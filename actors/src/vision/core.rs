@@ -32,7 +32,7 @@ impl Ticket {
 
 /// A picture that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PictureRequest {
+pub struct EncodeRequest {
     /// The picture's key.
     pub key: PictureHash,
     /// Rows of the cache that it takes.
@@ -47,7 +47,7 @@ pub struct PictureRequest {
 #[derive(Clone, Debug)]
 pub enum Input {
     /// A request's pictures are decoded or held. It needs all of them at once, and waits at this rank.
-    Want(Ticket, Priority, Vec<PictureRequest>),
+    Want(Ticket, Priority, Vec<EncodeRequest>),
     /// The oldest running launch has ended.
     Encoded,
     /// The oldest copies have ended.
@@ -144,7 +144,7 @@ pub struct VisionCore {
     entries: BTreeMap<PictureHash, Entry>,
     /// Requests waiting for rows, or for room in the next launch. A request gets rows for all its pictures at once: two
     /// requests that each held some and waited for the rest would wait forever.
-    waiting: Line<Ticket, Vec<PictureRequest>>,
+    waiting: Line<Ticket, Vec<EncodeRequest>>,
     /// The one that is next lacks rows.
     lacks_rows: bool,
     /// Requests whose pictures have rows but are not all encoded.
@@ -302,7 +302,7 @@ impl VisionCore {
         self.lacks_rows && !self.waiting.is_empty()
     }
 
-    fn want(&mut self, ticket: Ticket, rank: Priority, pictures: Vec<PictureRequest>, effects: &mut Vec<Effect>) {
+    fn want(&mut self, ticket: Ticket, rank: Priority, pictures: Vec<EncodeRequest>, effects: &mut Vec<Effect>) {
         let rows = distinct(&pictures).map(|picture| picture.rows).sum();
         let too_large = pictures.iter().any(|picture| picture.patches > self.launch_patches);
         if rows > self.rows_total || too_large {
@@ -359,13 +359,13 @@ impl VisionCore {
     }
 
     /// Whether each of these has pixels or a place.
-    fn have_places(&self, pictures: &[PictureRequest]) -> bool {
+    fn have_places(&self, pictures: &[EncodeRequest]) -> bool {
         pictures.iter().all(|picture| picture.has_pixels || self.holds_all(&[picture.key]))
     }
 
     /// Patches of those that are nowhere yet.
-    fn patches_to_encode(&self, pictures: &[PictureRequest]) -> usize {
-        let is_new = |picture: &&PictureRequest| !self.holds(&picture.key) && !self.host.holds(&picture.key);
+    fn patches_to_encode(&self, pictures: &[EncodeRequest]) -> usize {
+        let is_new = |picture: &&EncodeRequest| !self.holds(&picture.key) && !self.host.holds(&picture.key);
         distinct(pictures).filter(is_new).map(|picture| picture.patches).sum()
     }
 
@@ -376,7 +376,7 @@ impl VisionCore {
         self.give_rows(ticket, &pictures);
     }
 
-    fn give_rows(&mut self, ticket: Ticket, pictures: &[PictureRequest]) {
+    fn give_rows(&mut self, ticket: Ticket, pictures: &[EncodeRequest]) {
         self.make_room(pictures);
         let keys: Vec<_> = pictures.iter().map(|picture| picture.key).collect();
         let is_cached = |key: &&PictureHash| self.holds(key);
@@ -399,12 +399,12 @@ impl VisionCore {
     }
 
     /// Rows that these need beside those that they have.
-    fn rows_lacking(&self, pictures: &[PictureRequest]) -> usize {
+    fn rows_lacking(&self, pictures: &[EncodeRequest]) -> usize {
         distinct(pictures).filter(|picture| !self.holds(&picture.key)).map(|picture| picture.rows).sum()
     }
 
     /// Pictures that may be evicted for these: when they were last used, and their rows.
-    fn idle<'a>(&'a self, wanted: &'a [PictureRequest]) -> impl Iterator<Item = (u64, PictureHash, usize)> + 'a {
+    fn idle<'a>(&'a self, wanted: &'a [EncodeRequest]) -> impl Iterator<Item = (u64, PictureHash, usize)> + 'a {
         let is_wanted = |key: &PictureHash| wanted.iter().any(|picture| picture.key == *key);
         let idle = self
             .entries
@@ -418,7 +418,7 @@ impl VisionCore {
     }
 
     /// Whether there is room for these, if idle pictures go.
-    fn fits(&self, pictures: &[PictureRequest]) -> bool {
+    fn fits(&self, pictures: &[EncodeRequest]) -> bool {
         let lacking = self.rows_lacking(pictures);
         lacking <= self.free.len()
             || lacking <= self.free.len() + self.idle(pictures).map(|(.., rows)| rows).sum::<usize>()
@@ -426,7 +426,7 @@ impl VisionCore {
 
     /// Evicts unpinned pictures, the longest unused first, until `pictures`, which [fit](Self::fits), have room. They go to
     /// host memory, if there is room beside what is fetched from there.
-    fn make_room(&mut self, pictures: &[PictureRequest]) {
+    fn make_room(&mut self, pictures: &[EncodeRequest]) {
         let needed = self.rows_lacking(pictures);
         let wanted = |key: &PictureHash| pictures.iter().any(|picture| picture.key == *key);
         let mut idle: Vec<_> = if needed > self.free.len() { self.idle(pictures).collect() } else { Vec::new() };
@@ -450,7 +450,7 @@ impl VisionCore {
         }
     }
 
-    fn pin(&mut self, picture: &PictureRequest) {
+    fn pin(&mut self, picture: &EncodeRequest) {
         if let Some(entry) = self.entries.get_mut(&picture.key) {
             entry.pins += 1;
             return;
@@ -531,7 +531,7 @@ fn copies(rows: &[u32], slots: &[u32]) -> impl Iterator<Item = BlockCopy> {
 }
 
 /// Each picture once, even if a request repeats it.
-fn distinct(pictures: &[PictureRequest]) -> impl Iterator<Item = &PictureRequest> {
+fn distinct(pictures: &[EncodeRequest]) -> impl Iterator<Item = &EncodeRequest> {
     pictures
         .iter()
         .enumerate()

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use bursar_budgets::{Hint, Lease};
 use bursar_model::{
-    error::VisualError,
+    error::MediaError,
     flow::{Grid, PictureHash},
-    processor::{ProcessedPicture, VisualKey, VisualPlan},
+    processor::{EncoderInput, MediaKey, MediaPlan},
 };
 use thiserror::Error;
 
-use super::{PinnedPictures, Ticket};
+use super::{PinnedSet, Ticket};
 use crate::{
     budget::LeaseError, compute::lane::LaneError, order::Priority, responder::Responder, supervise::FaultInjection,
 };
@@ -20,16 +20,16 @@ pub enum VisionMessage {
     /// Asks for a request's pictures and videos in the cache; see [`crate::tree::EMBED_PICTURES`].
     Embed {
         /// In the order of the request.
-        pictures: Vec<VisualPlan>,
+        pictures: Vec<MediaPlan>,
         /// What decides when they are decoded and encoded.
         rank: Priority,
         /// The rows of the pictures and of each step of the videos.
-        reply: Responder<Result<PinnedPictures, VisionError>>,
+        reply: Responder<Result<PinnedSet, VisionError>>,
     },
     /// Asks for the names of pictures; see [`crate::tree::NAME_PICTURES`].
     Name {
         /// The files of a request, in its order.
-        files: Vec<VisualKey>,
+        files: Vec<MediaKey>,
         /// The pictures that each was decoded to, up to the first file that is not known.
         reply: Responder<Vec<Vec<PictureHash>>>,
     },
@@ -40,7 +40,7 @@ pub enum VisionMessage {
         /// For each file its pictures, if they need no pixels.
         held: Vec<Option<Vec<(PictureHash, Grid)>>>,
         /// Those of the others, in their order. A video is one picture per step.
-        pictures: Vec<ProcessedPicture>,
+        pictures: Vec<EncoderInput>,
         /// The lease that pays for their pixels.
         host: Arc<Lease>,
     },
@@ -65,8 +65,8 @@ pub struct EmbedRequest {
     pub(super) ticket: Ticket,
     pub(super) rank: Priority,
     /// The files, in the order of the request.
-    pub(super) plans: Arc<[VisualPlan]>,
-    pub(super) reply: Responder<Result<PinnedPictures, VisionError>>,
+    pub(super) plans: Arc<[MediaPlan]>,
+    pub(super) reply: Responder<Result<PinnedSet, VisionError>>,
 }
 
 /// Why pictures did not get into the cache. Only their own request fails.
@@ -74,7 +74,7 @@ pub struct EmbedRequest {
 pub enum VisionError {
     /// A picture or a video is damaged or outside the limits.
     #[error(transparent)]
-    Visual(#[from] VisualError),
+    Media(#[from] MediaError),
     /// The pictures together exceed the cache or a launch.
     #[error("the pictures take {rows} rows of the vision cache; the limit is {limit}")]
     TooLarge {
@@ -96,7 +96,7 @@ impl Hint for VisionError {
 
     fn hint(&self) -> String {
         match self {
-            VisionError::Visual(error) => error.hint(),
+            VisionError::Media(error) => error.hint(),
             VisionError::TooLarge { .. } => "send fewer or smaller pictures, or enlarge the vision cache".to_owned(),
             VisionError::Host(error) => error.hint(),
             VisionError::DecoderDied => {

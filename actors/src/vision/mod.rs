@@ -8,6 +8,6 @@ mod message;
 mod pins;
 
 pub use actor::{VisionActor, VisionArguments};
-pub use core::{CacheLookup, Effect, Input, PictureRequest, Ticket, VisionCore};
+pub use core::{CacheLookup, Effect, EncodeRequest, Input, Ticket, VisionCore};
 pub use message::{EmbedRequest, VisionError, VisionMessage};
-pub use pins::{PinnedPicture, PinnedPictures};
+pub use pins::{PinnedRows, PinnedSet};

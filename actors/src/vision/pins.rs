@@ -9,7 +9,7 @@ use super::VisionMessage;
 
 /// The place of a picture in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PinnedPicture {
+pub struct PinnedRows {
     /// The picture's key.
     pub key: PictureHash,
     /// The layout of its patches.
@@ -20,13 +20,13 @@ pub struct PinnedPicture {
 
 /// A request's pictures. Dropping this releases them.
 #[derive(Debug)]
-pub struct PinnedPictures {
+pub struct PinnedSet {
     /// In the order of the request.
-    pub pictures: Vec<PinnedPicture>,
+    pub pictures: Vec<PinnedRows>,
     pub(crate) vision: ActorRef<VisionMessage>,
 }
 
-impl Drop for PinnedPictures {
+impl Drop for PinnedSet {
     fn drop(&mut self) {
         // An actor that is gone has forgotten its pins already.
         drop(self.vision.send_message(VisionMessage::Unpin(self.pictures.iter().map(|picture| picture.key).collect())));

@@ -11,13 +11,13 @@ use bursar_actors::{
     kv::SequenceId,
     order::Priority,
     pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
-    scheduler::{Finish, NewSequence, PicturePlaceholder, SchedulingParams},
+    scheduler::{Finish, NewSequence, Placeholder, SchedulingParams},
     tenant::{Tenant, TenantWeights},
-    vision::{PictureRequest, Ticket},
+    vision::{EncodeRequest, Ticket},
 };
 use bursar_model::{
     demo,
-    flow::{PictureContent, PictureHash},
+    flow::{ContentSpan, PictureHash},
     sampling::{GrammarCompiler, OutputFormat, Sampler, SamplingParams},
     text::Tokenizer,
 };
@@ -83,7 +83,7 @@ pub struct Request {
     /// The topic of its text. There are few, so that prompts begin alike.
     pub topic: u32,
     pub text_tokens: usize,
-    pub pictures: Vec<PictureRequest>,
+    pub pictures: Vec<EncodeRequest>,
     pub tokens_max: usize,
     pub produced: Vec<u32>,
     pub end: Option<Finish>,
@@ -116,7 +116,7 @@ impl Request {
                 // Few names, so that pictures repeat. The name decides the size.
                 let name = chance.below(7) as u8;
                 let rows = 1 + usize::from(name) % 7;
-                PictureRequest { key: PictureHash([name; 32]), rows, patches: rows * PATCHES_A_ROW, has_pixels: true }
+                EncodeRequest { key: PictureHash([name; 32]), rows, patches: rows * PATCHES_A_ROW, has_pixels: true }
             })
             .collect();
         let mut request = Request {
@@ -155,14 +155,14 @@ impl Request {
     }
 
     /// The places of its pictures, with these rows for all but the first `computed`.
-    pub fn places(&self, rows: &[Arc<[u32]>]) -> Vec<PicturePlaceholder> {
+    pub fn places(&self, rows: &[Arc<[u32]>]) -> Vec<Placeholder> {
         let mut rows = rows.iter().cloned();
         let mut start = 0;
-        let place = |(number, picture): (usize, &PictureRequest)| {
-            let content = PictureContent { tokens: start..start + picture.rows, hash: picture.key };
+        let place = |(number, picture): (usize, &EncodeRequest)| {
+            let content = ContentSpan { tokens: start..start + picture.rows, hash: picture.key };
             start += picture.rows;
             let cache_rows = if number < self.computed { [].into() } else { rows.next().expect("it was encoded") };
-            PicturePlaceholder { content, cache_rows }
+            Placeholder { content, cache_rows }
         };
         self.pictures.iter().enumerate().map(place).collect()
     }

@@ -1,6 +1,6 @@
 //! Host memory of the simulated world, and copies that end as late as the seed says.
 
-use bursar_actors::{kv::Copies, pace::CopyCosts, vision::PictureRequest};
+use bursar_actors::{kv::Copies, pace::CopyCosts, vision::EncodeRequest};
 use bursar_kernels::ops::copy_blocks::BlockCopy;
 
 use super::*;
@@ -90,7 +90,7 @@ impl HostRows {
 
 impl World {
     /// The driver asks for pictures. All are decoded, or those that have no place.
-    pub(super) fn want(&mut self, number: u64, mut wanted: Vec<PictureRequest>, decodes_all: bool) {
+    pub(super) fn want(&mut self, number: u64, mut wanted: Vec<EncodeRequest>, decodes_all: bool) {
         self.next_ticket += 1;
         let ticket = Ticket(self.next_ticket);
         self.requests.get_mut(&number).expect("it lives").ticket = Some(ticket);

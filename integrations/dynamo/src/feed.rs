@@ -36,7 +36,7 @@ impl HitCount {
 /// stands before the first picture.
 pub fn stored_event(block: &StoredBlock) -> KvCacheEventData {
     let name = |key: bursar::PrefixKey| ExternalSequenceBlockHash(key.number());
-    let object = |picture: &bursar::PictureContent| {
+    let object = |picture: &bursar::ContentSpan| {
         let (start, end) = (block.first_token, block.first_token + block.tokens.len());
         let [a, b, c, d, e, f, g, h, ..] = picture.hash.0;
         BlockMmObjectInfo {

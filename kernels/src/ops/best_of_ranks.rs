@@ -26,12 +26,12 @@ impl<B: Backend> Scope<'_, B> {
     }
 
     /// The first index of the largest element in each row of all ranks' concatenated columns, into
-    /// `out` `[rows]` u32. `x` `[rows, columns.count]` f32 has this rank's columns if the ranks
-    /// [choose](Scope::chooses_among_ranks) together; then the ranks exchange 8 bytes per row.
+    /// `out` `[rows]` u32. If the ranks [choose](Scope::chooses_among_ranks) together, `x` `[rows,
+    /// columns.count]` f32 has this rank's columns, and the ranks exchange 8 bytes per row.
     /// Otherwise `x` has the columns of all ranks.
     ///
-    /// The shapes disagree, or the device is lost because a rank did not join in time. Shapes
-    /// disagree; the device is lost, because a rank did not come.
+    /// # Errors
+    /// The shapes disagree, or the device is lost because a rank did not join in time.
     pub fn argmax_of_ranks_into(
         &self,
         x: &Tensor<'_>,

@@ -23,7 +23,8 @@ pub(super) fn change(logits: &mut [f32], row: &SampleRow, wishes: &Wishes<'_>, t
     }
 }
 
-/// Sets the logit of each token whose bit in `allowed` (words of 32 bits) is not set to -infinity.
+/// Sets the logit of each token to -infinity if the token's bit in `allowed` (words of
+/// 32 bits) is 0.
 pub fn restrict(logits: &mut [f32], allowed: &[u32]) {
     // Within a JSON string, most words have all bits set. Elsewhere, most words are zero.
     for (logits, &word) in logits.chunks_mut(u32::BITS as usize).zip(allowed) {

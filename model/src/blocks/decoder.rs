@@ -15,7 +15,7 @@ use super::{
     paged_attention::{HeadNorms, PagedAttention},
     rope_scaling::RopeScaling,
     step_inputs::StepInputs,
-    vision::PictureRow,
+    vision::EmbeddingLayout,
 };
 use crate::{
     flow::{LogitsOf, SCORE_ROWS, StepBatch, StepLayout},
@@ -122,7 +122,7 @@ pub struct StepCaches<'a> {
     /// Keys and values, one entry per layer. A step runs only the first layers, as many as there
     /// are entries.
     pub layers: &'a [KvLayer],
-    /// `[rows, width]`: the vision cache, with rows as in [`PictureRow`]. The width determines the
+    /// `[rows, width]`: the vision cache, with rows as in [`EmbeddingLayout`]. The width determines the
     /// number of parts.
     pub pictures: Option<&'a Tensor<'a>>,
     /// `[rows]` u32: the tokens that the previous step sampled, one per row of its logits. Tokens
@@ -365,7 +365,7 @@ impl Decoder {
         };
         if let (Some(pictures), 1..) = (caches.pictures, inputs.picture_rows.rows()) {
             let merge = scope.scope();
-            let embeddings = pictures.column_range(PictureRow::plain(self.config.hidden).embedding());
+            let embeddings = pictures.column_range(EmbeddingLayout::plain(self.config.hidden).embedding());
             let rows = merge.gather_rows(&embeddings, &inputs.picture_cache_rows)?; // [picture_rows, hidden]
             merge.scatter_rows(&rows, &inputs.picture_rows, &mut hidden)?;
         }
@@ -375,7 +375,7 @@ impl Decoder {
     /// Number of parts after the embedding in a row of the vision cache; 0 in a step without that
     /// cache.
     fn parts(&self, caches: &StepCaches<'_>) -> usize {
-        caches.pictures.map_or(0, |pictures| PictureRow::of_width(pictures.columns(), self.config.hidden).parts)
+        caches.pictures.map_or(0, |pictures| EmbeddingLayout::of_width(pictures.columns(), self.config.hidden).parts)
     }
 
     /// Whether the step has pictures with a part that is added after layer `layer`.
@@ -396,7 +396,7 @@ impl Decoder {
         let Some(pictures) = caches.pictures.filter(|_| self.has_picture_part(layer, inputs, caches)) else {
             return Ok(());
         };
-        let row = PictureRow::of_width(pictures.columns(), self.config.hidden);
+        let row = EmbeddingLayout::of_width(pictures.columns(), self.config.hidden);
         let part = pictures.column_range(row.part(layer));
         scope.add_rows(&part, &inputs.picture_cache_rows, &inputs.picture_rows, hidden)
     }

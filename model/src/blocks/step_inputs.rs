@@ -43,7 +43,7 @@ impl<'a> StepInputs<'a> {
                 query_key_pairs: layout.query_key_pairs,
             },
             chosen_rows: (!layout.chooses_in_every_row()).then(|| list(StepArray::ChosenRows)),
-            picture_rows: list(StepArray::PictureRows),
+            picture_rows: list(StepArray::EmbeddingRows),
             picture_cache_rows: list(StepArray::PictureCacheRows),
         }
     }

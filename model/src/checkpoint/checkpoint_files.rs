@@ -1,4 +1,4 @@
-//! The source of a checkpoint's files, and reading the small ones.
+//! The source of a checkpoint's files, and functions that read the small ones.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -12,13 +12,12 @@ use super::gguf::GgufFile;
 use super::random_checkpoint::RandomCheckpoint;
 use super::tensors::EXTENSION;
 
-/// Largest config or vocabulary file. The largest known tokenizer.json has 33 MB.
+/// Size limit of a config or vocabulary file in bytes. The largest known tokenizer.json has 33 MB.
 pub(super) const TEXT_BYTES_MAX: u64 = 128 << 20;
 
-/// A checkpoint in Hugging Face's layout, or one that is given it.
+/// A checkpoint in Hugging Face's layout, or one that is converted to this layout.
 #[derive(Clone, Debug)]
 pub enum CheckpointSource {
-    /// A folder.
     Folder(PathBuf),
     /// File names and contents, compiled into the binary.
     Embedded(&'static [(&'static str, EmbeddedFile)]),
@@ -33,7 +32,7 @@ pub enum CheckpointSource {
 pub enum EmbeddedFile {
     /// The bytes themselves.
     Plain(&'static [u8]),
-    /// Bytes that are decompressed when they are first read, and kept until the process ends.
+    /// Bytes that are decompressed on first use and kept until the process ends.
     Compressed(&'static LazyLock<Vec<u8>>),
 }
 
@@ -72,7 +71,7 @@ impl CheckpointSource {
         }
     }
 
-    /// As [`read`](Self::read), for a file that must exist.
+    /// Like [`read`](Self::read), for a file that must exist.
     ///
     /// # Errors
     /// As [`read`](Self::read); [`CheckpointError::MissingFile`], [`CheckpointError::MissingFolder`] or
@@ -94,8 +93,8 @@ impl CheckpointSource {
         })
     }
 
-    /// The names of a folder's files of tensors, sorted, without those of adapters. Other sources have no names to look
-    /// through.
+    /// The sorted names of a folder's tensor files, without adapter files. The list is empty for
+    /// other sources, which have no names to search.
     ///
     /// # Errors
     /// [`CheckpointError::Unreadable`].
@@ -114,7 +113,8 @@ impl CheckpointSource {
         Ok(files)
     }
 
-    /// The type of the weights according to `config.json`; `None` if it names none, or one that is not supported.
+    /// The type of the weights according to `config.json`; `None` if the type is missing or not
+    /// supported.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -124,7 +124,8 @@ impl CheckpointSource {
     }
 }
 
-/// Reads `dtype`, or `torch_dtype` of releases before transformers 4.56, from the top level or from `text_config`.
+/// Reads `dtype`, or the `torch_dtype` of releases before transformers 4.56, from the top level or
+/// from `text_config`.
 fn stored_type(config: &Value) -> Option<DType> {
     let parts = [Some(config), config.get("text_config")].into_iter().flatten();
     let named =
@@ -139,11 +140,11 @@ fn stored_type(config: &Value) -> Option<DType> {
 
 /// A tokenizer in one file.
 pub(super) const TOKENIZER: &str = "tokenizer.json";
-/// The files that replace a missing tokenizer.json: the vocabulary, the merges, and the added tokens, which a newer
-/// `tokenizer_config.json` has itself.
+/// The files that replace a missing tokenizer.json: the vocabulary, the merges, and the added
+/// tokens. A newer `tokenizer_config.json` has the added tokens itself.
 pub(super) const VOCABULARY: [&str; 2] = ["vocab.json", "merges.txt"];
 pub(super) const ADDED_TOKENS: &str = "added_tokens.json";
-/// Small files that a checkpoint may have beside `config.json` and its vocabulary.
+/// Small files that a checkpoint may have in addition to `config.json` and its vocabulary.
 pub(super) const OPTIONAL: [&str; 8] = [
     "generation_config.json",
     "tokenizer_config.json",
@@ -154,10 +155,10 @@ pub(super) const OPTIONAL: [&str; 8] = [
     "chat_template.json",
     "hf_quant_config.json",
 ];
-/// Those of them that belong to the tokenizer.
+/// The optional files that belong to the tokenizer.
 const OF_TOKENIZER: [&str; 3] = ["tokenizer_config.json", "chat_template.jinja", "chat_template.json"];
 
-/// The small files of a checkpoint beside `config.json`.
+/// The small files of a checkpoint except `config.json`.
 #[derive(Debug)]
 pub(super) struct TextFiles {
     place: String,
@@ -165,8 +166,8 @@ pub(super) struct TextFiles {
 }
 
 impl TextFiles {
-    /// Reads the files that exist, those of the tokenizer from `tokenizer` if it is given. It reads the parts of a
-    /// tokenizer only if there is no whole one.
+    /// Reads the files that exist. The tokenizer's files are read from `tokenizer` if it is given.
+    /// The parts of a tokenizer are read only if there is no `tokenizer.json`.
     ///
     /// # Errors
     /// As [`CheckpointSource::read`].
@@ -189,12 +190,12 @@ impl TextFiles {
         Ok(TextFiles { place: of_tokenizer.place(), files })
     }
 
-    /// Every name that was looked for, with its content if the file exists.
+    /// Every file name that was looked up, with its content if the file exists.
     pub(super) fn named(&self) -> impl Iterator<Item = (&str, Option<&[u8]>)> {
         self.files.iter().map(|(name, content)| (*name, content.as_deref()))
     }
 
-    /// The id of an added token, from whichever file has it.
+    /// The id of an added token, from any file that has it.
     pub(super) fn added_token(&self, content: &str) -> Option<u32> {
         let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
         let by_content = || id(self.json("added_tokens.json")?.get(content)?);

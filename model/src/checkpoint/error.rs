@@ -14,13 +14,11 @@ pub enum CheckpointError {
     /// There is no such folder.
     #[error("there is no folder {place}")]
     MissingFolder {
-        /// Its path.
         place: String,
     },
     /// There is no such GGUF file.
     #[error("there is no file {path}")]
     NoGguf {
-        /// Its path.
         path: String,
     },
     /// A file that every checkpoint must have is absent.
@@ -28,15 +26,13 @@ pub enum CheckpointError {
     MissingFile {
         /// The folder, or "embedded".
         place: String,
-        /// The file's name.
         file: String,
     },
     /// The folder holds an adapter, such as a LoRA, and not a model.
     #[error("{place} is an adapter{}, not a model", base.as_ref().map(|base| format!(" of {base}")).unwrap_or_default())]
     Adapter {
-        /// The folder.
         place: String,
-        /// The model that it changes, if it says so.
+        /// The base model, if the adapter names it.
         base: Option<String>,
     },
     /// The index names a shard that is absent.
@@ -46,33 +42,26 @@ pub enum CheckpointError {
         place: String,
         /// The shard's file name.
         shard: String,
-        /// How many shards the index names.
+        /// Number of shards that the index names.
         shards: usize,
     },
-    /// The operating system refused.
+    /// The operating system refused to read the file.
     #[error("{file} could not be read: {kind}")]
     Unreadable {
-        /// The file's name.
         file: String,
-        /// The kind of input error.
         kind: std::io::ErrorKind,
     },
-    /// A file is larger than such a file can sensibly be.
+    /// A file is larger than any valid file of its kind.
     #[error("{file} has {bytes} bytes; the limit is {bytes_max}")]
     TooLarge {
-        /// The file's name.
         file: String,
-        /// Its size in bytes.
         bytes: u64,
-        /// The limit in bytes.
         bytes_max: u64,
     },
     /// A file is not the JSON that is expected.
     #[error("{file} could not be parsed: {reason}")]
     Malformed {
-        /// The file's name.
         file: String,
-        /// What is wrong with it.
         reason: String,
     },
     /// The index has a shard name that is not a plain file name.
@@ -81,51 +70,44 @@ pub enum CheckpointError {
         /// The name in the index.
         shard: String,
     },
-    /// A setting of a GGUF file asks for what is not supported, or is missing.
+    /// A setting of a GGUF file is missing, or has a value that is not supported.
     #[error("{file}: {setting} is {value}; supported: {supported}")]
     Setting {
-        /// The file's name.
         file: String,
-        /// The setting's name, or a tensor's.
+        /// The name of the setting or tensor.
         setting: String,
-        /// Its value, cut short.
+        /// The value, truncated to 200 characters.
         value: String,
-        /// The values that are supported.
         supported: String,
     },
-    /// A header of a safetensors or GGUF file is cut off, or its tensors overlap, leave holes or have wrong sizes.
+    /// The header of a safetensors or GGUF file is incomplete, or its tensors overlap, leave gaps
+    /// or have wrong sizes.
     #[error("the header of {file} is not valid: {reason}")]
     Header {
-        /// The file's name.
         file: String,
-        /// What is wrong with it.
         reason: String,
     },
-    /// Two shards define one tensor, or the index and the shards disagree.
+    /// Two shards define the same tensor, or the index and the shards disagree.
     #[error("the tensor {tensor} is in {file}, but the index or another shard says otherwise")]
     Inconsistent {
-        /// The tensor's name.
         tensor: String,
-        /// The shard that has it or lacks it.
+        /// The shard that has the tensor or lacks it.
         file: String,
     },
-    /// No tensor of this name.
+    /// The checkpoint has no tensor with this name.
     #[error("there is no tensor {tensor}")]
     MissingTensor {
-        /// The requested name.
         tensor: String,
-        /// The names nearest to it.
         nearest: Vec<String>,
     },
     /// A tensor has an element type that is not supported.
     #[error("the tensor {tensor} has the type {found}; supported: BF16, F16, F32 and F8_E4M3")]
     TensorType {
-        /// The tensor's name.
         tensor: String,
         /// Its type in the file.
         found: String,
     },
-    /// A tensor of a GGUF file is quantised in a way that is not supported.
+    /// A tensor of a GGUF file has a quantization type that is not supported.
     #[error(
         "the tensor {tensor} has the type {found}; supported in GGUF: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, \
          Q4_K, Q5_K and Q6_K"
@@ -140,13 +122,13 @@ pub enum CheckpointError {
     #[cfg(feature = "hub")]
     #[error(transparent)]
     Hub(#[from] crate::checkpoint::HubError),
-    /// The tokenizer or the chat template of the checkpoint.
+    /// The tokenizer or the chat template of the checkpoint is not valid.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// The image processor's settings of the checkpoint.
+    /// The checkpoint's image processor settings are not valid.
     #[error(transparent)]
     Processor(#[from] ProcessorError),
-    /// The generation defaults of the checkpoint.
+    /// The generation defaults of the checkpoint are not valid.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
 }

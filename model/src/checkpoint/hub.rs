@@ -1,7 +1,9 @@
-//! A checkpoint on the Hugging Face hub: its files, and fetching them into the cache that all Hugging Face tools share.
+//! A checkpoint on the Hugging Face hub: its files, and their download into the cache that all
+//! Hugging Face tools share.
 //!
-//! A file in the cache is not requested again, and a model with all its files there opens without the network. To
-//! follow a branch that has moved on, remove its files from the cache or name another revision.
+//! A file in the cache is not requested again, and a model opens without the network if the cache
+//! has all its files. To get the current state of a branch that has changed, remove its files from
+//! the cache or name another revision.
 
 mod cache;
 mod error;
@@ -26,11 +28,12 @@ const ENDPOINT: &str = "https://huggingface.co";
 pub struct HubOptions {
     /// The hub's address, `https://huggingface.co` by default.
     pub endpoint: String,
-    /// Access token for gated and private models. By default the one that `hf auth login` keeps beside the cache.
+    /// Access token for gated and private models. The default is the token that `hf auth login`
+    /// stores next to the cache.
     pub token: Option<String>,
     /// The folder of the cache, `~/.cache/huggingface/hub` by default.
     pub cache: Option<PathBuf>,
-    /// A branch, tag or commit. One after the id's `@` wins.
+    /// A branch, tag or commit. A revision after the id's `@` takes precedence.
     pub revision: Option<String>,
     /// The address of a proxy for all requests.
     pub proxy: Option<String>,
@@ -84,14 +87,14 @@ impl HubModel {
         HubModel { id: id.to_owned(), revision: revision.unwrap_or(MAIN).to_owned(), options }
     }
 
-    /// Whether `text` has the form of an id, with or without a revision. Command lines use it to tell an id from a
-    /// folder.
+    /// Whether `text` has the form of an id, with or without a revision. Command lines use this to
+    /// distinguish an id from a folder.
     pub fn is_id(text: &str) -> bool {
         let model = HubModel::new(text, HubOptions::default());
         model.check().is_ok()
     }
 
-    /// The model's name without its organisation.
+    /// The model's name without its organization.
     pub fn name(&self) -> &str {
         self.id.rsplit('/').next().unwrap_or(&self.id)
     }
@@ -101,8 +104,8 @@ impl HubModel {
         format!("{}@{}", self.id, self.revision)
     }
 
-    /// Fetches every file of the checkpoint that is not in the cache yet, and returns the folder that then holds them
-    /// all. Blocks. It continues partial files of earlier fetches.
+    /// Fetches every file of the checkpoint that is not in the cache yet, and returns the folder
+    /// that then contains all files. Blocks. Partial files of earlier fetches are continued.
     ///
     /// # Errors
     /// [`CheckpointError::Hub`]; [`CheckpointError::Malformed`] or [`CheckpointError::ShardName`] for the index.
@@ -114,7 +117,7 @@ impl HubModel {
         Ok(fetch.folder())
     }
 
-    /// As [`fetch`](Self::fetch), without the weights: all that a plan needs.
+    /// Like [`fetch`](Self::fetch), but without the weights, which a plan does not need.
     ///
     /// # Errors
     /// As [`fetch`](Self::fetch).
@@ -129,8 +132,8 @@ impl HubModel {
         let mut fetch = Fetch { commit: cache.commit(), revision: &self.revision, cache, remote };
         fetch.require("config.json", TEXT_BYTES_MAX)?;
         fetch.bring_tokenizer()?;
-        // Without the network a model is complete if it has its weights: an earlier fetch asked for the optional files
-        // first.
+        // If the hub cannot be reached, a model is complete if the cache has its weights, because
+        // the earlier fetch requested the optional files first.
         let mut is_offline = false;
         for file in OPTIONAL.into_iter().chain([INDEX]) {
             match fetch.bring(file, TEXT_BYTES_MAX) {
@@ -163,7 +166,7 @@ impl HubModel {
     }
 }
 
-/// A fetch under way. All files are from the commit of the first one.
+/// A fetch in progress. All files are from the commit of the first file.
 struct Fetch<'a> {
     commit: Option<String>,
     revision: &'a str,

@@ -1,5 +1,5 @@
-//! Checkpoints: unmodified Hugging Face folders, on disk or embedded in the binary; GGUF files; or only the shape of
-//! one.
+//! Checkpoints: unmodified Hugging Face folders (on disk or embedded in the binary), GGUF files,
+//! and settings with random weights.
 
 pub mod checkpoint_files;
 pub(crate) mod error;

@@ -19,30 +19,29 @@ use crate::text::error::TextError;
 use crate::text::template_source::{DEFAULT_TEMPLATE, TemplateFiles};
 use crate::text::{ChatTemplate, PromptEncoder, TemplateLimits, TemplateSources, Tokenizer, VocabularyFiles};
 
-/// What a text model's part of `config.json` is called.
+/// Keys of `config.json` that have the settings of the text model.
 const TEXT_PARTS: [&str; 2] = ["text_config", "llm_config"];
 
-/// An open checkpoint.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// The whole of `config.json`, which families read themselves, without what a part repeats of how weights are quantised.
+    /// All of `config.json`, which each family reads itself. Quantization settings that are
+    /// repeated in a part are removed.
     pub config: Map<String, Value>,
-    /// `generation_config.json`; if it has no end tokens, those of `config.json`, or else of its text part and the
-    /// tokenizer's own.
+    /// `generation_config.json`. If it has no end tokens, they are taken from `config.json`, or
+    /// else from its text part and from the tokenizer.
     pub generation: GenerationDefaults,
     /// From `processor_config.json`, or else `preprocessor_config.json`; `None` for models without pictures.
     pub image_processor: Option<ImageProcessor>,
     /// From `processor_config.json`, or else `video_preprocessor_config.json`, or else `preprocessor_config.json`, as
     /// transformers reads them (5.17, `video_processing_utils.py`); `None` if none of them has settings for videos.
     pub video_processor: Option<VideoProcessor>,
-    /// The chat templates.
     pub template: Arc<ChatTemplate>,
-    /// Every weight by name.
+    /// All weights by name.
     pub tensors: TensorIndex,
     quantization_place: String,
     quantization: Option<WeightQuantization>,
     cache: CacheFormat,
-    has_own_video_processor: bool, // and not that of pictures
+    has_own_video_processor: bool, // not from the settings of pictures
     source: CheckpointSource,
     files: TextFiles,
     fingerprint: CheckpointFingerprint,
@@ -58,7 +57,8 @@ impl Checkpoint {
         Self::open_with_tokenizer(source, None)
     }
 
-    /// As [`open`](Self::open), with the tokenizer and the chat templates in this folder instead of the checkpoint's.
+    /// Like [`open`](Self::open), with the tokenizer and the chat templates of this folder instead
+    /// of the checkpoint's.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -104,28 +104,28 @@ impl Checkpoint {
         })
     }
 
-    /// The same checkpoint, whose weights a user wants rounded while they load.
+    /// The same checkpoint, with the quantization that the user asks for.
     pub fn with_quantization(self, quantization: Option<WeightQuantization>) -> Self {
         Checkpoint { quantization, ..self }
     }
 
-    /// The same checkpoint, whose keys and values a user wants kept like this.
+    /// The same checkpoint, with the KV cache format that the user asks for.
     pub fn with_cache(self, cache: CacheFormat) -> Self {
         Checkpoint { cache, ..self }
     }
 
-    /// How its keys and values are kept.
+    /// The storage format of keys and values.
     pub fn cache(&self) -> CacheFormat {
         self.cache
     }
 
-    /// The folder, embedded files or shape that it was opened from.
+    /// The folder, embedded files or shape from which the checkpoint was opened.
     pub fn source(&self) -> &CheckpointSource {
         &self.source
     }
 
-    /// The processor of videos from settings of its own, for a model whose videos the settings of pictures cannot
-    /// describe.
+    /// The video processor, if the checkpoint has separate settings for it. This is for a model
+    /// whose videos cannot be described by the settings of pictures.
     pub fn own_video_processor(&self) -> Option<&VideoProcessor> {
         self.video_processor.as_ref().filter(|_| self.has_own_video_processor)
     }
@@ -140,8 +140,8 @@ impl Checkpoint {
         self.config.get("architectures").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
     }
 
-    /// Parses the tokenizer and joins it with the templates. It takes a third of a second for a vocabulary of 150,000,
-    /// most of the time of opening a checkpoint.
+    /// Parses the tokenizer and combines it with the templates. This takes a third of a second for
+    /// a vocabulary of 150,000 tokens, most of the time of opening a checkpoint.
     ///
     /// # Errors
     /// [`CheckpointError`] if the tokenizer's files are damaged.
@@ -153,7 +153,7 @@ impl Checkpoint {
         Ok(PromptEncoder::new(tokenizer, self.template.clone()))
     }
 
-    /// As [`prompts`](Self::prompts), with this Jinja template instead of the checkpoint's.
+    /// Like [`prompts`](Self::prompts), with this Jinja template instead of the checkpoint's.
     ///
     /// # Errors
     /// As [`prompts`](Self::prompts); the template does not compile.
@@ -166,8 +166,8 @@ impl Checkpoint {
         Ok(PromptEncoder::new(self.prompts()?.tokenizer().clone(), template))
     }
 
-    /// The id of an added token, from `added_tokens.json`, `tokenizer_config.json` or `tokenizer.json`; `None` if none
-    /// of them has it.
+    /// The id of an added token, from `added_tokens.json`, `tokenizer_config.json` or
+    /// `tokenizer.json`; `None` if none of these files has it.
     pub fn added_token(&self, content: &str) -> Option<u32> {
         self.files.added_token(content)
     }
@@ -185,24 +185,24 @@ impl Checkpoint {
         self.fingerprint
     }
 
-    /// The fingerprint of `config.json` alone. A profile depends on this, on
-    /// [`weights_fingerprint`](Self::weights_fingerprint) and on the processors' settings, but not on templates and
-    /// vocabularies.
+    /// The fingerprint of only `config.json`. A profile depends on this fingerprint, on
+    /// [`weights_fingerprint`](Self::weights_fingerprint) and on the processors' settings, but not
+    /// on templates and vocabularies.
     pub fn config_fingerprint(&self) -> CheckpointFingerprint {
         self.config_fingerprint
     }
 
-    /// The fingerprint of the names, types, shapes and places of the weights, and of how they are rounded while they
-    /// load.
+    /// The fingerprint of the names, types, shapes and offsets of the weights, and of the
+    /// quantization that is applied while they load.
     pub fn weights_fingerprint(&self) -> CheckpointFingerprint {
         let rounded = self.quantization.map(|asked| ("quantization", Some(asked.name().as_bytes())));
         CheckpointFingerprint::new(rounded, self.tensors.shards())
     }
 
-    /// Which weights are FP8.
+    /// The formats of the weights, including the quantization that the user asks for.
     ///
     /// # Errors
-    /// The configuration asks for what is not supported, or for something else than the user.
+    /// The configuration has an unsupported format, or a different format than the user asks for.
     pub fn weight_formats(&self) -> Result<WeightFormats, QuantizationError> {
         let read = |json: &[u8]| serde_json::from_slice::<Map<String, Value>>(json).map(Value::Object);
         let modelopt = self.files.get(MODELOPT).map(|json| {
@@ -216,8 +216,9 @@ impl Checkpoint {
     }
 }
 
-/// Brings `quantization_config` to the top level from where tools write it: under its name in early releases of
-/// compressed-tensors, or in a text part, alone or again. Returns where it stood.
+/// Moves `quantization_config` to the top level from the other places where tools write it: under
+/// its old name in early releases of compressed-tensors, or in a text part, instead of or in
+/// addition to the top level. Returns the path at which it was found.
 fn gather_quantization(config: &mut Map<String, Value>) -> String {
     const EARLY: &str = "compression_config";
     let settings = |fields: &Map<String, Value>, key| {
@@ -257,7 +258,7 @@ fn object(file: &str, json: &[u8]) -> Result<Map<String, Value>, CheckpointError
     }
 }
 
-/// The settings of both processors, from whichever files have them.
+/// The settings of both processors, from the files that have them.
 struct ProcessorFiles<'f> {
     image: Option<Cow<'f, [u8]>>,
     video: Option<Cow<'f, [u8]>>,
@@ -265,8 +266,9 @@ struct ProcessorFiles<'f> {
 }
 
 impl<'f> ProcessorFiles<'f> {
-    /// Reads `processor_config.json`, which transformers writes since 5.0, and else the older files (5.17,
-    /// `image_processing_base.py` and `video_processing_utils.py`). Settings of tiles may be in `config.json`.
+    /// Reads `processor_config.json`, which transformers writes since 5.0, and otherwise the older
+    /// files (5.17, `image_processing_base.py` and `video_processing_utils.py`). Settings of tiles
+    /// may be in `config.json`.
     fn read(files: &'f TextFiles, config: &Map<String, Value>) -> Result<Self, CheckpointError> {
         const FILE: &str = "processor_config.json";
         let both = files.get(FILE).map(|json| object(FILE, json)).transpose()?.unwrap_or_default();
@@ -295,9 +297,8 @@ impl<'f> ProcessorFiles<'f> {
     }
 }
 
-/// The files of the tokenizer.
 enum TokenizerFiles<'f> {
-    /// `tokenizer.json`.
+    /// The complete tokenizer in `tokenizer.json`.
     Whole(&'f [u8]),
     /// `vocab.json`, `merges.txt`, and the added tokens.
     Parts(VocabularyFiles<'f>),
@@ -316,8 +317,8 @@ impl<'f> TokenizerFiles<'f> {
         }))
     }
 
-    /// Checks that `tokenizer.json` is JSON to its end. It takes about ten milliseconds; parsing takes a third of a
-    /// second.
+    /// Checks that `tokenizer.json` is complete JSON. This takes about ten milliseconds, while
+    /// parsing the tokenizer takes a third of a second.
     fn check(&self) -> Result<(), TextError> {
         let TokenizerFiles::Whole(json) = self else { return Ok(()) };
         let syntax = serde_json::from_slice::<IgnoredAny>(json).map(drop);
@@ -325,8 +326,9 @@ impl<'f> TokenizerFiles<'f> {
     }
 }
 
-/// Older checkpoints have their end tokens only in `config.json`. Where that has none at its top level, the text
-/// model's end a reply, and so does the tokenizer's own: a chat's turns end with it.
+/// Reads the generation defaults. Older checkpoints have their end tokens only in `config.json`. If
+/// its top level has none, the end tokens of the text model are used, and also the tokenizer's end
+/// token, because it ends the turns of a chat.
 fn generation_defaults(files: &TextFiles, config: &Map<String, Value>) -> Result<GenerationDefaults, CheckpointError> {
     let json = files.get("generation_config.json");
     let mut defaults = json.map(GenerationDefaults::from_json).transpose()?.unwrap_or_default();

@@ -13,8 +13,8 @@ use super::hub::HubModel;
 
 /// Follows the progress of a fetch, and can cancel it.
 pub trait FetchWatch {
-    /// `bytes` of the `bytes_total` bytes of `file` are here. Called every 4 MiB, and at the start and the end of a
-    /// file.
+    /// Reports that `bytes` of the `bytes_total` bytes of `file` have arrived. Called every 4 MiB,
+    /// and at the start and the end of a file.
     fn fetched(&self, file: &str, bytes: Bytes, bytes_total: Bytes);
     /// Whether to stop the fetch; called between pieces of 256 KiB.
     fn is_cancelled(&self) -> bool;
@@ -29,13 +29,14 @@ impl FetchWatch for () {
     }
 }
 
-/// A local checkpoint, or one to be fetched first.
+/// A local checkpoint, or a checkpoint that must be fetched first.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CheckpointOrigin {
     /// On this machine; nothing is fetched.
     Local(CheckpointSource),
-    /// A GGUF file on this machine; [`registry::gguf`](crate::registry::gguf) knows the architectures.
+    /// A GGUF file on this machine. [`registry::gguf`](crate::registry::gguf) supplies the
+    /// architectures.
     Gguf(PathBuf, &'static [GgufArchitecture]),
     /// On the Hugging Face hub.
     #[cfg(feature = "hub")]
@@ -43,13 +44,13 @@ pub enum CheckpointOrigin {
 }
 
 impl CheckpointOrigin {
-    /// Whether files may have to be fetched, which takes as long as the network does.
+    /// Whether files may have to be fetched over the network.
     pub fn is_remote(&self) -> bool {
         !matches!(self, CheckpointOrigin::Local(_) | CheckpointOrigin::Gguf(..))
     }
 
-    /// The place of its files, for messages and comparison. Different paths to the same folder or file give the same
-    /// text.
+    /// The location of the files, for messages and comparison. Different paths to the same folder
+    /// or file give the same text.
     pub fn place(&self) -> String {
         match self {
             CheckpointOrigin::Local(CheckpointSource::Folder(path)) | CheckpointOrigin::Gguf(path, _) => {
@@ -62,13 +63,13 @@ impl CheckpointOrigin {
         }
     }
 
-    /// Fetches the files that are not here yet, and opens a GGUF file. Blocks.
+    /// Fetches the files that are not on this machine yet, and opens a GGUF file. Blocks.
     ///
     /// # Errors
     /// As [`GgufFile::open`]; [`CheckpointError::Hub`]; [`CheckpointError::Malformed`] or
     /// [`CheckpointError::ShardName`] for the index.
     pub fn bring(self, watch: &dyn FetchWatch) -> Result<CheckpointSource, CheckpointError> {
-        // Unused without the feature `hub`.
+        // `watch` is unused without the feature `hub`.
         let _ = watch;
         match self {
             CheckpointOrigin::Local(source) => Ok(source),
@@ -78,7 +79,7 @@ impl CheckpointOrigin {
         }
     }
 
-    /// As [`bring`](Self::bring), but does not fetch weights.
+    /// Like [`bring`](Self::bring), but does not fetch weights.
     ///
     /// # Errors
     /// As [`bring`](Self::bring).

@@ -10,14 +10,14 @@ use super::error::CheckpointError;
 /// activations stay finite at any depth.
 pub const DEVIATION: f32 = 0.02;
 
-/// Settings and vocabulary in memory, and a seed for the weights. Tensors are drawn at their place on the device, so
-/// the host never holds a copy or a file of them.
+/// Settings and vocabulary in memory, and a seed for the weights. Tensors are drawn directly on the
+/// device, so the host never has a copy or a file of them.
 #[derive(Clone)]
 pub struct RandomCheckpoint {
     name: String,
     seed: u64,
     routing_skew: Option<f32>,
-    /// The checkpoint whose files win over `files`.
+    /// A checkpoint whose files take precedence over `files`.
     folder: Option<CheckpointSource>,
     files: BTreeMap<&'static str, Vec<u8>>,
 }
@@ -35,13 +35,14 @@ pub enum RandomTensor {
 }
 
 impl RandomCheckpoint {
-    /// A checkpoint of `files`, by their names in a folder, without weights. Equal seeds give equal weights.
+    /// A checkpoint of `files`, keyed by file name, without stored weights. Equal seeds give equal
+    /// weights.
     pub fn new(name: impl Into<String>, seed: u64, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
         let files = files.into_iter().collect();
         RandomCheckpoint { name: name.into(), seed, routing_skew: None, folder: None, files }
     }
 
-    /// The checkpoint of `folder` without its weights, where `files` replace those that it lacks.
+    /// The checkpoint of `folder` without its weights. `files` replace the files that it lacks.
     pub fn over(folder: CheckpointSource, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
         let name = folder.place();
         RandomCheckpoint { folder: Some(folder), ..RandomCheckpoint::new(name, 0, files) }
@@ -57,9 +58,10 @@ impl RandomCheckpoint {
         self.seed
     }
 
-    /// The same, with routers that prefer some experts as those of trained mixtures do with text: by Zipf's law, the one of
-    /// rank `r` in proportion to `r^-exponent`, but no more than 45 % of all rows. Otherwise experts are chosen evenly,
-    /// which reads most weights.
+    /// The same checkpoint, with routers that prefer some experts, as the routers of trained
+    /// mixtures do for text. By Zipf's law, the expert of rank `r` is chosen in proportion to
+    /// `r^-exponent`, but by at most 45 % of all rows. Without a skew, experts are chosen evenly,
+    /// which reads the most weights.
     pub fn with_routing_skew(self, exponent: f32) -> Self {
         RandomCheckpoint { routing_skew: Some(exponent), ..self }
     }
@@ -82,8 +84,8 @@ impl RandomCheckpoint {
         Ok(found.or_else(|| self.files.get(file).map(|content| Cow::Owned(content.clone()))))
     }
 
-    /// The content of the tensor `name` with `axes` axes. A vector named `.weight` belongs to a norm and holds ones;
-    /// all others are drawn.
+    /// The content of the tensor `name` with `axes` axes. A vector whose name ends in `.weight`
+    /// belongs to a norm and holds ones; all other tensors are drawn.
     pub(super) fn tensor(seed: u64, name: &str, axes: usize) -> RandomTensor {
         if axes <= 1 && name.ends_with(".weight") {
             return RandomTensor::Ones;

@@ -1,4 +1,4 @@
-//! One file of weights: its bytes in place, mapped or embedded, and where each tensor lies in them.
+//! A file of weights: its bytes, mapped or embedded, and the location of each tensor in them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -30,24 +30,24 @@ pub struct Shard {
     tensors: BTreeMap<String, StoredTensor>,
 }
 
-/// Where a tensor lies in its file, and how.
+/// The location and the storage of a tensor in its file.
 #[derive(Clone, Debug)]
 pub(super) struct StoredTensor {
-    /// The storage, and the type that is read of it; or what else it is.
+    /// The storage and the type that it is read as, or the storage that is not supported.
     pub stored: Result<(Stored, TensorType), Unread>,
     pub shape: Vec<usize>,
-    /// As in [`TensorInfo`].
+    /// Number of heads with paired rows, as in [`TensorInfo`].
     pub paired_heads: usize,
-    /// Bytes of the file.
+    /// Byte range in the file.
     pub bytes: Range<usize>,
 }
 
-/// A storage that is not read.
+/// A storage that is not supported.
 #[derive(Clone, Debug)]
 pub(super) enum Unread {
-    /// An element type.
+    /// The name of an element type.
     Type(String),
-    /// A type of ggml's.
+    /// The name of a ggml type.
     Blocks(String),
 }
 
@@ -58,7 +58,8 @@ pub(super) enum Content {
 }
 
 impl Shard {
-    /// A shard of checked parts: `header` is what the fingerprint hashes, and all ranges are of `content`.
+    /// A shard with checked parts. `header` is the range that the fingerprint hashes, and all
+    /// ranges refer to `content`.
     pub(super) fn new(
         file: &str,
         content: Content,
@@ -68,8 +69,9 @@ impl Shard {
         Shard { file: file.to_owned(), content, header, tensors }
     }
 
-    /// Maps a shard and checks its header: it parses, tensors neither overlap nor leave holes nor reach beyond the
-    /// file, and sizes follow from shapes. `None` if there is no such file, or only a Git LFS pointer.
+    /// Maps a shard and checks its header: it must parse, tensors must not overlap, leave gaps or
+    /// reach beyond the file, and sizes must match shapes. `None` if there is no such file, or only
+    /// a Git LFS pointer.
     ///
     /// # Errors
     /// [`CheckpointError::Unreadable`] or [`CheckpointError::Header`].
@@ -82,12 +84,11 @@ impl Shard {
         Ok(Some(Shard::new(file, content, header, tensors)))
     }
 
-    /// The file's name.
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// The bytes that say names, types, shapes and places of all tensors.
+    /// The bytes with the names, types, shapes and offsets of all tensors.
     pub fn header(&self) -> &[u8] {
         &self.content.bytes()[self.header.clone()]
     }
@@ -97,15 +98,16 @@ impl Shard {
         self.content.bytes().len() as u64
     }
 
-    /// The names of its tensors, sorted.
+    /// The sorted names of all tensors.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// A tensor by its name, if it is here.
+    /// The tensor with this name, if the shard has it.
     ///
     /// # Errors
-    /// [`CheckpointError::TensorType`] or [`CheckpointError::BlockType`] if its storage is not read.
+    /// [`CheckpointError::TensorType`] or [`CheckpointError::BlockType`] if its storage is not
+    /// supported.
     pub fn tensor(&self, name: &str) -> Option<Result<TensorInfo<'_>, CheckpointError>> {
         let place = self.tensors.get(name)?;
         let tensor = name.to_owned();
@@ -140,7 +142,8 @@ fn places(metadata: &Metadata, data: usize) -> BTreeMap<String, StoredTensor> {
 }
 
 impl Content {
-    /// Maps a file of a checkpoint. `None` if there is none, or only a Git LFS pointer.
+    /// Maps a file of a checkpoint. `None` if the file does not exist, or is only a Git LFS
+    /// pointer.
     pub(super) fn open(source: &CheckpointSource, file: &str) -> Result<Option<Self>, CheckpointError> {
         let content = match source {
             CheckpointSource::Embedded(files) => embedded(files, file).map(Content::Embedded),
@@ -150,7 +153,7 @@ impl Content {
         Ok(content.filter(|content| !content.bytes().starts_with(POINTER)))
     }
 
-    /// Maps the file at `path`, which errors call `file`. `None` if there is none.
+    /// Maps the file at `path`. Errors name it `file`. `None` if it does not exist.
     pub(super) fn map(path: &Path, file: &str) -> Result<Option<Self>, CheckpointError> {
         match File::open(path) {
             Ok(opened) => {
@@ -171,7 +174,8 @@ impl Content {
 }
 
 fn map(file: &File) -> std::io::Result<Mmap> {
-    // SAFETY: a mapped file must not be truncated while it is read, or the process gets SIGBUS. Checkpoints are written
-    // once, which every safetensors reader relies on. Copying 15 GB into memory first is no alternative.
+    // SAFETY: checkpoint files are written once and not changed while they are mapped, which every
+    // safetensors reader relies on. If a file were truncated, the process would get SIGBUS. Copying
+    // 15 GB into memory first is no alternative.
     unsafe { Mmap::map(file) }
 }

@@ -1,17 +1,17 @@
-//! How a file stores the elements of a tensor: as they are, or as ggml's blocks of few bits.
+//! Storage formats of a tensor's elements in a file: plain, or ggml's blocks of quantized elements.
 
 use super::tensors::TensorType;
 
 /// The storage of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stored {
-    /// Each by itself.
+    /// Every element is stored separately.
     Plain(TensorType),
-    /// Several in a block with common scales.
+    /// Several elements form a block with common scales.
     Blocks(BlockType),
 }
 
-/// A block of quantised elements: ggml-org/ggml, `src/ggml-common.h`.
+/// A block of quantized elements: ggml-org/ggml, `src/ggml-common.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(non_camel_case_types, reason = "the names are ggml's")]
 pub enum BlockType {
@@ -50,7 +50,7 @@ impl BlockType {
 }
 
 impl Stored {
-    /// Elements that only exist together.
+    /// Number of elements in the smallest unit of storage.
     pub const fn elements(self) -> usize {
         match self {
             Stored::Plain(_) => 1,
@@ -58,7 +58,8 @@ impl Stored {
         }
     }
 
-    /// Bytes of `count` elements, a multiple of [`elements`](Self::elements); `None` if they are too many to count.
+    /// Bytes of `count` elements, where `count` is a multiple of [`elements`](Self::elements);
+    /// `None` if the number of bytes overflows.
     pub fn bytes(self, count: usize) -> Option<usize> {
         match self {
             Stored::Plain(dtype) => count.checked_mul(dtype.bytes()),

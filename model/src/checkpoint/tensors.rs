@@ -16,24 +16,21 @@ use crate::nearest_names;
 pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const EXTENSION: &str = ".safetensors";
-/// More shards than any checkpoint has.
+/// Limit for the number of shards, more than any checkpoint has.
 const SHARDS_MAX: usize = 10_000;
-/// The same of torch.
+/// The corresponding file of torch, without and with an index.
 const PYTORCH: &str = "pytorch_model.bin";
 const PYTORCH_INDEX: &str = "pytorch_model.bin.index.json";
-/// How many names an error about a missing tensor shows.
+/// Number of names that an error about a missing tensor lists.
 const NEAREST_MAX: usize = 3;
 
 /// The element types of weights that are supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorType {
-    /// bfloat16.
     BF16,
-    /// IEEE half.
     F16,
-    /// IEEE single.
     F32,
-    /// FP8, whose numbers stand for others with their scales.
+    /// FP8 (E4M3), which needs separate scales.
     F8E4M3,
 }
 
@@ -48,31 +45,33 @@ impl TensorType {
     }
 }
 
-/// A tensor in place. Nothing is copied, and the disk is read only when the bytes are.
+/// A tensor in its file. Nothing is copied, and the disk is read only when the bytes are accessed.
 #[derive(Clone, Copy)]
 pub struct TensorInfo<'a> {
-    /// The type that its elements have once they are read; the widest of a file with blocks of few bits.
+    /// The type of the elements after they are read. For files with blocks of quantized elements,
+    /// this is the widest type.
     pub dtype: TensorType,
-    /// How they are stored.
+    /// The storage of the elements in the file.
     pub stored: Stored,
-    /// Its shape, slowest axis first.
+    /// The shape, slowest axis first.
     pub shape: &'a [usize],
-    /// Its elements as they are stored, little-endian, row-major. Not aligned.
+    /// The stored elements, little-endian, row-major. Not aligned.
     pub bytes: &'a [u8],
-    /// Heads whose rotary pairs lie in rows beside each other; 0 if rows have the order of the model.
+    /// Number of heads whose rotary pairs are in adjacent rows; 0 if rows have the order of the
+    /// model.
     pub(super) paired_heads: usize,
-    /// Bytes between the end of a row and the start of the next one: columns that others read.
+    /// Bytes between the end of a row and the start of the next one: columns that other ranks read.
     pub(super) gap: usize,
 }
 
 impl<'a> TensorInfo<'a> {
-    /// Whether `bytes` are the elements as the model has them.
+    /// Whether `bytes` are the elements in the type and order of the model.
     pub fn is_in_place(&self) -> bool {
         self.stored == Stored::Plain(self.dtype) && self.paired_heads == 0 && self.gap == 0
     }
 
-    /// Some rows of it, and some columns of these, as a tensor of `shape`. Rotary heads and blocks of few bits must be
-    /// whole.
+    /// The given rows and columns of the tensor, as a tensor of `shape`. Rotary heads and quantized
+    /// blocks must not be split.
     pub fn part<'b>(&self, rows: RankShard, columns: RankShard, shape: &'b [usize]) -> TensorInfo<'b>
     where
         'a: 'b,
@@ -88,13 +87,13 @@ impl<'a> TensorInfo<'a> {
         TensorInfo { shape, bytes, paired_heads, gap: pitch - own, ..*self }
     }
 
-    /// The bytes of the model's row `row` as the file stores them. What a row is says [`rows`](Self::rows).
+    /// The stored bytes of the model's row `row`. [`rows`](Self::rows) defines the rows.
     pub fn row_bytes(&self, row: usize) -> &'a [u8] {
         let pitch = (self.bytes.len() + self.gap) / self.rows().0;
         &self.bytes[self.stored_row(row) * pitch..][..pitch - self.gap]
     }
 
-    /// Rows that lie together in the file, and the elements of one.
+    /// The number of rows that can be stored separately, and the elements of each row.
     pub fn rows(&self) -> (usize, usize) {
         let rows = self.shape[0];
         match self.shape.len() {
@@ -103,8 +102,9 @@ impl<'a> TensorInfo<'a> {
         }
     }
 
-    /// The place in the file of the model's row `row`. ggml rotates neighbours, and its files have the rows `i` and
-    /// `i + half` of a head at `2 i` and `2 i + 1` (transformers 5.17, `modeling_gguf_pytorch_utils.py`).
+    /// The index in the file of the model's row `row`. ggml rotates adjacent elements, so its files
+    /// have the rows `i` and `i + half` of a head at `2 i` and `2 i + 1` (transformers 5.17,
+    /// `modeling_gguf_pytorch_utils.py`).
     pub fn stored_row(&self, row: usize) -> usize {
         if self.paired_heads == 0 {
             return row;
@@ -126,11 +126,11 @@ impl std::fmt::Debug for TensorInfo<'_> {
 pub struct TensorIndex {
     shards: Vec<Shard>,
     places: BTreeMap<String, usize>, // indices in `shards`
-    /// How tensors are drawn; `None` if there are shards.
+    /// Settings for drawing tensors; `None` if there are shards.
     drawn: Option<Drawn>,
 }
 
-/// How the tensors of a random checkpoint are drawn.
+/// Settings for drawing the tensors of a random checkpoint.
 #[derive(Debug)]
 struct Drawn {
     seed: u64,
@@ -152,11 +152,11 @@ impl IndexFile {
             .map_err(|error| CheckpointError::Malformed { file: file.into(), reason: error.to_string() })
     }
 
-    /// The shards' file names, sorted, each once.
+    /// The shards' file names, sorted, without duplicates.
     ///
     /// # Errors
-    /// [`CheckpointError::ShardName`]. The index is not trusted: a shard's name must not point elsewhere on this
-    /// machine or, as part of an address, elsewhere on the hub.
+    /// [`CheckpointError::ShardName`]. The index is not trusted: a shard's name must not point to
+    /// another place on this machine or, as part of a URL, on the hub.
     pub fn shards(&self) -> Result<Vec<String>, CheckpointError> {
         let is_plain = |file: &str| {
             !file.is_empty()
@@ -173,7 +173,8 @@ impl IndexFile {
     }
 }
 
-/// The names of all shards from the name of one, such as `model-00001-of-00002.safetensors`. `None` for another name.
+/// The names of all shards, derived from the name of one shard, such as
+/// `model-00001-of-00002.safetensors`. `None` for another name.
 fn every_shard(file: &str) -> Option<Vec<String>> {
     let (before, count) = file.strip_suffix(EXTENSION)?.rsplit_once("-of-")?;
     let (name, number) = before.rsplit_once('-')?;
@@ -181,15 +182,17 @@ fn every_shard(file: &str) -> Option<Vec<String>> {
     Some((1..=shards).map(|shard| format!("{name}-{shard:0width$}-of-{count}{EXTENSION}")).collect())
 }
 
-/// Opens a file of one kind; `None` if it is not there.
+/// Opens a file of one kind; `None` if it does not exist.
 type Opener = fn(&CheckpointSource, &str) -> Result<Option<Shard>, CheckpointError>;
 
 impl TensorIndex {
-    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names, or else torch's files of the
-    /// same kinds. A random checkpoint has none, and has any tensor that is requested.
+    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names, or
+    /// otherwise the corresponding files of torch. A random checkpoint has no files and provides
+    /// any tensor that is requested.
     ///
     /// # Errors
-    /// Files are missing or damaged, a shard's name leaves the folder, or index and shards disagree about a tensor.
+    /// Files are missing or damaged, a shard's name points outside the folder, or the index and the
+    /// shards disagree about a tensor.
     pub fn open(source: &CheckpointSource) -> Result<Self, CheckpointError> {
         if let CheckpointSource::Random(random) = source {
             let dtype = source.stored_type()?.unwrap_or(DType::BF16);
@@ -218,8 +221,8 @@ impl TensorIndex {
         }
     }
 
-    /// Opens the only file of tensors in a folder, whatever its name, or shards without an index, whose names say how
-    /// many there are. `None` if there is neither.
+    /// Opens the only tensor file in a folder, with any name, or shards without an index whose
+    /// names contain the number of shards. `None` if the folder has neither.
     fn open_unlisted(source: &CheckpointSource) -> Result<Option<Self>, CheckpointError> {
         let files = source.tensor_files()?;
         match (files.iter().find_map(|file| every_shard(file)), files.as_slice()) {
@@ -243,7 +246,8 @@ impl TensorIndex {
         }
     }
 
-    /// Opens these files, each of whose tensors `belongs` there and is in no other.
+    /// Opens these files. Each tensor must belong to its file according to `belongs`, and must not
+    /// be in any other file.
     fn of_shards(
         source: &CheckpointSource,
         files: &[String],
@@ -285,7 +289,8 @@ impl TensorIndex {
         Some((drawn.dtype, RandomCheckpoint::tensor(drawn.seed, name, axes)))
     }
 
-    /// The exponent of Zipf's law by which experts are chosen, if tensors are drawn at random and experts not evenly.
+    /// The exponent of Zipf's law by which experts are chosen; `None` if tensors are not random or
+    /// experts are chosen evenly.
     pub fn routing_skew(&self) -> Option<f32> {
         self.drawn.as_ref()?.routing_skew
     }
@@ -295,7 +300,7 @@ impl TensorIndex {
         self.places.contains_key(name)
     }
 
-    /// All names, sorted.
+    /// The sorted names of all tensors.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.places.keys().map(String::as_str)
     }

@@ -2,12 +2,12 @@
 
 pub mod internvl;
 pub mod llama;
-mod picture_model;
 pub mod qwen2;
 pub mod qwen2_5_vl;
 pub mod qwen2_vl;
 pub mod qwen3;
 pub mod qwen3_vl;
 mod row;
+mod vision_language_model;
 
-pub use row::{Files, PictureSettings, ReadText, ReleasedShape, Settings, Weights};
+pub use row::{Files, ReadText, ReleasedShape, Settings, VisionSettings, Weights};

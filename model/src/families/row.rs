@@ -10,10 +10,10 @@ use crate::{
         ConfigError,
         decoder::{Decoder, DecoderConfig},
         decoder_shape::DecoderShape,
-        vision::PictureRow,
+        vision::EmbeddingLayout,
     },
     checkpoint::{Checkpoint, GgufArchitecture},
-    flow::{Grid, LayoutError, POSITION_AXES, PromptLayout, ResizedImage, VisualGrid},
+    flow::{Grid, LayoutError, MediaGrid, POSITION_AXES, PromptLayout, ResizedImage},
     processor::VideoProcessor,
     text::PlaceholderTexts,
     weights::{WeightError, WeightMap},
@@ -37,7 +37,7 @@ pub trait ReleasedShape: 'static {
 
 /// What a family with pictures says about them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PictureSettings {
+pub struct VisionSettings {
     /// How patches merge into tokens.
     pub merge: MergeSize,
     /// Pixels and frames of a patch.
@@ -45,7 +45,7 @@ pub struct PictureSettings {
     /// The placeholder token.
     pub token: u32,
     /// What the tower leaves in the vision cache for each token.
-    pub row: PictureRow,
+    pub row: EmbeddingLayout,
     /// Tokens of text that [`Settings::write_visuals`] writes for each step of a video; 0 if it writes none.
     pub step_text_tokens: usize,
     /// The grid of each picture that the encoder sees, if all are tiles of one size.
@@ -96,13 +96,13 @@ pub trait Settings: Sized {
     fn decoder(&self) -> &DecoderConfig;
 
     /// None for a family without pictures.
-    fn pictures(&self) -> Option<PictureSettings> {
+    fn pictures(&self) -> Option<VisionSettings> {
         None
     }
 
     /// Writes pictures and videos into a rendered prompt before it is encoded, in a family whose prompts have more text
     /// for them than their placeholders.
-    fn write_visuals(&self, rendered: String, _visuals: &[VisualGrid]) -> String {
+    fn write_visuals(&self, rendered: String, _visuals: &[MediaGrid]) -> String {
         rendered
     }
 
@@ -113,7 +113,7 @@ pub trait Settings: Sized {
     }
 
     /// Expands each placeholder to one token per embedding of its picture or video, and gives every token its position.
-    fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
+    fn lay_out(&self, tokens: Vec<u32>, visuals: &[MediaGrid]) -> Result<PromptLayout, LayoutError> {
         match visuals.len() {
             0 => Ok(text_layout(tokens)),
             pictures => Err(LayoutError::TextOnly { pictures }),
@@ -147,7 +147,7 @@ pub trait Weights<S: Settings>: Sized {
     /// Embeddings over all pictures of a batch.
     fn embeddings(batch: &Self::Batch) -> usize;
 
-    /// Writes the [`PictureRow`]s of a batch to `cache` `[rows, width]`.
+    /// Writes the [`EmbeddingLayout`]s of a batch to `cache` `[rows, width]`.
     fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

@@ -4,12 +4,12 @@
 //! stay on the device.
 
 mod cache_format;
-pub mod image_bytes;
+pub mod encoded_image;
 mod image_error;
 mod logits_of;
-mod picture_limits;
 mod prefix_key;
 mod prompt_layout;
+mod resize_limits;
 pub mod resized_image;
 pub mod rgb_image;
 mod step_batch;
@@ -19,16 +19,16 @@ pub mod token;
 pub mod video;
 
 pub use cache_format::CacheFormat;
-pub use image_bytes::{FileName, ImageBytes, ImageLimits, PixelSize};
+pub use encoded_image::{EncodedImage, FileName, ImageLimits, PixelSize};
 pub use image_error::ImageError;
 pub use logits_of::LogitsOf;
-pub use picture_limits::PictureLimits;
-pub use prefix_key::{PictureContent, PrefixKey, PrefixKeys};
-pub use prompt_layout::{LayoutError, PictureSpan, PromptLayout};
+pub use prefix_key::{ContentSpan, PrefixKey, PrefixKeys};
+pub use prompt_layout::{LayoutError, PlaceholderSpan, PromptLayout};
+pub use resize_limits::ResizeLimits;
 pub use resized_image::{Grid, Levels, PictureHash, ResizedImage};
 pub use rgb_image::RgbImage;
-pub use step_batch::{POSITION_AXES, PictureRows, SCORE_ROWS, SequencePart, StepBatch};
+pub use step_batch::{EmbeddingRows, POSITION_AXES, SCORE_ROWS, SequencePart, StepBatch};
 pub use step_layout::{StepArray, StepLayout};
 pub use tiles::Tiles;
 pub use token::{LogProbabilities, LogProbability, Token};
-pub use video::{Video, Visual, VisualGrid};
+pub use video::{Media, MediaGrid, Video};

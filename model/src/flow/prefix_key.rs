@@ -28,7 +28,7 @@ impl PrefixKey {
 
 /// A picture among the tokens of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PictureContent {
+pub struct ContentSpan {
     /// The range of its placeholder tokens.
     pub tokens: Range<usize>,
     /// The hash of its pixels and settings.
@@ -80,7 +80,7 @@ impl PrefixKeys {
 
     /// Adds keys for the blocks that have become whole. The arguments describe the whole sequence: one position per
     /// token, pictures in the order of their tokens. The part that has keys already must not have changed.
-    pub fn extend(&mut self, tokens: &[u32], positions: &[[u32; POSITION_AXES]], pictures: &[PictureContent]) {
+    pub fn extend(&mut self, tokens: &[u32], positions: &[[u32; POSITION_AXES]], pictures: &[ContentSpan]) {
         assert_eq!(tokens.len(), positions.len(), "each token has a position");
         for block in self.keys.len()..tokens.len() / BLOCK_TOKENS {
             let range = block * BLOCK_TOKENS..(block + 1) * BLOCK_TOKENS;
@@ -108,15 +108,15 @@ impl PrefixKeys {
 mod tests {
     use super::*;
 
-    fn keys(tokens: &[u32], first_position: u32, pictures: &[PictureContent]) -> Vec<PrefixKey> {
+    fn keys(tokens: &[u32], first_position: u32, pictures: &[ContentSpan]) -> Vec<PrefixKey> {
         let positions: Vec<_> = (first_position..).take(tokens.len()).map(|position| [position; 3]).collect();
         let mut keys = PrefixKeys::default();
         keys.extend(tokens, &positions, pictures);
         keys.as_slice().to_vec()
     }
 
-    fn picture(tokens: Range<usize>, name: u8) -> PictureContent {
-        PictureContent { tokens, hash: PictureHash([name; 32]) }
+    fn picture(tokens: Range<usize>, name: u8) -> ContentSpan {
+        ContentSpan { tokens, hash: PictureHash([name; 32]) }
     }
 
     #[test]

@@ -14,14 +14,14 @@ pub struct PromptLayout {
     /// `[tokens]`: time, height and width.
     pub positions: Vec<[u32; POSITION_AXES]>,
     /// The placeholders of each picture and of each step of a video, in order.
-    pub pictures: Vec<PictureSpan>,
+    pub pictures: Vec<PlaceholderSpan>,
     /// The position of the first token of the answer, on all axes.
     pub next_position: u32,
 }
 
 /// The placeholders of one picture, or of one step of a video.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PictureSpan {
+pub struct PlaceholderSpan {
     /// Index among the pictures that the vision encoder sees: a request's visuals in order, where a video counts once
     /// per step.
     pub picture: usize,

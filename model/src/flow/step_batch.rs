@@ -26,7 +26,7 @@ pub struct SequencePart<'a> {
     /// Blocks of the sequence in order, enough for the cached tokens and those to run.
     pub blocks: &'a [u32],
     /// Picture embeddings that replace the embeddings of some of `tokens`.
-    pub pictures: &'a [PictureRows<'a>],
+    pub pictures: &'a [EmbeddingRows<'a>],
     /// Whether to return the last token's logits; false in the middle of a prompt.
     pub wants_logits: bool,
     /// The range of `tokens` whose logits score the token that follows each.
@@ -35,7 +35,7 @@ pub struct SequencePart<'a> {
 
 /// A run of tokens whose embeddings come from the vision cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PictureRows<'a> {
+pub struct EmbeddingRows<'a> {
     /// The range in the part's tokens.
     pub tokens: Range<usize>,
     /// The row of the vision cache for each of them.
@@ -170,7 +170,7 @@ mod tests {
                 positions: &chunk,
                 cached_tokens: 14,
                 blocks: &[9, 4, 8],
-                pictures: &[PictureRows { tokens: 1..3, cache_rows: &[40, 7] }],
+                pictures: &[EmbeddingRows { tokens: 1..3, cache_rows: &[40, 7] }],
                 wants_logits: false,
                 scored: 1..4,
             },
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn a_step_is_decoding_alone_if_each_sequence_only_chooses() {
         let chunk = SequencePart { tokens: &[5, 6], positions: &[[7; 3]; 2], ..decoding() };
-        let pictures = [PictureRows { tokens: 0..1, cache_rows: &[3] }];
+        let pictures = [EmbeddingRows { tokens: 0..1, cache_rows: &[3] }];
         let alone = |part| StepBatch::pack(&[decoding(), part, decoding()]).is_decoding_alone();
         assert!(alone(decoding()) && StepBatch::pack(&[]).is_decoding_alone());
         assert!(!alone(chunk), "a chunk of a prompt");

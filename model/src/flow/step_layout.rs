@@ -27,7 +27,7 @@ pub enum StepArray {
     /// chooses](StepLayout::chooses_in_every_row).
     ChosenRows,
     /// `[picture_rows]`
-    PictureRows,
+    EmbeddingRows,
     /// `[picture_rows]`
     PictureCacheRows,
     /// `[sequences, blocks_max]`
@@ -44,7 +44,7 @@ impl StepArray {
         StepArray::QueryStarts,
         StepArray::ContextLengths,
         StepArray::ChosenRows,
-        StepArray::PictureRows,
+        StepArray::EmbeddingRows,
         StepArray::PictureCacheRows,
         StepArray::BlockTables,
     ];
@@ -131,7 +131,7 @@ impl StepLayout {
             StepArray::ContextLengths => self.sequences,
             StepArray::ChosenRows if self.chooses_in_every_row() => 0,
             StepArray::ChosenRows => self.logit_rows + self.score_rows,
-            StepArray::PictureRows | StepArray::PictureCacheRows => self.picture_rows,
+            StepArray::EmbeddingRows | StepArray::PictureCacheRows => self.picture_rows,
             StepArray::BlockTables => self.sequences * self.blocks_max,
         }
     }
@@ -161,7 +161,7 @@ impl StepLayout {
         if !self.chooses_in_every_row() {
             put(StepArray::ChosenRows, &[&batch.logit_rows[..], &batch.score_rows].concat());
         }
-        put(StepArray::PictureRows, &batch.picture_rows);
+        put(StepArray::EmbeddingRows, &batch.picture_rows);
         put(StepArray::PictureCacheRows, &batch.picture_cache_rows);
         let tokens = words[self.place(StepArray::Tokens)].iter_mut().zip(&batch.tokens);
         tokens.for_each(|(word, token)| *word = token.code());
@@ -185,7 +185,7 @@ impl StepLayout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::{PictureRows, SequencePart};
+    use crate::flow::{EmbeddingRows, SequencePart};
 
     fn decoding(contexts: &[usize]) -> StepBatch {
         let blocks: Vec<u32> = (1..9).collect();
@@ -223,7 +223,7 @@ mod tests {
             positions: &positions,
             cached_tokens: 14,
             blocks: &[9, 4],
-            pictures: &[PictureRows { tokens: 1..3, cache_rows: &[40, 7] }],
+            pictures: &[EmbeddingRows { tokens: 1..3, cache_rows: &[40, 7] }],
             wants_logits: true,
             scored: 1..4,
         }]);
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(found(StepArray::ContextLengths), batch.context_lengths);
         assert_eq!(found(StepArray::BlockTables), batch.block_tables);
         assert_eq!(found(StepArray::ChosenRows), [batch.logit_rows, batch.score_rows].concat());
-        assert_eq!(found(StepArray::PictureRows), batch.picture_rows);
+        assert_eq!(found(StepArray::EmbeddingRows), batch.picture_rows);
         assert_eq!(found(StepArray::PictureCacheRows), batch.picture_cache_rows);
         assert_eq!(StepLayout { axes: 1, ..layout }.place(StepArray::Positions).len(), 5, "one axis takes the first");
     }

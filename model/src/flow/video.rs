@@ -2,26 +2,26 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{Grid, ImageBytes, Tiles};
-use crate::{MergeSize, PictureCost};
+use super::{EncodedImage, Grid, Tiles};
+use crate::{EncoderCost, MergeSize};
 
 /// A video: its frames, each encoded like a picture or as pixels, and their rate. Cloning shares the frames. Nothing is
 /// checked before a request is planned.
 #[derive(Clone, PartialEq)]
 pub struct Video {
-    frames: Arc<[ImageBytes]>,
+    frames: Arc<[EncodedImage]>,
     frames_per_second: f64,
 }
 
 impl Video {
     /// Takes frames in the order they are shown. `frames_per_second` is the rate of these frames, not of a film that
     /// they were sampled from.
-    pub fn new(frames: impl Into<Arc<[ImageBytes]>>, frames_per_second: f64) -> Self {
+    pub fn new(frames: impl Into<Arc<[EncodedImage]>>, frames_per_second: f64) -> Self {
         Video { frames: frames.into(), frames_per_second }
     }
 
     /// The frames in the order they are shown.
-    pub fn frames(&self) -> &[ImageBytes] {
+    pub fn frames(&self) -> &[EncodedImage] {
         &self.frames
     }
 
@@ -41,16 +41,16 @@ impl fmt::Debug for Video {
 
 /// A picture or a video of a request.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Visual {
+pub enum Media {
     /// A still picture.
-    Image(ImageBytes),
+    Image(EncodedImage),
     /// A video.
     Video(Video),
 }
 
 /// What one placeholder of a rendered prompt stands for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum VisualGrid {
+pub enum MediaGrid {
     /// A still picture.
     Image(Grid),
     /// A still picture in tiles, each of which the vision encoder sees as a picture.
@@ -73,27 +73,25 @@ pub enum VisualGrid {
     },
 }
 
-impl VisualGrid {
+impl MediaGrid {
     /// Pictures that the vision encoder sees: 1, or one per tile or step.
     pub fn pictures(&self) -> usize {
         match self {
-            VisualGrid::Image(_) => 1,
-            VisualGrid::Tiles { tiles, .. } => tiles.count(),
-            VisualGrid::Video { steps, .. } => *steps,
+            MediaGrid::Image(_) => 1,
+            MediaGrid::Tiles { tiles, .. } => tiles.count(),
+            MediaGrid::Video { steps, .. } => *steps,
         }
     }
 
     /// The cost of each of its pictures.
-    pub fn costs(&self, merge: MergeSize) -> impl Iterator<Item = PictureCost> + use<> {
-        std::iter::repeat_n(PictureCost::of(self.each().patches(), merge), self.pictures())
+    pub fn costs(&self, merge: MergeSize) -> impl Iterator<Item = EncoderCost> + use<> {
+        std::iter::repeat_n(EncoderCost::of(self.each().patches(), merge), self.pictures())
     }
 
     /// The grid of each of its pictures.
     pub fn each(&self) -> Grid {
         match self {
-            VisualGrid::Image(grid) | VisualGrid::Tiles { tile: grid, .. } | VisualGrid::Video { step: grid, .. } => {
-                *grid
-            }
+            MediaGrid::Image(grid) | MediaGrid::Tiles { tile: grid, .. } | MediaGrid::Video { step: grid, .. } => *grid,
         }
     }
 
@@ -109,13 +107,13 @@ mod tests {
 
     #[test]
     fn a_video_that_is_printed_shows_nothing_of_its_frames() {
-        let video = Video::new(vec![ImageBytes::named(b"my secret".to_vec(), "diary.png"); 3], 2.0);
+        let video = Video::new(vec![EncodedImage::named(b"my secret".to_vec(), "diary.png"); 3], 2.0);
         assert_eq!(format!("{video:?}"), "Video(3 frames, 27 bytes, 2 a second)");
     }
 
     #[test]
     fn a_video_keeps_its_frames_in_order_and_their_rate() {
-        let frames = ["first", "second"].map(|name| ImageBytes::named(b"png".to_vec(), name));
+        let frames = ["first", "second"].map(|name| EncodedImage::named(b"png".to_vec(), name));
         let video = Video::new(frames.clone(), 2.5);
         assert_eq!((video.frames(), video.frames_per_second()), (&frames[..], 2.5));
     }
@@ -123,14 +121,14 @@ mod tests {
     #[test]
     fn a_video_costs_a_picture_for_each_step_of_time() {
         let step = Grid { t: 1, h: 4, w: 6 };
-        let picture = PictureCost { patches: 24, rows: 6 };
-        let image = VisualGrid::Image(step);
+        let picture = EncoderCost { patches: 24, rows: 6 };
+        let image = MediaGrid::Image(step);
         assert_eq!((image.pictures(), image.patches()), (1, 24));
         assert_eq!(image.costs(MergeSize::new(2)).collect::<Vec<_>>(), [picture]);
         let tiles = Tiles { columns: 2, rows: 1, has_thumbnail: true };
-        let tiled = VisualGrid::Tiles { tile: step, tiles };
+        let tiled = MediaGrid::Tiles { tile: step, tiles };
         assert_eq!((tiled.pictures(), tiled.patches()), (3, 72));
-        let video = VisualGrid::Video { step, steps: 3, frames: 5, frames_per_second: 2.0 };
+        let video = MediaGrid::Video { step, steps: 3, frames: 5, frames_per_second: 2.0 };
         assert_eq!((video.pictures(), video.patches()), (3, 72));
         assert_eq!(video.costs(MergeSize::new(2)).collect::<Vec<_>>(), [picture; 3]);
     }

@@ -13,7 +13,7 @@ use super::animation_blocks::Animation;
 use super::error::VideoError;
 use super::frame_sampling::FrameSampling;
 use super::header::ImageFormat;
-use crate::flow::{FileName, ImageBytes, ImageError, ImageLimits, Video};
+use crate::flow::{EncodedImage, FileName, ImageError, ImageLimits, Video};
 
 /// Pixels that are decoded of one animation: 8 frames of the largest picture, or 1,200 of 800 x 533.
 const PIXELS_MAX: u64 = 512_000_000;
@@ -37,8 +37,8 @@ impl Video {
             return Err(VideoError::NoAnimation);
         }
         // Also the limits of one picture, by the first frame.
-        let header = ImageBytes::new(encoded).probe(limits).map_err(of_frame(0))?;
-        let still = || Video::new(vec![ImageBytes::new(encoded)], sampling.frames_per_second);
+        let header = EncodedImage::new(encoded).probe(limits).map_err(of_frame(0))?;
+        let still = || Video::new(vec![EncodedImage::new(encoded)], sampling.frames_per_second);
         if format == ImageFormat::WebP && encoded.get(12..16) != Some(b"VP8X") {
             return Ok(still());
         }
@@ -87,12 +87,12 @@ struct Keeping<'a> {
     sampling: &'a FrameSampling,
     /// In order; a frame may be shown at several of the times.
     wanted: &'a [usize],
-    kept: Vec<ImageBytes>,
+    kept: Vec<EncodedImage>,
 }
 
 impl Keeping<'_> {
     /// All of them, or the first frame that cannot be decoded.
-    fn all(mut self, frames: Frames<'_>, decoded: usize) -> Result<Vec<ImageBytes>, usize> {
+    fn all(mut self, frames: Frames<'_>, decoded: usize) -> Result<Vec<EncodedImage>, usize> {
         let mut count = 0;
         for (index, frame) in frames.take(decoded).enumerate() {
             let frame = frame.map_err(|_| index)?;
@@ -106,11 +106,11 @@ impl Keeping<'_> {
         if count < decoded { Err(count) } else { Ok(self.kept) }
     }
 
-    fn keep(&self, frame: Frame) -> Option<ImageBytes> {
+    fn keep(&self, frame: Frame) -> Option<EncodedImage> {
         let picture = DynamicImage::ImageRgba8(frame.into_buffer()).into_rgb8();
         let (width, height) = self.sampling.fit(picture.width(), picture.height(), self.wanted.len());
         let picture =
             if (width, height) == picture.dimensions() { picture } else { thumbnail(&picture, width, height) };
-        ImageBytes::from_rgb(width, height, picture.into_raw()).ok()
+        EncodedImage::from_rgb(width, height, picture.into_raw()).ok()
     }
 }

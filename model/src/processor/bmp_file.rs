@@ -1,7 +1,7 @@
 //! BMP of Windows and OS/2, with the colours of Pillow 13 (`BmpImagePlugin.py`, `libImaging/Unpack.c`).
 
+use super::file_decoder::{BROKEN_HEADER, FileDecoder, Held, Refusal};
 use super::levels::rgb_on_white;
-use super::picture_file::{BROKEN_HEADER, Held, PictureFile, Refusal};
 
 /// Compressions (Windows, BITMAPINFOHEADER).
 const PLAIN: u32 = 0;
@@ -195,7 +195,7 @@ impl<'a> BmpFile<'a> {
     }
 }
 
-impl PictureFile for BmpFile<'_> {
+impl FileDecoder for BmpFile<'_> {
     fn size(&self) -> (u32, u32) {
         (self.width as u32, self.height as u32)
     }

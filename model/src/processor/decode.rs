@@ -10,12 +10,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use image::DynamicImage;
 use image::metadata::Orientation;
 
-use super::header::OpenImage;
+use super::header::OpenedImage;
 use crate::flow::ImageError;
-use crate::flow::image_bytes::{ImageBytes, ImageLimits};
+use crate::flow::encoded_image::{EncodedImage, ImageLimits};
 use crate::flow::rgb_image::RgbImage;
 
-impl ImageBytes {
+impl EncodedImage {
     /// Decodes the picture, puts transparent pixels on white, and applies the orientation of EXIF or XMP.
     ///
     /// Takes at most `probe(limits)?.cost.peak_bytes()` of host memory.
@@ -28,7 +28,7 @@ impl ImageBytes {
             let damaged = ImageError::Damaged { format: header.format.name(), stage: "counting its pixels" };
             return RgbImage::new(size.width, size.height, self.bytes().to_vec()).ok_or(damaged);
         }
-        let OpenImage { file, orientation, header } = OpenImage::open(self.bytes(), limits)?;
+        let OpenedImage { file, orientation, header } = OpenedImage::open(self.bytes(), limits)?;
         let damaged = || ImageError::Damaged { format: header.format.name(), stage: "decoding its pixels" };
         let (width, height) = file.size();
         // A decoder that panics on a hostile picture must not take down the actor, which holds other users' pictures.

@@ -122,7 +122,7 @@ impl Hint for VideoError {
 
 /// A request's picture or video that was refused.
 #[derive(Debug, Error, PartialEq)]
-pub enum VisualError {
+pub enum MediaError {
     /// The request has more pictures than it may have.
     #[error("the chat has {pictures} pictures; the limit is {limit}")]
     TooManyPictures {
@@ -171,21 +171,21 @@ pub enum VisualError {
     },
 }
 
-impl Hint for VisualError {
+impl Hint for MediaError {
     type Text = String;
 
     fn hint(&self) -> String {
         match self {
-            VisualError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
-            VisualError::PicturesTooLarge { .. } => {
+            MediaError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
+            MediaError::PicturesTooLarge { .. } => {
                 "send fewer or smaller pictures, or set `pictures` to how many of the largest size a request needs"
                     .to_owned()
             }
-            VisualError::Picture { source, .. } => source.hint(),
-            VisualError::PictureTooLarge { .. } => {
+            MediaError::Picture { source, .. } => source.hint(),
+            MediaError::PictureTooLarge { .. } => {
                 "crop the picture so that it is less wide or tall, or raise `picture_patches`".into()
             }
-            VisualError::Video { source, .. } => source.hint(),
+            MediaError::Video { source, .. } => source.hint(),
         }
     }
 }

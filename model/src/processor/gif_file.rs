@@ -2,7 +2,7 @@
 
 use weezl::{BitOrder, LzwStatus, decode::Decoder};
 
-use super::picture_file::{Held, PictureFile, Refusal};
+use super::file_decoder::{FileDecoder, Held, Refusal};
 
 /// A GIF with its first frame, read from its blocks (CompuServe, GIF89a, sections 18 to 23).
 pub(super) struct GifFile<'a> {
@@ -125,7 +125,7 @@ impl<'a> GifFile<'a> {
     }
 }
 
-impl PictureFile for GifFile<'_> {
+impl FileDecoder for GifFile<'_> {
     fn size(&self) -> (u32, u32) {
         (self.screen_width as u32, self.screen_height as u32)
     }

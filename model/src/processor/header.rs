@@ -5,14 +5,14 @@ use image::metadata::Orientation;
 
 use super::bmp_file::BmpFile;
 use super::exif::turns;
+use super::file_decoder::{FileDecoder, Refusal};
 use super::gif_file::GifFile;
 use super::jpeg_file::JpegFile;
-use super::picture_file::{PictureFile, Refusal};
 use super::png_file::PngFile;
 use super::tiff_file::{OldJpegTiff, TiffFile};
 use super::webp_file::WebPFile;
 use crate::flow::ImageError;
-use crate::flow::image_bytes::{ImageBytes, ImageLimits, PixelSize};
+use crate::flow::encoded_image::{EncodedImage, ImageLimits, PixelSize};
 
 /// The formats that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +132,7 @@ impl ImageHeader {
     }
 }
 
-impl ImageBytes {
+impl EncodedImage {
     /// Reads the header and checks it against `limits`. Decodes nothing and allocates little.
     ///
     /// # Errors
@@ -140,7 +140,7 @@ impl ImageBytes {
     pub fn probe(&self, limits: &ImageLimits) -> Result<ImageHeader, ImageError> {
         match self.pixel_size() {
             Some(size) => ImageHeader::of_pixels(size, limits),
-            None => Ok(OpenImage::open(self.bytes(), limits)?.header),
+            None => Ok(OpenedImage::open(self.bytes(), limits)?.header),
         }
     }
 }
@@ -158,13 +158,13 @@ impl ImageHeader {
 }
 
 /// A picture whose header has been read and is within the limits.
-pub(crate) struct OpenImage<'a> {
-    pub(super) file: Box<dyn PictureFile + 'a>,
+pub(crate) struct OpenedImage<'a> {
+    pub(super) file: Box<dyn FileDecoder + 'a>,
     pub orientation: Orientation,
     pub header: ImageHeader,
 }
 
-impl<'a> OpenImage<'a> {
+impl<'a> OpenedImage<'a> {
     pub fn open(encoded: &'a [u8], limits: &ImageLimits) -> Result<Self, ImageError> {
         limits.check_bytes(Bytes::of_slice(encoded))?;
         let format = ImageFormat::guess(encoded).ok_or(ImageError::UnknownFormat)?;
@@ -195,7 +195,7 @@ impl<'a> OpenImage<'a> {
             });
         }
         let (width, height) = if turns(orientation) { (height, width) } else { (width, height) };
-        Ok(OpenImage { file, orientation, header: ImageHeader { format, width, height, cost } })
+        Ok(OpenedImage { file, orientation, header: ImageHeader { format, width, height, cost } })
     }
 }
 
@@ -203,7 +203,7 @@ impl<'a> OpenImage<'a> {
 /// Rust's allocations against the whole cost.
 const FIXED_BYTES: u64 = 1 << 20;
 
-fn open_file<'a>(format: ImageFormat, encoded: &'a [u8]) -> Result<Box<dyn PictureFile + 'a>, Refusal> {
+fn open_file<'a>(format: ImageFormat, encoded: &'a [u8]) -> Result<Box<dyn FileDecoder + 'a>, Refusal> {
     Ok(match format {
         ImageFormat::Png => Box::new(PngFile::open(encoded)?),
         ImageFormat::Jpeg => Box::new(JpegFile::open(encoded)?),

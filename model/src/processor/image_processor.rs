@@ -7,7 +7,7 @@ use super::error::ProcessorError;
 use super::resample::{resize, resize_bytes};
 use super::smart_resize::{PixelBounds, Size, smart_resize};
 use super::tiling::Tiling;
-use crate::flow::{Grid, ImageError, Levels, PictureHash, ResizedImage, RgbImage, Tiles, VisualGrid};
+use crate::flow::{Grid, ImageError, Levels, MediaGrid, PictureHash, ResizedImage, RgbImage, Tiles};
 
 /// Resizes decoded pictures for the encoder, as transformers' `Qwen2VLImageProcessor` and `GotOcr2ImageProcessor` do.
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ pub struct ImageProcessor {
 
 /// Sizes of a processed picture, computed from its size alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PicturePlan {
+pub struct ResizePlan {
     /// The picture's size before resizing.
     pub source: Size,
     /// Its size after resizing; of one in tiles, that of all tiles but the thumbnail.
@@ -35,7 +35,7 @@ pub struct PicturePlan {
     pub host_bytes: Bytes,
 }
 
-impl PicturePlan {
+impl ResizePlan {
     /// Bytes of one resized frame with all its tiles, which is what remains of a still picture after processing.
     pub fn patches_bytes(&self) -> Bytes {
         match self.tiles {
@@ -45,10 +45,10 @@ impl PicturePlan {
     }
 
     /// What its placeholder grows to.
-    pub fn visual(&self) -> VisualGrid {
+    pub fn visual(&self) -> MediaGrid {
         match self.tiles {
-            None => VisualGrid::Image(self.grid),
-            Some(tiles) => VisualGrid::Tiles { tile: self.grid, tiles },
+            None => MediaGrid::Image(self.grid),
+            Some(tiles) => MediaGrid::Tiles { tile: self.grid, tiles },
         }
     }
 
@@ -59,7 +59,7 @@ impl PicturePlan {
 
 /// A picture ready for the encoder.
 #[derive(Clone, Debug)]
-pub struct ProcessedPicture {
+pub struct EncoderInput {
     /// The resized pixels, with their grid.
     pub image: ResizedImage,
     /// The key that it is cached by.
@@ -104,16 +104,16 @@ impl ImageProcessor {
     /// # Errors
     /// As [`smart_resize`]; [`ImageError::NotAMultiple`] if `do_resize` is off and a side is not a multiple of the
     /// factor.
-    pub fn plan(&self, width: u32, height: u32) -> Result<PicturePlan, ImageError> {
+    pub fn plan(&self, width: u32, height: u32) -> Result<ResizePlan, ImageError> {
         self.plan_bounded(Size { width, height }, self.config.pixel_bounds)
     }
 
     /// As [`plan`](Self::plan) of a processor that is [`limited`](Self::limited) to `pixels_max`.
-    pub(super) fn plan_within(&self, width: u32, height: u32, pixels_max: u64) -> Result<PicturePlan, ImageError> {
+    pub(super) fn plan_within(&self, width: u32, height: u32, pixels_max: u64) -> Result<ResizePlan, ImageError> {
         self.plan_bounded(Size { width, height }, self.bounds_within(pixels_max))
     }
 
-    fn plan_bounded(&self, source: Size, bounds: PixelBounds) -> Result<PicturePlan, ImageError> {
+    fn plan_bounded(&self, source: Size, bounds: PixelBounds) -> Result<ResizePlan, ImageError> {
         match self.config.tiling {
             None => self.plan_by(source, |size, factor| smart_resize(size, factor, bounds)),
             Some(tiling) => self.plan_tiles(source, tiling, bounds.max / tiling.tile_pixels()),
@@ -121,7 +121,7 @@ impl ImageProcessor {
     }
 
     /// The plan of a picture in tiles, at most `tiles_max` with the thumbnail.
-    pub(super) fn plan_tiles(&self, source: Size, tiling: Tiling, tiles_max: u64) -> Result<PicturePlan, ImageError> {
+    pub(super) fn plan_tiles(&self, source: Size, tiling: Tiling, tiles_max: u64) -> Result<ResizePlan, ImageError> {
         let tiles = tiling.choose(source, tiles_max)?;
         let resized = Size { width: tiles.columns * tiling.side, height: tiles.rows * tiling.side };
         let of_tile = tiling.side / self.config.patch_size;
@@ -132,7 +132,7 @@ impl ImageProcessor {
         let kept = tile.rgb_bytes() * tiles.count() as u64;
         // All tiles are cut from one resized picture, which is gone before the thumbnail is made.
         let host_bytes = resize_bytes(source, resized).max(resized.rgb_bytes() + kept) + resize_bytes(source, tile);
-        Ok(PicturePlan { source, resized, grid, tiles: Some(tiles), patches, tokens, host_bytes })
+        Ok(ResizePlan { source, resized, grid, tiles: Some(tiles), patches, tokens, host_bytes })
     }
 
     /// The plan of a picture of `source`, whose size after resizing `resize` says for a factor.
@@ -140,7 +140,7 @@ impl ImageProcessor {
         &self,
         source: Size,
         resize: impl FnOnce(Size, u32) -> Result<Size, ImageError>,
-    ) -> Result<PicturePlan, ImageError> {
+    ) -> Result<ResizePlan, ImageError> {
         let (config, Size { width, height }) = (&self.config, source);
         let factor = config.factor();
         let resized = if config.do_resize {
@@ -155,7 +155,7 @@ impl ImageProcessor {
         let grid = Grid { t: 1, h: resized.height / config.patch_size, w: resized.width / config.patch_size };
         let (patches, tokens) = (grid.patches(), grid.tokens(config.merge()));
         let host_bytes = resize_bytes(source, resized);
-        Ok(PicturePlan { source, resized, grid, tiles: None, patches, tokens, host_bytes })
+        Ok(ResizePlan { source, resized, grid, tiles: None, patches, tokens, host_bytes })
     }
 
     /// Resizes a picture to its plan, as u8, not normalised.
@@ -174,7 +174,7 @@ impl ImageProcessor {
     ///
     /// # Panics
     /// If the processor cuts tiles: use [`process_tiles`](Self::process_tiles).
-    pub fn process(&self, picture: &RgbImage) -> Result<ProcessedPicture, ImageError> {
+    pub fn process(&self, picture: &RgbImage) -> Result<EncoderInput, ImageError> {
         assert!(self.config.tiling.is_none(), "a picture in tiles has several pieces");
         let plan = self.plan(picture.width(), picture.height())?;
         Ok(self.process_step(vec![self.resize_to(picture, plan.resized)], &plan))
@@ -185,7 +185,7 @@ impl ImageProcessor {
     ///
     /// # Errors
     /// As [`plan`](Self::plan).
-    pub fn process_tiles(&self, picture: &RgbImage) -> Result<Vec<ProcessedPicture>, ImageError> {
+    pub fn process_tiles(&self, picture: &RgbImage) -> Result<Vec<EncoderInput>, ImageError> {
         let plan = self.plan(picture.width(), picture.height())?;
         Ok(self.process_planned(picture, &plan))
     }
@@ -194,7 +194,7 @@ impl ImageProcessor {
     ///
     /// # Panics
     /// If the plan is that of a picture of another size.
-    pub fn process_planned(&self, picture: &RgbImage, plan: &PicturePlan) -> Vec<ProcessedPicture> {
+    pub fn process_planned(&self, picture: &RgbImage, plan: &ResizePlan) -> Vec<EncoderInput> {
         let (width, height) = (picture.width(), picture.height());
         assert_eq!(Size { width, height }, plan.source, "a picture has the size that its header says");
         let whole = self.resize_to(picture, plan.resized);
@@ -214,9 +214,9 @@ impl ImageProcessor {
 
     /// Hashes a picture, or a step of a video with up to `temporal_patch_size` frames, resized already. A step of one
     /// frame equals that frame as a picture.
-    pub(super) fn process_step(&self, frames: Vec<RgbImage>, plan: &PicturePlan) -> ProcessedPicture {
+    pub(super) fn process_step(&self, frames: Vec<RgbImage>, plan: &ResizePlan) -> EncoderInput {
         let hash = self.hash(&frames, plan.grid);
-        ProcessedPicture { image: ResizedImage { frames: frames.into(), grid: plan.grid, levels: self.levels }, hash }
+        EncoderInput { image: ResizedImage { frames: frames.into(), grid: plan.grid, levels: self.levels }, hash }
     }
 
     /// Hashes the resized bytes and the settings that turn them into patches. The grid gives the length of a frame, so

@@ -7,8 +7,8 @@ use image::metadata::Orientation;
 use mozjpeg::{ColorSpace, Decompress};
 
 use super::exif::orientation_by;
+use super::file_decoder::{BROKEN_HEADER, FileDecoder, Held, Refusal};
 use super::levels::{narrow, printed};
-use super::picture_file::{BROKEN_HEADER, Held, PictureFile, Refusal};
 
 /// Maximum scans of a JPEG. A progressive one has about ten. Each costs a pass over all pixels, yet takes only a
 /// hundred bytes of the file.
@@ -139,7 +139,7 @@ impl Scans {
     }
 }
 
-impl PictureFile for JpegFile<'_> {
+impl FileDecoder for JpegFile<'_> {
     fn size(&self) -> (u32, u32) {
         (self.frame.width, self.frame.height)
     }

@@ -2,10 +2,10 @@
 
 use std::ops::RangeInclusive;
 
-use super::image_processor::{ImageProcessor, PicturePlan};
+use super::image_processor::{ImageProcessor, ResizePlan};
 use super::smart_resize::{PixelBounds, Size, smart_resize};
 use super::tiling::Tiling;
-use crate::flow::{ImageError, PictureLimits};
+use crate::flow::{ImageError, ResizeLimits};
 
 /// A limit of one picture, by the name that errors have for it.
 struct Limit {
@@ -36,7 +36,7 @@ impl ImageProcessor {
     /// # Errors
     /// As [`plan`](Self::plan); [`ImageError::OwnLimitTooLow`], [`ImageError::OwnLimitTooHigh`] or
     /// [`ImageError::OwnLimitIdle`].
-    pub fn plan_own(&self, source: Size, own: PictureLimits, patches_max: usize) -> Result<PicturePlan, ImageError> {
+    pub fn plan_own(&self, source: Size, own: ResizeLimits, patches_max: usize) -> Result<ResizePlan, ImageError> {
         let Some(limit) = own.first() else { return self.plan(source.width, source.height) };
         let Some(possible) = self.own_pixels(patches_max) else {
             return Err(ImageError::OwnLimitIdle { limit, reason: "this model's pictures are not resized" });
@@ -77,7 +77,7 @@ impl ImageProcessor {
     }
 
     /// The bounds of a picture, with its own most of `pixels_max`.
-    fn own_bounds(&self, own: PictureLimits, pixels_max: Option<u64>) -> Result<PixelBounds, ImageError> {
+    fn own_bounds(&self, own: ResizeLimits, pixels_max: Option<u64>) -> Result<PixelBounds, ImageError> {
         if own.tiles_max.is_some() {
             return Err(ImageError::OwnLimitIdle {
                 limit: "tiles",
@@ -98,7 +98,7 @@ impl ImageProcessor {
 }
 
 /// The tiling of a picture of at most `tiles_max` tiles, with the thumbnail.
-fn own_tiles(tiling: Tiling, own: PictureLimits, tiles_max: u64) -> Result<Tiling, ImageError> {
+fn own_tiles(tiling: Tiling, own: ResizeLimits, tiles_max: u64) -> Result<Tiling, ImageError> {
     if own.pixels_min.is_some() {
         let reason = "this model's pictures are cut into tiles of one size";
         return Err(ImageError::OwnLimitIdle { limit: "min_pixels", reason });
@@ -135,12 +135,12 @@ mod tests {
         ImageProcessor::new(config).expect("valid settings")
     }
 
-    fn pixels(min: impl Into<Option<u64>>, max: impl Into<Option<u64>>) -> PictureLimits {
-        PictureLimits { pixels_min: min.into(), pixels_max: max.into(), tiles_max: None }
+    fn pixels(min: impl Into<Option<u64>>, max: impl Into<Option<u64>>) -> ResizeLimits {
+        ResizeLimits { pixels_min: min.into(), pixels_max: max.into(), tiles_max: None }
     }
 
-    fn tiles(most: u32) -> PictureLimits {
-        PictureLimits { tiles_max: Some(most), ..PictureLimits::default() }
+    fn tiles(most: u32) -> ResizeLimits {
+        ResizeLimits { tiles_max: Some(most), ..ResizeLimits::default() }
     }
 
     const WIDE: Size = Size { width: 4000, height: 3000 };
@@ -169,12 +169,12 @@ mod tests {
         let planned = |own| qwen().plan_own(WIDE, own, FREE).expect("a plan").resized.pixels();
         assert!(planned(pixels(None, 512 * 512)) <= 512 * 512);
         assert!(
-            planned(PictureLimits::default()) <= 28 * 28 * 1280
+            planned(ResizeLimits::default()) <= 28 * 28 * 1280
                 && planned(pixels(None, 28 * 28 * 2560)) > 28 * 28 * 1280
         );
         let small = Size { width: 30, height: 30 };
         let planned = |own| qwen().plan_own(small, own, FREE).expect("a plan").resized.pixels();
-        assert_eq!((planned(pixels(0, None)), planned(PictureLimits::default())), (28 * 28, 56 * 56));
+        assert_eq!((planned(pixels(0, None)), planned(ResizeLimits::default())), (28 * 28, 56 * 56));
         assert!(planned(pixels(100_000, None)) >= 100_000);
         assert_eq!(planned(pixels(None, 28 * 28)), 28 * 28, "the model's least number gives way");
     }
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn a_picture_in_tiles_has_fewer() {
         let count = |own| internvl().plan_own(WIDE, own, FREE).expect("a plan").tiles.expect("tiles").count();
-        assert_eq!([PictureLimits::default(), tiles(12), tiles(6), tiles(1)].map(count), [13, 13, 7, 1]);
+        assert_eq!([ResizeLimits::default(), tiles(12), tiles(6), tiles(1)].map(count), [13, 13, 7, 1]);
         assert_eq!((count(pixels(None, 448 * 448)), count(pixels(None, 7 * 448 * 448))), (1, 7), "with the thumbnail");
         // Room for four tiles, of which a thumbnail is one.
         let panorama = Size { width: 3000, height: 1000 };

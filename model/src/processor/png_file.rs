@@ -6,8 +6,8 @@ use image::metadata::Orientation;
 use png::{ColorType, Transformations};
 
 use super::exif::{orientation_by, unpack_raw_profile};
+use super::file_decoder::{BROKEN_HEADER, FileDecoder, Held, Refusal};
 use super::levels::to_rgb;
-use super::picture_file::{BROKEN_HEADER, Held, PictureFile, Refusal};
 
 /// Bytes that a text may unpack to. XMP has a few kilobytes.
 const UNPACKED_BYTES: usize = 256 << 10;
@@ -94,7 +94,7 @@ fn chunks(encoded: &[u8]) -> Chunks<'_> {
     Chunks { rest: encoded.get(8..).unwrap_or_default() }
 }
 
-impl PictureFile for PngFile<'_> {
+impl FileDecoder for PngFile<'_> {
     fn size(&self) -> (u32, u32) {
         (self.width, self.height)
     }

@@ -1,8 +1,8 @@
 //! Pure: what the samples of a TIFF mean, and their conversion to levels of 8 bits and RGB, as Pillow 13 and libtiff 4.7 do
 //! it (`TiffImagePlugin.py`, `tif_color.c`).
 
+use super::file_decoder::{BROKEN_HEADER, Refusal};
 use super::levels::{narrow, printed, rgb_on_white, to_rgb, unmultiplied};
-use super::picture_file::{BROKEN_HEADER, Refusal};
 use super::tiff_directory::Directory;
 
 const BITS: u16 = 258;

@@ -7,8 +7,8 @@ use image::metadata::Orientation;
 use mozjpeg::ColorSpace;
 
 use super::exif::{orientation_of, orientation_of_xmp};
+use super::file_decoder::{BROKEN_HEADER, FileDecoder, Held, Refusal};
 use super::jpeg_file::{JpegFile, decode_jpeg};
-use super::picture_file::{BROKEN_HEADER, Held, PictureFile, Refusal};
 use super::tiff_colours::{Samples, Space, YCbCrTables};
 use super::tiff_directory::{Directory, Entry};
 use super::tiff_pieces::{Compression, in_order, undo_differences};
@@ -62,7 +62,7 @@ impl<'a> OldJpegTiff<'a> {
     }
 }
 
-impl PictureFile for OldJpegTiff<'_> {
+impl FileDecoder for OldJpegTiff<'_> {
     fn size(&self) -> (u32, u32) {
         self.jpeg.size()
     }
@@ -342,7 +342,7 @@ impl<'a> TiffFile<'a> {
     }
 }
 
-impl PictureFile for TiffFile<'_> {
+impl FileDecoder for TiffFile<'_> {
     fn size(&self) -> (u32, u32) {
         (self.width, self.height)
     }

@@ -8,7 +8,7 @@ use lzma_rust2::XzReader;
 use weezl::{BitOrder, LzwStatus};
 
 use super::fax_rows::{Coding, decode_fax};
-use super::picture_file::Refusal;
+use super::file_decoder::Refusal;
 use super::tiff_directory::Directory;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

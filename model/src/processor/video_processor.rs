@@ -10,11 +10,11 @@ use bursar_budgets::Bytes;
 
 use super::config::{CountedPixels, ImageProcessorConfig};
 use super::error::{ProcessorError, VideoError};
-use super::image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
+use super::image_processor::{EncoderInput, ImageProcessor, ResizePlan};
 use super::resample::resize_bytes;
 use super::smart_resize::{Size, VideoLength, smart_resize_video};
 use crate::flow::ImageError;
-use crate::flow::{ImageLimits, RgbImage, Video, VisualGrid};
+use crate::flow::{ImageLimits, MediaGrid, RgbImage, Video};
 
 /// The longest video in seconds. f32 counts whole seconds up to this, and a time in a prompt has few digits.
 const SECONDS_MAX: f64 = (1u32 << 24) as f64;
@@ -29,7 +29,7 @@ pub struct VideoProcessor {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VideoPlan {
     /// The plan of each step: a picture of the frames' size.
-    pub step: PicturePlan,
+    pub step: ResizePlan,
     /// Number of frames.
     pub frames: usize,
     /// Number of steps of time.
@@ -42,9 +42,9 @@ pub struct VideoPlan {
 
 impl VideoPlan {
     /// The grid that its placeholder expands to.
-    pub fn grid(&self) -> VisualGrid {
+    pub fn grid(&self) -> MediaGrid {
         let VideoPlan { step, steps, frames, frames_per_second, .. } = *self;
-        VisualGrid::Video { step: step.grid, steps, frames, frames_per_second }
+        MediaGrid::Video { step: step.grid, steps, frames, frames_per_second }
     }
 
     /// Bytes of all resized frames, which stay after processing.
@@ -126,7 +126,7 @@ impl VideoProcessor {
         frames: usize,
         tokens_max: Option<u64>,
         pixels_max: u64,
-    ) -> Result<Result<PicturePlan, ImageError>, VideoError> {
+    ) -> Result<Result<ResizePlan, ImageError>, VideoError> {
         let config = self.config();
         let temporal = config.temporal_patch_size as usize;
         if frames < temporal {
@@ -153,10 +153,10 @@ impl VideoProcessor {
         video: &Video,
         plan: &VideoPlan,
         limits: &ImageLimits,
-    ) -> Result<Vec<ProcessedPicture>, VideoError> {
+    ) -> Result<Vec<EncoderInput>, VideoError> {
         let temporal = self.config().temporal_patch_size as usize;
         let mut planned = Some(plan.step.source);
-        let mut resized = |(frame, bytes): (usize, &crate::flow::ImageBytes)| {
+        let mut resized = |(frame, bytes): (usize, &crate::flow::EncodedImage)| {
             let failed = |source| VideoError::Frame { frame, file: bytes.file_name(), source };
             let decoded: RgbImage = bytes.decode(limits).map_err(failed)?;
             check_size(frame, Size { width: decoded.width(), height: decoded.height() }, &mut planned)?;

@@ -8,8 +8,8 @@ use image::codecs::webp::WebPDecoder;
 use image::metadata::Orientation;
 
 use super::exif::orientation_by;
+use super::file_decoder::{BROKEN_HEADER, FileDecoder, Held, Refusal};
 use super::levels::to_rgb;
-use super::picture_file::{BROKEN_HEADER, Held, PictureFile, Refusal};
 
 /// A WebP whose header was read.
 pub(super) struct WebPFile<'a> {
@@ -70,7 +70,7 @@ impl<'a> WebPFile<'a> {
     }
 }
 
-impl PictureFile for WebPFile<'_> {
+impl FileDecoder for WebPFile<'_> {
     fn size(&self) -> (u32, u32) {
         (self.width, self.height)
     }

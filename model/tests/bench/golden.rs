@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bursar_model::{
     checkpoint::Checkpoint,
-    flow::{ImageBytes, ImageLimits, ResizedImage, Video, VisualGrid},
+    flow::{EncodedImage, ImageLimits, MediaGrid, ResizedImage, Video},
     registry::FamilyConfig,
     text::{Message, Part, Role, TemplateInputs},
 };
@@ -22,7 +22,7 @@ pub struct Case {
     pub written: Option<String>,
     pub pictures: Vec<String>,
     /// The pictures and videos of its placeholders, in order.
-    pub visuals: Vec<VisualGrid>,
+    pub visuals: Vec<MediaGrid>,
     /// The names of these, with the place of each among `images`.
     pub shown: Vec<(String, Range<usize>)>,
     /// One per picture, tile and step of a video, in order.
@@ -31,9 +31,9 @@ pub struct Case {
 }
 
 /// Processes a recorded picture: what its placeholder stands for, and the pictures that the encoder sees.
-pub fn picture(checkpoint: &Checkpoint, name: &str) -> (VisualGrid, Vec<ResizedImage>) {
+pub fn picture(checkpoint: &Checkpoint, name: &str) -> (MediaGrid, Vec<ResizedImage>) {
     let limits = ImageLimits::default();
-    let bytes = ImageBytes::open(bursar_golden::path("pictures").join(name), &limits).expect("the picture opens");
+    let bytes = EncodedImage::open(bursar_golden::path("pictures").join(name), &limits).expect("the picture opens");
     let processor = checkpoint.image_processor.as_ref().expect("a checkpoint with pictures");
     let decoded = bytes.decode(&limits).expect("the picture decodes");
     let plan = processor.plan(decoded.width(), decoded.height()).expect("the picture is planned");
@@ -45,14 +45,14 @@ pub fn picture(checkpoint: &Checkpoint, name: &str) -> (VisualGrid, Vec<ResizedI
 pub fn video(name: &str, frames_per_second: f64) -> Video {
     let folder = bursar_golden::path("videos");
     let path = |index: usize| folder.join(format!("{name}_{index}.png"));
-    let open = |index| ImageBytes::open(path(index), &ImageLimits::default()).expect("the frame opens");
+    let open = |index| EncodedImage::open(path(index), &ImageLimits::default()).expect("the frame opens");
     let count = (0..).take_while(|index| path(*index).exists()).count();
     assert!(count > 0, "no frames of {name}");
     Video::new((0..count).map(open).collect::<Vec<_>>(), frames_per_second)
 }
 
 /// Processes the picture or the video of a message's part.
-fn show(checkpoint: &Checkpoint, part: &Value) -> Option<(VisualGrid, Vec<ResizedImage>)> {
+fn show(checkpoint: &Checkpoint, part: &Value) -> Option<(MediaGrid, Vec<ResizedImage>)> {
     match text(&part["type"]) {
         "image" => Some(picture(checkpoint, text(&part["image"]))),
         "video" => {

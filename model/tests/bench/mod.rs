@@ -168,7 +168,7 @@ impl<B: Backend> Bench<B> {
 
     /// `[cache rows, hidden]`
     pub fn cache(&self) -> Tensor<'static> {
-        let shape = [self.room.cache_rows, self.model.config().picture_row().width()];
+        let shape = [self.room.cache_rows, self.model.config().embedding_layout().width()];
         // SAFETY: the rows are backed for as long as the bench lives, and a test has one thread.
         unsafe { Tensor::persistent(self.cache.address(), shape, self.backend.target().activation()) }
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::flow::{PictureRows, PromptLayout, SequencePart};
+use bursar_model::flow::{EmbeddingRows, PromptLayout, SequencePart};
 
 /// Maximum tokens of an answer in a test.
 const ANSWER_TOKENS: usize = 40;
@@ -85,12 +85,12 @@ impl Share<'_> {
     }
 
     /// The parts of pictures that are in the chunk.
-    pub(super) fn pictures(&self) -> Vec<PictureRows<'_>> {
+    pub(super) fn pictures(&self) -> Vec<EmbeddingRows<'_>> {
         let chunk = self.chunk();
         let shown = self.sequence.layout.pictures.iter().filter_map(|span| {
             let shown = span.tokens.start.max(chunk.start)..span.tokens.end.min(chunk.end);
             let rows = &self.sequence.picture_rows[span.picture];
-            (!shown.is_empty()).then(|| PictureRows {
+            (!shown.is_empty()).then(|| EmbeddingRows {
                 tokens: shown.start - chunk.start..shown.end - chunk.start,
                 cache_rows: &rows[shown.start - span.tokens.start..shown.end - span.tokens.start],
             })
@@ -98,7 +98,7 @@ impl Share<'_> {
         shown.collect()
     }
 
-    pub(super) fn part<'s>(&'s self, pictures: &'s [PictureRows<'s>]) -> SequencePart<'s> {
+    pub(super) fn part<'s>(&'s self, pictures: &'s [EmbeddingRows<'s>]) -> SequencePart<'s> {
         SequencePart {
             tokens: &self.sequence.tokens[self.chunk()],
             unseen: None,

@@ -1,7 +1,7 @@
 //! The image processor against recorded results of transformers.
 
 use bursar_model::error::ImageError;
-use bursar_model::flow::{PictureLimits, image_bytes::ImageBytes, image_bytes::ImageLimits, rgb_image::RgbImage};
+use bursar_model::flow::{ResizeLimits, encoded_image::EncodedImage, encoded_image::ImageLimits, rgb_image::RgbImage};
 use bursar_model::processor::{
     ImageProcessor, ImageProcessorConfig, PixelBounds, Size, VideoLength, smart_resize, smart_resize_video,
 };
@@ -24,7 +24,7 @@ fn processor(case: &Value) -> ImageProcessor {
 
 fn decode(file: &str) -> RgbImage {
     let limits = ImageLimits::default();
-    ImageBytes::open(golden(file), &limits).and_then(|bytes| bytes.decode(&limits)).expect("the picture decodes")
+    EncodedImage::open(golden(file), &limits).and_then(|bytes| bytes.decode(&limits)).expect("the picture decodes")
 }
 
 fn differences(one: &RgbImage, other: &RgbImage) -> (u8, f64) {
@@ -69,7 +69,7 @@ fn smart_resize_gives_the_recorded_sizes_and_refuses_the_recorded_ones() {
         assert_eq!(numbers(&row["out"]), [u64::from(size.height), u64::from(size.width)], "{row}");
         // A picture's own limits, whatever the model's.
         let [height, width, factor, min, max] = numbers(&row["in"])[..] else { panic!("five columns") };
-        let own = PictureLimits { pixels_min: Some(min), pixels_max: Some(max), tiles_max: None };
+        let own = ResizeLimits { pixels_min: Some(min), pixels_max: Some(max), tiles_max: None };
         let source = Size { width: width as u32, height: height as u32 };
         let config = ImageProcessorConfig { patch_size: factor as u32 / 2, ..ImageProcessorConfig::default() };
         if factor % 2 == 0 && (factor * factor..=1 << 40).contains(&max) {
@@ -227,7 +227,7 @@ fn a_turned_photograph_stands_upright_as_load_image_sees_it() {
     let picture = decode("pictures/scene_turned.jpg");
     assert_eq!(upright, [u64::from(picture.height()), u64::from(picture.width())]);
     // The probe already gives the turned sides, which plans use.
-    let bytes = ImageBytes::new(golden_bytes("pictures/scene_turned.jpg"));
+    let bytes = EncodedImage::new(golden_bytes("pictures/scene_turned.jpg"));
     let header = bytes.probe(&ImageLimits::default()).expect("a good header");
     assert_eq!((picture.width(), picture.height()), (header.width, header.height));
 }

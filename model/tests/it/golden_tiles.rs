@@ -1,7 +1,7 @@
 //! Pictures in tiles against results of transformers: which arrangement, which bytes, which numbers.
 
 use bursar_model::{
-    flow::{ImageBytes, ImageError, ImageLimits, PictureLimits, RgbImage, Tiles},
+    flow::{EncodedImage, ImageError, ImageLimits, ResizeLimits, RgbImage, Tiles},
     processor::{ImageProcessor, ImageProcessorConfig, PixelBounds, Size, Tiling},
 };
 use serde_json::Value;
@@ -41,7 +41,7 @@ fn every_size_gets_the_recorded_arrangement() {
             let Tiles { columns, rows, .. } = chosen;
             assert_eq!([columns, rows], pair(grid), "{width} x {height} in {least} to {most}");
             if *least == 1 {
-                let own = PictureLimits { tiles_max: Some(*most), ..PictureLimits::default() };
+                let own = ResizeLimits { tiles_max: Some(*most), ..ResizeLimits::default() };
                 let plan = released.plan_own(Size { width, height }, own, usize::MAX).expect("a plan");
                 assert_eq!(plan.tiles, Some(chosen), "{width} x {height} in {most} of its own");
             }
@@ -54,7 +54,7 @@ fn tiles_and_thumbnail_have_the_recorded_bytes() {
     let recorded = &golden_json("tiles.json")["picture"];
     let file = recorded["file"].as_str().expect("a file").to_owned();
     let limits = ImageLimits::default();
-    let picture = ImageBytes::open(bursar_golden::path(file), &limits).expect("it opens");
+    let picture = EncodedImage::open(bursar_golden::path(file), &limits).expect("it opens");
     let tiling = Tiling { side: 56, least: 1, most: 12, has_thumbnail: true };
     let bounds = PixelBounds { min: 1, max: tiling.pixels_max() };
     let config = ImageProcessorConfig {

@@ -2,7 +2,7 @@
 //! chunks, batched with others.
 
 use bursar_model::{
-    flow::{ImageLimits, ResizedImage, VisualGrid},
+    flow::{ImageLimits, MediaGrid, ResizedImage},
     processor::{ImageProcessorConfig, VideoProcessor},
 };
 
@@ -38,9 +38,9 @@ fn prompts_grids_and_positions_are_the_recorded_ones() {
         let (mut pictures, mut videos) = (Vec::new(), Vec::new());
         for visual in &case.visuals {
             match visual {
-                VisualGrid::Image(grid) => pictures.extend([grid.t, grid.h, grid.w].map(i64::from)),
-                VisualGrid::Tiles { .. } => panic!("this family cuts no tiles"),
-                VisualGrid::Video { step, steps, .. } => {
+                MediaGrid::Image(grid) => pictures.extend([grid.t, grid.h, grid.w].map(i64::from)),
+                MediaGrid::Tiles { .. } => panic!("this family cuts no tiles"),
+                MediaGrid::Video { step, steps, .. } => {
                     assert_eq!(step.t, 1, "{name}");
                     videos.extend([*steps as i64, i64::from(step.h), i64::from(step.w)]);
                 }

@@ -6,7 +6,7 @@
 //! template.
 
 use bursar_model::{
-    flow::{ImageLimits, ResizedImage, VisualGrid},
+    flow::{ImageLimits, MediaGrid, ResizedImage},
     processor::{ImageProcessorConfig, VideoProcessor},
     registry::FamilyConfig,
 };
@@ -85,11 +85,11 @@ fn prompts_grids_and_positions_are_the_recorded_ones() {
             let (mut pictures, mut tiled, mut videos) = (Vec::new(), Vec::new(), Vec::new());
             for visual in &case.visuals {
                 match visual {
-                    VisualGrid::Image(grid) => pictures.extend([grid.t, grid.h, grid.w].map(i64::from)),
-                    VisualGrid::Tiles { tiles, .. } => {
+                    MediaGrid::Image(grid) => pictures.extend([grid.t, grid.h, grid.w].map(i64::from)),
+                    MediaGrid::Tiles { tiles, .. } => {
                         tiled.extend([tiles.columns, tiles.rows, tiles.has_thumbnail.into()].map(i64::from));
                     }
-                    VisualGrid::Video { step, steps, .. } => {
+                    MediaGrid::Video { step, steps, .. } => {
                         videos.extend([*steps as i64, i64::from(step.h), i64::from(step.w)]);
                     }
                 }

@@ -2,7 +2,7 @@
 
 use bursar_budgets::{Bytes, Hint};
 use bursar_model::error::{ImageError, ProcessorError};
-use bursar_model::flow::image_bytes::{ImageBytes, ImageLimits};
+use bursar_model::flow::encoded_image::{EncodedImage, ImageLimits};
 use bursar_model::processor::{ImageFormat, ImageProcessor, ImageProcessorConfig};
 
 use crate::common::{golden, golden_bytes};
@@ -27,7 +27,7 @@ const FILES: [&str; 16] = [
 ];
 
 /// A PNG with a header of `width` x `height` RGBA pixels of 16 bits, and nothing more.
-fn bomb(width: u32, height: u32) -> ImageBytes {
+fn bomb(width: u32, height: u32) -> EncodedImage {
     let mut header = b"IHDR".to_vec();
     header.extend(width.to_be_bytes());
     header.extend(height.to_be_bytes());
@@ -36,7 +36,7 @@ fn bomb(width: u32, height: u32) -> ImageBytes {
     png.extend(&header);
     png.extend(crc32(&header).to_be_bytes());
     png.extend(b"\0\0\0\0IDAT\x35\xaf\x06\x1e");
-    ImageBytes::new(png)
+    EncodedImage::new(png)
 }
 
 /// CRC of ISO 3309, from PNG's annex D.
@@ -73,7 +73,7 @@ fn segment(marker: u8, content: &[u8]) -> Vec<u8> {
 }
 
 /// A grey progressive JPEG of 8 x 8 pixels: one empty scan, and `more` scans that refine nothing.
-fn many_scans(more: usize) -> ImageBytes {
+fn many_scans(more: usize) -> EncodedImage {
     let mut jpeg = b"\xff\xd8".to_vec();
     jpeg.extend(segment(0xdb, &[&[0][..], &[1; 64]].concat()));
     jpeg.extend(segment(0xc2, &[8, 0, 8, 0, 8, 1, 1, 0x11, 0]));
@@ -84,7 +84,7 @@ fn many_scans(more: usize) -> ImageBytes {
     jpeg.extend([segment(0xda, &[1, 1, 0, 0, 0, 0]), vec![0x7f]].concat());
     jpeg.extend([segment(0xda, &[1, 1, 0, 1, 63, 0]), vec![0x7f]].concat().repeat(more));
     jpeg.extend(b"\xff\xd9");
-    ImageBytes::new(jpeg)
+    EncodedImage::new(jpeg)
 }
 
 /// A scan of a hundred bytes costs a pass over up to 64 megapixels, so a file of 20 MiB could take an hour.
@@ -98,11 +98,11 @@ fn a_jpeg_of_endless_scans_is_refused_by_its_markers() {
     let good = golden_bytes("pictures/photo_progressive.jpg");
     let comment = segment(0xfe, &[0xff, 0xda].repeat(1000));
     let commented = [&good[..2], &comment, &good[2..], &[0xff, 0xda].repeat(1000)].concat();
-    assert!(ImageBytes::new(commented).probe(&limits).is_ok());
+    assert!(EncodedImage::new(commented).probe(&limits).is_ok());
 }
 
 /// A little-endian TIFF of one directory, without a pixel.
-fn tiff(entries: &[(u16, u16, u32, u32)]) -> ImageBytes {
+fn tiff(entries: &[(u16, u16, u32, u32)]) -> EncodedImage {
     let mut tiff = b"II\x2a\0\x08\0\0\0".to_vec();
     tiff.extend((entries.len() as u16).to_le_bytes());
     for (tag, kind, count, value) in entries {
@@ -110,13 +110,13 @@ fn tiff(entries: &[(u16, u16, u32, u32)]) -> ImageBytes {
         tiff.extend([count.to_le_bytes(), value.to_le_bytes()].concat());
     }
     tiff.extend([0; 64]);
-    ImageBytes::new(tiff)
+    EncodedImage::new(tiff)
 }
 
 #[test]
 fn gif_bmp_and_tiff_bombs_are_refused_by_their_headers() {
     let limits = ImageLimits { pixels_max: 4_000_000, ..ImageLimits::default() };
-    let probe = |bytes: Vec<u8>| ImageBytes::new(bytes).probe(&limits);
+    let probe = |bytes: Vec<u8>| EncodedImage::new(bytes).probe(&limits);
     let too_many = |found: Result<_, ImageError>| matches!(found, Err(ImageError::TooManyPixels { .. }));
     let mut gif = golden_bytes("pictures/scene.gif");
     gif[6..10].fill(0xff);
@@ -137,7 +137,7 @@ fn gif_bmp_and_tiff_bombs_are_refused_by_their_headers() {
     assert_eq!(damaged, tiff(&[grey(8), many.to_vec()].concat()).probe(&limits));
     let tiles = [(322, 4, 1, 65_520), (323, 4, 1, 65_520), (324, 4, 1, 100), (325, 4, 1, 10)];
     assert_eq!(damaged, tiff(&[grey(8), tiles.to_vec()].concat()).probe(&limits));
-    assert_eq!(damaged, ImageBytes::new(b"II\x2a\0\xff\xff\xff\xff\0\0".to_vec()).probe(&limits), "no directory");
+    assert_eq!(damaged, EncodedImage::new(b"II\x2a\0\xff\xff\xff\xff\0\0".to_vec()).probe(&limits), "no directory");
 }
 
 /// If the first scan lacks a colour, the decoder keeps all coefficients, with or without more scans.
@@ -147,10 +147,10 @@ fn a_jpeg_that_begins_with_one_colour_is_leased_for_all_coefficients() {
     let mut good = golden_bytes("pictures/photo_420.jpg");
     let frame = good.windows(2).position(|pair| pair == [0xff, 0xc0]).expect("a frame");
     good[frame + 5..frame + 7].copy_from_slice(&4000u16.to_be_bytes());
-    let whole = ImageBytes::new(good.clone()).probe(&limits).expect("a good header");
+    let whole = EncodedImage::new(good.clone()).probe(&limits).expect("a good header");
     let scan = good.windows(2).position(|pair| pair == [0xff, 0xda]).expect("a scan");
     let lone = [&good[..scan], &segment(0xda, &[1, 1, 0, 0, 63, 0]), b"\x7f\xff\xd9"].concat();
-    let lone = ImageBytes::new(lone).probe(&limits).expect("a good header");
+    let lone = EncodedImage::new(lone).probe(&limits).expect("a good header");
     let pixels = u64::from(lone.width) * u64::from(lone.height);
     assert!(lone.cost.scratch_bytes >= Bytes(2 * 3 * pixels), "{:?}", lone.cost);
     assert!(whole.cost.scratch_bytes < Bytes::mib(1) + Bytes(2 * pixels), "{:?}", whole.cost);
@@ -159,28 +159,28 @@ fn a_jpeg_that_begins_with_one_colour_is_leased_for_all_coefficients() {
 #[test]
 fn every_limit_is_named_with_its_value() {
     let few = ImageLimits { bytes_max: Bytes(10), ..ImageLimits::default() };
-    let bytes = ImageBytes::new(golden_bytes("pictures/scene_84x56.png"));
+    let bytes = EncodedImage::new(golden_bytes("pictures/scene_84x56.png"));
     let error = bytes.probe(&few).expect_err("too long");
     assert_eq!(format!("the encoded picture has {} bytes; the limit is 10", bytes.bytes().len()), error.to_string());
     assert!(error.hint().contains("ImageLimits::bytes_max"));
-    assert!(ImageBytes::open(golden("pictures/scene_84x56.png"), &few).is_err());
+    assert!(EncodedImage::open(golden("pictures/scene_84x56.png"), &few).is_err());
 }
 
 #[test]
 fn what_is_no_picture_is_told_apart() {
     let limits = ImageLimits::default();
-    let probe = |bytes: &[u8]| ImageBytes::new(bytes).probe(&limits);
+    let probe = |bytes: &[u8]| EncodedImage::new(bytes).probe(&limits);
     for bytes in [&b""[..], b"GIF86a.....", b"%PDF-1.7", b"\x89PNG", b"BM, a text that begins like this"] {
         assert_eq!(Err(ImageError::UnknownFormat), probe(bytes));
     }
     assert!(matches!(probe(b"\xff\xd8\xff\xe0\0\x10JFIF"), Err(ImageError::Damaged { format: "JPEG", .. })));
-    let error = ImageBytes::open("/no/such/picture.png", &limits).expect_err("there is no such file");
+    let error = EncodedImage::open("/no/such/picture.png", &limits).expect_err("there is no such file");
     assert_eq!("the picture picture.png could not be read: entity not found", error.to_string());
 }
 
 #[test]
 fn a_files_name_does_not_decide_its_format() {
-    let bytes = ImageBytes::named(golden_bytes("pictures/photo_lossy.webp"), "cat.png");
+    let bytes = EncodedImage::named(golden_bytes("pictures/photo_lossy.webp"), "cat.png");
     assert_eq!(ImageFormat::WebP, bytes.probe(&ImageLimits::default()).expect("a good header").format);
 }
 
@@ -204,7 +204,7 @@ fn damaged_pictures_end_in_an_error_or_a_picture_of_the_announced_size() {
             if round % 4 == 0 {
                 bad.truncate((random >> 33) as usize % good.len());
             }
-            let bytes = ImageBytes::new(bad);
+            let bytes = EncodedImage::new(bad);
             match (bytes.probe(&limits), bytes.decode(&limits)) {
                 (Ok(header), Ok(picture)) => {
                     assert_eq!((header.width, header.height), (picture.width(), picture.height()));
@@ -238,7 +238,7 @@ fn damaged_tiffs_end_in_an_error_or_a_picture_of_the_announced_size() {
             if round % 8 == 0 {
                 bad.truncate(next() % good.len());
             }
-            let bytes = ImageBytes::new(bad);
+            let bytes = EncodedImage::new(bad);
             tried += 1;
             match (bytes.probe(&limits), bytes.decode(&limits)) {
                 (Ok(header), Ok(picture)) => {
@@ -254,9 +254,9 @@ fn damaged_tiffs_end_in_an_error_or_a_picture_of_the_announced_size() {
 
 #[test]
 fn debug_output_shows_no_pixels() {
-    let bytes = ImageBytes::named(vec![77; 30], "a.png");
+    let bytes = EncodedImage::named(vec![77; 30], "a.png");
     assert_eq!(r#"ImageBytes { name: Some("a.png"), bytes: 30 }"#, format!("{bytes:?}"));
-    let picture = ImageBytes::new(golden_bytes("pictures/scene_84x56.png")).decode(&ImageLimits::default());
+    let picture = EncodedImage::new(golden_bytes("pictures/scene_84x56.png")).decode(&ImageLimits::default());
     assert_eq!("RgbImage(84 x 56)", format!("{:?}", picture.expect("it decodes")));
 }
 

@@ -2,7 +2,7 @@
 
 use bursar_budgets::Hint;
 use bursar_model::error::TextError;
-use bursar_model::flow::{Grid, Tiles, VisualGrid};
+use bursar_model::flow::{Grid, MediaGrid, Tiles};
 use bursar_model::registry::FamilyConfig;
 use bursar_model::text::template_source::TemplateFiles;
 use bursar_model::text::{
@@ -205,7 +205,7 @@ fn a_users_word_for_a_picture_stays_text_where_a_template_joins_strings() {
     let forged = "<IMG_CONTEXT> <video> <img></img>";
     let content = vec![Part::Text(forged.to_owned()), Part::Image, Part::Text(forged.to_owned())];
     let tile = Grid { t: 1, h: 4, w: 4 };
-    let visual = VisualGrid::Tiles { tile, tiles: Tiles { columns: 1, rows: 1, has_thumbnail: false } };
+    let visual = MediaGrid::Tiles { tile, tiles: Tiles { columns: 1, rows: 1, has_thumbnail: false } };
     let written = |text| family.write_visuals(text, &[visual]);
     let messages = [Message { role: Role::User, content }];
     let ids =

@@ -11,7 +11,7 @@ use bursar_kernels::{
 use bursar_model::{
     Depth, Envelope, Model,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{CacheFormat, Grid, PictureRows, ResizedImage, SequencePart, StepBatch},
+    flow::{CacheFormat, EmbeddingRows, Grid, ResizedImage, SequencePart, StepBatch},
     registry,
     sampling::{SamplingBuffers, SamplingShape},
     workload::Workload,
@@ -115,7 +115,7 @@ impl Machine {
         // SAFETY: the machine's segments are backed for these blocks and rows, and a test has one thread.
         let layers: Vec<KvLayer> =
             self.kv.iter().map(|segment| unsafe { KvLayer::new(segment.address(), self.room.blocks, shape) }).collect();
-        let cache_shape = [self.room.cache_rows, self.model.config().picture_row().width()];
+        let cache_shape = [self.room.cache_rows, self.model.config().embedding_layout().width()];
         // SAFETY: as above.
         let mut cache =
             unsafe { Tensor::persistent(self.cache.address(), cache_shape, self.cpu.target().activation()) };
@@ -316,9 +316,9 @@ impl Within<'_> {
         let blocks: Vec<u32> =
             (0..longest.div_ceil(BLOCK_TOKENS)).map(|block| (block % self.room.blocks) as u32).collect();
         let rows: Vec<u32> = (0..longest).map(|row| (row % self.room.cache_rows) as u32).collect();
-        let pictures: Vec<[PictureRows<'_>; 1]> = shares
+        let pictures: Vec<[EmbeddingRows<'_>; 1]> = shares
             .iter()
-            .map(|(.., shown, _)| [PictureRows { tokens: 0..*shown, cache_rows: &rows[..*shown] }])
+            .map(|(.., shown, _)| [EmbeddingRows { tokens: 0..*shown, cache_rows: &rows[..*shown] }])
             .collect();
         // All, none, or a random percentage: the last layer ends early if at most half of the rows are wanted.
         let scored = [100, 0, self.random.below(101)][self.random.below(3)];

@@ -4,11 +4,11 @@ use bursar_budgets::{Bytes, Hint};
 use bursar_model::{
     Envelope,
     checkpoint::{Checkpoint, CheckpointSource},
-    error::{ImageError, ProcessorError, VideoError, VisualError},
-    flow::{FileName, Grid, ImageBytes, ImageLimits, PictureLimits, ResizedImage, Video, Visual, VisualGrid},
+    error::{ImageError, MediaError, ProcessorError, VideoError},
+    flow::{EncodedImage, FileName, Grid, ImageLimits, Media, MediaGrid, ResizeLimits, ResizedImage, Video},
     processor::{
-        CountedPixels, ImageProcessor, ImageProcessorConfig, PixelBounds, VideoProcessor, VisualLimits, VisualPlan,
-        VisualProcessors,
+        CountedPixels, ImageProcessor, ImageProcessorConfig, MediaLimits, MediaPlan, MediaProcessors, PixelBounds,
+        VideoProcessor,
     },
     registry::{FamilyConfig, random_checkpoint},
 };
@@ -18,14 +18,14 @@ use proptest::prelude::*;
 use crate::bench;
 use crate::common::{golden_bytes, qwen_tokenizer};
 
-fn png(picture: &RgbImage) -> ImageBytes {
+fn png(picture: &RgbImage) -> EncodedImage {
     let mut encoded = std::io::Cursor::new(Vec::new());
     picture.write_to(&mut encoded, ImageFormat::Png).expect("a PNG can be written to memory");
-    ImageBytes::new(encoded.into_inner())
+    EncodedImage::new(encoded.into_inner())
 }
 
 /// A frame that is different for each number.
-fn frame(width: u32, height: u32, number: u32) -> ImageBytes {
+fn frame(width: u32, height: u32, number: u32) -> EncodedImage {
     png(&RgbImage::from_fn(width, height, |x, y| Rgb([(x * 3 + number) as u8, (y * 5) as u8, number as u8])))
 }
 
@@ -51,7 +51,7 @@ fn whole_video(tokens_max: Option<u64>) -> ImageProcessorConfig {
     ImageProcessorConfig { patch_size: 16, counted: CountedPixels::Video { tokens_max }, pixel_bounds, ..config() }
 }
 
-fn plan(envelope: &Envelope, visuals: &[Visual]) -> Result<Vec<VisualPlan>, VisualError> {
+fn plan(envelope: &Envelope, visuals: &[Media]) -> Result<Vec<MediaPlan>, MediaError> {
     plan_with(config(), envelope, visuals)
 }
 
@@ -59,8 +59,8 @@ fn plan(envelope: &Envelope, visuals: &[Visual]) -> Result<Vec<VisualPlan>, Visu
 fn plan_with(
     settings: ImageProcessorConfig,
     envelope: &Envelope,
-    visuals: &[Visual],
-) -> Result<Vec<VisualPlan>, VisualError> {
+    visuals: &[Media],
+) -> Result<Vec<MediaPlan>, MediaError> {
     plan_written(settings, 0, envelope, visuals)
 }
 
@@ -69,14 +69,14 @@ fn plan_written(
     settings: ImageProcessorConfig,
     step_text_tokens: usize,
     envelope: &Envelope,
-    visuals: &[Visual],
-) -> Result<Vec<VisualPlan>, VisualError> {
+    visuals: &[Media],
+) -> Result<Vec<MediaPlan>, MediaError> {
     let pixels = envelope.picture_patches as u64 * u64::from(settings.patch_size).pow(2);
     let pictures = ImageProcessorConfig { counted: CountedPixels::Picture, ..settings.clone() };
     let pictures = ImageProcessor::new(pictures).expect("valid settings").limited(pixels).expect("a limit");
     let videos = VideoProcessor::new(settings).expect("valid settings");
-    let processors = VisualProcessors { pictures, videos: Some(videos), step_text_tokens };
-    processors.plan(visuals, VisualLimits { envelope, image: &limits() })
+    let processors = MediaProcessors { pictures, videos: Some(videos), step_text_tokens };
+    processors.plan(visuals, MediaLimits { envelope, image: &limits() })
 }
 
 fn envelope() -> Envelope {
@@ -94,7 +94,7 @@ fn a_video_is_planned_from_headers_and_processed_as_planned() {
         assert!(processed.iter().all(|step| step.image.grid == plan.step.grid));
         let bytes: Bytes = processed.iter().map(|step| step.image.bytes()).sum();
         assert_eq!(plan.patches_bytes(), bytes);
-        let VisualGrid::Video { step, steps: counted, frames_per_second, .. } = plan.grid() else {
+        let MediaGrid::Video { step, steps: counted, frames_per_second, .. } = plan.grid() else {
             panic!("a video's grid is one");
         };
         assert_eq!((step, counted, frames_per_second), (plan.step.grid, steps, 2.0));
@@ -104,8 +104,8 @@ fn a_video_is_planned_from_headers_and_processed_as_planned() {
 /// Videos and pictures have different processors, which may normalise differently.
 #[test]
 fn a_film_of_one_frame_is_not_recognised_as_the_picture_that_the_frame_is() {
-    let shown = [Visual::Image(frame(90, 61, 0)), Visual::Video(film(1, 90, 61)), Visual::Image(frame(90, 61, 0))];
-    let keys: Vec<_> = plan(&envelope(), &shown).expect("a plan").iter().map(VisualPlan::key).collect();
+    let shown = [Media::Image(frame(90, 61, 0)), Media::Video(film(1, 90, 61)), Media::Image(frame(90, 61, 0))];
+    let keys: Vec<_> = plan(&envelope(), &shown).expect("a plan").iter().map(MediaPlan::key).collect();
     assert_eq!(keys[0], keys[2]);
     assert_ne!(keys[0], keys[1]);
 }
@@ -113,7 +113,7 @@ fn a_film_of_one_frame_is_not_recognised_as_the_picture_that_the_frame_is() {
 #[test]
 fn a_step_takes_frames_in_their_order_and_repeats_the_last() {
     let [a, b] = [0, 200].map(|number| frame(56, 56, number));
-    let steps = |frames: Vec<ImageBytes>| {
+    let steps = |frames: Vec<EncodedImage>| {
         let video = Video::new(frames, 2.0);
         let plan = processor().plan(&video, &limits(), usize::MAX).expect("a plan");
         processor().process(&video, &plan, &limits()).expect("it is processed")
@@ -153,7 +153,7 @@ fn what_is_no_video_is_refused_with_the_value() {
     let mixed = Video::new(vec![frame(56, 84, 1), frame(56, 84, 2), frame(84, 56, 3)], 2.0);
     let expected = VideoError::FrameSize { frame: 2, width: 84, height: 56, first_width: 56, first_height: 84 };
     assert_eq!(refused(&mixed), expected);
-    let strange = Video::new(vec![frame(56, 84, 1), ImageBytes::new(&b"a secret text"[..])], 2.0);
+    let strange = Video::new(vec![frame(56, 84, 1), EncodedImage::new(&b"a secret text"[..])], 2.0);
     let error = refused(&strange);
     assert_eq!(error, VideoError::Frame { frame: 1, file: FileName::default(), source: ImageError::UnknownFormat });
     assert!(!format!("{error} {error:?} {}", error.hint()).contains("secret"));
@@ -164,7 +164,7 @@ fn what_is_no_video_is_refused_with_the_value() {
 #[test]
 fn a_frame_that_is_damaged_behind_its_header_is_found_while_decoding_and_named() {
     let whole = frame(90, 70, 3);
-    let cut = ImageBytes::new(&whole.bytes()[..whole.bytes().len() / 2]);
+    let cut = EncodedImage::new(&whole.bytes()[..whole.bytes().len() / 2]);
     let video = Video::new(vec![whole.clone(), whole, cut], 2.0);
     let plan = processor().plan(&video, &limits(), usize::MAX).expect("headers are fine");
     let error = processor().process(&video, &plan, &limits()).expect_err("a damaged frame");
@@ -174,31 +174,29 @@ fn a_frame_that_is_damaged_behind_its_header_is_found_while_decoding_and_named()
 #[test]
 fn a_picture_is_known_by_its_size_and_not_by_the_limit_that_gave_it() {
     let within =
-        |max| Visual::Image(frame(90, 61, 0).within(PictureLimits { pixels_max: max, ..PictureLimits::default() }));
+        |max| Media::Image(frame(90, 61, 0).within(ResizeLimits { pixels_max: max, ..ResizeLimits::default() }));
     let plans = plan(&envelope(), &[None, Some(28 * 28 * 14)].map(within)).expect("a plan");
     assert_eq!(plans[0].key(), plans[1].key(), "as large as without");
     let smaller = plan(&envelope(), &[within(Some(28 * 28 * 2))]).expect("a plan");
     assert_ne!(plans[0].key(), smaller[0].key());
     assert!(smaller[0].grid().patches() <= 8 && plans[0].grid().patches() > 8);
     let error = plan(&envelope(), &[within(Some(1 << 30))]).expect_err("more than the envelope allows");
-    let VisualError::Picture { source: ImageError::OwnLimitTooHigh { most, .. }, .. } = error else {
-        panic!("{error}")
-    };
+    let MediaError::Picture { source: ImageError::OwnLimitTooHigh { most, .. }, .. } = error else { panic!("{error}") };
     assert_eq!(most, envelope().picture_patches as u64 * 196);
-    let small = frame(90, 61, 0).within(PictureLimits { pixels_max: Some(784), ..PictureLimits::default() });
-    let film = Visual::Video(Video::new(vec![small; 2], 2.0));
+    let small = frame(90, 61, 0).within(ResizeLimits { pixels_max: Some(784), ..ResizeLimits::default() });
+    let film = Media::Video(Video::new(vec![small; 2], 2.0));
     let error = plan(&envelope(), &[film]).expect_err("a frame has the size of its video");
     assert!(error.to_string().contains("`max_pixels`") && error.hint().contains("leave"), "{error}");
 }
 
 #[test]
 fn the_steps_of_all_videos_share_what_the_pictures_leave() {
-    let picture = Visual::Image(frame(400, 400, 1));
-    let patches = |visuals: &[Visual]| {
+    let picture = Media::Image(frame(400, 400, 1));
+    let patches = |visuals: &[Media]| {
         let plans = plan(&envelope(), visuals).expect("a plan");
         plans.iter().map(|plan| plan.grid().patches()).collect::<Vec<_>>()
     };
-    let video = |frames| Visual::Video(film(frames, 400, 400));
+    let video = |frames| Media::Video(film(frames, 400, 400));
     // There are 128 patches, for two pictures of 64. A step is never larger than a picture.
     assert_eq!(patches(&[picture.clone(), picture.clone()]), [64, 64]);
     assert_eq!(patches(&[video(2)]), [64]);
@@ -207,10 +205,10 @@ fn the_steps_of_all_videos_share_what_the_pictures_leave() {
     assert_eq!(patches(&[video(8)]), [4 * 16]);
     assert_eq!(patches(&[video(4), picture.clone(), video(4)]), [2 * 16, 64, 2 * 16]);
     let full = plan(&envelope(), &[picture.clone(), video(1), picture.clone()]).expect_err("nothing is left");
-    assert_eq!(full, VisualError::Video { index: 0, source: VideoError::TooLarge { patches: 4, limit: 0 } });
+    assert_eq!(full, MediaError::Video { index: 0, source: VideoError::TooLarge { patches: 4, limit: 0 } });
     assert!(full.hint().contains("fewer"), "{}", full.hint());
     let many = plan(&envelope(), &[video(7), video(6)]).expect_err("more than twelve frames");
-    assert_eq!(many, VisualError::Video { index: 1, source: VideoError::TooManyFrames { frames: 13, limit: 12 } });
+    assert_eq!(many, MediaError::Video { index: 1, source: VideoError::TooManyFrames { frames: 13, limit: 12 } });
     // A short context leaves room for text: 12 of 16 tokens.
     let short = Envelope { context_tokens: 16, ..envelope() };
     assert_eq!(plan(&short, &[video(2)]).expect("a plan")[0].grid().patches(), 36);
@@ -228,9 +226,9 @@ proptest! {
         counts_whole in any::<bool>(),
     ) {
         let envelope = Envelope { picture_patches, largest_pictures, video_frames: 16, ..Envelope::default() };
-        let visuals: Vec<Visual> = shown
+        let visuals: Vec<Media> = shown
             .into_iter()
-            .map(|(still, frames, width, height)| if still { Visual::Image(frame(width, height, frames)) } else { Visual::Video(film(frames, width, height)) })
+            .map(|(still, frames, width, height)| if still { Media::Image(frame(width, height, frames)) } else { Media::Video(film(frames, width, height)) })
             .collect();
         let settings = if counts_whole { whole_video(None) } else { config() };
         if let Ok(plans) = plan_with(settings, &envelope, &visuals) {
@@ -279,7 +277,7 @@ fn every_frame_that_an_envelope_allows_fits_the_context_together_with_the_text_o
         ImageProcessorConfig { pixel_bounds: PixelBounds { min: 4096, max: 25_165_824 }, ..whole_video(None) };
     let tokens = |envelope: &Envelope, step_text_tokens: usize| {
         let film = Video::new(vec![png(&RgbImage::new(1280, 720)); envelope.video_frames], 2.0);
-        let plans = plan_written(released.clone(), step_text_tokens, envelope, &[Visual::Video(film)]);
+        let plans = plan_written(released.clone(), step_text_tokens, envelope, &[Media::Video(film)]);
         let grid = plans.expect("it is within `video_frames`")[0].grid();
         grid.patches() / 4 + grid.pictures() * step_text_tokens
     };
@@ -298,7 +296,7 @@ fn the_text_of_a_step_is_counted_as_the_tokenizer_writes_it() {
     let family = FamilyConfig::of(&checkpoint).expect("it is known");
     let text_tokens = |frames_per_second| {
         let step = Grid { t: 1, h: 2, w: 2 };
-        let grid = VisualGrid::Video { step, steps: 2, frames: 4, frames_per_second };
+        let grid = MediaGrid::Video { step, steps: 2, frames: 4, frames_per_second };
         let written = family.write_visuals("<|video_pad|>".to_owned(), &[grid]);
         let (_, second) = written.split_once("<|vision_end|>").expect("two steps");
         qwen_tokenizer().encode(second, false).expect("it encodes").len() - 1

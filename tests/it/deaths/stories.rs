@@ -243,11 +243,11 @@ fn a_budget_killed_during_a_start_is_replaced_and_starting_continues() {
 #[test]
 fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
     use bursar_actors::{
-        kv::SequenceId, scheduler::Admission, scheduler::NewSequence, scheduler::PicturePlaceholder,
+        kv::SequenceId, scheduler::Admission, scheduler::NewSequence, scheduler::Placeholder,
         scheduler::SchedulingParams,
     };
     use bursar_model::{
-        flow::PictureContent, flow::PictureHash, flow::PrefixKeys, sampling::Sampler, sampling::SamplingParams,
+        flow::ContentSpan, flow::PictureHash, flow::PrefixKeys, sampling::Sampler, sampling::SamplingParams,
     };
     story(async {
         let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
@@ -256,8 +256,8 @@ fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
         let expected = answer(&stage.model, long(1)).await;
         let backs = stage.device.counts().backs;
         // Sequences that no driver would make: a token outside the vocabulary, a row outside the vision cache.
-        let content = PictureContent { tokens: 0..1, hash: PictureHash([0; 32]) };
-        let place = PicturePlaceholder { content, cache_rows: [u32::MAX].into() };
+        let content = ContentSpan { tokens: 0..1, hash: PictureHash([0; 32]) };
+        let place = Placeholder { content, cache_rows: [u32::MAX].into() };
         for (token, pictures) in [(u32::MAX, Vec::new()), (5, vec![place])] {
             let serving = stage.model.serving().await.expect("it serves");
             let reply = stage.model.chat(long(1)).await.expect("accepted");

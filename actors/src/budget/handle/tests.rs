@@ -1,4 +1,4 @@
-//! Stories of a budget whose actor dies, and of askers that go away.
+//! Tests of a budget whose actor dies, and of askers that disappear.
 
 use bursar_budgets::testing::HostControl;
 use bursar_budgets::{Device, HostConfig, HostDevice, LeaseState, LedgerConfig, Priority, Segment};
@@ -198,14 +198,14 @@ async fn a_closed_mailbox_gives_memory_back_after_its_fence() {
     let (known, posted, late) = (backed(0).await, backed(0).await, backed(0).await);
     let step = lane.issue();
     drop(known);
-    bed.snapshot().await; // The note about it has been read.
+    bed.snapshot().await; // The actor has read the note about `known`.
     bed.kill().await;
     drop(posted);
     bed.mailbox.close();
     drop(late);
     assert_eq!(bed.device.counts().backed, Bytes::mib(6), "the device still uses it");
     lane.complete(step);
-    // The handle is kept.
+    // `bed.budget` is still alive here.
     let all_is_home = async {
         while !bed.device.counts().backed.is_zero() {
             tokio::task::yield_now().await;
@@ -272,7 +272,8 @@ async fn a_frozen_gate_stays_frozen_and_lease_numbers_stay_unique() {
     drop((kept, mine));
 }
 
-/// Blocks calls of a device for as long as this lives. A failing test drops it and does not hang.
+/// Blocks calls of a device until it is dropped, also by a failing test, which would otherwise
+/// hang.
 struct Held(Arc<HostDevice>);
 
 impl Held {
@@ -288,7 +289,7 @@ impl Drop for Held {
     }
 }
 
-/// Waits until the device blocks in a call, as unmapping a whole card would.
+/// Waits until the device blocks in a call, as it would while a whole GPU is unmapped.
 async fn until_held(device: &HostDevice) {
     while device.counts().held_calls == 0 {
         tokio::task::yield_now().await;
@@ -328,7 +329,7 @@ async fn the_budget_and_its_successor_answer_during_pending_reclaims() {
 async fn unleased_bytes_are_counted_before_the_next_grant() {
     let mut bed = Bed::new().await;
     assert_eq!(bed.device.overhead_grows(Bytes::mib(10)), Bytes::mib(10));
-    // 64 less the canary's 4 and those 10.
+    // 50 MiB are left: 64 less the canary's 4 and the 10 of overhead.
     let error = bed.budget.try_lease(Class::external("mine"), Bytes::mib(51)).await.expect_err("1 MiB too much");
     assert!(
         matches!(error, LeaseError::Refused(Refusal::TooLarge { short_by, .. }) if short_by == Bytes::mib(1)),

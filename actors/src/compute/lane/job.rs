@@ -8,7 +8,7 @@ use bursar_model::{
     Depth,
     error::SamplingError,
     flow::{LogProbabilities, StepBatch, Token},
-    registry::PictureBatch,
+    registry::EncoderBatch,
     sampling::{Past, Sampler, Score},
     worst_cases::{Footprint, WorstCase},
 };
@@ -135,7 +135,7 @@ pub struct StepJob {
 /// A launch of the vision encoder.
 pub struct EncodeJob {
     /// The pictures to encode.
-    pub batch: Arc<PictureBatch>,
+    pub batch: Arc<EncoderBatch>,
     /// The leases of their pixels, held until the launch has run, even if their actors die.
     pub host: Vec<Arc<Lease>>,
     /// Spans of requests that record the launch.

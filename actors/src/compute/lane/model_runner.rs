@@ -260,7 +260,7 @@ impl<B: Backend> ModelRunner<B> {
         let outcome = match &self.memory.vision_cache {
             Some(cache) => run(&mut cache.tensor(self.rank())),
             None => {
-                let (activation, row) = (self.backend.target().activation(), self.model.config().picture_row());
+                let (activation, row) = (self.backend.target().activation(), self.model.config().embedding_layout());
                 // SAFETY: a tensor without rows has no element that could be touched.
                 let mut none = unsafe { Tensor::persistent(self.workspace.address(), [0, row.width()], activation) };
                 run(&mut none)

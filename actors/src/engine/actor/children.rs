@@ -11,7 +11,7 @@ use super::{ActorParts, EngineState};
 use crate::{
     capture::recapture,
     compute::lane::{Job, RefusalSink},
-    compute::memory::{HostKv, HostPictures, VisionCache},
+    compute::memory::{HostEncoderCache, HostKv, VisionCache},
     engine::{
         EngineMessage, Lanes, LanesPlace, Serving, WhichLane, core,
         core::{Input, SizedBy, Start},
@@ -159,7 +159,7 @@ impl EngineState {
             lane,
             cache_rows: profiled.record.cache_rows,
             row_bytes: profiled.memory.vision_cache.as_ref().map_or(Bytes::ZERO, VisionCache::row_bytes),
-            host_rows: profiled.memory.host_pictures.as_ref().map_or(0, HostPictures::slot_count),
+            host_rows: profiled.memory.host_pictures.as_ref().map_or(0, HostEncoderCache::slot_count),
             launch_patches: profiled.record.launch_patches,
             pacing: self.pacing(profiled),
             tenant_weights: self.arguments.options.tenant_weights.clone(),

@@ -5,14 +5,14 @@ use std::sync::mpsc::Receiver;
 use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, InputToken, UnseenToken};
 use bursar_model::{
-    flow::{Grid, PictureContent, PictureHash, PrefixKeys},
+    flow::{ContentSpan, Grid, PictureHash, PrefixKeys},
     sampling::{Sampler, SamplingParams},
 };
 
 use super::*;
 use crate::{
-    scheduler::{NewSequence, PicturePlaceholder, SchedulingParams},
-    vision::{PinnedPicture, VisionMessage},
+    scheduler::{NewSequence, Placeholder, SchedulingParams},
+    vision::{PinnedRows, VisionMessage},
 };
 
 /// A vision actor that only reports which pictures are released.
@@ -48,7 +48,7 @@ const PICTURE: PictureHash = PictureHash([7; 32]);
 
 /// A prompt of four tokens, two of them a picture's.
 fn sequence(id: u64) -> NewSequence {
-    let content = PictureContent { tokens: 1..3, hash: PICTURE };
+    let content = ContentSpan { tokens: 1..3, hash: PICTURE };
     NewSequence {
         id: SequenceId(id),
         tokens: vec![5; 4],
@@ -56,7 +56,7 @@ fn sequence(id: u64) -> NewSequence {
         next_position: 4,
         produced: 0,
         tokens_max: 8,
-        pictures: vec![PicturePlaceholder { content, cache_rows: [0, 1].into() }],
+        pictures: vec![Placeholder { content, cache_rows: [0, 1].into() }],
         prefix: PrefixKeys::default(),
         scheduling_params: SchedulingParams::default(),
         group: None,
@@ -112,8 +112,8 @@ impl Bed {
 
     /// Admits a sequence that holds the picture. Returns its deliveries.
     fn admit(&self, sequence: NewSequence) -> mpsc::Receiver<Delivery> {
-        let picture = PinnedPicture { key: PICTURE, grid: Grid { t: 1, h: 2, w: 4 }, rows: [0, 1].into() };
-        let pins = Some(Arc::new(PinnedPictures { pictures: vec![picture], vision: self.vision.clone() }));
+        let picture = PinnedRows { key: PICTURE, grid: Grid { t: 1, h: 2, w: 4 }, rows: [0, 1].into() };
+        let pins = Some(Arc::new(PinnedSet { pictures: vec![picture], vision: self.vision.clone() }));
         let (deliveries, delivered) = mpsc::channel(64);
         let admission = Admission { sequence, pins, deliveries, span: tracing::Span::none(), last_token: None };
         self.scheduler.send_message(SchedulerMessage::Admit(Box::new(admission))).expect("it lives");

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use bursar_kernels::InputToken;
 use bursar_model::{
-    flow::{PictureContent, PictureHash, PrefixKeys},
+    flow::{ContentSpan, PictureHash, PrefixKeys},
     sampling::{Sampler, SamplingParams},
 };
 
 use super::*;
-use crate::scheduler::{PicturePlaceholder, SchedulingParams};
+use crate::scheduler::{Placeholder, SchedulingParams};
 
 mod admit;
 mod ahead;
@@ -410,9 +410,9 @@ fn pictures_are_cut_at_chunk_borders() {
     let mut bed = Bed::new(limits(1, 10, 8));
     let mut spec = sequence(1, 24, 1);
     // The second picture crosses the first border, the third the second. Two of them are the same picture.
-    let place = |tokens: std::ops::Range<usize>, first: u32| PicturePlaceholder {
+    let place = |tokens: std::ops::Range<usize>, first: u32| Placeholder {
         cache_rows: (first..).take(tokens.len()).collect(),
-        content: PictureContent { tokens, hash: PictureHash([first as u8; 32]) },
+        content: ContentSpan { tokens, hash: PictureHash([first as u8; 32]) },
     };
     spec.pictures = vec![place(2..4, 50), place(8..13, 70), place(18..23, 70)];
     bed.admit(spec);

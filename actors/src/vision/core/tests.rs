@@ -7,15 +7,15 @@ fn hash(name: u8) -> PictureHash {
     PictureHash([name; 32])
 }
 
-fn picture(name: u8, rows: usize) -> PictureRequest {
-    PictureRequest { key: hash(name), rows, patches: rows * 4, has_pixels: true }
+fn picture(name: u8, rows: usize) -> EncodeRequest {
+    EncodeRequest { key: hash(name), rows, patches: rows * 4, has_pixels: true }
 }
 
-fn held(name: u8, rows: usize) -> PictureRequest {
-    PictureRequest { has_pixels: false, ..picture(name, rows) }
+fn held(name: u8, rows: usize) -> EncodeRequest {
+    EncodeRequest { has_pixels: false, ..picture(name, rows) }
 }
 
-fn want(ticket: u64, pictures: Vec<PictureRequest>) -> Input {
+fn want(ticket: u64, pictures: Vec<EncodeRequest>) -> Input {
     Input::Want(Ticket(ticket), Priority::default(), pictures)
 }
 
@@ -219,7 +219,7 @@ fn urgent_pictures_and_those_of_other_tenants_do_not_wait_for_a_backlog() {
     let mut launched = 0;
     let mut ask = |vision: &mut VisionCore, ticket: u64, rank: Priority| {
         let key = PictureHash(std::array::from_fn(|place| (ticket >> (place % 2 * 8)) as u8));
-        let pictures = vec![PictureRequest { key, rows: 2, patches: 10, has_pixels: true }];
+        let pictures = vec![EncodeRequest { key, rows: 2, patches: 10, has_pixels: true }];
         let effects = vision.step(Input::Want(Ticket(ticket), rank, pictures));
         launched += effects.iter().filter(|effect| matches!(effect, Effect::Launch(_))).count();
     };
@@ -441,7 +441,7 @@ proptest::proptest! {
                 },
                 Event::Want(names, decodes_all, rank) => {
                     next += 1;
-                    let wanted = |name: &u8| PictureRequest {
+                    let wanted = |name: &u8| EncodeRequest {
                         has_pixels: decodes_all || !vision.holds_all(&[hash(*name)]),
                         ..picture(*name, usize::from(*name))
                     };

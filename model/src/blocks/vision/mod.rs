@@ -1,13 +1,13 @@
 //! Parts that several vision towers use: pictures packed for a launch, and the layout of pictures
 //! in a prompt and in the vision cache.
 
+mod embedding_layout;
 mod merger;
-mod packed_pictures;
+mod packed_images;
 mod patch_embedding;
-mod picture_row;
 mod picture_shares;
-mod picture_tokens;
 mod placeholder;
+mod placeholder_tokens;
 mod prefixes;
 mod released_processor;
 mod text_line;
@@ -16,13 +16,13 @@ mod tower_input;
 mod tower_layer;
 pub mod tower_rope;
 
+pub use embedding_layout::EmbeddingLayout;
 pub use merger::{Merger, MergerSizes, Normed};
-pub use packed_pictures::{PackedPictures, PatchPlaces, stretches};
+pub use packed_images::{PackedImages, PatchPlaces, stretches};
 pub use patch_embedding::PatchEmbedding;
-pub use picture_row::PictureRow;
 pub use picture_shares::{exchange_rows, most_of_a_rank, share_out};
-pub use picture_tokens::PictureTokens;
 pub use placeholder::{Placeholders, QWEN_PLACEHOLDERS, VideoPlace, lay_out};
+pub use placeholder_tokens::PlaceholderTokens;
 pub use prefixes::Prefixes;
 pub use released_processor::released_processor;
 pub use text_line::lay_out_in_line;

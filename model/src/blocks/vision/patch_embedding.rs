@@ -2,7 +2,7 @@
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor};
 
-use super::{PackedPictures, PatchPlaces};
+use super::{PackedImages, PatchPlaces};
 use crate::weights::Linear;
 
 /// The weights of a patch embedding with learned positions.
@@ -24,7 +24,7 @@ impl PatchEmbedding {
     pub fn forward<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
-        batch: &PackedPictures,
+        batch: &PackedImages,
         places: &PatchPlaces<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
         let mut hidden = scope.empty([batch.patches(), self.table.columns()])?;

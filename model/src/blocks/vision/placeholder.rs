@@ -2,9 +2,9 @@
 
 use std::cmp::Ordering;
 
-use super::PictureTokens;
+use super::PlaceholderTokens;
 use crate::MergeSize;
-use crate::flow::{Grid, LayoutError, PictureSpan, PromptLayout, VisualGrid};
+use crate::flow::{Grid, LayoutError, MediaGrid, PlaceholderSpan, PromptLayout};
 use crate::text::PlaceholderTexts;
 
 /// The texts of pictures and videos in the prompts of Qwen's families.
@@ -18,7 +18,7 @@ pub const QWEN_PLACEHOLDERS: PlaceholderTexts = PlaceholderTexts {
 /// The placeholder tokens, and the settings that determine their number and positions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placeholders {
-    pub tokens: PictureTokens,
+    pub tokens: PlaceholderTokens,
     /// How patches merge into tokens.
     pub merge: MergeSize,
     pub video: VideoPlace,
@@ -72,7 +72,7 @@ impl VideoPlace {
 /// Text continues after the largest preceding position on any axis. The model was trained that way
 /// (`get_rope_index` in transformers' pull request 35569, by the model's authors), and vLLM does
 /// the same. In transformers 5.17, text can begin at positions of a video's later steps.
-pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> Result<PromptLayout, LayoutError> {
+pub fn lay_out(tokens: &[u32], visuals: &[MediaGrid], words: &Placeholders) -> Result<PromptLayout, LayoutError> {
     let (pictures, mut videos) = by_kind(visuals);
     if let (None, false) = (words.tokens.video, videos.is_empty()) {
         return Err(LayoutError::NoVideos { videos: videos.len() });
@@ -130,14 +130,14 @@ type PlacedVideo = (usize, Grid, usize, f64);
 
 /// Separates pictures and videos. Each has its index among the pictures that the encoder sees. For
 /// a video, this is the index of its first step.
-fn by_kind(visuals: &[VisualGrid]) -> (Vec<(usize, Grid)>, Vec<PlacedVideo>) {
+fn by_kind(visuals: &[MediaGrid]) -> (Vec<(usize, Grid)>, Vec<PlacedVideo>) {
     let (mut pictures, mut videos) = (Vec::new(), Vec::new());
     let mut first = 0;
     for visual in visuals {
         match *visual {
-            VisualGrid::Image(grid) => pictures.push((first, grid)),
-            VisualGrid::Tiles { .. } => unreachable!("a model whose positions have axes takes no tiles"),
-            VisualGrid::Video { step, steps, frames_per_second, .. } => {
+            MediaGrid::Image(grid) => pictures.push((first, grid)),
+            MediaGrid::Tiles { .. } => unreachable!("a model whose positions have axes takes no tiles"),
+            MediaGrid::Video { step, steps, frames_per_second, .. } => {
                 videos.push((first, step, steps, frames_per_second));
             }
         }
@@ -175,7 +175,7 @@ impl PromptLayout {
             self.tokens.push(token);
             self.positions.push([begin[0], begin[1] + row as u32, begin[2] + column as u32]);
         }
-        self.pictures.push(PictureSpan { picture, tokens: first..self.tokens.len() });
+        self.pictures.push(PlaceholderSpan { picture, tokens: first..self.tokens.len() });
     }
 }
 
@@ -187,7 +187,7 @@ mod tests {
     const VIDEO: u32 = 98;
 
     fn words() -> Placeholders {
-        let tokens = PictureTokens { image: IMAGE, video: Some(VIDEO) };
+        let tokens = PlaceholderTokens { image: IMAGE, video: Some(VIDEO) };
         Placeholders { tokens, merge: MergeSize::new(2), video: VideoPlace::Timed { frames: 2, tokens_per_second: 2 } }
     }
 
@@ -195,16 +195,16 @@ mod tests {
         Grid { t: 1, h, w }
     }
 
-    fn film(steps: usize, frames_per_second: f64) -> VisualGrid {
-        VisualGrid::Video { step: still(2, 4), steps, frames: 2 * steps, frames_per_second } // 1 x 2 embeddings a step
+    fn film(steps: usize, frames_per_second: f64) -> MediaGrid {
+        MediaGrid::Video { step: still(2, 4), steps, frames: 2 * steps, frames_per_second } // 1 x 2 embeddings a step
     }
 
     #[test]
     fn text_goes_on_after_the_largest_position_of_a_picture() {
-        let grid = VisualGrid::Image(still(4, 6)); // 2 x 3 embeddings
+        let grid = MediaGrid::Image(still(4, 6)); // 2 x 3 embeddings
         let layout = lay_out(&[1, IMAGE, 2], &[grid], &words()).unwrap();
         assert_eq!(layout.tokens, [1, 99, 99, 99, 99, 99, 99, 2]);
-        assert_eq!(layout.pictures, [PictureSpan { picture: 0, tokens: 1..7 }]);
+        assert_eq!(layout.pictures, [PlaceholderSpan { picture: 0, tokens: 1..7 }]);
         assert_eq!(layout.positions[1..7], [[1, 1, 1], [1, 1, 2], [1, 1, 3], [1, 2, 1], [1, 2, 2], [1, 2, 3]]);
         assert_eq!((layout.positions[7], layout.next_position), ([4, 4, 4], 5));
     }
@@ -214,7 +214,7 @@ mod tests {
         let layout = lay_out(&[7, VIDEO, 8], &[film(3, 1.0)], &words()).unwrap();
         assert_eq!(layout.tokens, [7, 98, 98, 98, 98, 98, 98, 8]);
         let spans = [1..3, 3..5, 5..7].into_iter().enumerate();
-        let spans: Vec<_> = spans.map(|(picture, tokens)| PictureSpan { picture, tokens }).collect();
+        let spans: Vec<_> = spans.map(|(picture, tokens)| PlaceholderSpan { picture, tokens }).collect();
         assert_eq!(layout.pictures, spans);
         // Two seconds per step, two positions per second.
         assert_eq!(layout.positions[1..7], [[1, 1, 1], [1, 1, 2], [5, 1, 1], [5, 1, 2], [9, 1, 1], [9, 1, 2]]);
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn pictures_and_videos_are_counted_apart_and_numbered_together() {
-        let picture = VisualGrid::Image(still(2, 2));
+        let picture = MediaGrid::Image(still(2, 2));
         // The template shows the video first, the request names the picture first.
         let layout = lay_out(&[VIDEO, IMAGE, VIDEO], &[picture, film(2, 2.0), film(1, 2.0)], &words()).unwrap();
         let numbers: Vec<usize> = layout.pictures.iter().map(|span| span.picture).collect();
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn steps_of_written_videos_stand_like_pictures_wherever_their_placeholders_are() {
         let words = Placeholders { video: VideoPlace::Written, ..words() };
-        let picture = VisualGrid::Image(still(2, 4));
+        let picture = MediaGrid::Image(still(2, 4));
         let layout =
             lay_out(&[1, VIDEO, 2, VIDEO, IMAGE, VIDEO], &[film(2, 2.0), picture, film(1, 2.0)], &words).unwrap();
         assert_eq!(layout.tokens, [1, 98, 98, 2, 98, 98, 99, 99, 98, 98]);
@@ -280,8 +280,8 @@ mod tests {
 
     #[test]
     fn placeholders_pictures_and_videos_must_match() {
-        let picture = VisualGrid::Image(still(2, 2));
-        let refused = |tokens: &[u32], visuals: &[VisualGrid]| lay_out(tokens, visuals, &words()).unwrap_err();
+        let picture = MediaGrid::Image(still(2, 2));
+        let refused = |tokens: &[u32], visuals: &[MediaGrid]| lay_out(tokens, visuals, &words()).unwrap_err();
         assert_eq!(refused(&[IMAGE, IMAGE], &[picture]), LayoutError::MorePlaceholders { pictures: 1 });
         assert_eq!(refused(&[1], &[picture]), LayoutError::FewerPlaceholders { placeholders: 0, pictures: 1 });
         assert_eq!(
@@ -293,7 +293,7 @@ mod tests {
             refused(&[VIDEO], &[film(1, 2.0), film(1, 2.0)]),
             LayoutError::VideoPlaceholders { placeholders: 1, videos: 2 }
         );
-        let mute = Placeholders { tokens: PictureTokens { image: IMAGE, video: None }, ..words() };
+        let mute = Placeholders { tokens: PlaceholderTokens { image: IMAGE, video: None }, ..words() };
         assert_eq!(lay_out(&[VIDEO], &[film(1, 2.0)], &mute), Err(LayoutError::NoVideos { videos: 1 }));
     }
 }

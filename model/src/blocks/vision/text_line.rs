@@ -3,7 +3,7 @@
 
 use crate::{
     MergeSize,
-    flow::{Grid, LayoutError, PictureSpan, PromptLayout, VisualGrid},
+    flow::{Grid, LayoutError, MediaGrid, PlaceholderSpan, PromptLayout},
 };
 
 /// Expands each `placeholder` of `tokens` to one token per embedding. The n-th placeholder stands
@@ -11,7 +11,7 @@ use crate::{
 /// index, the same on all axes.
 pub fn lay_out_in_line(
     tokens: &[u32],
-    visuals: &[VisualGrid],
+    visuals: &[MediaGrid],
     placeholder: u32,
     merge: MergeSize,
 ) -> Result<PromptLayout, LayoutError> {
@@ -27,7 +27,7 @@ pub fn lay_out_in_line(
         for _ in 0..*pictures {
             let first = layout.tokens.len();
             layout.tokens.resize(first + grid.tokens(merge), placeholder);
-            layout.pictures.push(PictureSpan { picture, tokens: first..layout.tokens.len() });
+            layout.pictures.push(PlaceholderSpan { picture, tokens: first..layout.tokens.len() });
             picture += 1;
         }
     }
@@ -41,10 +41,10 @@ pub fn lay_out_in_line(
 }
 
 /// For each placeholder of a visual: a grid, and the number of pictures of that grid.
-fn places(visual: &VisualGrid) -> impl Iterator<Item = (Grid, usize)> + use<> {
+fn places(visual: &MediaGrid) -> impl Iterator<Item = (Grid, usize)> + use<> {
     let (places, pictures) = match visual {
-        VisualGrid::Image(_) | VisualGrid::Tiles { .. } => (1, visual.pictures()),
-        VisualGrid::Video { steps, .. } => (*steps, 1),
+        MediaGrid::Image(_) | MediaGrid::Tiles { .. } => (1, visual.pictures()),
+        MediaGrid::Video { steps, .. } => (*steps, 1),
     };
     std::iter::repeat_n((visual.each(), pictures), places)
 }
@@ -57,12 +57,12 @@ mod tests {
     const PLACE: u32 = 99;
     const TILE: Grid = Grid { t: 1, h: 2, w: 4 }; // two tokens
 
-    fn laid(tokens: &[u32], visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
+    fn laid(tokens: &[u32], visuals: &[MediaGrid]) -> Result<PromptLayout, LayoutError> {
         lay_out_in_line(tokens, visuals, PLACE, MergeSize::new(2))
     }
 
-    fn tiled(columns: u32) -> VisualGrid {
-        VisualGrid::Tiles { tile: TILE, tiles: Tiles { columns, rows: 1, has_thumbnail: columns > 1 } }
+    fn tiled(columns: u32) -> MediaGrid {
+        MediaGrid::Tiles { tile: TILE, tiles: Tiles { columns, rows: 1, has_thumbnail: columns > 1 } }
     }
 
     #[test]
@@ -70,14 +70,14 @@ mod tests {
         let layout = laid(&[1, PLACE, 2, PLACE], &[tiled(2), tiled(1)]).expect("two pictures");
         assert_eq!(layout.tokens, [1, 99, 99, 99, 99, 99, 99, 2, 99, 99]);
         let spans = [1..3, 3..5, 5..7, 8..10].into_iter().enumerate();
-        assert!(layout.pictures.iter().cloned().eq(spans.map(|(picture, tokens)| PictureSpan { picture, tokens })));
+        assert!(layout.pictures.iter().cloned().eq(spans.map(|(picture, tokens)| PlaceholderSpan { picture, tokens })));
         assert!(layout.positions.iter().enumerate().all(|(at, axes)| *axes == [at as u32; 3]));
         assert_eq!(layout.next_position, 10);
     }
 
     #[test]
     fn each_step_of_a_video_has_a_placeholder() {
-        let film = VisualGrid::Video { step: TILE, steps: 2, frames: 2, frames_per_second: 1.0 };
+        let film = MediaGrid::Video { step: TILE, steps: 2, frames: 2, frames_per_second: 1.0 };
         let layout = laid(&[PLACE, 7, PLACE, PLACE], &[film, tiled(1)]).expect("three places");
         assert_eq!(layout.tokens, [99, 99, 7, 99, 99, 99, 99]);
         assert_eq!(laid(&[PLACE], &[film]), Err(LayoutError::FewerPlaceholders { placeholders: 1, pictures: 2 }));

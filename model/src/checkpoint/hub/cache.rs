@@ -1,4 +1,5 @@
-//! The cache of all Hugging Face tools: blobs by etag, a folder of links for each commit, and refs to commits.
+//! The cache that all Hugging Face tools share: blobs by etag, a folder of links for each commit,
+//! and refs to commits.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
@@ -10,10 +11,10 @@ use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 use super::{HubError, HubOptions};
 use crate::checkpoint::error::CheckpointError;
 
-/// Interval for retrying the lock of a file that another process fetches.
+/// Interval between attempts to lock a file that another process fetches.
 const LOCK_LOOK: Duration = Duration::from_millis(100);
 
-/// The cache's part of one model at one revision.
+/// The part of the cache for one model at one revision.
 pub(super) struct HubCache {
     cache: Cache,
     repository: CacheRepo,
@@ -39,7 +40,7 @@ impl HubCache {
         })
     }
 
-    /// The token that `hf auth login` keeps.
+    /// The token that `hf auth login` stores.
     pub fn token(&self) -> Option<String> {
         self.cache.token()
     }
@@ -79,7 +80,7 @@ impl HubCache {
         }
     }
 
-    /// Whether the hub has said before that this commit has no such file.
+    /// Whether the hub has reported before that this commit has no such file.
     pub fn is_known_absent(&self, commit: &str, file: &str) -> bool {
         self.absent(commit, file).is_file()
     }
@@ -94,8 +95,8 @@ impl HubCache {
         self.folder.join(".no_exist").join(commit).join(file)
     }
 
-    /// The place of a file's bytes, locked against other processes until it is dropped. If another process is fetching
-    /// the same file, this waits for it.
+    /// The location of a file's bytes, locked against other processes until it is dropped. If
+    /// another process is fetching the same file, this waits for that process.
     ///
     /// # Errors
     /// [`HubError::Cancelled`] while it waits; [`HubError::Cache`].
@@ -112,8 +113,8 @@ impl HubCache {
         }
         let path = self.folder.join("blobs").join(etag);
         fs::create_dir_all(self.folder.join("blobs")).map_err(&failed)?;
-        // A name of our own. Other tools write `<etag>.incomplete` in several places at once, so its length does not
-        // tell how much of it is valid.
+        // This name is not used by other tools. They write `<etag>.incomplete` at several offsets
+        // at once, so its length does not show how much of it is valid.
         let partial = self.folder.join("blobs").join(format!("{etag}.bursar.incomplete"));
         Ok(Blob { path, partial, file: file.to_owned(), _lock: lock })
     }
@@ -125,7 +126,7 @@ impl HubCache {
         let pointer = folder.join(file);
         match link(&self.folder.join("blobs").join(etag), etag, &pointer) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists && pointer.is_file() => Ok(()),
-            // The link is to a blob that was removed.
+            // The link points to a blob that was removed.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 fs::remove_file(&pointer).map_err(failed(file))?;
                 link(&self.folder.join("blobs").join(etag), etag, &pointer).map_err(failed(file))
@@ -146,7 +147,7 @@ fn link(blob: &Path, _etag: &str, pointer: &Path) -> io::Result<()> {
     fs::hard_link(blob, pointer)
 }
 
-/// A file's bytes in the cache, whole or in part.
+/// A file's bytes in the cache, complete or partial.
 pub(super) struct Blob {
     path: PathBuf,
     partial: PathBuf,

@@ -10,13 +10,11 @@ pub enum HubError {
     /// The id is not of the form `org/name`.
     #[error("{id:?} is not a valid id of a model on the hub")]
     Id {
-        /// The text that was given.
         id: String,
     },
     /// The revision is not the name of a branch, tag or commit.
     #[error("{revision:?} is not a valid name of a revision on the hub")]
     Revision {
-        /// The text that was given.
         revision: String,
     },
     /// No cache folder was given, and the user has no home folder.
@@ -28,72 +26,58 @@ pub enum HubError {
     /// The hub does not answer.
     #[error("{endpoint} could not be reached: {reason}")]
     Unreachable {
-        /// The hub's address.
         endpoint: String,
-        /// The network's error.
         reason: String,
     },
-    /// The cache lacks a file, and the hub may not be asked.
+    /// The cache lacks a file, and offline mode forbids requests to the hub.
     #[error("the Hugging Face cache has no {file}, and offline mode forbids downloading it")]
     Offline {
-        /// The file.
         file: String,
     },
     /// There is no such model, or it has no such revision.
     #[error("the hub has no {repository}")]
     NoRepository {
-        /// Id and revision.
         repository: String,
     },
     /// The token, or the lack of one, does not give access to the model. The hub's answer is the same for private
     /// models and for models that do not exist.
     #[error("the hub refused access to {repository} with status {status}")]
     Refused {
-        /// Id and revision.
         repository: String,
-        /// 401 or 403.
+        /// The HTTP status, which is 401 or 403.
         status: u16,
     },
     /// The model lacks a file that every checkpoint has.
     #[error("{repository} has no {file}")]
     NoFile {
-        /// Id and revision.
         repository: String,
-        /// The file's name.
         file: String,
     },
-    /// The hub answers with an unexpected status.
+    /// The hub responds with an unexpected status.
     #[error("the hub answered {status} for {file}")]
     Status {
-        /// The file's name.
         file: String,
-        /// The HTTP status code.
         status: u16,
     },
-    /// The answer lacks a header that describes the file, or the header is malformed.
+    /// The response lacks a header that describes the file, or the header is malformed.
     #[error("the hub's answer for {file} has no usable {header}")]
     Answer {
-        /// The file's name.
         file: String,
         /// The header that is missing or malformed.
         header: &'static str,
     },
-    /// A file is larger than such a file can sensibly be.
+    /// A file is larger than any valid file of its kind.
     #[error("{file} has {bytes} bytes on the hub; the limit is {bytes_max}")]
     TooLarge {
-        /// The file's name.
         file: String,
-        /// Its size in bytes.
         bytes: u64,
-        /// The limit in bytes.
         bytes_max: u64,
     },
     /// Three connections in a row ended without more bytes.
     #[error("the download of {file} stopped after {bytes} of {bytes_total} bytes")]
     Interrupted {
-        /// The file's name.
         file: String,
-        /// Bytes that are here.
+        /// Bytes received so far, including earlier fetches.
         bytes: u64,
         /// Bytes that the hub announced.
         bytes_total: u64,
@@ -101,9 +85,8 @@ pub enum HubError {
     /// The file's size differs from the announced one.
     #[error("{file} has {bytes} bytes, but {bytes_total} were announced")]
     Size {
-        /// The file's name.
         file: String,
-        /// Bytes that arrived.
+        /// Number of bytes that were received.
         bytes: u64,
         /// Bytes that the hub announced.
         bytes_total: u64,
@@ -111,9 +94,7 @@ pub enum HubError {
     /// The cache could not be written or read.
     #[error("{file} could not be stored in the hub's cache: {kind}")]
     Cache {
-        /// The file's name.
         file: String,
-        /// The kind of error.
         kind: std::io::ErrorKind,
     },
     /// The watch cancelled the fetch.

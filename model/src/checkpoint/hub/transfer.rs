@@ -1,4 +1,5 @@
-//! Requesting a file from the hub and downloading it. Every header is checked before it becomes part of a path.
+//! Requests to the hub for a file and its download. Every header is checked before it becomes part
+//! of a path.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use super::cache::{Blob, failed};
 use super::{HubError, HubOptions};
 use crate::checkpoint::origin::FetchWatch;
 
-/// Bytes of one read.
+/// Maximum number of bytes per read.
 const PIECE_BYTES: usize = 256 << 10;
 /// Bytes of a file between two reports to the watch.
 const REPORT_BYTES: u64 = 4 << 20;
@@ -50,11 +51,11 @@ impl<'a> Remote<'a> {
     ) -> Result<Self, HubError> {
         let proxy = options.proxy.as_deref().map(ureq::Proxy::new).transpose().map_err(|_| HubError::Proxy)?;
         let agent = Agent::config_builder()
-            // The library would otherwise take a proxy from the environment.
+            // Without this call, the library would use a proxy from the environment.
             .proxy(proxy)
             .user_agent(concat!("bursar/", env!("CARGO_PKG_VERSION")))
             .http_status_as_error(false)
-            // The token is for the hub alone. Its file servers get signed addresses instead.
+            // The token is sent only to the hub. Its file servers get signed URLs instead.
             .redirect_auth_headers(RedirectAuthHeaders::SameHost)
             .timeout_resolve(Some(SILENCE_MAX))
             .timeout_connect(Some(SILENCE_MAX))
@@ -92,8 +93,9 @@ impl<'a> Remote<'a> {
             }
             let answer = request.call().map_err(|error| self.unreachable(&error))?;
             let to = text(answer.headers(), "location").unwrap_or_default();
-            // A redirect to another host is the file's own address, and this answer describes the file. A redirect to a
-            // path is the repository's new name; the answer there describes it.
+            // A redirect to another host is the URL of the file, and this response describes the
+            // file. A redirect to a path means that the repository was renamed, and the response at
+            // that path describes the file.
             if answer.status().is_redirection() && to.starts_with('/') && !to.starts_with("//") {
                 address = format!("{}{to}", self.root());
                 continue;
@@ -106,7 +108,8 @@ impl<'a> Remote<'a> {
         Err(HubError::Answer { file: file.to_owned(), header: "location: it redirects too often" })
     }
 
-    /// Downloads the rest of a file, over any number of connections as long as they bring new bytes.
+    /// Downloads the rest of a file. It reconnects any number of times, as long as the connections
+    /// bring new bytes.
     pub fn download(&self, file: &str, commit: &str, found: &RemoteFile, blob: &Blob) -> Result<(), HubError> {
         let (_, mut here) = blob.continued()?;
         if here > found.bytes {
@@ -114,11 +117,12 @@ impl<'a> Remote<'a> {
             here = 0;
         }
         self.watch.fetched(file, Bytes(here), Bytes(found.bytes));
-        // The most bytes so far. A hub that cannot continue starts over, and must then get further than before.
+        // The largest number of bytes so far. If the hub cannot resume a download, it starts over
+        // and must then get further than before.
         let (mut most, mut barren) = (here, 0);
         while here < found.bytes {
             match self.continue_once(file, commit, found, blob) {
-                // Losing the network in the middle counts like a connection that ends.
+                // Losing the network during a download is treated like a connection that ends.
                 Err(HubError::Unreachable { .. }) if most > 0 => {}
                 outcome => outcome?,
             }
@@ -184,8 +188,8 @@ impl<'a> Remote<'a> {
         parts.map_or_else(|| self.endpoint.to_owned(), |(scheme, host)| format!("{scheme}://{host}"))
     }
 
-    /// Whether only the file is missing. The hub says so in `x-error-code`; for a mirror without it, the status
-    /// decides.
+    /// Whether only the file is missing. The hub reports this in `x-error-code`. For a mirror
+    /// without this header, the status decides.
     fn is_absent(&self, answer: &Response<Body>, file: &str, revision: &str) -> Result<bool, HubError> {
         let repository = || format!("{}@{revision}", self.id);
         match (answer.status().as_u16(), text(answer.headers(), "x-error-code")) {
@@ -217,8 +221,8 @@ fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Reads commit, etag and size. The `x-linked-..` headers describe a file on another server and win over the answer's
-/// own.
+/// Reads commit, etag and size. The `x-linked-..` headers describe a file on another server and
+/// take precedence over the response's own headers.
 fn read(headers: &HeaderMap, file: &str) -> Result<RemoteFile, HubError> {
     let lacks = |header| HubError::Answer { file: file.to_owned(), header };
     let commit = text(headers, "x-repo-commit").filter(|commit| {

@@ -11,7 +11,7 @@ use crate::{
         ConfigError, WIDTH_MAX, config_keys,
         decoder::DecoderConfig,
         norm::NormKind,
-        vision::{PictureRow, TowerInput},
+        vision::{EmbeddingLayout, TowerInput},
     },
     checkpoint::Checkpoint,
     families::{ReadText, Settings},
@@ -326,8 +326,8 @@ impl VisionConfig {
     }
 
     /// What the tower leaves for each token.
-    pub fn row(&self) -> PictureRow {
-        PictureRow::plain(self.out)
+    pub fn row(&self) -> EmbeddingLayout {
+        EmbeddingLayout::plain(self.out)
     }
 
     /// What other keys say of a tile must follow from its sizes.

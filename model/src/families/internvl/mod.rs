@@ -14,13 +14,13 @@ pub use config::Config;
 use shape::Shape;
 
 use super::{
-    picture_model::PictureModel,
-    row::{Files, PictureSettings, ReadText, Settings},
+    row::{Files, ReadText, Settings, VisionSettings},
+    vision_language_model::VisionLanguageModel,
 };
 use crate::{
     blocks::{ConfigError, decoder::DecoderConfig, vision::lay_out_in_line},
     checkpoint::Checkpoint,
-    flow::{LayoutError, PromptLayout, VisualGrid},
+    flow::{LayoutError, MediaGrid, PromptLayout},
     text::PlaceholderTexts,
     workload::Workload,
 };
@@ -47,8 +47,8 @@ impl Settings for Config {
         &self.decoder
     }
 
-    fn pictures(&self) -> Option<PictureSettings> {
-        Some(PictureSettings {
+    fn pictures(&self) -> Option<VisionSettings> {
+        Some(VisionSettings {
             merge: self.vision.merge,
             patch: self.vision.patch(),
             token: self.image_token,
@@ -58,7 +58,7 @@ impl Settings for Config {
         })
     }
 
-    fn write_visuals(&self, rendered: String, visuals: &[VisualGrid]) -> String {
+    fn write_visuals(&self, rendered: String, visuals: &[MediaGrid]) -> String {
         prompt_text::write(rendered, visuals)
     }
 
@@ -66,7 +66,7 @@ impl Settings for Config {
         Some(prompt_text::PLACEHOLDERS)
     }
 
-    fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
+    fn lay_out(&self, tokens: Vec<u32>, visuals: &[MediaGrid]) -> Result<PromptLayout, LayoutError> {
         lay_out_in_line(&tokens, visuals, self.image_token, self.vision.merge)
     }
 
@@ -76,4 +76,4 @@ impl Settings for Config {
 }
 
 /// The family's weights.
-pub type Model = PictureModel<vision::VisionTower>;
+pub type Model = VisionLanguageModel<vision::VisionTower>;

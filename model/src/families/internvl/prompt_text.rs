@@ -1,7 +1,7 @@
 //! Pictures and videos as they stand in the text of a prompt: each picture between two tokens, and each frame of a
 //! video as a picture with its number in front.
 
-use crate::{flow::VisualGrid, text::PlaceholderTexts};
+use crate::{flow::MediaGrid, text::PlaceholderTexts};
 
 /// Stands for a picture, and is repeated for its embeddings.
 pub const IMAGE: &str = "<IMG_CONTEXT>";
@@ -19,18 +19,18 @@ pub const STEP_TOKENS: usize = 9;
 
 /// Writes each picture and video in place of its placeholder in `rendered`, as `processing_internvl.py` of transformers
 /// 5.17 does. Left as it is where placeholders and `visuals` differ in number or order; laying it out then fails.
-pub fn write(rendered: String, visuals: &[VisualGrid]) -> String {
+pub fn write(rendered: String, visuals: &[MediaGrid]) -> String {
     write_all(&rendered, visuals).unwrap_or(rendered)
 }
 
-fn write_all(rendered: &str, visuals: &[VisualGrid]) -> Option<String> {
+fn write_all(rendered: &str, visuals: &[MediaGrid]) -> Option<String> {
     let mut written = String::with_capacity(rendered.len());
     let mut rest = rendered;
     for visual in visuals {
         let (at, placeholder) = [IMAGE, VIDEO].into_iter().filter_map(|text| Some((rest.find(text)?, text))).min()?;
         let (expected, text) = match visual {
-            VisualGrid::Video { steps, .. } => (VIDEO, frames(*steps)),
-            VisualGrid::Image(_) | VisualGrid::Tiles { .. } => (IMAGE, picture()),
+            MediaGrid::Video { steps, .. } => (VIDEO, frames(*steps)),
+            MediaGrid::Image(_) | MediaGrid::Tiles { .. } => (IMAGE, picture()),
         };
         if placeholder != expected {
             return None;
@@ -57,9 +57,9 @@ mod tests {
     use crate::flow::{Grid, Tiles};
 
     const TILE: Grid = Grid { t: 1, h: 2, w: 2 };
-    const PICTURE: VisualGrid =
-        VisualGrid::Tiles { tile: TILE, tiles: Tiles { columns: 1, rows: 1, has_thumbnail: false } };
-    const FILM: VisualGrid = VisualGrid::Video { step: TILE, steps: 2, frames: 2, frames_per_second: 1.0 };
+    const PICTURE: MediaGrid =
+        MediaGrid::Tiles { tile: TILE, tiles: Tiles { columns: 1, rows: 1, has_thumbnail: false } };
+    const FILM: MediaGrid = MediaGrid::Video { step: TILE, steps: 2, frames: 2, frames_per_second: 1.0 };
 
     #[test]
     fn pictures_get_their_tokens_and_frames_their_numbers() {

@@ -15,9 +15,9 @@ use crate::{
     Depth,
     blocks::{
         decoder::Decoder,
-        vision::{LayerSizes, Merger, MergerSizes, Normed, PackedPictures, PatchEmbedding, TowerLayer, stretches},
+        vision::{LayerSizes, Merger, MergerSizes, Normed, PackedImages, PatchEmbedding, TowerLayer, stretches},
     },
-    families::picture_model::Tower,
+    families::vision_language_model::Tower,
     flow::ResizedImage,
     weights::{WeightError, WeightMap},
 };
@@ -68,7 +68,7 @@ impl Rows {
 impl Tower for VisionTower {
     type Config = Config;
 
-    type Batch = PackedPictures;
+    type Batch = PackedImages;
 
     fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {
         let names = Names::of(&config, map);
@@ -76,14 +76,14 @@ impl Tower for VisionTower {
         Ok((vision, Decoder::claim_with_head(config.decoder, names.decoder, names.head, map)?))
     }
 
-    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedPictures {
-        PackedPictures::of(self.config.patch(), self.config.merge, pictures)
+    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedImages {
+        PackedImages::of(self.config.patch(), self.config.merge, pictures)
     }
 
     fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
-        batch: &PackedPictures,
+        batch: &PackedImages,
         cache: &mut Tensor<'_>,
         depth: Depth,
     ) -> Result<(), KernelError> {
@@ -139,7 +139,7 @@ impl VisionTower {
     fn embed<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
-        batch: &PackedPictures,
+        batch: &PackedImages,
         rows: &Rows,
         patch_rows: &Tensor<'_>,
         hidden: &mut Tensor<'_>,

@@ -14,9 +14,9 @@ use crate::{
     blocks::{
         decoder::Decoder,
         gated_mlp::GatedMlp,
-        vision::{NORM_EPSILON, PackedPictures, Prefixes, stretches, tower_rope},
+        vision::{NORM_EPSILON, PackedImages, Prefixes, stretches, tower_rope},
     },
-    families::picture_model::Tower,
+    families::vision_language_model::Tower,
     flow::ResizedImage,
     weights::{Linear, WeightError, WeightMap},
 };
@@ -42,13 +42,13 @@ struct Layer {
 
 /// Pictures packed for one launch, their patches in window order.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PictureBatch {
-    packed: PackedPictures,
+pub struct WindowedBatch {
+    packed: PackedImages,
     window_starts: Vec<u32>, // [windows + 1]
 }
 
-impl AsRef<PackedPictures> for PictureBatch {
-    fn as_ref(&self) -> &PackedPictures {
+impl AsRef<PackedImages> for WindowedBatch {
+    fn as_ref(&self) -> &PackedImages {
         &self.packed
     }
 }
@@ -56,7 +56,7 @@ impl AsRef<PackedPictures> for PictureBatch {
 impl Tower for VisionTower {
     type Config = Config;
 
-    type Batch = PictureBatch;
+    type Batch = WindowedBatch;
 
     fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {
         let Prefixes { tower, decoder } = Prefixes::of(map);
@@ -64,10 +64,10 @@ impl Tower for VisionTower {
         Ok((vision, Decoder::claim(config.decoder, decoder, map)?))
     }
 
-    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
+    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> WindowedBatch {
         let merge = self.config.tower.merge();
         let mut batch =
-            PictureBatch { packed: PackedPictures::new(self.config.tower.patch(), merge), window_starts: vec![0] };
+            WindowedBatch { packed: PackedImages::new(self.config.tower.patch(), merge), window_starts: vec![0] };
         for (image, cache_rows) in pictures {
             let order = WindowOrder::of(image.grid, merge, self.config.window_side());
             batch.packed.push(image, cache_rows, order.merged);
@@ -82,7 +82,7 @@ impl Tower for VisionTower {
     fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
-        batch: &PictureBatch,
+        batch: &WindowedBatch,
         cache: &mut Tensor<'_>,
         depth: Depth,
     ) -> Result<(), KernelError> {
@@ -120,7 +120,7 @@ impl VisionTower {
     fn run_layers<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
-        batch: &PictureBatch,
+        batch: &WindowedBatch,
         positions: &Tensor<'_>, // [2, patches]
         hidden: &mut Tensor<'_>,
         depth: Depth,
@@ -139,7 +139,7 @@ impl VisionTower {
     fn merge<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
-        batch: &PictureBatch,
+        batch: &WindowedBatch,
         hidden: &Tensor<'_>,
         cache: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {

@@ -7,7 +7,7 @@ use crate::{
     blocks::{
         AxesRule, ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX, config_keys,
         decoder::DecoderConfig,
-        vision::{PictureTokens, TowerConfig, tower_rope},
+        vision::{PlaceholderTokens, TowerConfig, tower_rope},
     },
     checkpoint::Checkpoint,
     families::Settings,
@@ -21,7 +21,7 @@ pub struct Config {
     /// The vision part.
     pub vision: VisionConfig,
     /// The placeholder tokens.
-    pub tokens: PictureTokens,
+    pub tokens: PlaceholderTokens,
 }
 
 /// The sizes and settings of the vision tower.
@@ -83,7 +83,7 @@ impl Config {
         vision.check(decoder.hidden)?;
         let (images, videos) = (checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint));
         vision.tower.input().check(images, videos.as_ref())?;
-        let tokens = PictureTokens::read(config, decoder.vocabulary)?;
+        let tokens = PlaceholderTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }
 }

@@ -11,17 +11,17 @@ pub use config::Config;
 use shape::Shape;
 
 use super::{
-    picture_model::PictureModel,
-    row::{Files, PictureSettings, ReadText, Settings},
+    row::{Files, ReadText, Settings, VisionSettings},
+    vision_language_model::VisionLanguageModel,
 };
 use crate::{
     blocks::{
         ConfigError,
         decoder::DecoderConfig,
-        vision::{PictureRow, Placeholders, QWEN_PLACEHOLDERS, VideoPlace, lay_out, released_processor},
+        vision::{EmbeddingLayout, Placeholders, QWEN_PLACEHOLDERS, VideoPlace, lay_out, released_processor},
     },
     checkpoint::Checkpoint,
-    flow::{LayoutError, PromptLayout, VisualGrid},
+    flow::{LayoutError, MediaGrid, PromptLayout},
     text::PlaceholderTexts,
     workload::Workload,
 };
@@ -44,17 +44,17 @@ impl Settings for Config {
         &self.decoder
     }
 
-    fn pictures(&self) -> Option<PictureSettings> {
+    fn pictures(&self) -> Option<VisionSettings> {
         let (merge, patch, token) = (self.vision.tower.merge(), self.vision.tower.patch(), self.tokens.image);
-        let row = PictureRow::plain(self.decoder.hidden);
-        Some(PictureSettings { merge, patch, token, row, step_text_tokens: 0, tile: None })
+        let row = EmbeddingLayout::plain(self.decoder.hidden);
+        Some(VisionSettings { merge, patch, token, row, step_text_tokens: 0, tile: None })
     }
 
     fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
         Some(QWEN_PLACEHOLDERS)
     }
 
-    fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
+    fn lay_out(&self, tokens: Vec<u32>, visuals: &[MediaGrid]) -> Result<PromptLayout, LayoutError> {
         let (merge, video) = (self.vision.tower.merge(), VideoPlace::Counted);
         lay_out(&tokens, visuals, &Placeholders { tokens: self.tokens, merge, video })
     }
@@ -66,4 +66,4 @@ impl Settings for Config {
 }
 
 /// The family's weights.
-pub type Model = PictureModel<vision::VisionTower>;
+pub type Model = VisionLanguageModel<vision::VisionTower>;

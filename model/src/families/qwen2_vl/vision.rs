@@ -12,11 +12,11 @@ use crate::{
         decoder::Decoder,
         norm::NormKind,
         vision::{
-            LayerNames, LayerSizes, Merger, MergerSizes, NORM_EPSILON, Normed, PackedPictures, Prefixes, Rotation,
+            LayerNames, LayerSizes, Merger, MergerSizes, NORM_EPSILON, Normed, PackedImages, Prefixes, Rotation,
             TowerLayer, tower_rope,
         },
     },
-    families::picture_model::Tower,
+    families::vision_language_model::Tower,
     flow::ResizedImage,
     weights::{Linear, WeightError, WeightMap},
 };
@@ -33,7 +33,7 @@ pub struct VisionTower {
 impl Tower for VisionTower {
     type Config = Config;
 
-    type Batch = PackedPictures;
+    type Batch = PackedImages;
 
     fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {
         let Prefixes { tower, decoder } = Prefixes::of(map);
@@ -41,14 +41,14 @@ impl Tower for VisionTower {
         Ok((vision, Decoder::claim(config.decoder, decoder, map)?))
     }
 
-    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedPictures {
-        PackedPictures::of(self.config.tower.patch(), self.config.tower.merge(), pictures)
+    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedImages {
+        PackedImages::of(self.config.tower.patch(), self.config.tower.merge(), pictures)
     }
 
     fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
-        batch: &PackedPictures,
+        batch: &PackedImages,
         cache: &mut Tensor<'_>,
         depth: Depth,
     ) -> Result<(), KernelError> {

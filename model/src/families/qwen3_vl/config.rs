@@ -7,7 +7,7 @@ use crate::{
     blocks::{
         AxesRule, ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX, config_keys,
         decoder::DecoderConfig,
-        vision::{PictureRow, PictureTokens, TowerConfig, TowerInput, tower_rope},
+        vision::{EmbeddingLayout, PlaceholderTokens, TowerConfig, TowerInput, tower_rope},
     },
     checkpoint::Checkpoint,
     families::Settings,
@@ -21,7 +21,7 @@ pub struct Config {
     /// The vision part.
     pub vision: VisionConfig,
     /// The placeholder tokens.
-    pub tokens: PictureTokens,
+    pub tokens: PlaceholderTokens,
 }
 
 /// The sizes and settings of the vision tower.
@@ -70,8 +70,8 @@ impl VisionConfig {
     }
 
     /// What the tower leaves for each token.
-    pub fn row(&self) -> PictureRow {
-        PictureRow { hidden: self.out_hidden_size, parts: self.deepstack_visual_indexes.len() }
+    pub fn row(&self) -> EmbeddingLayout {
+        EmbeddingLayout { hidden: self.out_hidden_size, parts: self.deepstack_visual_indexes.len() }
     }
 
     fn check(&self, decoder: &DecoderConfig) -> Result<(), ConfigError> {
@@ -123,7 +123,7 @@ impl Config {
         vision.check(&decoder)?;
         let (images, videos) = (checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint));
         TowerInput { counts_whole_videos: true, ..vision.tower.input() }.check(images, videos.as_ref())?;
-        let tokens = PictureTokens::read(config, decoder.vocabulary)?;
+        let tokens = PlaceholderTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }
 }

@@ -13,8 +13,8 @@ pub use config::Config;
 use shape::Shape;
 
 use super::{
-    picture_model::PictureModel,
-    row::{Files, PictureSettings, ReadText, Settings},
+    row::{Files, ReadText, Settings, VisionSettings},
+    vision_language_model::VisionLanguageModel,
 };
 use crate::{
     blocks::{
@@ -23,7 +23,7 @@ use crate::{
         vision::{Placeholders, QWEN_PLACEHOLDERS, VideoPlace, lay_out},
     },
     checkpoint::Checkpoint,
-    flow::{LayoutError, PromptLayout, VisualGrid},
+    flow::{LayoutError, MediaGrid, PromptLayout},
     processor::VideoProcessor,
     text::PlaceholderTexts,
     workload::Workload,
@@ -55,13 +55,13 @@ impl Settings for Config {
         &self.decoder
     }
 
-    fn pictures(&self) -> Option<PictureSettings> {
+    fn pictures(&self) -> Option<VisionSettings> {
         let (merge, patch, row) = (self.vision.tower.merge(), self.vision.tower.patch(), self.vision.row());
         let step_text_tokens = video_text::STEP_TOKENS;
-        Some(PictureSettings { merge, patch, token: self.tokens.image, row, step_text_tokens, tile: None })
+        Some(VisionSettings { merge, patch, token: self.tokens.image, row, step_text_tokens, tile: None })
     }
 
-    fn write_visuals(&self, rendered: String, visuals: &[VisualGrid]) -> String {
+    fn write_visuals(&self, rendered: String, visuals: &[MediaGrid]) -> String {
         video_text::write(&rendered, visuals, self.vision.tower.temporal_patch_size)
     }
 
@@ -69,7 +69,7 @@ impl Settings for Config {
         Some(QWEN_PLACEHOLDERS)
     }
 
-    fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
+    fn lay_out(&self, tokens: Vec<u32>, visuals: &[MediaGrid]) -> Result<PromptLayout, LayoutError> {
         let (merge, video) = (self.vision.tower.merge(), VideoPlace::Written);
         lay_out(&tokens, visuals, &Placeholders { tokens: self.tokens, merge, video })
     }
@@ -81,4 +81,4 @@ impl Settings for Config {
 }
 
 /// The family's weights.
-pub type Model = PictureModel<vision::VisionTower>;
+pub type Model = VisionLanguageModel<vision::VisionTower>;

@@ -1,6 +1,6 @@
 //! Videos as they stand in the text of a prompt: each step is a picture of its own, with its time in front.
 
-use crate::flow::VisualGrid;
+use crate::flow::MediaGrid;
 
 const VIDEO: &str = "<|video_pad|>";
 const START: &str = "<|vision_start|>";
@@ -15,11 +15,11 @@ pub const STEP_TOKENS: usize = 12;
 ///
 /// This is the prompt that the model was released with (transformers 4.57, `processing_qwen3_vl.py`, by the model's
 /// authors), and that vLLM makes. transformers 5.17 keeps the two tokens around all steps as well.
-pub fn write(rendered: &str, visuals: &[VisualGrid], temporal: usize) -> String {
+pub fn write(rendered: &str, visuals: &[MediaGrid], temporal: usize) -> String {
     let mut written = String::with_capacity(rendered.len());
     let mut rest = rendered;
     for visual in visuals {
-        let VisualGrid::Video { steps, frames, frames_per_second, .. } = *visual else { continue };
+        let MediaGrid::Video { steps, frames, frames_per_second, .. } = *visual else { continue };
         let Some(at) = rest.find(VIDEO) else { break };
         let (before, behind) = (&rest[..at], &rest[at + VIDEO.len()..]);
         let (before, behind) = match (before.strip_suffix(START), behind.strip_prefix(END)) {
@@ -47,15 +47,15 @@ mod tests {
     use super::*;
     use crate::flow::Grid;
 
-    fn film(frames: usize, frames_per_second: f64) -> VisualGrid {
+    fn film(frames: usize, frames_per_second: f64) -> MediaGrid {
         let step = Grid { t: 1, h: 2, w: 2 };
-        VisualGrid::Video { step, steps: frames.div_ceil(2), frames, frames_per_second }
+        MediaGrid::Video { step, steps: frames.div_ceil(2), frames, frames_per_second }
     }
 
     #[test]
     fn each_step_has_its_time_in_front_and_its_own_pair_of_tokens() {
         let rendered = "a <|vision_start|><|video_pad|><|vision_end|> b";
-        let picture = VisualGrid::Image(Grid { t: 1, h: 2, w: 2 });
+        let picture = MediaGrid::Image(Grid { t: 1, h: 2, w: 2 });
         // 0.25 and 0.75 are halves of a tenth: they go to the even digit, as in Python. The last frame is repeated.
         let expected = "a <0.2 seconds><|vision_start|><|video_pad|><|vision_end|>\
                         <1.0 seconds><|vision_start|><|video_pad|><|vision_end|> b";

@@ -12,11 +12,11 @@ use crate::{
         decoder::Decoder,
         norm::NormKind,
         vision::{
-            LayerNames, LayerSizes, Merger, MergerSizes, NORM_EPSILON, Normed, PackedPictures, PatchEmbedding,
-            Rotation, TowerLayer, tower_rope,
+            LayerNames, LayerSizes, Merger, MergerSizes, NORM_EPSILON, Normed, PackedImages, PatchEmbedding, Rotation,
+            TowerLayer, tower_rope,
         },
     },
-    families::picture_model::Tower,
+    families::vision_language_model::Tower,
     flow::ResizedImage,
     weights::{WeightError, WeightMap},
 };
@@ -34,21 +34,21 @@ pub struct VisionTower {
 impl Tower for VisionTower {
     type Config = Config;
 
-    type Batch = PackedPictures;
+    type Batch = PackedImages;
 
     fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {
         let vision = VisionTower::claim(config.vision, "model.visual", map)?;
         Ok((vision, Decoder::claim(config.decoder, "model.language_model", map)?))
     }
 
-    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedPictures {
-        PackedPictures::of(self.config.tower.patch(), self.config.tower.merge(), pictures)
+    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedImages {
+        PackedImages::of(self.config.tower.patch(), self.config.tower.merge(), pictures)
     }
 
     fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
-        batch: &PackedPictures,
+        batch: &PackedImages,
         cache: &mut Tensor<'_>,
         depth: Depth,
     ) -> Result<(), KernelError> {

@@ -13,7 +13,7 @@ pub use tiff::files;
 
 use bursar_budgets::Hint;
 use bursar_model::error::ImageError;
-use bursar_model::flow::image_bytes::{ImageBytes, ImageLimits};
+use bursar_model::flow::encoded_image::{EncodedImage, ImageLimits};
 use bursar_model::flow::rgb_image::RgbImage;
 use image::{DynamicImage, ImageFormat};
 
@@ -32,7 +32,7 @@ fn encoded(picture: impl Into<DynamicImage>, format: ImageFormat) -> Vec<u8> {
 }
 
 fn try_decode(encoded: impl Into<Vec<u8>>) -> Result<RgbImage, ImageError> {
-    ImageBytes::new(encoded.into()).decode(&ImageLimits::default())
+    EncodedImage::new(encoded.into()).decode(&ImageLimits::default())
 }
 
 #[track_caller]

@@ -1,5 +1,5 @@
-//! Stories of a budget that watches its device, and of leases whose owners obey. Time is paused and advanced by the
-//! test.
+//! Tests of a budget that watches its device, and of leases whose owners obey resize orders. Time
+//! is paused and advanced by the test.
 
 use bursar_budgets::testing::HostControl;
 use std::{sync::Mutex, time::Duration};
@@ -9,7 +9,7 @@ use bursar_budgets::Fence;
 use super::*;
 use crate::budget::{Elastic, ResizeOrder};
 
-/// Keys and values that fill the device, except for its canary of 4 MiB and 2 MiB that are free.
+/// A KV cache that fills the device of 64 MiB, except for its canary of 4 MiB and 2 free MiB.
 struct Filled {
     bed: Bed,
     lease: Arc<Lease>,
@@ -33,7 +33,8 @@ impl Filled {
         Filled { bed, lease, segment, heard }
     }
 
-    /// Advances time by this many seconds. Returns the orders received meanwhile, repeated ones once.
+    /// Advances time by this many seconds. Returns the orders received meanwhile, without
+    /// repetitions.
     async fn pass(&self, seconds: u64) -> Vec<ResizeOrder> {
         for _ in 0..seconds {
             self.pass_for(Duration::from_secs(1)).await;
@@ -45,7 +46,8 @@ impl Filled {
 
     async fn pass_for(&self, time: Duration) {
         tokio::time::advance(time).await;
-        // All actors share this thread. The timer gets its turn, and the look runs before the next question.
+        // All actors share this thread. Yielding lets the timer fire, so that the probe runs before
+        // the next question.
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
@@ -89,7 +91,7 @@ async fn a_growing_neighbour_is_looked_at_sixteen_times_as_often() {
     let sixteenth = Duration::from_millis(63);
     filled.bed.device.foreign_takes(MIB(5));
     assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(55) }]);
-    // The neighbour takes everything that is free, each time.
+    // The other process takes all free memory each time.
     for size in [55, 49, 43] {
         filled.resize(MIB(size)).await;
         assert!(filled.bed.device.foreign_takes(MIB(64)) >= MIB(1));
@@ -112,7 +114,8 @@ async fn unbacked_bytes_still_leased_do_not_hide_a_neighbour() {
     filled.bed.device.foreign_takes(MIB(6));
     assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(54) }]);
     filled.segment.shrink_to(MIB(54), &Fence::passed()).expect("it is there");
-    // Half done: the neighbour is as large as before, and the canary does not flicker.
+    // The resize is half done: the other process is as large as before, and the canary must not
+    // change.
     assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(54) }]);
     let ledger = filled.bed.snapshot().await;
     assert_eq!((ledger.foreign, ledger.canary), (MIB(6), MIB(0)), "{ledger}");
@@ -139,7 +142,8 @@ async fn bytes_free_for_ten_seconds_refill_the_canary_then_grow_caches() {
     filled.resize(MIB(54)).await;
     assert_eq!(filled.pass(30).await, [], "nothing is free but the canary");
     filled.bed.device.foreign_gives_back(MIB(3));
-    // The first look to see it is a second later, and the tenth look after that offers growth.
+    // The first probe that sees the memory is a second later, and the tenth probe after that offers
+    // growth.
     let may = |to| ResizeOrder::MayGrow { to: MIB(to) };
     assert_eq!(filled.pass(10).await, []);
     assert_eq!(filled.pass(1).await, [may(57)]);
@@ -173,7 +177,7 @@ async fn a_budgets_successor_repeats_the_standing_orders() {
     assert_eq!(filled.pass(1).await, [give]);
     filled.bed.kill().await;
     filled.bed.succeed().await;
-    // The successor's clock runs from here on.
+    // The successor's clock starts here.
     filled.bed.snapshot().await;
     assert_eq!(filled.pass(1).await, [give], "the lease was told of before, with its floor");
     filled.resize(MIB(55)).await;
@@ -185,7 +189,7 @@ async fn unleased_bytes_of_a_model_being_sized_are_not_a_neighbours() {
     let filled = Filled::new().await;
     let request = Request::new(Owner::new("other", 0), Class::Weights, "other", MIB(1));
     let other = filled.bed.budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("there is room");
-    // As captured graphs do.
+    // Captured graphs take memory in the same way.
     filled.bed.device.foreign_takes(MIB(5));
     assert_eq!(filled.pass(3).await, []);
     assert!(filled.bed.snapshot().await.foreign.is_zero());
@@ -219,7 +223,7 @@ async fn overhead_counts_only_what_appeared_while_a_model_was_sized() {
 async fn bytes_the_driver_keeps_of_an_unloaded_model_are_overhead() {
     let filled = Filled::new().await;
     let (budget, device) = (&filled.bed.budget, &filled.bed.device);
-    // Captured graphs have no addresses, and the driver keeps their memory in a pool.
+    // Captured graphs have no addresses that we know, and the driver keeps their memory in a pool.
     let gate = async |to| budget.move_gate(Label::from("demo"), to).await.expect("it answers").expect("it moves");
     gate(Gate::Open).await;
     let request = Request::new(owner(0), Class::Graphs, "demo", Bytes::kib(512));

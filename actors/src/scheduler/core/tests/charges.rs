@@ -109,7 +109,7 @@ impl Drawn {
             let rows: Vec<u32> = if is_computed && !comes_again { Vec::new() } else { (0..end as u32).collect() };
             let hash = PictureHash([alike as u8; 32]);
             spec.pictures =
-                vec![PicturePlaceholder { cache_rows: rows.into(), content: PictureContent { tokens: 0..end, hash } }];
+                vec![Placeholder { cache_rows: rows.into(), content: ContentSpan { tokens: 0..end, hash } }];
         }
         spec.scheduling_params.priority = self.priority;
         of_tenant(TENANTS[self.tenant], spec)

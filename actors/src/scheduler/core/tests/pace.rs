@@ -12,7 +12,7 @@ use super::*;
 use crate::{
     order::Priority,
     pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
-    vision::{self, PictureRequest, Ticket, VisionCore},
+    vision::{self, EncodeRequest, Ticket, VisionCore},
 };
 
 /// A device: µs of a step of decoding, of each sequence in it, of each prompt token beside it, and of each patch.
@@ -242,7 +242,7 @@ impl Arrivals {
             return self.admit(number, prompt, reply);
         }
         self.seen.insert(number, (prompt, patches, reply));
-        let request = PictureRequest { key: key(number), rows: patches / 4, patches, has_pixels: true };
+        let request = EncodeRequest { key: key(number), rows: patches / 4, patches, has_pixels: true };
         self.encode(vision::Input::Want(Ticket(number), Priority::default(), vec![request]));
     }
 

@@ -4,9 +4,9 @@ use super::*;
 
 /// A prompt whose tokens at these places are a picture.
 fn shown(id: u64, prompt: usize, tokens_max: usize, picture: std::ops::Range<usize>) -> NewSequence {
-    let place = PicturePlaceholder {
+    let place = Placeholder {
         cache_rows: (0..picture.len() as u32).collect(),
-        content: PictureContent { tokens: picture, hash: PictureHash([id as u8; 32]) },
+        content: ContentSpan { tokens: picture, hash: PictureHash([id as u8; 32]) },
     };
     NewSequence { pictures: vec![place], ..sequence(id, prompt, tokens_max) }
 }

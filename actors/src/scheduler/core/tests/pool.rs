@@ -112,10 +112,8 @@ fn a_withdrawn_pool_shrink_is_answered_and_steps_continue() {
 #[test]
 fn a_sequence_losing_its_tail_after_its_pictures_returns() {
     let mut bed = Bed::new(limits(2, 64, 8));
-    let place = PicturePlaceholder {
-        cache_rows: [0, 1, 2].into(),
-        content: PictureContent { tokens: 1..4, hash: PictureHash([1; 32]) },
-    };
+    let place =
+        Placeholder { cache_rows: [0, 1, 2].into(), content: ContentSpan { tokens: 1..4, hash: PictureHash([1; 32]) } };
     bed.admit(NewSequence { pictures: vec![place], ..sequence(1, 40, 9) }).stepped(5);
     bed.heard();
     resize(&mut bed, 2);

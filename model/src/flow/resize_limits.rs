@@ -2,7 +2,7 @@
 
 /// What one picture is resized to, by the request and not by the model. The default leaves it to the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PictureLimits {
+pub struct ResizeLimits {
     /// The least pixels after resizing, instead of the processor's: `min_pixels` of transformers' Qwen processors.
     pub pixels_min: Option<u64>,
     /// The most pixels after resizing, instead of the processor's: `max_pixels` there. A picture in tiles has fewer.
@@ -11,7 +11,7 @@ pub struct PictureLimits {
     pub tiles_max: Option<u32>,
 }
 
-impl PictureLimits {
+impl ResizeLimits {
     /// The name of the first limit that is set.
     pub fn first(&self) -> Option<&'static str> {
         let set = [

@@ -7,7 +7,7 @@ use crate::blocks::ConfigError;
 
 /// The placeholder tokens of pictures and videos.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PictureTokens {
+pub struct PlaceholderTokens {
     /// The placeholder of one merged patch of a picture.
     pub image: u32,
     /// The placeholder of one merged patch of a video step; `None` if the checkpoint has no such
@@ -19,7 +19,7 @@ pub struct PictureTokens {
 const IMAGE: u32 = 151_655;
 const VIDEO: u32 = 151_656;
 
-impl PictureTokens {
+impl PlaceholderTokens {
     /// Reads `image_token_id` and `video_token_id`. Both must be less than `vocabulary`.
     pub fn read(config: &Map<String, Value>, vocabulary: usize) -> Result<Self, ConfigError> {
         let token = |field: &str| config.get(field).map(u32::deserialize).transpose();
@@ -36,6 +36,6 @@ impl PictureTokens {
             let text = format!("image_token_id and video_token_id are both {image}");
             return Err(ConfigError::Contradiction(text));
         }
-        Ok(PictureTokens { image, video })
+        Ok(PlaceholderTokens { image, video })
     }
 }

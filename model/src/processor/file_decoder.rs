@@ -3,7 +3,7 @@
 use image::metadata::Orientation;
 
 /// A file whose header was read and is plausible. Nothing is decoded yet.
-pub(super) trait PictureFile {
+pub(super) trait FileDecoder {
     /// Width and height in pixels, as stored.
     fn size(&self) -> (u32, u32);
 

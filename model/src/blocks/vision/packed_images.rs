@@ -18,7 +18,7 @@ use crate::{
 
 /// Pictures packed for one launch. No pixel is copied before they are uploaded.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PackedPictures {
+pub struct PackedImages {
     patch: PatchSize,
     merge: MergeSize,
     bytes: Bytes,                       // of all frames
@@ -45,16 +45,16 @@ impl PatchPlaces<'_> {
     }
 }
 
-impl AsRef<PackedPictures> for PackedPictures {
-    fn as_ref(&self) -> &PackedPictures {
+impl AsRef<PackedImages> for PackedImages {
+    fn as_ref(&self) -> &PackedImages {
         self
     }
 }
 
-impl PackedPictures {
+impl PackedImages {
     /// An empty batch for a tower that reads patches of size `patch` and merges them by `merge`.
     pub fn new(patch: PatchSize, merge: MergeSize) -> Self {
-        PackedPictures {
+        PackedImages {
             patch,
             merge,
             bytes: Bytes::ZERO,
@@ -74,7 +74,7 @@ impl PackedPictures {
     /// # Panics
     /// As [`push`](Self::push).
     pub fn of(patch: PatchSize, merge: MergeSize, pictures: &[(&ResizedImage, &[u32])]) -> Self {
-        let mut packed = PackedPictures::new(patch, merge);
+        let mut packed = PackedImages::new(patch, merge);
         pictures.iter().for_each(|(image, rows)| packed.push(image, rows, 0..image.grid.tokens(merge)));
         packed
     }
@@ -207,7 +207,7 @@ mod tests {
             ..ResizedImage::blank(grid, patch)
         };
         let (wide, step) = (still(Grid { t: 1, h: 2, w: 4 }), ResizedImage::blank(Grid { t: 1, h: 2, w: 2 }, patch));
-        let packed = PackedPictures::of(patch, merge, &[(&wide, &[7, 8]), (&step, &[3]), (&wide, &[5, 4])]);
+        let packed = PackedImages::of(patch, merge, &[(&wide, &[7, 8]), (&step, &[3]), (&wide, &[5, 4])]);
         // A patch has 2 x 2 pixels of three bytes. The second picture has two frames.
         assert_eq!(packed.layout, [[0, 2, 4, 1], [96, 2, 2, 2], [192, 2, 4, 1]]);
         assert_eq!(

@@ -7,7 +7,7 @@ use crate::{
     Depth,
     blocks::{
         decoder::Decoder,
-        vision::{PackedPictures, exchange_rows},
+        vision::{PackedImages, exchange_rows},
     },
     flow::ResizedImage,
     weights::{WeightError, WeightMap},
@@ -19,7 +19,7 @@ pub trait Tower: Sized {
     type Config: Settings;
 
     /// Pictures packed for one launch.
-    type Batch: AsRef<PackedPictures> + Clone + std::fmt::Debug + PartialEq;
+    type Batch: AsRef<PackedImages> + Clone + std::fmt::Debug + PartialEq;
 
     /// Claims the tower's weights and then the decoder's, each under the names of the checkpoint.
     fn claim_model(config: Self::Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError>;
@@ -27,13 +27,13 @@ pub trait Tower: Sized {
     /// Packs pictures, each with the rows of the vision cache for its embeddings. No pixel is copied.
     ///
     /// # Panics
-    /// As [`PackedPictures::push`].
+    /// As [`PackedImages::push`].
     fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> Self::Batch;
 
-    /// Runs the tower over `batch`, through the layers of `depth`, and writes the [`PictureRow`]s to their rows of
+    /// Runs the tower over `batch`, through the layers of `depth`, and writes the [`EmbeddingLayout`]s to their rows of
     /// `cache` `[rows, width]`.
     ///
-    /// [`PictureRow`]: crate::blocks::vision::PictureRow
+    /// [`EmbeddingLayout`]: crate::blocks::vision::PictureRow
     fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -49,26 +49,26 @@ pub struct EncodeBatch<B> {
     of_ranks: Vec<B>,
 }
 
-impl<B: AsRef<PackedPictures>> EncodeBatch<B> {
-    fn packed(&self) -> impl Iterator<Item = &PackedPictures> {
+impl<B: AsRef<PackedImages>> EncodeBatch<B> {
+    fn packed(&self) -> impl Iterator<Item = &PackedImages> {
         self.of_ranks.iter().map(AsRef::as_ref)
     }
 }
 
 /// The weights of a family with pictures.
-pub struct PictureModel<T> {
+pub struct VisionLanguageModel<T> {
     /// Turns pictures into rows of the vision cache.
     tower: T,
     /// Turns these and text into logits.
     decoder: Decoder,
 }
 
-impl<T: Tower> Weights<T::Config> for PictureModel<T> {
+impl<T: Tower> Weights<T::Config> for VisionLanguageModel<T> {
     type Batch = EncodeBatch<T::Batch>;
 
     fn claim(config: T::Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let (tower, decoder) = T::claim_model(config, map)?;
-        Ok(PictureModel { tower, decoder })
+        Ok(VisionLanguageModel { tower, decoder })
     }
 
     fn decoder(&self) -> &Decoder {
@@ -80,11 +80,11 @@ impl<T: Tower> Weights<T::Config> for PictureModel<T> {
     }
 
     fn patches(launch: &EncodeBatch<T::Batch>) -> usize {
-        launch.packed().map(PackedPictures::patches).sum()
+        launch.packed().map(PackedImages::patches).sum()
     }
 
     fn embeddings(launch: &EncodeBatch<T::Batch>) -> usize {
-        launch.packed().map(PackedPictures::embeddings).sum()
+        launch.packed().map(PackedImages::embeddings).sum()
     }
 
     fn encode<B: Backend>(
@@ -102,6 +102,6 @@ impl<T: Tower> Weights<T::Config> for PictureModel<T> {
         if own.as_ref().pictures() > 0 {
             self.tower.encode(scope, own, cache, depth)?;
         }
-        exchange_rows(scope, &launch.packed().map(PackedPictures::rows).collect::<Vec<_>>(), cache)
+        exchange_rows(scope, &launch.packed().map(PackedImages::rows).collect::<Vec<_>>(), cache)
     }
 }

@@ -6,17 +6,17 @@ use std::ops::Range;
 /// after it the parts that are added to the token after each of the decoder's first layers
 /// (DeepStack, Meng et al. 2024, arXiv 2406.04334).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PictureRow {
+pub struct EmbeddingLayout {
     /// Width of the decoder, and therefore of the embedding and of each part.
     pub hidden: usize,
     /// Number of parts after the embedding. Part `k` is added after layer `k`.
     pub parts: usize,
 }
 
-impl PictureRow {
+impl EmbeddingLayout {
     /// A row for a family whose tower produces only embeddings.
     pub const fn plain(hidden: usize) -> Self {
-        PictureRow { hidden, parts: 0 }
+        EmbeddingLayout { hidden, parts: 0 }
     }
 
     /// The row of `width` columns for a decoder of width `hidden`.
@@ -28,7 +28,7 @@ impl PictureRow {
             width >= hidden && width.is_multiple_of(hidden),
             "a row of {width} columns, where {hidden} are one part"
         );
-        PictureRow { hidden, parts: width / hidden - 1 }
+        EmbeddingLayout { hidden, parts: width / hidden - 1 }
     }
 
     /// Columns of the row.
@@ -53,9 +53,9 @@ mod tests {
 
     #[test]
     fn the_embedding_and_the_parts_share_a_row_without_a_gap() {
-        let row = PictureRow { hidden: 5, parts: 3 };
+        let row = EmbeddingLayout { hidden: 5, parts: 3 };
         assert_eq!((row.embedding(), row.part(0), row.part(2), row.width()), (0..5, 5..10, 15..20, 20));
-        assert_eq!(PictureRow::of_width(20, 5), row);
-        assert_eq!(PictureRow::of_width(5, 5), PictureRow::plain(5));
+        assert_eq!(EmbeddingLayout::of_width(20, 5), row);
+        assert_eq!(EmbeddingLayout::of_width(5, 5), EmbeddingLayout::plain(5));
     }
 }

@@ -7,17 +7,17 @@ use std::sync::Arc;
 
 use bursar_budgets::Bytes;
 
-use super::{ImageError, PictureLimits};
+use super::{ImageError, ResizeLimits};
 
 /// A picture as file content (PNG, JPEG, WebP, the first frame of a GIF, BMP or TIFF) or as pixels. Cloning shares the
 /// bytes.
 #[derive(Clone, PartialEq, Eq)]
-pub struct ImageBytes {
+pub struct EncodedImage {
     bytes: Arc<[u8]>,
     /// Set if the bytes are pixels already.
     size: Option<PixelSize>,
     name: Option<Arc<str>>,
-    own: PictureLimits,
+    own: ResizeLimits,
 }
 
 /// Width and height of decoded pixels.
@@ -43,10 +43,10 @@ impl fmt::Display for FileName {
     }
 }
 
-impl ImageBytes {
+impl EncodedImage {
     /// Takes encoded bytes. Nothing is checked before [`probe`](Self::probe) or [`decode`](Self::decode).
     pub fn new(encoded: impl Into<Arc<[u8]>>) -> Self {
-        ImageBytes { bytes: encoded.into(), size: None, name: None, own: PictureLimits::default() }
+        EncodedImage { bytes: encoded.into(), size: None, name: None, own: ResizeLimits::default() }
     }
 
     /// Takes decoded pixels, `[height, width, 3]` bytes of red, green and blue, rows from the top.
@@ -59,22 +59,22 @@ impl ImageBytes {
         match bytes.len() as u64 {
             _ if expected == 0 => Err(ImageError::Empty { width, height }),
             found if found != expected => Err(ImageError::PixelBytes { width, height, expected, found }),
-            _ => Ok(ImageBytes { size: Some(PixelSize { width, height }), ..ImageBytes::new(bytes) }),
+            _ => Ok(EncodedImage { size: Some(PixelSize { width, height }), ..EncodedImage::new(bytes) }),
         }
     }
 
     /// As [`new`](Self::new), with a name that errors and progress lines may show.
     pub fn named(encoded: impl Into<Arc<[u8]>>, name: impl Into<Arc<str>>) -> Self {
-        ImageBytes { name: Some(name.into()), ..ImageBytes::new(encoded) }
+        EncodedImage { name: Some(name.into()), ..EncodedImage::new(encoded) }
     }
 
     /// The same picture with limits of its own.
-    pub fn within(self, own: PictureLimits) -> Self {
-        ImageBytes { own, ..self }
+    pub fn within(self, own: ResizeLimits) -> Self {
+        EncodedImage { own, ..self }
     }
 
     /// Its own limits.
-    pub fn own_limits(&self) -> PictureLimits {
+    pub fn own_limits(&self) -> ResizeLimits {
         self.own
     }
 
@@ -86,7 +86,7 @@ impl ImageBytes {
         let path = path.as_ref();
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         match std::fs::File::open(path) {
-            Ok(file) => ImageBytes::read(&file, name, limits),
+            Ok(file) => EncodedImage::read(&file, name, limits),
             Err(error) => Err(ImageError::Unreadable { name, kind: error.kind() }),
         }
     }
@@ -103,7 +103,7 @@ impl ImageBytes {
         let mut encoded = Vec::new();
         file.take(limits.bytes_max.0.saturating_add(1)).read_to_end(&mut encoded).map_err(unreadable)?;
         limits.check_bytes(Bytes::of_slice(&encoded))?;
-        Ok(ImageBytes::named(encoded, name))
+        Ok(EncodedImage::named(encoded, name))
     }
 
     /// The bytes as they were given: encoded, or pixels.
@@ -128,7 +128,7 @@ impl ImageBytes {
 }
 
 /// Never the bytes themselves: they are the user's.
-impl fmt::Debug for ImageBytes {
+impl fmt::Debug for EncodedImage {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("ImageBytes").field("name", &self.name).field("bytes", &self.bytes.len()).finish()
     }
@@ -170,25 +170,25 @@ mod tests {
 
     #[test]
     fn pixels_are_taken_only_if_there_are_three_bytes_for_each() {
-        let image = ImageBytes::from_rgb(2, 3, vec![9; 18]).expect("2 x 3 pixels");
+        let image = EncodedImage::from_rgb(2, 3, vec![9; 18]).expect("2 x 3 pixels");
         assert_eq!((image.bytes(), image.pixel_size()), (&[9; 18][..], Some(PixelSize { width: 2, height: 3 })));
         for found in [15, 17, 19] {
-            let error = ImageBytes::from_rgb(2, 3, vec![9; found]).expect_err("no 2 x 3 pixels");
+            let error = EncodedImage::from_rgb(2, 3, vec![9; found]).expect_err("no 2 x 3 pixels");
             assert_eq!(error, ImageError::PixelBytes { width: 2, height: 3, expected: 18, found: found as u64 });
         }
         for (width, height) in [(0, 3), (2, 0)] {
-            let error = ImageBytes::from_rgb(width, height, vec![]).expect_err("a side is empty");
+            let error = EncodedImage::from_rgb(width, height, vec![]).expect_err("a side is empty");
             assert_eq!(error, ImageError::Empty { width, height });
         }
     }
 
     #[test]
     fn a_files_name_is_kept_for_errors_and_its_bytes_are_never_printed() {
-        let named = ImageBytes::named(b"my secret".to_vec(), "cat.jpg");
+        let named = EncodedImage::named(b"my secret".to_vec(), "cat.jpg");
         assert_eq!((named.name(), named.file_name().to_string()), (Some("cat.jpg"), " (cat.jpg)".to_owned()));
         assert_eq!(named.pixel_size(), None, "it is encoded");
         assert_eq!(format!("{named:?}"), r#"ImageBytes { name: Some("cat.jpg"), bytes: 9 }"#);
-        let unnamed = ImageBytes::new(b"my secret".to_vec());
+        let unnamed = EncodedImage::new(b"my secret".to_vec());
         assert_eq!((unnamed.name(), unnamed.file_name().to_string()), (None, String::new()));
     }
 

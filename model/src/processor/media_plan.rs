@@ -2,17 +2,17 @@
 
 use bursar_budgets::Bytes;
 
-use super::error::{VideoError, VisualError};
+use super::error::{MediaError, VideoError};
 use super::header::DecodeCost;
-use super::image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
+use super::image_processor::{EncoderInput, ImageProcessor, ResizePlan};
 use super::smart_resize::Size;
 use super::video_processor::{VideoPlan, VideoProcessor};
 use crate::Envelope;
-use crate::flow::{ImageBytes, ImageLimits, PictureHash, Video, Visual, VisualGrid};
+use crate::flow::{EncodedImage, ImageLimits, Media, MediaGrid, PictureHash, Video};
 
 /// A model's processors of pictures and videos.
 #[derive(Clone, Debug)]
-pub struct VisualProcessors {
+pub struct MediaProcessors {
     /// The processor of pictures, limited to the envelope.
     pub pictures: ImageProcessor,
     /// The processor of videos; each plan limits it to the patches that the pictures leave. `None` if the checkpoint
@@ -24,7 +24,7 @@ pub struct VisualProcessors {
 
 /// The limits of a request's pictures and videos.
 #[derive(Clone, Copy, Debug)]
-pub struct VisualLimits<'a> {
+pub struct MediaLimits<'a> {
     /// Limits how many there are, and their patches.
     pub envelope: &'a Envelope,
     /// Limits a picture or a frame before it is decoded.
@@ -33,17 +33,17 @@ pub struct VisualLimits<'a> {
 
 /// A picture or a video with its plan.
 #[derive(Clone, Debug)]
-pub enum VisualPlan {
+pub enum MediaPlan {
     /// A still picture.
     Image {
         /// The user's bytes.
-        picture: ImageBytes,
+        picture: EncodedImage,
         /// Its sizes after processing.
-        plan: PicturePlan,
+        plan: ResizePlan,
         /// Host bytes that decoding takes.
         cost: DecodeCost,
         /// Equal for equal bytes and an equal grid.
-        key: VisualKey,
+        key: MediaKey,
     },
     /// A video.
     Video {
@@ -52,7 +52,7 @@ pub enum VisualPlan {
         /// Its sizes after processing.
         plan: VideoPlan,
         /// Equal for equal frames and an equal grid.
-        key: VisualKey,
+        key: MediaKey,
     },
 }
 
@@ -60,19 +60,19 @@ pub enum VisualPlan {
 /// processors, equal keys mean equal pictures for the encoder, before anything is decoded. (A
 /// [`PictureHash`] finds equal pictures in different files too.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct VisualKey {
+pub struct MediaKey {
     file: [u8; 32],
     /// Hash of the cache salt; `None` if the request has no salt.
     salt: Option<[u8; 32]>,
 }
 
-impl VisualKey {
-    fn of(frames: &[ImageBytes], grid: VisualGrid) -> Self {
+impl MediaKey {
+    fn of(frames: &[EncodedImage], grid: MediaGrid) -> Self {
         // A video of one frame is not that picture, because videos have their own processor.
         let kind = match grid {
-            VisualGrid::Image(_) => [0; 3],
-            VisualGrid::Video { .. } => [1, 0, 0],
-            VisualGrid::Tiles { tiles, .. } => [2, tiles.columns, tiles.rows],
+            MediaGrid::Image(_) => [0; 3],
+            MediaGrid::Video { .. } => [1, 0, 0],
+            MediaGrid::Tiles { tiles, .. } => [2, tiles.columns, tiles.rows],
         };
         let step = grid.each();
         let mut hasher = blake3::Hasher::new();
@@ -89,7 +89,7 @@ impl VisualKey {
             hasher.update(&(frame.bytes().len() as u64).to_le_bytes());
             hasher.update(frame.bytes());
         }
-        VisualKey { file: *hasher.finalize().as_bytes(), salt: None }
+        MediaKey { file: *hasher.finalize().as_bytes(), salt: None }
     }
 
     /// Cache key of one of the visual's pictures: the picture's hash, keyed with the salt if there is one.
@@ -101,25 +101,25 @@ impl VisualKey {
     }
 }
 
-impl VisualPlan {
+impl MediaPlan {
     /// What its placeholder grows to.
-    pub fn grid(&self) -> VisualGrid {
+    pub fn grid(&self) -> MediaGrid {
         match self {
-            VisualPlan::Image { plan, .. } => plan.visual(),
-            VisualPlan::Video { plan, .. } => plan.grid(),
+            MediaPlan::Image { plan, .. } => plan.visual(),
+            MediaPlan::Video { plan, .. } => plan.grid(),
         }
     }
 
     /// The key that recognises it.
-    pub fn key(&self) -> VisualKey {
+    pub fn key(&self) -> MediaKey {
         match self {
-            VisualPlan::Image { key, .. } | VisualPlan::Video { key, .. } => *key,
+            MediaPlan::Image { key, .. } | MediaPlan::Video { key, .. } => *key,
         }
     }
 
     /// Shares cache entries only with requests of the same salt, so that other requests cannot detect this picture.
     pub fn salted(mut self, salt: &str) -> Self {
-        let (VisualPlan::Image { key, .. } | VisualPlan::Video { key, .. }) = &mut self;
+        let (MediaPlan::Image { key, .. } | MediaPlan::Video { key, .. }) = &mut self;
         key.salt = Some(*blake3::hash(salt.as_bytes()).as_bytes());
         self
     }
@@ -127,21 +127,21 @@ impl VisualPlan {
     /// Host bytes of its resized frames, which stay until they are encoded.
     pub fn patches_bytes(&self) -> Bytes {
         match self {
-            VisualPlan::Image { plan, .. } => plan.patches_bytes(),
-            VisualPlan::Video { plan, .. } => plan.patches_bytes(),
+            MediaPlan::Image { plan, .. } => plan.patches_bytes(),
+            MediaPlan::Video { plan, .. } => plan.patches_bytes(),
         }
     }
 
     /// Peak host bytes of processing. For a picture they include its resized pixels.
     pub fn decoding_bytes(&self) -> Bytes {
         match self {
-            VisualPlan::Image { plan, cost, .. } => cost.peak_bytes().max(cost.rgb_bytes + plan.host_bytes),
-            VisualPlan::Video { plan, .. } => plan.decoding_bytes,
+            MediaPlan::Image { plan, cost, .. } => cost.peak_bytes().max(cost.rgb_bytes + plan.host_bytes),
+            MediaPlan::Video { plan, .. } => plan.decoding_bytes,
         }
     }
 }
 
-impl VisualProcessors {
+impl MediaProcessors {
     /// Plans all of a request's pictures and videos. It reads the headers of files and hashes their bytes. Pictures are
     /// resized to at most `picture_patches` each. The steps of the videos share evenly what the pictures and the text
     /// between steps leave of [`Envelope::video_patches`], and no step has more patches than a picture may. So the
@@ -149,11 +149,11 @@ impl VisualProcessors {
     ///
     /// # Errors
     /// The first picture or video outside the limits, with the limit and the value.
-    pub fn plan(&self, visuals: &[Visual], limits: VisualLimits<'_>) -> Result<Vec<VisualPlan>, VisualError> {
+    pub fn plan(&self, visuals: &[Media], limits: MediaLimits<'_>) -> Result<Vec<MediaPlan>, MediaError> {
         self.check_counts(visuals, limits.envelope)?;
         let pictures = visuals.iter().filter_map(|visual| match visual {
-            Visual::Image(picture) => Some(picture),
-            Visual::Video(_) => None,
+            Media::Image(picture) => Some(picture),
+            Media::Video(_) => None,
         });
         let pictures = pictures.enumerate().map(|(index, picture)| self.plan_picture(index, picture, limits));
         let pictures = pictures.collect::<Result<Vec<_>, _>>()?;
@@ -161,26 +161,26 @@ impl VisualProcessors {
         let merge = self.pictures.config().merge();
         let limit = limits.envelope.visual_patches(merge);
         if taken > limit {
-            return Err(VisualError::PicturesTooLarge { tokens: merge.tokens(taken), limit: merge.tokens(limit) });
+            return Err(MediaError::PicturesTooLarge { tokens: merge.tokens(taken), limit: merge.tokens(limit) });
         }
         let step_patches_max = self.step_patches_max(visuals, taken, limits.envelope);
         let (mut pictures, mut index) = (pictures.into_iter(), 0);
-        let plan = |visual: &Visual| match visual {
-            Visual::Image(_) => Ok(pictures.next().expect("each picture is planned")),
-            Visual::Video(video) => {
+        let plan = |visual: &Media| match visual {
+            Media::Image(_) => Ok(pictures.next().expect("each picture is planned")),
+            Media::Video(video) => {
                 let videos = self.of_videos();
                 let plan = videos.and_then(|videos| videos.plan(video, limits.image, step_patches_max));
-                let plan = plan.map_err(|source| VisualError::Video { index, source })?;
+                let plan = plan.map_err(|source| MediaError::Video { index, source })?;
                 index += 1;
-                let key = VisualKey::of(video.frames(), plan.grid());
-                Ok(VisualPlan::Video { video: video.clone(), plan, key })
+                let key = MediaKey::of(video.frames(), plan.grid());
+                Ok(MediaPlan::Video { video: video.clone(), plan, key })
             }
         };
         visuals.iter().map(plan).collect()
     }
 
     /// Maximum patches of each step of the videos if the pictures have `taken` patches.
-    fn step_patches_max(&self, visuals: &[Visual], taken: usize, envelope: &Envelope) -> usize {
+    fn step_patches_max(&self, visuals: &[Media], taken: usize, envelope: &Envelope) -> usize {
         let Some(videos) = &self.videos else { return 0 };
         let steps: usize = frames_of_videos(visuals).map(|frames| videos.steps(frames)).sum();
         let text_tokens = steps.saturating_mul(self.step_text_tokens);
@@ -188,10 +188,10 @@ impl VisualProcessors {
         (left / steps.max(1)).min(envelope.picture_patches)
     }
 
-    fn check_counts(&self, visuals: &[Visual], envelope: &Envelope) -> Result<(), VisualError> {
-        let pictures = visuals.iter().filter(|visual| matches!(visual, Visual::Image(_))).count();
+    fn check_counts(&self, visuals: &[Media], envelope: &Envelope) -> Result<(), MediaError> {
+        let pictures = visuals.iter().filter(|visual| matches!(visual, Media::Image(_))).count();
         if pictures > envelope.pictures {
-            return Err(VisualError::TooManyPictures { pictures, limit: envelope.pictures });
+            return Err(MediaError::TooManyPictures { pictures, limit: envelope.pictures });
         }
         let limit = envelope.video_frames;
         let frames: usize = frames_of_videos(visuals).sum();
@@ -204,7 +204,7 @@ impl VisualProcessors {
                 _ if so_far > limit => VideoError::TooManyFrames { frames, limit },
                 _ => continue,
             };
-            return Err(VisualError::Video { index, source });
+            return Err(MediaError::Video { index, source });
         }
         Ok(())
     }
@@ -216,20 +216,20 @@ impl VisualProcessors {
     fn plan_picture(
         &self,
         index: usize,
-        picture: &ImageBytes,
-        limits: VisualLimits<'_>,
-    ) -> Result<VisualPlan, VisualError> {
-        let error = |source| VisualError::Picture { index, file: picture.file_name(), source };
+        picture: &EncodedImage,
+        limits: MediaLimits<'_>,
+    ) -> Result<MediaPlan, MediaError> {
+        let error = |source| MediaError::Picture { index, file: picture.file_name(), source };
         let header = picture.probe(limits.image).map_err(error)?;
         let (source, limit) = (Size { width: header.width, height: header.height }, limits.envelope.picture_patches);
         let plan = self.pictures.plan_own(source, picture.own_limits(), limit).map_err(error)?;
         // Resizing can leave a very thin picture larger than the limit.
         let patches = plan.patches;
         if patches > limit {
-            return Err(VisualError::PictureTooLarge { index, file: picture.file_name(), patches, limit });
+            return Err(MediaError::PictureTooLarge { index, file: picture.file_name(), patches, limit });
         }
-        let key = VisualKey::of(std::slice::from_ref(picture), plan.visual());
-        Ok(VisualPlan::Image { picture: picture.clone(), plan, cost: header.cost, key })
+        let key = MediaKey::of(std::slice::from_ref(picture), plan.visual());
+        Ok(MediaPlan::Image { picture: picture.clone(), plan, cost: header.cost, key })
     }
 
     /// Decodes, resizes and hashes the planned visuals that are wanted, by their index. Returns one result per picture,
@@ -239,27 +239,27 @@ impl VisualProcessors {
     /// A file is damaged after its header, or a frame's size differs from the plan's.
     pub fn process(
         &self,
-        plans: &[VisualPlan],
+        plans: &[MediaPlan],
         limits: &ImageLimits,
         is_wanted: impl Fn(usize) -> bool,
-    ) -> Result<Vec<ProcessedPicture>, VisualError> {
+    ) -> Result<Vec<EncoderInput>, MediaError> {
         let (mut pictures, mut videos) = (0, 0);
-        let mut processed: Vec<ProcessedPicture> = Vec::new();
+        let mut processed: Vec<EncoderInput> = Vec::new();
         for (number, plan) in plans.iter().enumerate() {
             let first = processed.len();
             match plan {
-                VisualPlan::Image { picture, plan, .. } => {
+                MediaPlan::Image { picture, plan, .. } => {
                     if is_wanted(number) {
                         let whole = picture.decode(limits).map(|decoded| self.pictures.process_planned(&decoded, plan));
                         let (index, file) = (pictures, picture.file_name());
-                        processed.extend(whole.map_err(|source| VisualError::Picture { index, file, source })?);
+                        processed.extend(whole.map_err(|source| MediaError::Picture { index, file, source })?);
                     }
                     pictures += 1;
                 }
-                VisualPlan::Video { video, plan, .. } => {
+                MediaPlan::Video { video, plan, .. } => {
                     if is_wanted(number) {
                         let steps = self.of_videos().and_then(|videos| videos.process(video, plan, limits));
-                        processed.extend(steps.map_err(|source| VisualError::Video { index: videos, source })?);
+                        processed.extend(steps.map_err(|source| MediaError::Video { index: videos, source })?);
                     }
                     videos += 1;
                 }
@@ -272,10 +272,10 @@ impl VisualProcessors {
     }
 }
 
-fn frames_of_videos(visuals: &[Visual]) -> impl Iterator<Item = usize> {
+fn frames_of_videos(visuals: &[Media]) -> impl Iterator<Item = usize> {
     visuals.iter().filter_map(|visual| match visual {
-        Visual::Video(video) => Some(video.frames().len()),
-        Visual::Image(_) => None,
+        Media::Video(video) => Some(video.frames().len()),
+        Media::Image(_) => None,
     })
 }
 
@@ -287,25 +287,25 @@ mod tests {
     #[test]
     fn a_file_is_known_by_its_bytes_its_size_and_whether_it_is_a_frame() {
         let grid = Grid { t: 1, h: 4, w: 8 };
-        let (file, other) = ([ImageBytes::new(&b"one"[..])], [ImageBytes::new(&b"other"[..])]);
-        let key = VisualKey::of(&file, VisualGrid::Image(grid));
-        assert_eq!(key, VisualKey::of(&file, VisualGrid::Image(grid)));
-        assert_ne!(key, VisualKey::of(&other, VisualGrid::Image(grid)));
-        assert_ne!(key, VisualKey::of(&file, VisualGrid::Image(Grid { h: 8, w: 4, ..grid })));
-        let pixels = |width, height| [ImageBytes::from_rgb(width, height, &b"one two"[..6]).expect("two pixels")];
+        let (file, other) = ([EncodedImage::new(&b"one"[..])], [EncodedImage::new(&b"other"[..])]);
+        let key = MediaKey::of(&file, MediaGrid::Image(grid));
+        assert_eq!(key, MediaKey::of(&file, MediaGrid::Image(grid)));
+        assert_ne!(key, MediaKey::of(&other, MediaGrid::Image(grid)));
+        assert_ne!(key, MediaKey::of(&file, MediaGrid::Image(Grid { h: 8, w: 4, ..grid })));
+        let pixels = |width, height| [EncodedImage::from_rgb(width, height, &b"one two"[..6]).expect("two pixels")];
         let (wide, tall) = (pixels(2, 1), pixels(1, 2));
-        let key = VisualKey::of(&wide, VisualGrid::Image(grid));
-        assert_ne!(key, VisualKey::of(&tall, VisualGrid::Image(grid)), "the same bytes in other rows");
-        assert_ne!(key, VisualKey::of(&[ImageBytes::new(&b"one tw"[..])], VisualGrid::Image(grid)), "or in a file");
-        let key = VisualKey::of(&file, VisualGrid::Image(grid));
+        let key = MediaKey::of(&wide, MediaGrid::Image(grid));
+        assert_ne!(key, MediaKey::of(&tall, MediaGrid::Image(grid)), "the same bytes in other rows");
+        assert_ne!(key, MediaKey::of(&[EncodedImage::new(&b"one tw"[..])], MediaGrid::Image(grid)), "or in a file");
+        let key = MediaKey::of(&file, MediaGrid::Image(grid));
         let tiled = |columns, rows, has_thumbnail| {
             let tiles = Tiles { columns, rows, has_thumbnail };
-            VisualKey::of(&file, VisualGrid::Tiles { tile: grid, tiles })
+            MediaKey::of(&file, MediaGrid::Tiles { tile: grid, tiles })
         };
         let keys = [key, tiled(1, 1, false), tiled(2, 1, false), tiled(1, 2, false), tiled(2, 1, true)];
         let distinct: std::collections::BTreeSet<_> = keys.into_iter().collect();
         assert_eq!(distinct.len(), keys.len(), "the same file in other tiles");
-        let video = VisualGrid::Video { step: grid, steps: 1, frames: 1, frames_per_second: 2.0 };
-        assert_ne!(key, VisualKey::of(&file, video));
+        let video = MediaGrid::Video { step: grid, steps: 1, frames: 1, frames_per_second: 2.0 };
+        assert_ne!(key, MediaKey::of(&file, video));
     }
 }
