@@ -1,4 +1,4 @@
-//! What a model computes with: the CPU's threads over host memory, or a GPU's kernels.
+//! Executors of a model: CPU threads over host memory, or the kernels of a GPU.
 
 use std::{
     ops::{ControlFlow, Deref},
@@ -22,33 +22,36 @@ use crate::{
     compute::memory::EngineMemory,
 };
 
-/// What passes are planned for and run on, for each rank. Clones share it.
+/// The target that passes are planned for and run on, for each rank. Clones share it.
 #[derive(Clone)]
 pub struct Executor {
     ranks: Arc<[OfRank]>,
-    /// What steps of several GPUs exchange through, where kernels of ours cannot or are not to.
+    /// Runs the collectives of steps on several GPUs if our kernels cannot, or if the user asks for
+    /// NCCL.
     nccl: Option<Arc<Nccl>>,
 }
 
-/// What the passes of a rank run on.
+/// The executor of one rank.
 #[derive(Clone)]
 enum OfRank {
-    /// Threads of the CPU that share an operation, over host memory.
+    /// CPU threads that share the work of each operation, over host memory.
     Cpu { threads: usize },
-    /// The loaded kernels of a GPU.
     Cuda(Loaded),
 }
 
-/// How long a rank waits for the others before they count as gone.
+/// How long a rank waits for the other ranks before they count as dead.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long one does that has encoded its pictures, if any: they are shared out whole, so others may have all the work. A
-/// rank that dies is missed at once.
+/// How long a rank that has encoded its own pictures waits for the others. Whole pictures are
+/// distributed, so the other ranks may have all the work. The death of a rank is noticed at once.
 const PICTURES_PATIENCE: Duration = Duration::from_secs(600);
 
-/// The loaded kernels of a GPU. Unloading takes a moment, and waits for any thread that takes or measures memory of the
-/// device. If the last clone is dropped on a tokio thread, other threads take over that thread's tasks. The drop
-/// returns only when unloading is done, because a program that ended earlier would take the driver away from under it.
+/// The loaded kernels of a GPU.
+///
+/// Unloading takes a moment, and waits for any thread that allocates or measures memory of the
+/// device. If the last clone is dropped on a tokio thread, other threads take over that thread's
+/// tasks. The drop returns only when unloading is complete, because a program that exited earlier
+/// would unload the driver during the call.
 #[derive(Clone)]
 pub struct Loaded(Option<Arc<CudaKernels>>);
 
@@ -73,7 +76,7 @@ impl Drop for Loaded {
 }
 
 impl Executor {
-    /// The target for `device`, in the best of its types. Ranks on a CPU share its threads.
+    /// The target for `device` with its best data types. Ranks on a CPU share its threads.
     ///
     /// # Errors
     /// A GPU cannot be queried.
@@ -85,11 +88,12 @@ impl Executor {
         }
     }
 
-    /// The executor for `target` on `device`. On a GPU this loads the kernels and cuBLASLt; for GPUs that cannot reach each
-    /// other's memory, that are not Hopper's, or with `through_nccl`, NCCL as well.
+    /// Opens the executor for `target` on `device`. On a GPU this loads the kernels and cuBLASLt.
+    /// On several GPUs it also loads NCCL if they cannot access each other's memory, if they are
+    /// not Hopper GPUs, or if `through_nccl` is set.
     ///
     /// # Errors
-    /// Something that a GPU needs is missing.
+    /// A library or a kernel that a GPU needs is missing.
     pub fn on(
         device: &Arc<dyn Device>,
         target: Target,
@@ -97,7 +101,8 @@ impl Executor {
         through_nccl: bool,
     ) -> Result<Self, OpenError> {
         let gpus = gpus(device);
-        // Looked for first: what is missing is known before anything is loaded.
+        // NCCL is opened first, so that a missing library is reported before anything else is
+        // loaded.
         let nccl = match why_nccl(&gpus, target, through_nccl)? {
             Some(why) => Some(Arc::new(Nccl::open(&gpus, search, &why)?)),
             None => None,
@@ -112,7 +117,6 @@ impl Executor {
         Ok(Executor { ranks, nccl })
     }
 
-    /// The target that plans are made for.
     pub fn target(&self) -> Target {
         match &self.ranks[0] {
             OfRank::Cpu { threads } => Target::Cpu { threads: *threads },
@@ -120,14 +124,14 @@ impl Executor {
         }
     }
 
-    /// The libraries, with their versions. None on a CPU.
+    /// The loaded libraries with their versions. `None` on a CPU.
     pub fn library(&self) -> Option<String> {
         let products = self.kernels().next().map(|kernels| kernels.library())?;
         let exchanges = self.nccl.as_ref().map(|nccl| format!(", NCCL {}", nccl.version()));
         Some(products + &exchanges.unwrap_or_default())
     }
 
-    /// The fastest algorithm measured for each product. None on a CPU, which has no choice.
+    /// The fastest algorithm measured for each GEMM. `None` on a CPU, which has no choice.
     pub fn tuning(&self) -> Option<Tuning> {
         self.kernels().next().map(|kernels| kernels.tuning())
     }
@@ -145,8 +149,8 @@ impl Executor {
         })
     }
 
-    /// Starts a lane over the ranks' `workspace`, which must belong to `memory`. Ranks that are to run steps, or to share
-    /// pictures out, are linked.
+    /// Starts a lane over the ranks' `workspace`, which must belong to `memory`. `is_linked` links
+    /// the ranks. Ranks that run steps or distribute pictures among each other must be linked.
     ///
     /// # Errors
     /// A GPU refuses a stream or page-locked memory.
@@ -179,7 +183,8 @@ impl Executor {
         let mut links = match (is_linked, is_step) {
             (false, _) => Vec::new(),
             (true, true) => self.link(device_of_all, memory)?,
-            // Kernels that wait for other ranks in two lanes at once could wait for each other.
+            // The vision lane exchanges by copies: if kernels of two lanes waited for other ranks
+            // at the same time, they could deadlock.
             (true, false) => {
                 CopyLink::between(&gpus(device_of_all), patience)?.into_iter().map(RankLink::from).collect()
             }
@@ -196,7 +201,8 @@ impl Executor {
                     cuda = cuda.with_copies()?;
                 }
                 if ranks_of_a_device(devices(device_of_all)) > 1 {
-                    // To load a kernel of its own, cuBLASLt waits for what may wait for this rank.
+                    // To load one of its kernels, cuBLASLt waits for running kernels, which may in
+                    // turn wait for this rank.
                     cuda = cuda.with_products_by(GemmBackend::Ours);
                 }
                 let runner = ModelRunner::new(cuda, workspace.clone(), model.clone(), memory.clone());
@@ -206,34 +212,39 @@ impl Executor {
         Ok(Lane::of_ranks(name, on_gpus))
     }
 
-    /// The ends of a new link between GPUs for steps. No lane over an earlier one is left.
+    /// Creates a link between GPUs for steps, one end per rank. No lane over an earlier link may be
+    /// left.
     fn link(&self, device: &Arc<dyn Device>, memory: &EngineMemory) -> Result<Vec<RankLink>, OpenError> {
         let exchange = memory.exchange.as_ref().expect("GPUs of several ranks have memory to exchange in");
         let addresses = exchange.addresses(self.ranks.len());
         if let Some(nccl) = &self.nccl {
             let kernels: Vec<_> = self.kernels().map(|kernels| &**kernels).collect();
-            // SAFETY: it is backed for an exchange of that size and open to ranks that reach it, no lane uses it yet, and the
-            // runners of all ranks hold it until their work has ended.
+            // SAFETY: the memory is backed for exchanges of `largest` bytes and open to the ranks
+            // that can reach it, no lane uses it yet, and the runners of all ranks keep it alive
+            // until their work has ended.
             let links = unsafe { NcclLink::between(nccl, &kernels, &addresses, exchange.largest(), PATIENCE) }?;
             return Ok(links.into_iter().map(RankLink::from).collect());
         }
         for (kernels, address) in self.kernels().zip(&addresses) {
             let cuda = Cuda::new(kernels)?;
-            // SAFETY: it is backed for an exchange of that size, and no lane uses it yet.
+            // SAFETY: the memory is backed for exchanges of `largest` bytes, and no lane uses it
+            // yet.
             unsafe { CudaLink::clear(&cuda, *address) }.map_err(of_device)?;
         }
         let Target::Cuda(CudaTarget { processors, .. }) = self.target() else { unreachable!("these are GPUs") };
         let sharing = ranks_of_a_device(devices(device));
-        // SAFETY: it is open to all ranks and cleared, and the runners of all ranks hold it until their work has ended.
+        // SAFETY: the memory is open to all ranks and cleared, and the runners of all ranks keep it
+        // alive until their work has ended.
         let links = unsafe { CudaLink::between(&addresses, exchange.largest(), PATIENCE, processors, sharing) };
         Ok(links.into_iter().map(RankLink::from).collect())
     }
 
-    /// Copies each rank's part of a checkpoint's weights into `segment`, all at the same time; see [`Model::load`].
-    /// `progress` is told of the first rank's bytes, and asked by all whether to go on.
+    /// Copies each rank's part of a checkpoint's weights into `segment`, on all ranks at the same
+    /// time; see [`Model::load`]. `progress` is called by every rank and decides whether that rank
+    /// continues. Only the first rank passes its bytes, done and total.
     ///
     /// # Errors
-    /// As [`Model::load`].
+    /// The same as for [`Model::load`].
     pub fn load(
         &self,
         checkpoint: &Checkpoint,
@@ -264,7 +275,7 @@ impl OfRank {
         progress: impl FnMut(Bytes, Bytes) -> ControlFlow<()>,
     ) -> Result<Model, LoadError> {
         match self {
-            // Copying needs only one thread.
+            // One thread is enough to copy weights.
             OfRank::Cpu { .. } => Model::load_rank(checkpoint, rank, &Cpu::new(1), segment, progress),
             OfRank::Cuda(kernels) => {
                 let cuda = Cuda::new(kernels).map_err(|error| match error {
@@ -272,7 +283,7 @@ impl OfRank {
                     error => unreachable!("what is loaded is not looked for again: {error}"),
                 })?;
                 let model = Model::load_rank(checkpoint, rank, &cuda, segment, progress)?;
-                // The copies are still running, and lanes use other streams.
+                // The copies are still running, and lanes use other streams, so wait for them here.
                 cuda.wait()?;
                 Ok(model)
             }
@@ -280,12 +291,13 @@ impl OfRank {
     }
 }
 
-/// A loaded model: what each rank has of it. Clones share it. What all ranks agree on is read from the first.
+/// A loaded model, with one part for each rank. Clones share it. Values that are equal on all ranks
+/// are read from the first.
 #[derive(Clone)]
 pub struct Models(Arc<[Arc<Model>]>);
 
 impl Models {
-    /// What the first rank has, which knows all that is not a weight.
+    /// The part of the first rank, which also has all data other than weights.
     pub fn of_first_rank(&self) -> Arc<Model> {
         self.0[0].clone()
     }
@@ -303,7 +315,7 @@ impl Deref for Models {
     }
 }
 
-/// The devices of its ranks.
+/// The devices of the ranks of a group, or the device itself.
 fn devices(device: &Arc<dyn Device>) -> &[Arc<dyn Device>] {
     match device.ranks() {
         [] => slice::from_ref(device),
@@ -311,12 +323,12 @@ fn devices(device: &Arc<dyn Device>) -> &[Arc<dyn Device>] {
     }
 }
 
-/// The GPUs of its ranks; none on a host.
+/// The GPUs of the ranks. Empty on a host device.
 fn gpus(device: &Arc<dyn Device>) -> Vec<Arc<CudaDevice>> {
     devices(device).iter().filter_map(|device| device.clone().as_cuda()).collect()
 }
 
-/// Why steps on these GPUs exchange through NCCL, if they do.
+/// The reason why steps on these GPUs use NCCL for collectives. `None` if they do not.
 fn why_nccl(gpus: &[Arc<CudaDevice>], target: Target, is_wanted: bool) -> Result<Option<String>, OpenError> {
     let Target::Cuda(target) = target else { return Ok(None) };
     if gpus.len() < 2 {
@@ -334,13 +346,14 @@ fn why_nccl(gpus: &[Arc<CudaDevice>], target: Target, is_wanted: bool) -> Result
     Ok((!is_hopper).then(|| format!("{} has no kernels for collectives", Target::Cuda(target).name())))
 }
 
-/// The most ranks that share a device: one, but in tests on a machine with one GPU.
+/// The largest number of ranks that share a device. It is one except in tests on a machine with one
+/// GPU.
 fn ranks_of_a_device(devices: &[Arc<dyn Device>]) -> usize {
     let sharers = |one: &Arc<dyn Device>| devices.iter().filter(|other| other.label() == one.label()).count();
     devices.iter().map(sharers).max().unwrap_or(1)
 }
 
-/// Of work that only copies.
+/// Converts the error of work that only copies.
 fn of_device(error: KernelError) -> OpenError {
     match error {
         KernelError::Device(error) => OpenError::Device(error),

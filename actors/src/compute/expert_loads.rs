@@ -1,29 +1,30 @@
-//! How evenly a mixture's tokens are shared out among its experts.
+//! Balance of the tokens of a mixture-of-experts model across its experts.
 
 use std::time::{Duration, Instant};
 
 use bursar_kernels::ops::transfer::Later;
 
-/// How often a lane looks: the counters take some KiB to read.
+/// Interval between two reads of the counters, which take a few KiB.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// What a lane saw when it looked last.
+/// Counters of a lane at the last read.
 pub(super) struct ExpertLoads {
     experts: usize,
     looked: Instant,
     before: Vec<u32>,
 }
 
-/// The counters on their way to the host.
+/// A download of the counters that is still running.
 pub(super) type PendingLoads = Later<u32>;
 
 impl ExpertLoads {
-    /// For layers of `experts` experts. The first look is due at once, and only says where to count from.
+    /// Starts for layers of `experts` experts. The first read is due at once and only sets the
+    /// baseline.
     pub(super) fn new(experts: usize, now: Instant) -> Self {
         ExpertLoads { experts, looked: now.checked_sub(EVERY).unwrap_or(now), before: Vec::new() }
     }
 
-    /// Whether it is time to look. If so, the next time is counted from `now`.
+    /// Whether a read is due. If it is, the next interval starts at `now`.
     pub(super) fn is_due(&mut self, now: Instant) -> bool {
         let is_due = now.duration_since(self.looked) >= EVERY;
         if is_due {
@@ -32,9 +33,9 @@ impl ExpertLoads {
         is_due
     }
 
-    /// How many times as often the busiest expert was chosen as the average one since the look before, in the layer where
-    /// that is most. `counts` are those of all layers, one after the other. None if nothing was chosen, or at the first
-    /// look.
+    /// Ratio of the tokens of the busiest expert to the average per expert since the last read, in
+    /// the layer where the ratio is largest. `counts` holds the counters of all layers, one layer
+    /// after the other. `None` if no expert was chosen, or at the first read.
     pub(super) fn imbalance(&mut self, counts: Vec<u32>) -> Option<f64> {
         let before = std::mem::replace(&mut self.before, counts);
         let since = self.before.iter().zip(&before).map(|(now, before)| now.wrapping_sub(*before)).collect::<Vec<_>>();
@@ -55,7 +56,8 @@ mod tests {
     fn the_layer_that_is_shared_out_worst_counts_from_the_second_look_on() {
         let mut loads = ExpertLoads::new(4, Instant::now());
         assert_eq!(loads.imbalance(vec![9, 9, 9, 9, u32::MAX, 0, 0, 0]), None, "where to count from");
-        // The first layer evenly, the second one over the end of its counter: 8 of 10.
+        // The first layer is balanced. In the second layer one counter overflows and gets 8 of 10
+        // tokens.
         assert_eq!(loads.imbalance(vec![10, 10, 10, 10, 7, 1, 1, 0]), Some(3.2));
         assert_eq!(loads.imbalance(vec![10, 10, 10, 10, 7, 1, 1, 0]), None, "nothing was chosen");
         assert_eq!(loads.imbalance(vec![11, 11, 11, 11, 7, 1, 1, 0]), Some(1.0), "one layer stood still");

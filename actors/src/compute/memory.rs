@@ -1,4 +1,4 @@
-//! The memory that an engine serves from: leased by the profile, used by the lanes.
+//! The memory that an engine serves from. The profile leases it, and the lanes use it.
 
 use std::{
     ops::Deref,
@@ -19,34 +19,36 @@ use crate::compute::graph::{Captured, GraphShape};
 
 /// All memory of an engine except the weights.
 ///
-/// Unmapping a whole card takes a third of a second. If this is dropped on a tokio thread, another thread does that. On
-/// a lane's own thread it is done when the drop returns.
+/// Unmapping the memory of a whole GPU takes a third of a second. If this value is dropped on a
+/// tokio thread, another thread unmaps the memory. If it is dropped on a lane's thread, the memory
+/// is unmapped when the drop returns.
 pub struct EngineMemory(Option<EngineParts>);
 
-/// The parts of an engine's memory.
 pub struct EngineParts {
     /// Temporaries of steps.
     pub step_workspace: Arc<Segment>,
-    /// Buffers in which steps choose tokens, for the steps after them to read.
+    /// Buffers in which a step chooses tokens and from which the next step reads them.
     pub sampling: SamplingMemory,
-    /// Temporaries of vision launches. None for a model without pictures.
+    /// Temporaries of encoder batches. `None` for a model without pictures.
     pub vision_workspace: Option<Arc<Segment>>,
-    /// Embeddings of pictures. None for a model without pictures.
+    /// Embeddings of pictures (encoder cache). `None` for a model without pictures.
     pub vision_cache: Option<VisionCache>,
-    /// Keys and values.
+    /// The KV cache.
     pub kv: KvMemory,
-    /// Where keys and values go that have to leave the device. None if the user set no `swap_space`.
+    /// Host memory for KV cache blocks that are evicted from the device. `None` if the user set no
+    /// `swap_space`.
     pub host_kv: Option<HostKv>,
-    /// Where pictures' embeddings go that have to leave the vision cache. None likewise, and for a model without pictures.
+    /// Host memory for embeddings that are evicted from the vision cache. `None` without
+    /// `swap_space`, and for a model without pictures.
     pub host_pictures: Option<HostEncoderCache>,
-    /// The inputs of captured steps, and the lease for the graphs. None on a device without graphs.
+    /// The inputs of captured steps, and the lease for the graphs. `None` on a device without
+    /// graphs.
     pub graphs: Option<GraphInputs>,
-    /// Where the ranks of several GPUs exchange what they computed.
+    /// Memory for collectives between the ranks of several GPUs.
     pub exchange: Option<ExchangeMemory>,
 }
 
 impl EngineMemory {
-    /// Joins the parts.
     pub fn new(parts: EngineParts) -> Self {
         EngineMemory(Some(parts))
     }
@@ -70,8 +72,8 @@ impl Drop for EngineMemory {
     }
 }
 
-/// Buffers for the parameters of sampling, the chosen tokens and reports. The newest tokens stay on the device, where
-/// the next step reads them before the host has.
+/// Buffers for sampling parameters, chosen tokens and reports. The newest tokens stay on the
+/// device, where the next step reads them before the host receives them.
 pub struct SamplingMemory {
     segment: Segment,
     shape: SamplingShape,
@@ -83,68 +85,67 @@ impl SamplingMemory {
         DType::U32.bytes(shape.words()).round_up(page)
     }
 
-    /// Takes a segment that is backed for sampling buffers of `shape`.
+    /// Wraps a segment that is backed for sampling buffers of `shape`.
     ///
     /// # Panics
-    /// If less is backed.
+    /// If fewer bytes are backed.
     pub fn over(segment: Segment, shape: SamplingShape) -> Self {
         let bytes = DType::U32.bytes(shape.words());
         assert!(bytes <= segment.backed(), "sampling buffers of {bytes} in {}", segment.backed());
         SamplingMemory { segment, shape }
     }
 
-    /// A rank's buffers as tensors.
+    /// The buffers of one rank as tensors.
     pub fn buffers(&self, rank: Rank) -> SamplingBuffers<'_> {
-        // SAFETY: the segment is backed for these words, page-aligned, and outlives the borrow. Only the step lane
-        // touches it, one pass after another.
+        // SAFETY: the segment is backed for these words, page-aligned, and outlives the borrow.
+        // Only the step lane uses it, one pass after another.
         let words =
             unsafe { Tensor::persistent(self.segment.address_on(rank.index()), [self.shape.words()], DType::U32) };
         SamplingBuffers::over(words, self.shape)
     }
 }
 
-/// The inputs of decode steps, captured or not. All sizes share one place, because the steps of a lane run in order.
-/// Also holds the lease that pays for the graphs.
+/// The inputs of decode steps, captured or not. All sizes share the same addresses, because the
+/// steps of a lane run in order. This type also holds the lease that pays for the graphs.
 pub struct GraphInputs {
     segment: Segment,
     shape: GraphShape,
-    /// The driver holds this many bytes for the graphs, at no address of ours.
+    /// Lease of the bytes that the driver holds for the graphs, at addresses unknown to us.
     paid: OnceLock<Lease>,
-    /// How many sizes the current lane has captured.
+    /// The number of sizes that the current lane has captured.
     captured: Arc<Captured>,
 }
 
 impl GraphInputs {
-    /// Takes a segment that is backed for the inputs of the largest step of `shape`.
+    /// Wraps a segment that is backed for the inputs of the largest step of `shape`.
     ///
     /// # Panics
-    /// If less is backed.
+    /// If fewer bytes are backed.
     pub fn over(segment: Segment, shape: GraphShape) -> Self {
         let bytes = DType::U32.bytes(shape.layout(shape.sequences).words());
         assert!(bytes <= segment.backed(), "inputs of {bytes} in {}", segment.backed());
         GraphInputs { segment, shape, paid: OnceLock::new(), captured: Arc::default() }
     }
 
-    /// What determines the layouts.
     pub fn shape(&self) -> GraphShape {
         self.shape
     }
 
-    /// A rank's `[words]` u32 for a step of `layout`, which must be one of the [shape](Self::shape)'s.
+    /// The `[words]` u32 inputs of one rank for a step of `layout`, which must be one of the
+    /// layouts of [`shape`](Self::shape).
     pub fn tensor(&self, layout: &StepLayout, rank: Rank) -> Tensor<'_> {
         assert!(layout.tokens <= self.shape.sequences && *layout == self.shape.layout(layout.tokens), "{layout:?}");
-        // SAFETY: the segment is backed for the largest layout and outlives the borrow. Only the step lane touches it,
-        // one pass after another.
+        // SAFETY: the segment is backed for the largest layout and outlives the borrow. Only the
+        // step lane uses it, one pass after another.
         unsafe { Tensor::persistent(self.segment.address_on(rank.index()), [layout.words()], DType::U32) }
     }
 
-    /// Keeps the lease that pays for the graphs for as long as this lives, which is longer than any lane here, and so
-    /// longer than its graphs. A second lease is dropped.
+    /// Keeps the lease that pays for the graphs for as long as this value lives. This value
+    /// outlives every lane, and therefore the graphs. A second lease is dropped.
     pub fn pay(&self, lease: Lease) {
         drop(self.paid.set(lease));
     }
 
-    /// How many sizes are captured.
     pub fn captured(&self) -> &Arc<Captured> {
         &self.captured
     }
@@ -155,14 +156,15 @@ impl GraphInputs {
     }
 }
 
-/// Memory of each rank that all ranks which can reach it have mapped.
+/// Memory of each rank, mapped by all ranks that can reach it.
 pub struct ExchangeMemory {
     segment: Segment,
     largest: Bytes,
 }
 
 impl ExchangeMemory {
-    /// Takes a segment that is backed for exchanges of `largest`, and lets all ranks that can reach it use it.
+    /// Wraps a segment that is backed for exchanges of `largest` bytes, and maps it for all ranks
+    /// that can reach it.
     ///
     /// # Errors
     /// The driver refuses.
@@ -171,12 +173,12 @@ impl ExchangeMemory {
         Ok(ExchangeMemory { segment, largest })
     }
 
-    /// Where each of `ranks` ranks has its part.
+    /// The address of the memory of each of `ranks` ranks.
     pub fn addresses(&self, ranks: usize) -> Vec<Address> {
         (0..ranks).map(|rank| self.segment.address_on(rank)).collect()
     }
 
-    /// The largest exchange that is made at once.
+    /// Bytes of the largest single exchange.
     pub fn largest(&self) -> Bytes {
         self.largest
     }
@@ -191,7 +193,7 @@ pub struct VisionCache {
 }
 
 impl VisionCache {
-    /// All of a backed segment, as rows of `width` elements.
+    /// Wraps all backed bytes of a segment as rows of `width` elements.
     pub fn over(segment: Segment, width: usize, dtype: DType) -> Self {
         let rows = (segment.backed() / dtype.bytes(width)) as usize;
         VisionCache { segment, rows, width, dtype }
@@ -202,24 +204,25 @@ impl VisionCache {
         self.dtype.bytes(self.width)
     }
 
-    /// The number of embeddings that fit.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// A rank's `[rows, width]`
+    /// The `[rows, width]` embeddings on one rank.
     pub fn tensor(&self, rank: Rank) -> Tensor<'_> {
-        // SAFETY: the segment is backed for that many rows and outlives the borrow. The vision actor gives a row to one
-        // picture at a time, and the step lane reads it only after the vision lane has reported it written.
+        // SAFETY: the segment is backed for that many rows and outlives the borrow. The vision
+        // actor assigns a row to one picture at a time, and the step lane reads it only after the
+        // vision lane has reported it written.
         unsafe { Tensor::persistent(self.segment.address_on(rank.index()), [self.rows, self.width], self.dtype) }
     }
 }
 
-/// Keys and values: one segment per layer, all paid for by one lease.
+/// The KV cache: one segment per layer, all paid for by one lease.
 pub struct KvMemory {
     segments: Vec<Segment>,
     shape: KvShape,
-    /// Backed blocks. The number shrinks only when no step uses a block that goes. It may grow at any time.
+    /// Number of backed blocks. It shrinks only when no step uses the blocks that are unbacked. It
+    /// may grow at any time.
     blocks: AtomicUsize,
     lease: Arc<Lease>,
 }
@@ -230,13 +233,14 @@ impl KvMemory {
         (shape.block_bytes() * blocks as u64).round_up(page) * shape.layers as u64
     }
 
-    /// The most blocks that `bytes` pay for.
+    /// The number of blocks that `bytes` pay for.
     pub fn blocks_in(shape: KvShape, bytes: Bytes, page: Bytes) -> usize {
         let layer = (bytes / shape.layers as u64).round_down(page);
         (layer / shape.block_bytes()) as usize
     }
 
-    /// Reserves addresses for `blocks_max` blocks and backs none. `lease` pays for those backed later.
+    /// Reserves addresses for `blocks_max` blocks and backs none of them. `lease` pays for blocks
+    /// that are backed later.
     pub fn reserve(
         device: &Arc<dyn Device>,
         shape: KvShape,
@@ -249,8 +253,8 @@ impl KvMemory {
         Ok(KvMemory { segments, shape, blocks: AtomicUsize::new(0), lease })
     }
 
-    /// Backs the first `blocks` blocks of every layer, which the lease must pay for. If the device refuses, layers
-    /// already backed stay so, and the number of blocks is unchanged.
+    /// Backs the first `blocks` blocks of every layer. The lease must pay for them. If the device
+    /// refuses, layers that are already backed stay backed, and the number of blocks is unchanged.
     pub fn grow_to(&self, blocks: usize) -> Result<(), DeviceError> {
         for segment in &self.segments {
             segment.back_to(self.shape.block_bytes() * blocks as u64)?;
@@ -259,14 +263,16 @@ impl KvMemory {
         Ok(())
     }
 
-    /// Unbacks all but the first `blocks` blocks of every layer. Captured graphs stay valid, because addresses do. A
-    /// step that uses a block after the last one faults.
+    /// Unbacks all but the first `blocks` blocks of every layer. Captured graphs stay valid,
+    /// because the addresses do not change. A step that uses a block after the last backed block
+    /// faults.
     ///
     /// # Errors
-    /// The device's error. Layers already unbacked stay so.
+    /// The device's error. Layers that are already unbacked stay unbacked.
     ///
     /// # Panics
-    /// If the fence, made after the last step, has not passed, which is our bug.
+    /// If the fence has not passed. The caller must create it after the last step, so only a bug
+    /// causes this.
     pub fn shrink_to(&self, blocks: usize, last_use: &Fence) -> Result<(), DeviceError> {
         self.blocks.fetch_min(blocks, Ordering::AcqRel);
         for segment in &self.segments {
@@ -275,22 +281,20 @@ impl KvMemory {
         Ok(())
     }
 
-    /// The lease that pays for all of it.
+    /// The lease that pays for all layers.
     pub fn lease(&self) -> &Lease {
         &self.lease
     }
 
-    /// The number of backed blocks.
     pub fn blocks(&self) -> usize {
         self.blocks.load(Ordering::Acquire)
     }
 
-    /// The shape of a token's keys and values.
     pub fn shape(&self) -> KvShape {
         self.shape
     }
 
-    /// One view per layer of a rank, on the backed blocks.
+    /// One view per layer of a rank, over the backed blocks.
     pub fn layers(&self, rank: Rank) -> Vec<KvLayer> {
         self.layers_of(self.blocks(), rank)
     }
@@ -301,9 +305,10 @@ impl KvMemory {
         (reserved / self.shape.block_bytes()) as usize
     }
 
-    /// One view per layer of a rank, on all reserved blocks, backed or not. For graphs, which store the number at
-    /// capture and outlive growing and shrinking. The host names only backed blocks to a graph, as to any step; any
-    /// other would fault.
+    /// One view per layer of a rank, over all reserved blocks, backed or not. Graphs use these
+    /// views, because a graph stores the number of blocks at capture and stays valid when the cache
+    /// grows or shrinks. The host passes only backed blocks to a graph, as to any step. Any other
+    /// block would fault.
     pub fn layers_reserved(&self, rank: Rank) -> Vec<KvLayer> {
         self.layers_of(self.reserved_blocks(), rank)
     }
@@ -312,89 +317,88 @@ impl KvMemory {
         self.segments
             .iter()
             .map(|segment| {
-                // SAFETY: that many blocks are backed, or at least those that steps use. The lane that calls this keeps
-                // the memory alive while it computes, and only the step lane touches keys and values.
+                // SAFETY: at least the blocks that steps use are backed. The lane that calls this
+                // keeps the memory alive while it computes, and only the step lane touches the KV
+                // cache.
                 unsafe { KvLayer::new(segment.address_on(rank.index()), blocks, self.shape) }
             })
             .collect()
     }
 }
 
-/// Slots for blocks in host memory: each rank has its part of every block in memory of its own.
+/// Slots for blocks in host memory. Each rank has separate memory for its part of every block.
 pub struct HostKv {
     ranks: Vec<HostMemory>,
     slots: usize,
     shape: KvShape,
-    /// Given back after the memory.
+    /// Declared last, so that it is dropped after the memory.
     _lease: Lease,
 }
 
 impl HostKv {
-    /// How many slots `bytes` of each rank hold.
+    /// The number of slots in `bytes` of each rank.
     pub fn slots_in(shape: KvShape, bytes: Bytes) -> usize {
         (bytes / HostBlocks::bytes_of(1, shape)) as usize
     }
 
-    /// Bytes of so many slots, on one rank.
+    /// Bytes of `slots` slots on one rank.
     pub fn bytes(shape: KvShape, slots: usize) -> Bytes {
         HostBlocks::bytes_of(slots, shape)
     }
 
-    /// Takes host memory for `slots` slots of each rank of `device`, which `lease` must pay for.
+    /// Allocates host memory for `slots` slots of each rank of `device`. `lease` must pay for it.
     ///
     /// # Errors
-    /// The host lacks it.
+    /// The host has too little memory.
     pub fn take(device: &Arc<dyn Device>, shape: KvShape, slots: usize, lease: Lease) -> Result<Self, DeviceError> {
         let ranks = of_each_rank(device, Self::bytes(shape, slots), &lease)?;
         Ok(HostKv { ranks, slots, shape, _lease: lease })
     }
 
-    /// How many blocks there is room for.
     pub fn slot_count(&self) -> usize {
         self.slots
     }
 
-    /// A rank's part of all slots.
+    /// The slots of one rank, each with its part of a block.
     pub fn slots(&self, rank: Rank) -> HostBlocks {
-        // SAFETY: the memory is that long and outlives every lane, which keep all of this alive. Only the step lane
-        // copies from and to it.
+        // SAFETY: the memory has this length and outlives every lane, because lanes keep it alive.
+        // Only the step lane copies from and to it.
         unsafe { HostBlocks::new(self.ranks[rank.index()].address(), self.slots, self.shape) }
     }
 }
 
-/// Slots for rows of pictures in host memory. Each rank has all rows, as in its vision cache.
+/// Slots for vision cache rows in host memory. Each rank has all rows, as in its vision cache.
 pub struct HostEncoderCache {
     ranks: Vec<HostMemory>,
     slots: usize,
     row_bytes: Bytes,
-    /// Given back after the memory.
+    /// Declared last, so that it is dropped after the memory.
     _lease: Lease,
 }
 
 impl HostEncoderCache {
-    /// Takes host memory for `slots` rows for each rank of `device`, which `lease` must pay for.
+    /// Allocates host memory for `slots` rows on each rank of `device`. `lease` must pay for it.
     ///
     /// # Errors
-    /// The host lacks it.
+    /// The host has too little memory.
     pub fn take(device: &Arc<dyn Device>, row_bytes: Bytes, slots: usize, lease: Lease) -> Result<Self, DeviceError> {
         let ranks = of_each_rank(device, row_bytes * slots as u64, &lease)?;
         Ok(HostEncoderCache { ranks, slots, row_bytes, _lease: lease })
     }
 
-    /// How many rows there is room for.
     pub fn slot_count(&self) -> usize {
         self.slots
     }
 
-    /// A rank's slots.
+    /// The slots of one rank.
     pub fn slots(&self, rank: Rank) -> HostRows {
-        // SAFETY: the memory is that long and outlives every lane, which keep all of this alive. Only the vision lane
-        // copies from and to it.
+        // SAFETY: the memory has this length and outlives every lane, because lanes keep it alive.
+        // Only the vision lane copies from and to it.
         unsafe { HostRows::new(self.ranks[rank.index()].address(), self.slots, self.row_bytes) }
     }
 }
 
-/// Host memory of `bytes` for each rank of `device`.
+/// Allocates host memory of `bytes` for each rank of `device`.
 fn of_each_rank(device: &Arc<dyn Device>, bytes: Bytes, lease: &Lease) -> Result<Vec<HostMemory>, DeviceError> {
     let ranks = match device.ranks() {
         [] => vec![device.clone().host_memory(bytes)?],

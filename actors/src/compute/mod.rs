@@ -1,7 +1,8 @@
-//! What computes: lanes' threads, what they run a model on, captured graphs, and their memory.
+//! Device computation: lane threads, the executor that they run a model on, captured graphs, and
+//! their memory.
 //!
-//! This module knows no actor and sends no message: a lane is asked by a job and answers through a closure. It holds
-//! all `unsafe` code of this crate, where leased memory becomes tensors.
+//! This module knows no actor and sends no message: a lane receives jobs and answers through
+//! closures. It holds all `unsafe` code of this crate, where leased memory becomes tensors.
 
 mod executor;
 mod expert_loads;
@@ -11,7 +12,7 @@ pub mod memory;
 
 pub use executor::{Executor, Loaded, Models};
 
-/// Launches running at once: one on the device and one queued after it, so that the device never waits for the host to
-/// pack and copy pictures. They run in order on one lane and share its workspace, so both fit what one was stressed
-/// with.
+/// Vision encoder batches in flight: one on the device and one queued after it, so that the device
+/// never waits for the host to pack and copy pictures. They run in order on one lane and share its
+/// workspace, so both fit a workspace that was stress-tested with one.
 pub const LAUNCHES: usize = 2;

@@ -1,4 +1,4 @@
-//! The engine supervisor: starts a model's actors and answers for them.
+//! The actor that supervises an engine: it starts a model's actors and restarts them.
 
 mod children;
 mod effects;
@@ -28,58 +28,51 @@ use crate::{
     supervise::{BackgroundTask, Latest, end_of},
 };
 
-/// The supervisor of one model.
+/// The supervisor of one model's actors.
 pub struct EngineActor;
 
-/// The arguments of an engine.
 #[derive(Clone)]
 pub struct EngineArguments {
-    /// The model's name.
     pub label: Label,
-    /// The source of its files.
     pub source: CheckpointOrigin,
-    /// The options that the user chose.
     pub options: LoadOptions,
-    /// The budget that grants its leases.
     pub budget: Budget,
-    /// The device that backs its memory.
     pub device: Arc<dyn Device>,
-    /// What all models do on it.
+    /// Load of the GPU by this model and all others.
     pub card: Arc<GpuLoad>,
-    /// Weights, lanes and kernels that outlive this engine.
+    /// Weights, lanes and kernels, which outlive this engine.
     pub weight_store: WeightStore,
-    /// What a wake need not find out again.
+    /// State of earlier engines that a wake reuses.
     pub kept: RetainedState,
-    /// Whether the model is awake, or this engine wakes it up.
+    /// Whether the model is awake, or this engine wakes it.
     pub wakefulness: Wakefulness,
-    /// The number of this engine among the model's engines.
+    /// The number of this engine among the engines of the model.
     pub generation: u64,
-    /// Where handles see the model's status.
+    /// Publishes the model's status to its handles.
     pub status: Arc<StatusBoard>,
-    /// Called for each step of the start.
+    /// Called to report each step of the start.
     pub progress: ProgressSink,
 }
 
-/// The state of an engine.
 pub struct EngineState {
     arguments: EngineArguments,
     core: EngineCore<ActorParts>,
-    /// The progress of the current attempt, which writes it.
+    /// The progress of the current attempt. The attempt updates it.
     course: AttemptProgress,
-    /// The actor of the current attempt.
     profile: Option<ActorCell>,
-    /// Planning and loading, or finding which knobs would help.
+    /// The task that plans and loads, or finds the knobs that would help.
     task: Option<BackgroundTask>,
-    /// The change of keys and values in progress.
+    /// The resize of the KV cache in progress.
     change: Option<BackgroundTask>,
-    /// How much its keys and values are needed. None if the user fixed their size.
+    /// Demand for KV cache memory. `None` if the user fixed the size of the cache.
     demand: Option<Arc<SharedKvDemand>>,
-    /// Capturing graphs on a new lane. Until it ends, the lane decodes launch by launch.
+    /// The task that captures graphs on a new lane. Until it ends, the lane launches decode steps
+    /// kernel by kernel.
     recapture: Latest,
     born: Instant,
 }
 
-/// What the phases of an engine hold.
+/// The data types of a real engine.
 pub struct ActorParts;
 
 impl Parts for ActorParts {
@@ -144,8 +137,8 @@ impl Actor for EngineActor {
             EngineMessage::Refused { which, generation, error } => {
                 state.step(&myself, Input::Refused { which, generation, error }).await?;
             }
-            // Sizes that were not captured are run launch by launch. If the lane died, its scheduler hears of it, and
-            // the next lane captures again.
+            // Sizes that were not captured are launched kernel by kernel. If the lane died, its
+            // scheduler reports that, and the next lane captures again.
             EngineMessage::Recaptured { task, .. } if !state.recapture.reported(task) => {}
             EngineMessage::Recaptured { outcome, .. } => {
                 if !matches!(outcome?, Ok(Recaptured::All)) {
@@ -200,7 +193,8 @@ impl Actor for EngineActor {
         event: SupervisionEvent,
         state: &mut EngineState,
     ) -> Result<(), ActorProcessingErr> {
-        // The event carries the dead actor's state. Drop that first, because it may hold running work.
+        // The event carries the dead actor's state. It is dropped first, because it may hold
+        // running work.
         let Some((cell, reason)) = end_of(event) else { return Ok(()) };
         if state.profile.take_if(|profile| profile.get_id() == cell.get_id()).is_some() {
             state.show();
@@ -214,17 +208,15 @@ impl Actor for EngineActor {
 }
 
 impl EngineState {
-    /// The serving actors that run.
     fn children(&self) -> Option<&Children> {
         self.core.serving().and_then(core::Serving::children)
     }
 
-    /// The scheduler that serves now.
     fn scheduler(&self) -> Scheduler<'_> {
         self.children().and_then(|children| children.scheduler.as_ref())
     }
 
-    /// A lane of the model that serves or is being sized.
+    /// A lane of the model that serves or is being sized. `None` if it does not exist.
     fn lane(&self, which: WhichLane) -> Option<Lane> {
         let lanes = self.arguments.weight_store.lanes()?;
         match which {
@@ -233,8 +225,9 @@ impl EngineState {
         }
     }
 
-    /// Fails if the device is lost: retrying would be useless, so this engine dies and the runtime takes over. It asks
-    /// the driver, because a kernel's fault is reported only on the next call.
+    /// Fails if the device is lost. Retrying would be useless then, so this engine dies and the
+    /// runtime takes over. This asks the driver, because a fault in a kernel is reported only by
+    /// the next call.
     fn check_device(&self) -> Result<(), DeviceError> {
         match self.arguments.device.memory() {
             Err(error) if error.is_lost() => Err(error),
@@ -242,14 +235,14 @@ impl EngineState {
         }
     }
 
-    /// What a change of the cache's size works with.
+    /// The state that a resize of the KV cache works with.
     fn place(&self, sized: SizedBy<ActorParts>) -> MemoryState {
         let EngineArguments { label, budget, device, weight_store, .. } = self.arguments.clone();
         let (memory, generation) = (sized.profiled.memory.clone(), self.arguments.owner(sized.attempt).generation);
         MemoryState { label, memory, budget, device, weight_store, generation, demand: self.demand.clone() }
     }
 
-    /// What came of planning and loading.
+    /// Converts the outcome of planning and loading to an input.
     async fn loaded(&self, outcome: Result<LoadedModel, LoadFailed>) -> Input<ActorParts> {
         match outcome {
             Ok(LoadedModel { plan, needs, loaded }) => Input::Loaded { plan: plan.into(), needs, loaded },
@@ -262,7 +255,8 @@ impl EngineState {
         }
     }
 
-    /// What an attempt found. With at least `least_tokens` of keys and values every request can still finish.
+    /// Describes the result of an attempt. With at least `least_tokens` of KV cache, every request
+    /// can still finish.
     fn sized(&self, attempt: u32, least_tokens: usize, profiled: Profiled) -> Sized<ActorParts> {
         let (blocks, profiled) = (profiled.memory.kv.blocks(), Arc::new(profiled));
         let place = self.place(SizedBy { profiled: profiled.clone(), attempt });

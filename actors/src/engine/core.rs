@@ -1,10 +1,10 @@
-//! What an engine does next, from its checkpoint to READY and through deaths: pure.
+//! Pure: state machine of an engine, from its checkpoint to READY and through failures.
 //!
 //! ```text
 //! Waiting ──► Loading ──► Sizing ──► Serving ──┐   its actors die, restart, and serve again after refused memory
 //!    ▲           │           │                 │
 //!    └── TakingBack ◄────────┘                 │   an attempt failed
-//!            └──────────► Advising ◄───────────┘   the last one
+//!            └──────────► Advising ◄───────────┘   the last attempt failed
 //!                             └──────► Over
 //! ```
 
@@ -30,54 +30,54 @@ use crate::{
     tree::Role,
 };
 
-/// What is fixed for an engine.
+/// Settings of an engine that never change.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// How many restarts of serving actors are tolerated, and within what time.
+    /// The number of tolerated restarts of serving actors, and the period in which they count.
     pub intensity: Intensity,
-    /// How many kinds of serving actors there are.
+    /// The number of kinds of serving actors.
     pub children: usize,
-    /// The user fixed the size of keys and values.
+    /// Whether the user fixed the size of the KV cache.
     pub is_pinned: bool,
-    /// Memory to refuse on purpose.
+    /// Injected refusals of memory, for tests.
     pub faults: FaultPlan,
 }
 
-/// The decisions of one engine.
+/// The state machine of one engine.
 pub struct EngineCore<P: Parts> {
     rules: Rules,
     log: AttemptLog,
     phase: Phase<P>,
 }
 
-/// Where an engine is, with what it has there.
+/// The phase of an engine, with the data of that phase.
 enum Phase<P: Parts> {
-    /// It waits before an attempt.
+    /// The engine waits before an attempt.
     Waiting(Got<P>),
-    /// It plans, and loads the weights. Until that is done, the plan of an earlier attempt counts.
+    /// The engine plans, and loads the weights. Until that is done, the plan of an earlier attempt
+    /// is used.
     Loading { began: Duration, earlier: Option<P::Plan> },
     /// An attempt sizes the loaded model.
     Sizing { began: Duration, model: Model<P> },
-    /// What a failed attempt held is being taken back.
+    /// The memory of a failed attempt is being taken back.
     TakingBack(Got<P>),
-    /// It serves, or its serving actors are being replaced.
+    /// The engine serves, or its serving actors are being replaced.
     Serving(Serving<P>),
-    /// The last attempt has failed with this error. Which knobs would help is being found, for the error that ends the
-    /// engine. What has served is kept until then.
+    /// The last attempt has failed with this error. The engine looks for knobs that would help, to
+    /// name them in the error that ends it. The serving state is kept until then.
     Advising { error: ProfileError, serving: Option<Serving<P>> },
-    /// It has given its reason, and ends.
+    /// The engine has published its reason, and ends.
     Over,
 }
 
-/// What a failed attempt leaves for the next, which begins as late in the sequence as possible.
+/// The state that a failed attempt leaves for the next one, which starts from the latest possible
+/// phase.
 enum Got<P: Parts> {
-    /// A plan at most.
+    /// A plan, if one was made.
     Plan(Option<P::Plan>),
-    /// Loaded weights.
     Model(Model<P>),
 }
 
-/// A planned and loaded model.
 struct Model<P: Parts> {
     planned: Planned<P>,
     needs: P::MemoryRequirements,
@@ -93,7 +93,7 @@ impl<P: Parts> Got<P> {
     }
 }
 
-/// One step in the making.
+/// The state of one call of [`EngineCore::step`].
 struct Step<'s, P: Parts> {
     rules: &'s Rules,
     log: &'s mut AttemptLog,
@@ -113,12 +113,11 @@ impl<P: Parts> Step<'_, P> {
 }
 
 impl<P: Parts> EngineCore<P> {
-    /// An engine before its first attempt.
     pub fn new(rules: Rules) -> Self {
         EngineCore { log: AttemptLog::new(rules.is_pinned), rules, phase: Phase::Waiting(Got::Plan(None)) }
     }
 
-    /// What has served since READY.
+    /// The serving state, from READY on.
     pub fn serving(&self) -> Option<&Serving<P>> {
         match &self.phase {
             Phase::Serving(serving) | Phase::Advising { serving: Some(serving), .. } => Some(serving),
@@ -126,7 +125,8 @@ impl<P: Parts> EngineCore<P> {
         }
     }
 
-    /// Takes one input at `now`, measured from any fixed moment. Returns what must be done, in order.
+    /// Processes one input at `now`, which is measured from any fixed moment. Returns the effects
+    /// to carry out, in order.
     pub fn step(&mut self, input: Input<P>, now: Duration) -> Vec<Effect<P>> {
         let mut step = Step { rules: &self.rules, log: &mut self.log, now, effects: Vec::new() };
         let phase = mem::replace(&mut self.phase, Phase::Over);
@@ -169,13 +169,12 @@ impl<P: Parts> Phase<P> {
                 Phase::Advising { error, serving: Some(serving) }
             }
             (Phase::Advising { error, .. }, Input::Advised(knobs)) => give_up(error, knobs, step),
-            // News of what is over.
+            // Events from a phase that already ended.
             (phase, _) => phase,
         }
     }
 }
 
-/// Begins the current attempt.
 fn begin<P: Parts>(got: Got<P>, step: &mut Step<'_, P>) -> Phase<P> {
     match got {
         Got::Model(model) => size(model, step.now, step),
@@ -186,7 +185,6 @@ fn begin<P: Parts>(got: Got<P>, step: &mut Step<'_, P>) -> Phase<P> {
     }
 }
 
-/// Sizes a loaded model.
 fn size<P: Parts>(mut model: Model<P>, began: Duration, step: &mut Step<'_, P>) -> Phase<P> {
     if step.log.shrinks() > 0 {
         drop_warm(&mut model, "memory was refused to an earlier attempt of this start", step);
@@ -205,7 +203,7 @@ fn size<P: Parts>(mut model: Model<P>, began: Duration, step: &mut Step<'_, P>) 
     Phase::Sizing { began, model }
 }
 
-/// Stops relying on a recorded profile. False if the attempt did not rely on one.
+/// Stops relying on a recorded profile. Returns `false` if the attempt did not rely on one.
 fn drop_warm<P: Parts>(model: &mut Model<P>, reason: &str, step: &mut Step<'_, P>) -> bool {
     let was_warm = mem::replace(&mut model.planned.is_warm, false);
     if was_warm {
@@ -214,14 +212,14 @@ fn drop_warm<P: Parts>(model: &mut Model<P>, reason: &str, step: &mut Step<'_, P
     was_warm
 }
 
-/// An attempt failed: first all that it held is taken back.
+/// An attempt failed. First all of its memory is taken back.
 fn failed<P: Parts>(got: Got<P>, error: ProfileError, step: &mut Step<'_, P>) -> Phase<P> {
     step.effect(Effect::CheckDevice);
     step.effect(Effect::TakeBack { attempt: step.log.number(), error });
     Phase::TakingBack(got)
 }
 
-/// Begins a smaller attempt, or the same again, or ends.
+/// Begins a smaller attempt, repeats the same attempt, or ends.
 fn taken_back<P: Parts>(
     mut got: Got<P>,
     error: ProfileError,
@@ -239,14 +237,15 @@ fn taken_back<P: Parts>(
     };
     step.effect(Effect::TellOfRestart { actor: Role::Profile, reason: said });
     if wait.is_zero() {
-        // A smaller target has nothing to wait for.
+        // An attempt with a smaller target has nothing to wait for.
         return begin(got, step);
     }
     step.effect(Effect::AttemptAfter { attempt: step.log.number(), wait });
     Phase::Waiting(got)
 }
 
-/// Begins to find which knobs would have helped, which takes many plans. Without refused memory none would have.
+/// Starts the search for knobs that would have helped, which takes many plans. If no memory was
+/// refused, no knob would have helped.
 fn advise<P: Parts>(
     error: ProfileError,
     plan: Option<P::Plan>,

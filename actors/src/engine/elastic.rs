@@ -1,4 +1,4 @@
-//! Keys and values that shrink and grow after READY: how the engine obeys the budget's orders (ADR 3).
+//! The KV cache that shrinks and grows after READY on the budget's orders (ADR 3).
 
 mod core;
 
@@ -26,27 +26,28 @@ use crate::{
     tree,
 };
 
-/// How often the fence after the last step is polled.
+/// Interval between polls of the fence after the last step.
 const FENCE_POLL: Duration = Duration::from_micros(500);
 
-/// A change that failed halfway, so that it is unknown what is backed. The engine dies of it.
+/// A resize that failed halfway, so that it is unknown which blocks are backed. The engine dies of
+/// it.
 #[derive(Debug, Error)]
 pub enum ElasticError {
     /// The device failed to unback memory.
     #[error("while resizing keys and values: {0}")]
     Device(#[from] DeviceError),
-    /// The budget refused a smaller lease, or did not answer.
+    /// The budget refused to shrink the lease, or did not answer.
     #[error("while resizing keys and values: {0}")]
     Lease(#[from] LeaseError),
     /// The scheduler did not answer.
     #[error(transparent)]
     Unanswered(#[from] AskError),
-    /// The thread that asks the device died.
+    /// The thread that backs or unbacks memory died.
     #[error("the thread that resizes keys and values died: {0}")]
     Died(String),
 }
 
-/// What a change works with.
+/// State that a resize works with.
 #[derive(Clone)]
 pub(super) struct MemoryState {
     pub(super) label: Label,
@@ -55,26 +56,28 @@ pub(super) struct MemoryState {
     pub(super) device: Arc<dyn Device>,
     pub(super) weight_store: WeightStore,
     pub(super) generation: u64,
-    /// None for a size that the user fixed: it neither lends nor borrows.
+    /// `None` if the user fixed the size: the cache then neither lends nor borrows.
     pub(super) demand: Option<Arc<SharedKvDemand>>,
 }
 
-/// The scheduler that serves now, if any.
+/// The current scheduler. `None` while it is being replaced.
 pub(super) type Scheduler<'s> = Option<&'s ActorRef<SchedulerMessage>>;
 
 impl MemoryState {
-    /// The blocks that hold `tokens`, and those that fill up their pages: whole pages are backed, and all of their blocks
-    /// are used.
+    /// The number of blocks that hold `tokens`, rounded up to whole pages: whole pages are backed,
+    /// and all of their blocks are used.
     pub(super) fn blocks_for(&self, tokens: usize) -> usize {
         self.blocks_in(self.bytes(tokens.div_ceil(BLOCK_TOKENS)))
     }
 
-    /// The most blocks that there may be: with what others lend, or the user's own number.
+    /// The largest number of blocks: all reserved blocks, which include borrowed memory, or `most`
+    /// if the user fixed the size.
     pub(super) fn limit(&self, most: usize) -> usize {
         self.demand.as_ref().map_or(most, |_| self.memory.kv.reserved_blocks().max(most))
     }
 
-    /// Obeys the budget from now on, within these bounds. Orders arrive as messages to `engine`.
+    /// Accepts the budget's orders from now on, within these bounds. Orders arrive as messages to
+    /// `engine`.
     pub(super) fn obey(&self, floor: usize, most: usize, limit: usize, engine: &ActorRef<EngineMessage>) {
         let engine = engine.clone();
         let limit = self.bytes(limit);
@@ -83,13 +86,13 @@ impl MemoryState {
             floor: self.bytes(floor),
             most: self.bytes(most),
             step: self.device.page() * self.memory.kv.shape().layers as u64,
-            // An engine that is gone has no lease any more.
+            // If the engine has ended, its lease has ended too.
             orders: Arc::new(move |order| drop(engine.send_message(EngineMessage::Ordered(order)))),
         };
         self.budget.obey(self.memory.kv.lease(), elastic);
     }
 
-    /// An order of the budget, in blocks.
+    /// Converts an order of the budget to blocks.
     pub(super) fn input(&self, order: ResizeOrder) -> PoolInput {
         match order {
             ResizeOrder::GiveUp { to } => PoolInput::GiveUp(self.blocks_in(to)),
@@ -97,7 +100,7 @@ impl MemoryState {
         }
     }
 
-    /// Begins a change. Its end arrives as a message to `engine`.
+    /// Begins a resize. Its end is reported to `engine`.
     pub(super) fn begin(
         self,
         change: Change,
@@ -119,9 +122,10 @@ impl MemoryState {
         KvMemory::blocks_in(self.memory.kv.shape(), bytes, self.device.page())
     }
 
-    /// Shrinks in an order in which more is never backed than leased, so that the ledger calls no backed byte free.
-    /// First the scheduler stops using the tail, then the tail is unbacked, then the lease shrinks. Without a
-    /// scheduler, no step uses the tail.
+    /// Shrinks in an order in which never more bytes are backed than leased, so that the ledger
+    /// counts no backed byte as free. First the scheduler stops using the blocks at the end, then
+    /// these blocks are unbacked, then the lease shrinks. Without a scheduler, no step uses these
+    /// blocks.
     async fn shrink(self, scheduler: Option<ActorRef<SchedulerMessage>>, to: usize) -> Result<Outcome, ElasticError> {
         let begun = Instant::now();
         if let Some(scheduler) = scheduler {
@@ -131,8 +135,9 @@ impl MemoryState {
                 Err(error) => return Err(error.into()),
             }
         }
-        // Answered steps are over, and running ones use no block of the tail. The device may still be busy with earlier
-        // work, for instance when the lane was replaced. Waiting costs one step at most.
+        // Answered steps have ended, and running steps use no block that is removed. The device may
+        // still be busy with earlier work, for example if the lane was replaced. Waiting costs one
+        // step at most.
         let last_use = self.device.fence_here();
         let mut looks = tokio::time::interval(FENCE_POLL);
         while !last_use.is_passed() {
@@ -145,7 +150,7 @@ impl MemoryState {
         Ok(Outcome::Done)
     }
 
-    /// Grows the lease, then backs more. If either is refused, the size stays as before.
+    /// Grows the lease, then backs more blocks. If either is refused, the size stays as before.
     async fn grow(self, from: usize, to: usize) -> Result<Outcome, ElasticError> {
         let lease = self.memory.kv.lease();
         match self.budget.resize(tree::RESIZE_FOR_ENGINE, lease, self.bytes(to)).await {
@@ -155,7 +160,8 @@ impl MemoryState {
         }
         let back = move |kv: &KvMemory| match kv.grow_to(to) {
             Ok(()) => Ok(true),
-            // Layers before the refused one may be backed already. No step has used their new blocks.
+            // Layers before the refused one may already be backed. No step has used their new
+            // blocks.
             Err(error) if error.is_refused() => kv.shrink_to(from, &Fence::passed()).map(|()| false),
             Err(error) => Err(error),
         };
@@ -169,8 +175,8 @@ impl MemoryState {
         }
     }
 
-    /// As [`WeightStore::on_a_thread`]: ending this engine waits for the thread. Returns none if the engine is being
-    /// ended.
+    /// Like [`WeightStore::on_a_thread`]: ending this engine waits for the thread. Returns `None`
+    /// if the engine is being ended.
     async fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce(&KvMemory) -> Result<T, DeviceError> + Send + 'static,

@@ -1,4 +1,4 @@
-//! Why a model did not start.
+//! Errors of a model start.
 
 use bursar_budgets::{Bytes, DeviceError, Hint};
 use bursar_kernels::{KernelError, OpenError};
@@ -12,7 +12,7 @@ use crate::{
     responder::AskError,
 };
 
-/// Why a model did not start. All memory that it had leased is back.
+/// Why a model did not start. All memory that it had leased has been returned.
 #[derive(Debug, Error)]
 pub enum StartError {
     /// The checkpoint's files cannot be fetched or read.
@@ -24,7 +24,7 @@ pub enum StartError {
     /// The plan does not fit the device.
     #[error(transparent)]
     DoesNotFit(#[from] Box<Unfit>),
-    /// No number of the devices found does.
+    /// The model fits on no number of the devices found.
     #[error(transparent)]
     NoRanksFit(#[from] NoRanksFit),
     /// The runtime's device has fewer ranks than the model asks for.
@@ -32,10 +32,9 @@ pub enum StartError {
     TooFewDevices {
         /// [`LoadOptions::ranks`](super::LoadOptions::ranks).
         wanted: usize,
-        /// Ranks of the runtime's device.
         has: usize,
     },
-    /// A worst case of the envelope has shapes that do not match.
+    /// A worst case of the envelope has tensor shapes that do not match.
     #[error("the envelope cannot be planned: {0}")]
     Plan(#[from] KernelError),
     /// Limits contradict each other.
@@ -47,23 +46,22 @@ pub enum StartError {
     /// The device does not compute in the requested type.
     #[error(transparent)]
     Precision(#[from] PrecisionError),
-    /// The device does not keep keys and values in the requested type.
+    /// The device does not support the requested type of the KV cache.
     #[error(transparent)]
     KvCacheType(#[from] KvCacheTypeError),
-    /// A share of memory is not above 0 and up to 1.
+    /// A fraction of memory is not in the range above 0 up to 1.
     #[error("`{name}` is {value}; expected a number above 0 and at most 1")]
     MemoryFraction {
-        /// The option, by the name that the user set.
+        /// The option, under the name that the user set.
         name: &'static str,
-        /// The value given.
         value: f64,
     },
-    /// The runtime leases less host memory than keys and values are to go to.
+    /// The runtime can lease less host memory than the KV cache swap space needs.
     #[error("`swap_space` needs {needed} of host memory, but only {available} can be leased")]
     HostMemory {
-        /// What it takes, on all devices.
+        /// Bytes needed for all devices.
         needed: Bytes,
-        /// What can be leased now.
+        /// Bytes that can be leased now.
         available: Bytes,
     },
     /// The lease for the weights was refused.
@@ -72,16 +70,15 @@ pub enum StartError {
     /// The device refused memory for the weights.
     #[error("while backing the weights: {0}")]
     Device(#[from] DeviceError),
-    /// Every attempt failed, or the last one did while it served.
+    /// Every attempt failed, or the last attempt failed while it served.
     #[error("attempt {attempt} failed and was the last: {source}")]
     Profile {
-        /// How many attempts there were.
+        /// The number of the last attempt.
         attempt: u32,
-        /// A report of each attempt.
         attempts: Vec<AttemptReport>,
-        /// The error of the last attempt.
         source: Box<ProfileError>,
-        /// If memory was refused: each knob with the value that, by plan, frees as much as was missing.
+        /// If memory was refused: each knob, with the value that according to the plan frees as
+        /// much as was missing.
         knobs: Vec<Suggestion>,
     },
     /// An actor did not answer.
@@ -93,16 +90,16 @@ pub enum StartError {
     /// The runtime is shutting down.
     #[error("the runtime is shutting down and loads no more models")]
     ShuttingDown,
-    /// The model was ended while it started: unloaded, shut down, or in a crash loop.
+    /// The model was stopped while it started: it was unloaded, the runtime shut down, or the model
+    /// was in a crash loop.
     #[error("the model was stopped while it started: {reason}")]
     Stopped {
-        /// The reason given.
         reason: std::sync::Arc<str>,
     },
 }
 
 impl StartError {
-    /// Bytes of device memory that the plan lacks. None if it lacks something else.
+    /// Bytes of device memory that the plan lacks. `None` if it lacks something else.
     pub fn short_by(&self) -> Option<Bytes> {
         match self {
             StartError::DoesNotFit(unfit) => Some(unfit.short_by()).filter(|bytes| !bytes.is_zero()),

@@ -1,4 +1,4 @@
-//! Fetches a checkpoint's files off the actors, because a network is slow.
+//! Download of a checkpoint's files, outside the actors because a network is slow.
 
 use std::sync::{
     Arc,
@@ -11,8 +11,8 @@ use tokio::sync::oneshot;
 
 use super::{Progress, ProgressSink, StartError};
 
-/// Fetches the files that are missing. If its caller is dropped, the fetch ends at the next chunk. It holds no lease,
-/// so nothing has to wait for that end.
+/// Fetches the missing files. If the caller drops the future, the download ends at the next chunk.
+/// It holds no lease, so nothing has to wait for that end.
 pub(super) async fn fetch(origin: CheckpointOrigin, progress: ProgressSink) -> Result<CheckpointSource, StartError> {
     if !origin.is_remote() {
         return Ok(origin.bring(&())?);
@@ -20,7 +20,7 @@ pub(super) async fn fetch(origin: CheckpointOrigin, progress: ProgressSink) -> R
     let given_up = GivenUp(Arc::default());
     let watch = Watch { progress, given_up: given_up.0.clone() };
     let (answer, brought) = oneshot::channel();
-    // A thread of its own, because the program's end would wait for a thread of tokio's pool.
+    // A dedicated thread, because at exit the program would wait for a thread of tokio's pool.
     let thread = std::thread::Builder::new().name("bursar-fetch".to_owned());
     let spawned = thread.spawn(move || drop(answer.send(origin.bring(&watch))));
     spawned.map_err(|error| StartError::Died(error.to_string()))?;
@@ -28,7 +28,7 @@ pub(super) async fn fetch(origin: CheckpointOrigin, progress: ProgressSink) -> R
     Ok(brought?)
 }
 
-/// Tells the thread when its caller is dropped.
+/// Cancels the download when the caller drops the future.
 struct GivenUp(Arc<AtomicBool>);
 
 impl Drop for GivenUp {

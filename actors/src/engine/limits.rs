@@ -1,5 +1,5 @@
-//! Single limits that a user has set, and the envelope that follows. They override the device's defaults and are
-//! lowered to the model's own limits.
+//! The envelope that results from the limits set by the user. They override the device's defaults
+//! and are lowered to the model's own limits.
 
 use bursar_budgets::Bytes;
 use bursar_model::{
@@ -12,52 +12,54 @@ use bursar_model::{
 use super::StartError;
 use crate::knobs::{Limits, LoadOptions, Names};
 
-/// The fewest patches of a launch whose size is not set: those of a picture of 896 x 896 pixels, so that smaller ones
-/// share a launch. A smaller launch gains nothing, because it does not fill a GPU.
+/// The smallest default for the patches of an encoder batch: one picture of 896 x 896 pixels, so
+/// that smaller pictures share a batch. A smaller batch gains nothing, because it does not fill a
+/// GPU.
 const SHARED_LAUNCH_PATCHES: usize = 4096;
 
-/// What bounds a model's inputs before the user sets anything.
+/// Bounds of a model's inputs before the user sets any limits.
 #[derive(Clone, Copy)]
 pub struct ModelBounds<'m> {
-    /// The sizes of the model's family.
+    /// The configuration of the model's family.
     pub family: &'m FamilyConfig,
-    /// How its pictures are resized. None for a model without pictures.
+    /// The processor that resizes its pictures. `None` for a model without pictures.
     pub pictures: Option<&'m ImageProcessor>,
-    /// Whether host memory stands in for a GPU.
+    /// Whether host memory simulates a GPU.
     pub is_host: bool,
 }
 
 impl ModelBounds<'_> {
-    /// The processor, the pixels of a patch, and how patches merge.
+    /// The image processor, the pixels of a patch, and the merge size of patches. `None` for a
+    /// model without pictures.
     fn patch(&self) -> Option<(&ImageProcessor, u64, MergeSize)> {
         let (pictures, merge) = (self.pictures?, self.family.merge()?);
         Some((pictures, u64::from(pictures.config().patch_size).pow(2), merge))
     }
 
-    /// Pixels of a token. None for a model without pictures.
+    /// Pixels per token. `None` for a model without pictures.
     pub fn token_pixels(&self) -> Option<u64> {
         self.patch().map(|(_, pixels, merge)| pixels * merge.patches_per_token() as u64)
     }
 }
 
-/// The largest inputs that may reach the device.
 #[derive(Clone, Debug)]
 pub struct EffectiveLimits {
-    /// The limits in numbers.
     pub envelope: Envelope,
-    /// The processor that resizes pictures to the envelope. None for a model without pictures.
+    /// The processor that resizes pictures to the envelope. `None` for a model without pictures.
     pub pictures: Option<ImageProcessor>,
-    /// Pixels of the largest picture by the model's own processor, if that is larger and the user set no picture limit.
+    /// Pixels of the largest picture that the model's own processor allows, if that is larger than
+    /// the envelope and the user set no picture limit.
     pub own_pixels: Option<u64>,
 }
 
 impl LoadOptions {
-    /// The user's limits over the device's defaults, lowered to the model's own. Starts, plans and suggestions all get
-    /// their envelope here.
+    /// The envelope that results from the user's limits over the device's defaults, lowered to the
+    /// model's own limits. Starts, plans and suggestions all get their envelope here.
     ///
     /// # Errors
-    /// [`StartError::Limit`] for limits that contradict each other or leave no room for a request, named as the user
-    /// set them. [`StartError::MemoryFraction`].
+    /// [`StartError::Limit`] for limits that contradict each other or leave no room for a request.
+    /// Limits are named as the user set them. [`StartError::MemoryFraction`] for a fraction out of
+    /// range.
     pub fn lowered(&self, own: &ModelBounds<'_>) -> Result<EffectiveLimits, StartError> {
         self.check_sizes().and_then(|()| self.lower(own)).map_err(|error| match error {
             StartError::Limit(error) => {
@@ -81,7 +83,8 @@ impl LoadOptions {
             sequences,
             step_tokens: limits.step_tokens.unwrap_or(steps),
             pictures: limits.pictures.unwrap_or(expected.pictures),
-            // A limit on pictures that the user set also applies to pictures of the largest size.
+            // A limit on the number of pictures that the user set also applies to pictures of the
+            // largest size.
             largest_pictures: limits.pictures.unwrap_or(expected.largest_pictures),
             video_frames: limits.video_frames.unwrap_or(expected.video_frames),
             ..expected
@@ -93,11 +96,11 @@ impl LoadOptions {
         };
         let of_pixels = |pixels: u64| usize::try_from(pixels / patch_pixels).unwrap_or(usize::MAX);
         let said = limits.picture_pixels.map(of_pixels).or(limits.picture_patches);
-        // An envelope that the user gave is used as it is.
+        // An envelope that the user set is used unchanged.
         let is_given = self.envelope.is_some();
         let launch = limits.launch_patches.or((is_given && said.is_none()).then_some(envelope.launch_patches));
         let beside_text = if is_given { usize::MAX } else { envelope.patches_beside_text(merge) };
-        // A limit that nobody set leaves room for a tile, where pictures are tiles.
+        // A default limit leaves room for one tile, if the model splits pictures into tiles.
         let tile = processor.config().tiling.map_or(0, |tiling| of_pixels(tiling.tile_pixels()));
         let unsaid = envelope.picture_patches.min(beside_text);
         let unsaid = if is_given { unsaid } else { unsaid.max(tile) };
@@ -144,11 +147,11 @@ impl LoadOptions {
     }
 }
 
-/// More tokens than any device holds. Below it no size in bytes overflows.
+/// More tokens than any device holds. Up to this number no size in bytes overflows.
 const KV_TOKENS_MOST: usize = 1 << 36;
 const KV_BYTES_MOST: Bytes = Bytes(1 << 50);
 
-/// The same error in pixels, if the limit was set in pixels.
+/// Converts the error to pixels, for a limit that was set in pixels.
 fn in_pixels(error: LimitError, pixels: u64, patch_pixels: u64) -> LimitError {
     let required = if error.value < PATCHES_LEAST {
         format!("at least {}: a picture has at least one token", PATCHES_LEAST as u64 * patch_pixels)
@@ -158,7 +161,8 @@ fn in_pixels(error: LimitError, pixels: u64, patch_pixels: u64) -> LimitError {
     LimitError { limit: "picture_pixels".to_owned(), value: usize::try_from(pixels).unwrap_or(usize::MAX), required }
 }
 
-/// The processor that resizes pictures to this many patches. Pixels that the user set replace its own.
+/// The processor that resizes pictures to this many patches. Pixel limits that the user set replace
+/// the limits of `processor`.
 fn limit_pictures(
     processor: &ImageProcessor,
     limits: &Limits,
@@ -168,7 +172,8 @@ fn limit_pictures(
     let mut config = processor.config().clone();
     let patch_pixels = u64::from(config.patch_size).pow(2);
     let own = config.pixel_bounds;
-    // A pixel limit that is not whole patches is kept exactly, as in the reference implementation.
+    // A pixel limit that is not a whole number of patches is used exactly, as in the reference
+    // implementation.
     let said = limits.picture_pixels.filter(|pixels| pixels / patch_pixels == patches as u64);
     let most = said.unwrap_or(patches as u64 * patch_pixels);
     if let Some(tiling) = config.tiling {
@@ -187,14 +192,14 @@ fn limit_pictures(
         }
     }
     let min = limits.picture_pixels_min.unwrap_or(own.min);
-    // The model's own minimum gives way: it is lowered where the processor is limited.
+    // The minimum of the model yields to the maximum: it is lowered when the processor is limited.
     let said = limits.picture_pixels.map(|said| if config.tiling.is_some() { said.min(own.max) } else { said });
     config.pixel_bounds = PixelBounds { min, max: said.map_or(own.max, |said| said.max(min)) };
     let limited = ImageProcessor::new(config).and_then(|own| own.limited(most));
     Ok(limited.map_err(CheckpointError::from)?)
 }
 
-/// Refuses limits that pictures in tiles cannot keep.
+/// Fails for limits that a model with tiled pictures cannot satisfy.
 fn check_tiles(tiling: Tiling, limits: &Limits, most: u64, patch_pixels: u64) -> Result<(), StartError> {
     let (least, side) = (tiling.tile_pixels(), tiling.side);
     let (limit, value, required) = match (limits.picture_pixels_min, limits.picture_pixels) {

@@ -1,4 +1,4 @@
-//! What the engine can be told.
+//! Messages to the engine.
 
 use super::{
     ElasticError, Outcome, Suggestion,
@@ -13,84 +13,78 @@ use crate::{
     supervise::{BackgroundTaskDied, FaultInjection},
 };
 
-/// One of a model's lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhichLane {
-    /// The lane for steps of the decoder.
     Step,
-    /// The lane for launches of the vision encoder.
     Vision,
 }
 
 /// Messages from the engine itself, its profile, the budget and the runtime.
 pub enum EngineMessage {
-    /// The wait before an attempt is over. The first, number 0, has none.
+    /// The wait before an attempt has ended. Attempt 0, the first, has no wait.
     Attempt {
-        /// The attempt's number.
         attempt: u32,
     },
-    /// The weights are loaded, or loading failed.
+    /// The weights are loaded, or loading has failed.
     Loaded(Result<Result<LoadedModel, LoadFailed>, BackgroundTaskDied>),
-    /// An attempt has ended.
+    /// An attempt to size the model has ended.
     Profiled {
-        /// The attempt's number. News of an attempt's death can overtake this message. The message is then ignored,
-        /// because its memory has been taken back.
+        /// The attempt's number. If the death of the attempt's actor is reported before this
+        /// message, the message is ignored, because the attempt's memory has been taken back.
         attempt: u32,
-        /// The fewest tokens of keys and values with which every request can still finish.
+        /// The smallest KV cache, in tokens, with which every request can still finish.
         least_tokens: usize,
-        /// The sized model, or why sizing failed.
+        /// The sized model, or the reason why sizing failed.
         outcome: Result<Profiled, ProfileError>,
     },
-    /// The device refused memory to a step or launch while serving. The actor that was told reports nothing of that job
-    /// and does no more work.
+    /// The device refused memory to a step or encoder batch while serving. The actor that received
+    /// the lane's error reports nothing about that job and does no more work.
     Refused {
-        /// The lane of the actor that was told.
+        /// The lane of the actor that received the error.
         which: WhichLane,
-        /// The generation in which that actor was started. Its successors are not affected.
+        /// The generation in which that actor was started. Later actors are not affected.
         generation: u64,
-        /// The lane's error.
         error: LaneError,
     },
-    /// The knobs that would make the model fit are known. This ends a start.
+    /// The knobs that would make the model fit have been found. This message ends a failed start.
     Advised(Result<Vec<Suggestion>, BackgroundTaskDied>),
-    /// Graphs were captured again, on a lane that replaced a dead one.
+    /// Graphs were captured again on a lane that replaced a dead one.
     Recaptured {
-        /// The number of the task. If another lane dies meanwhile, there is a newer task.
+        /// The number of the task. It is outdated if another lane has died meanwhile.
         task: u64,
-        /// The sizes captured, or why it failed.
+        /// The sizes captured, or the reason why capturing failed.
         outcome: Result<Result<Recaptured, CaptureError>, BackgroundTaskDied>,
     },
-    /// An order of the budget about keys and values. Credit: one per look of the watcher, and one per change of what is
-    /// owed.
+    /// An order of the budget to resize the KV cache. At most one per probe of the watcher and one
+    /// per change of the bytes owed.
     Ordered(ResizeOrder),
-    /// A change of the cache's size has ended.
+    /// A resize of the KV cache has ended.
     PoolChanged(Result<Result<Outcome, ElasticError>, BackgroundTaskDied>),
-    /// The wait before a restart is over.
+    /// The wait before a restart has ended.
     Restart {
-        /// The number of the restart. If another child dies meanwhile, there is a newer one.
+        /// The number of the restart. It is outdated if another child has died meanwhile.
         restart: u64,
     },
-    /// Sets the gauges again. The engine sends this to itself, for a recorder installed since.
+    /// Sets the gauges again, for a metrics recorder that was installed since. The engine sends
+    /// this message to itself.
     Show,
-    /// Fails the engine on purpose.
+    /// Makes the engine fail, for tests.
     InjectFault(FaultInjection),
-    /// Makes a GPU refuse launches of a lane: the next `after` succeed, and then `count` fail. Does nothing on a device
-    /// without launches.
+    /// Makes a GPU refuse kernel launches of a lane: the next `after` succeed, and then `count`
+    /// fail. Does nothing on a device without launches.
     FailLaunches {
-        /// The lane whose launches fail.
         which: WhichLane,
-        /// Launches that still succeed.
+        /// Number of launches that still succeed.
         after: usize,
-        /// Launches that are refused.
+        /// Number of launches that are refused.
         count: usize,
     },
-    /// Makes a lane's next job fail for lack of memory, as if the driver had none.
+    /// Makes a lane's next job fail for lack of memory, as if the driver had no memory left.
     RefuseMemory(WhichLane),
-    /// Makes a lane's thread panic.
     KillLane {
-        /// The lane to kill.
         which: WhichLane,
-        /// Answered when the thread has ended. Dropped without an answer if there is no such thread.
+        /// Answered when the thread has ended. Dropped without an answer if the lane does not
+        /// exist.
         ended: Responder<()>,
     },
 }

@@ -1,4 +1,4 @@
-//! What a request needs to know of its model besides its actors: read-only and shared.
+//! Read-only data of a model that its requests share.
 
 use std::sync::{Arc, OnceLock};
 
@@ -16,29 +16,29 @@ use bursar_model::{
 use super::{EffectiveLimits, LoadOptions};
 use crate::knobs::SamplingDefaults;
 
-/// The host side of a model.
+/// The host side of a model: all that requests need besides the actors.
 pub struct ModelContext {
-    /// The model's name.
     pub name: String,
     /// Sizes, placeholder tokens and position rules of the model's family.
     pub family: FamilyConfig,
-    /// The template and tokenizer.
     pub prompts: PromptEncoder,
-    /// Decodes and resizes pictures and videos within the envelope. None for a model without pictures.
+    /// Decodes pictures and videos and resizes them to the envelope. `None` for a model without
+    /// pictures.
     pub processors: Option<Arc<MediaProcessors>>,
     /// Sampling defaults for requests that set none.
     pub generation: GenerationDefaults,
-    /// How keys and values are kept.
+    /// Data type of the KV cache.
     pub cache: CacheFormat,
-    /// The limits that were planned for.
+    /// The limits for which the start was planned.
     pub envelope: Envelope,
     /// Limits on a picture's file, checked before decoding.
     pub image_limits: ImageLimits,
-    /// Compiled when the first reply needs a form.
+    /// Created when the first reply must match a schema, expression or choice.
     grammars: OnceLock<Result<GrammarCompiler, Arc<GrammarError>>>,
 }
 
-/// The checkpoint's defaults, with the sampling that these options choose. End tokens without logits never come.
+/// The checkpoint's defaults with the sampling defaults that `defaults` selects. End tokens without
+/// logits are removed, because they can never be sampled.
 fn generation(checkpoint: &Checkpoint, vocabulary: usize, defaults: SamplingDefaults) -> GenerationDefaults {
     let mut own = checkpoint.generation.clone();
     own.eos_ids.retain(|id| (*id as usize) < vocabulary);
@@ -50,7 +50,8 @@ fn generation(checkpoint: &Checkpoint, vocabulary: usize, defaults: SamplingDefa
 }
 
 impl ModelContext {
-    /// Joins a checkpoint's host side, including its `prompts`, with the envelope that was planned for.
+    /// Combines a checkpoint's host side, including its `prompts`, with the limits for which the
+    /// start was planned.
     pub fn new(
         name: String,
         checkpoint: &Checkpoint,
@@ -76,7 +77,8 @@ impl ModelContext {
         }
     }
 
-    /// The compiler of grammars for formatted replies. The first call is slow, because it reads the whole vocabulary.
+    /// The compiler of grammars for formatted replies. The first call is slow, because it reads the
+    /// whole vocabulary.
     ///
     /// # Errors
     /// The vocabulary cannot be used for grammars.

@@ -1,4 +1,5 @@
-//! Profiles that earlier starts of a model recorded for this device, and where this start records its own.
+//! Profiles that earlier starts of a model recorded for this device, and the place where this start
+//! records its profile.
 
 use std::path::PathBuf;
 
@@ -14,7 +15,7 @@ use crate::{
     },
 };
 
-/// What identifies the profile to look for.
+/// Data that identifies the profile to look for.
 pub(super) struct RecordQuery<'s> {
     pub(super) checkpoint: &'s Checkpoint,
     pub(super) envelope: &'s Envelope,
@@ -22,7 +23,7 @@ pub(super) struct RecordQuery<'s> {
     pub(super) needs: &'s MemoryRequirements,
 }
 
-/// Where to look, and the facts that only actors know.
+/// A lookup of recorded profiles, with the data that only actors have.
 pub(super) struct Search {
     arguments: EngineArguments,
     folder: PathBuf,
@@ -30,7 +31,7 @@ pub(super) struct Search {
 }
 
 impl EngineArguments {
-    /// Where profiles are recorded, if the user chose a folder.
+    /// The lookup in the folder where profiles are recorded. `None` if the user chose no folder.
     pub(super) fn search(&self, ledger: &Snapshot) -> Option<Search> {
         let folder = self.options.profiles.clone()?;
         Some(Search { arguments: self.clone(), folder, canary: ledger.canary_wanted })
@@ -38,7 +39,8 @@ impl EngineArguments {
 }
 
 impl Search {
-    /// Looks for a profile that applies. If files exist but none applies, the progress sink hears why. Blocks.
+    /// Looks for a profile that applies. If files exist but none of them applies, the reasons are
+    /// reported to the progress sink. This call blocks.
     pub(super) fn look_up(self, sought: &RecordQuery<'_>) -> Result<Records, DeviceError> {
         let EngineArguments { label, source, options, device, progress, .. } = &self.arguments;
         let executor = sought.executor;

@@ -1,4 +1,5 @@
-//! What a wake need not find out again: kept beside the engines of a model.
+//! State that a wake reuses instead of computing it again. It is kept outside the engines of a
+//! model.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -7,7 +8,7 @@ use bursar_model::checkpoint::Checkpoint;
 use super::ModelContext;
 use crate::profile::ProfileRecord;
 
-/// One per model, held by the runtime. Clones share it.
+/// State that later engines of a model reuse. The runtime holds one per model. Clones share it.
 #[derive(Clone, Default)]
 pub struct RetainedState(Arc<Mutex<Contents>>);
 
@@ -17,7 +18,7 @@ struct Contents {
     record: Option<Arc<ProfileRecord>>,
 }
 
-/// A checkpoint that is open, and the model's host side.
+/// An open checkpoint, and the model's host side.
 #[derive(Clone)]
 pub(super) struct Opened {
     pub(super) checkpoint: Arc<Checkpoint>,
@@ -29,13 +30,13 @@ impl RetainedState {
         self.contents().opened = Some(opened);
     }
 
-    /// What was opened by the last start.
     pub(super) fn opened(&self) -> Option<Opened> {
         self.contents().opened.clone()
     }
 
-    /// Keeps what was stressed and is served from. A smaller size than before counts only if memory was refused to the
-    /// larger one: otherwise others had taken the room meanwhile.
+    /// Keeps the record of the stress-tested size that is now served. A smaller size than before
+    /// replaces it only if memory was refused to the larger size. Otherwise the size was smaller
+    /// because other processes or models held memory at the time.
     pub(super) fn keep_record(&self, record: &Arc<ProfileRecord>, was_refused: bool) {
         let kept = &mut self.contents().record;
         if was_refused || kept.as_ref().is_none_or(|kept| kept.kv_blocks < record.kv_blocks) {
@@ -43,12 +44,12 @@ impl RetainedState {
         }
     }
 
-    /// What was stressed when the model last served.
+    /// The record of the stress-tested size with which the model last served.
     pub(super) fn record(&self) -> Option<Arc<ProfileRecord>> {
         self.contents().record.clone()
     }
 
-    /// Closes the checkpoint: the next start opens its files again.
+    /// Closes the checkpoint. The next start opens its files again.
     pub(crate) fn close(&self) {
         self.contents().opened = None;
     }

@@ -1,4 +1,4 @@
-//! The serving actors, as requests see them.
+//! The serving actors and the data that requests need.
 
 use std::sync::Arc;
 
@@ -14,30 +14,30 @@ use crate::{
     vision::VisionMessage,
 };
 
-/// One generation of a model's actors. After a death there is a new one.
+/// One generation of a model's serving actors. After a death there is a new one.
 #[derive(Clone)]
 pub struct Serving {
-    /// Larger than that of any earlier generation.
+    /// The number of the generation, larger than that of any earlier generation.
     pub generation: u64,
-    /// How often, before this generation, the device refused memory to a step or launch. Requests are not blamed for
-    /// that.
+    /// The number of times that the device refused memory to a step or encoder batch before this
+    /// generation. Restarts after such a refusal do not count against the requests of the model.
     pub refusals: u32,
-    /// The vision actor. None for a model without pictures.
+    /// The vision actor. `None` for a model without pictures.
     pub vision: Option<ActorRef<VisionMessage>>,
-    /// The scheduler.
     pub scheduler: ActorRef<SchedulerMessage>,
-    /// The model's host side.
     pub context: Arc<ModelContext>,
-    /// Whether an earlier start recorded the size. Then the worst cases ran once, at that size, instead of twice.
+    /// Whether an earlier start has recorded the size. In that case the worst cases ran once, at
+    /// that size, instead of twice.
     pub is_warm: bool,
-    /// Tokens that keys and values had room for when this generation began. The size may have changed since (ADR 3).
+    /// Tokens that the KV cache could hold when this generation began. Its size may have changed
+    /// since (ADR 3).
     pub kv_tokens: usize,
-    /// The permits: what was stressed, and nothing more.
+    /// The permits: exactly the sizes that were stress-tested.
     pub record: Arc<ProfileRecord>,
-    /// What passes are planned for and run on.
+    /// The target that passes are planned for and run on.
     pub target: Target,
-    /// How blocks are used, until these actors end.
+    /// Block usage, updated until these actors end.
     pub(crate) kv_use: watch::Receiver<KvUse>,
-    /// The blocks that sequences may begin with.
+    /// The cached blocks that new sequences may begin with.
     pub(crate) block_log: Arc<BlockLog>,
 }

@@ -31,10 +31,11 @@ use crate::{
     tree::{self, Role},
 };
 
-/// How often others are asked for room: another start, or a tenant that waits, may take what they gave.
+/// How many times other models are asked for memory. Another start, or a lease of the user that
+/// waits, may take what they gave.
 const ROOM_TRIES: usize = 3;
 
-/// What the plan says, before any memory is taken, without its worst cases.
+/// The result of planning, before any memory is taken, without the worst cases.
 #[derive(Clone)]
 pub struct StartPlan {
     pub(super) inputs: Arc<EffectiveLimits>,
@@ -42,15 +43,15 @@ pub struct StartPlan {
     pub(super) unloaded: Arc<Model>,
     pub(super) pictures: Option<Arc<ImageProcessor>>,
     pub(super) target: Target,
-    /// Blocks of keys and values that should fit.
+    /// KV cache blocks that should fit.
     pub(super) expected_blocks: usize,
-    /// The recorded profiles of earlier starts. None if the user chose no folder.
+    /// The recorded profiles of earlier starts. `None` if the user chose no folder.
     pub(super) records: Option<Records>,
-    /// What was stressed before the model slept.
+    /// The record of the stress-tested sizes from before the model was put to sleep.
     pub(super) woken: Option<Arc<ProfileRecord>>,
 }
 
-/// What is loaded before sizing.
+/// The loaded model, before sizing.
 #[derive(Clone)]
 pub struct Loaded {
     pub(super) model: Models,
@@ -58,7 +59,6 @@ pub struct Loaded {
     pub(super) context: Arc<ModelContext>,
 }
 
-/// A model that is planned and loaded.
 pub struct LoadedModel {
     pub(super) plan: StartPlan,
     /// The worst cases of the plan.
@@ -66,19 +66,18 @@ pub struct LoadedModel {
     pub(super) loaded: Loaded,
 }
 
-/// A model that was not loaded.
+/// A failure to load a model.
 pub struct LoadFailed {
     /// The plan, if planning succeeded.
     pub(super) plan: Option<StartPlan>,
     pub(super) error: LoadError,
 }
 
-/// Why a model was not loaded.
 #[derive(Debug)]
 pub(super) enum LoadError {
-    /// The weights were refused memory. A later attempt, or one that needs less besides weights, may succeed.
+    /// The device or the budget refused memory for the weights. A later attempt may succeed.
     Refused(ProfileError),
-    /// A failure that no other attempt would change.
+    /// A failure that a further attempt would not avoid.
     Start(StartError),
 }
 
@@ -101,7 +100,8 @@ impl<E: Into<StartError>> From<E> for LoadError {
 }
 
 impl EngineArguments {
-    /// Publishes `next` to handles and listeners, unless the model is over.
+    /// Publishes `next` to handles and event listeners, unless a final status was published
+    /// earlier.
     pub(crate) fn show(&self, next: Status) {
         let model = self.label.clone();
         let event = match &next {
@@ -122,37 +122,39 @@ impl EngineArguments {
         self.budget.tell(Event::Restart { model, actor, reason });
     }
 
-    /// The owner of an attempt, and so of everything that it leases and serving then uses.
+    /// The owner of the leases of an attempt. Serving uses the same leases.
     pub(super) fn owner(&self, attempt: u32) -> Owner {
         let generation = self.generation * u64::from(ATTEMPTS_MAX) + u64::from(attempt);
         Owner::new(format!("{} engine", self.label), generation)
     }
 
-    /// The generation of serving actors that started as number `start`.
+    /// The generation of the serving actors of start number `start`.
     pub(crate) fn serving_generation(&self, start: u64) -> u64 {
         self.generation << 32 | start
     }
 
-    /// The last owner that this engine could have, and so the owner of everything it holds besides weights.
+    /// The owner of this engine's last possible attempt. Clearing that owner also clears all
+    /// earlier ones, and so everything that the engine holds except the weights.
     pub(crate) fn last_owner(&self) -> Owner {
         self.owner(ATTEMPTS_MAX - 1)
     }
 
-    /// The owner of host memory for pictures.
+    /// The owner of the host memory that pictures are decoded in.
     pub(crate) fn vision_owner(&self) -> Owner {
         Owner::new(format!("{} vision", self.label), self.generation)
     }
 
-    /// The owner of host memory for the weights while the model sleeps.
+    /// The owner of the host memory that holds the weights while the model sleeps.
     pub(crate) fn sleep_owner(&self) -> Owner {
         Owner::new(format!("{} sleep", self.label), self.generation)
     }
 
-    /// Plans and loads the weights, in attempt `attempt`.
+    /// Plans and loads the weights, in attempt number `attempt`.
     pub(super) async fn plan_and_load(self, attempt: u32) -> Result<LoadedModel, LoadFailed> {
         let failed = |error| LoadFailed { plan: None, error };
         let (executor, checkpoint, plan, needs) = self.fetch_and_plan().await.map_err(failed)?;
-        // In parallel: weights need the bus, the tokenizer a core.
+        // Both run in parallel, because copying weights needs the bus and parsing the tokenizer
+        // needs a core.
         let is_wanted = Arc::new(AtomicBool::new(true));
         let opened = checkpoint.clone();
         let context = async {
@@ -200,7 +202,8 @@ impl EngineArguments {
             let (checkpoint, plan, needs) = self.plan(move |_| Ok(checkpoint), &executor).await?;
             return Ok((executor, checkpoint, plan, needs));
         }
-        // Before the gate opens: while it is open, memory that other processes take is not counted.
+        // Files are fetched before the gate opens, because memory that other processes take is not
+        // counted while it is open.
         let files = fetch(self.source.clone(), self.progress.clone()).await?;
         self.open_gate().await?;
         let (opened, LoadOptions { quantization, tokenizer, .. }) = (files.clone(), self.options.clone());
@@ -213,19 +216,21 @@ impl EngineArguments {
         Ok((executor, checkpoint, plan, needs))
     }
 
-    /// What was opened before the model fell asleep, while host memory has its weights.
+    /// The checkpoint that was open before the model was put to sleep. `None` unless host memory
+    /// holds the weights.
     fn opened(&self) -> Option<Opened> {
         self.kept.opened().filter(|_| self.weight_store.has_copy())
     }
 
     async fn open_gate(&self) -> Result<(), StartError> {
         (self.progress)(Progress::Planning);
-        // After an earlier engine of this name the gate is frozen. If it is open already, it stays open.
+        // An earlier engine of this model has left the gate frozen. A gate that is open already
+        // stays open.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
         Ok(())
     }
 
-    /// Refuses a device of fewer ranks than are asked for.
+    /// Fails if the device has fewer ranks than the user asks for.
     fn check_ranks(&self) -> Result<(), StartError> {
         let has = self.device.ranks().len().max(1);
         match self.options.ranks.map(NonZeroUsize::get) {
@@ -234,7 +239,7 @@ impl EngineArguments {
         }
     }
 
-    /// Refuses keys and values that the device has no kernels for, before anything is fetched.
+    /// Fails if the device has no kernels for the type of the KV cache, before any file is fetched.
     async fn check_cache_type(&self) -> Result<(), StartError> {
         let (device, kv_cache_dtype, threads) =
             (self.device.clone(), self.options.kv_cache_dtype, self.options.threads);
@@ -262,7 +267,7 @@ impl EngineArguments {
         Ok(self.load(executor, checkpoint, needs, attempt, is_wanted).await?)
     }
 
-    /// Copies the weights of a sleeping model back to where they were.
+    /// Copies the weights of a sleeping model back to their addresses on the device.
     async fn bring_back(&self, attempt: u32) -> Result<Models, StartError> {
         (self.progress)(Progress::Phase(Phase::Load));
         let died = || StartError::Died("its engine has ended".to_owned());
@@ -280,7 +285,7 @@ impl EngineArguments {
         .await
     }
 
-    /// What computes here. It is loaded once per model, even if engines restart.
+    /// The executor. It is loaded once per model, even if engines restart.
     async fn executor(&self, files: &CheckpointSource) -> Result<Executor, StartError> {
         if let Some(executor) = self.weight_store.executor() {
             return Ok(executor);
@@ -296,7 +301,7 @@ impl EngineArguments {
         Ok(executor)
     }
 
-    /// Plans, and has others make room if the plan lacks any.
+    /// Plans, and makes other models give up memory if too little is free for the plan.
     async fn plan(
         &self,
         checkpoint: impl FnOnce(&Target) -> Result<Arc<Checkpoint>, StartError> + Send + 'static,
@@ -314,15 +319,17 @@ impl EngineArguments {
         Ok((checkpoint, plan, needs))
     }
 
-    /// Has other models give way by what is lacking (ADR 5): a lease of all that the start needs waits as a tenant's does,
-    /// ahead of those. It ends when the gate is open again, as the start has its own. False if they cannot give as much, or
-    /// do not in time.
+    /// Makes other models give up the missing memory (ADR 5). A lease of all memory that the start
+    /// needs waits, as a lease of the user would, but ahead of those. It is dropped when the gate
+    /// is open again, and the start then takes its own leases. Returns `false` if the other models
+    /// cannot give up enough, or do not in time.
     async fn is_given_room(&self, lack: &Lack) -> Result<bool, StartError> {
         let Lack::Memory { needed, short_by, .. } = *lack else { return Ok(false) };
         if short_by > self.budget.would_be_given() {
             return Ok(false);
         }
-        // While a gate is open, memory that other processes take is not counted, and nothing grows.
+        // The gate is frozen meanwhile. While a gate is open, memory that other processes take is
+        // not counted, and no lease grows.
         drop(self.budget.move_gate(self.label.clone(), Gate::Frozen).await?);
         let owner = Owner::new(format!("{} room", self.label), self.generation);
         let request = Request::new(owner, Class::external("start"), self.label.clone(), needed);
@@ -338,11 +345,12 @@ impl EngineArguments {
     ) -> Result<(StartPlan, Arc<MemoryRequirements>), StartError> {
         let mut options = self.options.clone();
         if self.kept.record().is_some() {
-            // It takes what it had, not a fraction of what others have left since.
+            // The model takes the size that it had before, not a fraction of the memory that is
+            // left now.
             options = options.with_all_memory();
         }
         let (target, page) = (executor.target(), self.device.page());
-        // Refreshes what other processes hold.
+        // Measures the memory of other processes again.
         self.budget.available().await?;
         let is_loaded = self.weight_store.model().is_some();
         let woken = self.kept.record().filter(|_| self.wakefulness.rest() == Rest::Waking);
@@ -352,7 +360,7 @@ impl EngineArguments {
         off_actor(move || {
             let model = Model::plan_heaviest(&checkpoint, &target, ranks)?;
             let pictures = checkpoint.image_processor.clone();
-            // Weights that are already loaded are leased already, for this model.
+            // Weights that are already loaded are also leased already, for this model.
             let leased = if is_loaded { model.weight_bytes().round_up(page) } else { Bytes::ZERO };
             let place = MemoryState::of_ledger(&ledger, leased, page, is_host);
             let question = Question { model: &model, pictures: pictures.as_ref(), target, options: &options, place };
@@ -362,7 +370,7 @@ impl EngineArguments {
                 return Err(StartError::HostMemory { needed: needs.host_bytes(), available });
             }
             let expected_blocks = match question.settled(&inputs, &needs) {
-                // If memory has become short since, the attempts find out.
+                // If memory has become short since the weights were loaded, the attempts report it.
                 Err(unfit) if !is_loaded => return Err(unfit.into()),
                 settled => settled.unwrap_or(needs.probe_blocks),
             };
@@ -389,7 +397,8 @@ impl EngineArguments {
         (self.progress)(Progress::Phase(Phase::Load));
         let executor = executor.clone();
         let EngineArguments { label, budget, device, progress, weight_store, .. } = self.clone();
-        // Weights outlive engines, so no engine owns them. Weights of a refused attempt were cleared before.
+        // Weights outlive engines, so they have a separate owner. Weights of a refused attempt were
+        // cleared before.
         let generation = self.owner(attempt).generation;
         let owner = Owner::new(format!("{label} weights"), generation);
         let is_refused = self.options.faults.is_due(Phase::Load, attempt);
@@ -398,7 +407,8 @@ impl EngineArguments {
         let request = Request::new(owner, Class::Weights, label, needs.weights).priority(Priority::Startup);
         let lease = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await?;
         off_actor(move || {
-            // Ending this start waits until this guard is dropped, when the model is in the store.
+            // Ending this start waits until this guard is dropped. The model is in the store by
+            // then.
             let _loading = loading;
             let faulty = FaultyDevice::over(device.clone());
             let refusal = is_refused.then(|| faulty.refuse_next_back());
@@ -411,7 +421,8 @@ impl EngineArguments {
                 if is_wanted.load(Relaxed) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             };
             let model = executor.load(&checkpoint, segment, progress)?;
-            // Kept here and not by the waiting engine: weights that were loaded while the engine died are still good.
+            // The model is stored here and not by the waiting engine, because weights that were
+            // loaded while the engine died are still valid.
             weight_store.keep_model(model.clone());
             Ok(model)
         })
@@ -419,14 +430,14 @@ impl EngineArguments {
     }
 }
 
-/// Tells the progress sink which inputs were lowered without being asked.
+/// Reports inputs to the progress sink that were lowered although the user set no limit.
 fn notice(EffectiveLimits { envelope, pictures, own_pixels }: &EffectiveLimits, progress: &ProgressSink) {
     let Some((pictures, from)) = pictures.as_ref().zip(*own_pixels) else { return };
     let (to, context_tokens) = (pictures.config().pixel_bounds.max, envelope.context_tokens);
     progress(Progress::Notice(Notice::PicturesLowered { from, to, context_tokens }));
 }
 
-/// Runs blocking work on a thread of its own.
+/// Runs blocking work on a thread of tokio's blocking pool.
 async fn off_actor<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StartError> + Send + 'static,
 ) -> Result<T, StartError> {

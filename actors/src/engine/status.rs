@@ -1,4 +1,4 @@
-//! The status of a model, for everything that waits for it.
+//! The status of a model, for handles and actors that wait for it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,20 +6,17 @@ use tokio::sync::watch;
 
 use super::{Serving, StartError};
 
-/// What a model's handles see.
+/// The status that a model's handles see.
 #[derive(Clone)]
 pub enum Status {
-    /// Not ready yet, or between a death and its successors.
+    /// Not ready yet, or actors are being replaced after a death.
     Starting,
-    /// Ready for requests.
     Ready(Serving),
-    /// A wake failed, or a load that may wait for room. The runtime decides what follows.
+    /// A wake failed, or a load that may wait for memory. The runtime decides what follows.
     NotWoken(Arc<StartError>),
-    /// The start failed.
     Failed(Arc<StartError>),
-    /// The model was shut down, or gave up after a crash loop.
+    /// The model was shut down, or was given up after a crash loop.
     Stopped {
-        /// The reason given.
         reason: Arc<str>,
     },
 }
@@ -31,7 +28,7 @@ impl Status {
     }
 }
 
-/// Where a model's status is published.
+/// Publishes a model's status.
 pub struct StatusBoard {
     shown: watch::Sender<Status>,
     /// The actors of the last [`Status::Ready`].
@@ -39,13 +36,13 @@ pub struct StatusBoard {
 }
 
 impl StatusBoard {
-    /// The board of a model that starts, and what its handles see.
+    /// The board of a model that starts, and the receiver for its handles.
     pub(crate) fn new() -> (Self, watch::Receiver<Status>) {
         let (shown, watched) = watch::channel(Status::Starting);
         (StatusBoard { shown, served_last: Mutex::default() }, watched)
     }
 
-    /// The status that is shown. Do not hold it for long.
+    /// The current status. Release the returned value soon, because it holds a lock.
     pub fn look(&self) -> watch::Ref<'_, Status> {
         self.shown.borrow()
     }
@@ -54,7 +51,8 @@ impl StatusBoard {
         self.shown.subscribe()
     }
 
-    /// Publishes `next`, unless a final status was published: the first reason stays. Returns whether it was published.
+    /// Publishes `next`, unless a final status was published earlier: the first reported reason
+    /// wins. Returns whether `next` was published.
     pub(super) fn change(&self, next: Status) -> bool {
         self.shown.send_if_modified(|status| {
             let goes_on = !status.is_over();
@@ -70,8 +68,8 @@ impl StatusBoard {
         })
     }
 
-    /// Shows the actors that served last, to handles that ask about a model which sleeps: it may have fallen asleep while
-    /// they were replaced, or a wake may have failed.
+    /// Publishes the actors that served last, for handles of a sleeping model. The model may have
+    /// been put to sleep while its actors were being replaced, or a wake may have failed.
     pub(crate) fn show_last(&self) {
         let last = self.served_last().clone();
         if let Some(last) = last {

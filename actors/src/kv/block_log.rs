@@ -1,5 +1,5 @@
-//! The blocks that sequences may begin with, and what happens to them: for routers, which send a request to where its
-//! beginning is.
+//! A log of the blocks in the prefix cache. Routers read it to send a request to the process that
+//! already holds the request's first blocks.
 
 use std::{
     collections::BTreeMap,
@@ -10,27 +10,29 @@ use std::{
 use bursar_model::flow::{ContentSpan, PrefixKey};
 use tokio::sync::broadcast;
 
-/// Changes that wait for a listener at most; it misses older ones. One change is what a step brings.
+/// The most changes that wait for a listener. A listener that falls further behind misses the
+/// oldest changes. One change contains all events of a step.
 const WAITING_MAX: usize = 1024;
 
-/// A whole block of keys and values that a sequence may begin with.
+/// A whole block of keys and values in the prefix cache.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoredBlock {
-    /// Its name, which covers everything before it and the salt too.
+    /// The block's name, which also covers everything before the block and the salt.
     pub key: PrefixKey,
-    /// The name of the block before it. None for the first of a sequence.
+    /// The name of the block before this one. `None` for the first block of a sequence.
     pub parent: Option<PrefixKey>,
-    /// The place of its first token in its sequence.
+    /// The index of the block's first token in its sequence.
     pub first_token: usize,
-    /// Its tokens, with placeholders where pictures are.
+    /// The block's tokens, with placeholder tokens where pictures are.
     pub tokens: Arc<[u32]>,
-    /// The pictures in it, with the places of all their tokens in the sequence.
+    /// The pictures with tokens in this block, and the indices of all their tokens in the sequence.
     pub pictures: Vec<ContentSpan>,
-    /// The salt of the chats that share it; see [`Chat::cache_salt`](crate::chat::Chat::cache_salt).
+    /// The salt of the chats that share the block; see
+    /// [`Chat::cache_salt`](crate::chat::Chat::cache_salt).
     pub salt: Option<Arc<str>>,
 }
 
-/// Shows no token and no salt, because they are the user's.
+/// Prints no tokens and no salt, because they are the user's.
 impl fmt::Debug for StoredBlock {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = formatter.debug_struct("StoredBlock");
@@ -38,27 +40,27 @@ impl fmt::Debug for StoredBlock {
     }
 }
 
-/// What happens to blocks that sequences may begin with.
+/// A change of the prefix cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockEvent {
-    /// A block is on the device, or in host memory.
+    /// A block is in the cache now, on the device or in host memory.
     Stored(Arc<StoredBlock>),
-    /// It is in neither.
+    /// The block with this name is neither on the device nor in host memory any more.
     Removed(PrefixKey),
-    /// There are none. Those that there are follow.
+    /// The log is cleared. Events for all current blocks follow.
     Cleared,
 }
 
-/// Receives what each step brings.
+/// Receives the events of each step.
 pub(crate) type BlockReceiver = broadcast::Receiver<Arc<[BlockEvent]>>;
 
-/// The blocks of one scheduler. It writes without waiting for readers.
+/// The prefix cache's blocks of one scheduler. The scheduler writes without waiting for readers.
 #[derive(Default)]
 pub struct BlockLog(Mutex<LogState>);
 
 struct LogState {
     known: BTreeMap<PrefixKey, Arc<StoredBlock>>,
-    /// None once the scheduler has ended.
+    /// `None` once the scheduler has ended.
     listeners: Option<broadcast::Sender<Arc<[BlockEvent]>>>,
 }
 
@@ -69,7 +71,7 @@ impl Default for LogState {
 }
 
 impl BlockLog {
-    /// Tells what has happened, in order. A block that is known is not stored again.
+    /// Publishes events, in order. A block that is already known is not stored again.
     pub(crate) fn tell(&self, mut events: Vec<BlockEvent>) {
         if events.is_empty() {
             return;
@@ -89,8 +91,9 @@ impl BlockLog {
         }
     }
 
-    /// What leads from nothing to the present, parents before their children, and a receiver for all that follows. It is
-    /// closed if the scheduler has ended.
+    /// Returns the events that lead from an empty log to the current state, parents before their
+    /// children, and a receiver for all later events. The receiver is closed if the scheduler has
+    /// ended.
     pub(crate) fn listen(&self) -> (Arc<[BlockEvent]>, BlockReceiver) {
         let told = self.lock();
         let over = || broadcast::channel(1).1;
@@ -102,7 +105,7 @@ impl BlockLog {
         (std::iter::once(BlockEvent::Cleared).chain(stored).collect(), receiver)
     }
 
-    /// The scheduler has ended, and its blocks with it.
+    /// Drops all blocks and closes the receivers, because the scheduler has ended.
     pub(crate) fn close(&self) {
         *self.lock() = LogState { known: BTreeMap::new(), listeners: None };
     }

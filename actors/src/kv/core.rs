@@ -1,10 +1,11 @@
-//! Which sequence holds which block, and what free blocks still contain: pure.
+//! Which sequence holds which block, and the reusable content of free blocks: pure.
 //!
-//! Whole blocks are named by their content (a [`PrefixKey`] covers everything before it too), so a sequence that begins
-//! like another takes its blocks. This is automatic prefix caching, as in vLLM and SGLang (RadixAttention, arXiv
-//! 2312.07104). Free blocks keep their content until they are reused: the longest unused first, and of one sequence the
-//! last block first. With a host tier (ADR 15) what is reused is copied to host memory before, and fetched when a sequence
-//! begins with it.
+//! Whole blocks are named by their content. A name (a [`PrefixKey`]) also covers everything before
+//! the block, so a sequence that begins like another one can share its blocks. This is automatic
+//! prefix caching, as in vLLM and SGLang (RadixAttention, arXiv 2312.07104). Free blocks keep their
+//! content until they are reused. The least recently used block is reused first, and within one
+//! sequence the last block first. With a host tier (ADR 15), content is copied to host memory
+//! before its block is reused, and is copied back when a sequence begins with it.
 
 use std::{
     cmp::Reverse,
@@ -27,83 +28,81 @@ impl fmt::Display for SequenceId {
     }
 }
 
-/// What a sequence needs for the next step.
+/// The blocks that a sequence needs for the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockRequest {
-    /// The sequence.
     pub sequence: SequenceId,
-    /// Tokens whose keys and values are in its blocks.
+    /// Tokens whose keys and values are in the sequence's blocks.
     pub held: usize,
-    /// Tokens that the step is to compute.
+    /// Tokens that the step will compute.
     pub more: usize,
-    /// All its tokens. With cached ones, fewer than `more` may be left.
+    /// All tokens of the sequence. If some are found cached, fewer than `more` may be left to
+    /// compute.
     pub tokens: usize,
-    /// For a sequence without blocks: the keys of its first blocks, which may be shared. They leave at least one token
-    /// to compute.
+    /// For a sequence without blocks: the names of its first blocks, which it may share. They leave
+    /// at least one token to compute.
     pub prefix: Vec<PrefixKey>,
 }
 
-/// A sequence whose demand was met.
+/// The blocks of a sequence whose demand was met.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// The sequence.
     pub sequence: SequenceId,
-    /// All its blocks, in order.
+    /// All blocks of the sequence, in order.
     pub blocks: Vec<u32>,
-    /// Tokens whose keys and values are in the blocks: those that it held, or those found cached.
+    /// Tokens whose keys and values are in the blocks, because the sequence held them or because
+    /// they were found cached.
     pub held: usize,
 }
 
-/// The answer to a list of demands: the ones met, in order. After the first that cannot be met the rest are not tried,
-/// so that a short demand never overtakes a long one.
+/// The result for a list of demands. After the first demand that cannot be met, the rest are not
+/// tried, so that a small demand never overtakes a large one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allotment {
-    /// One table per demand that was met.
+    /// One table for each demand that was met, in order.
     pub tables: Vec<Table>,
-    /// Blocks missing for the first demand that was not met. 0 if all were.
+    /// Blocks missing for the first demand that was not met. 0 if all were met.
     pub short_by: usize,
 }
 
-/// How the blocks are used.
+/// Usage of the block pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvUse {
     /// All blocks of the pool.
     pub blocks: usize,
     /// Blocks that sequences hold.
     pub held: usize,
-    /// Other blocks whose content may be reused.
+    /// Blocks that no sequence holds, but whose content may be reused.
     pub cached: usize,
 }
 
-/// The beginning of a sequence that the device and the host have together.
+/// The part of a prefix that is available, on the device or in host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Beginning {
-    /// All its blocks.
+    /// Available blocks.
     pub blocks: usize,
-    /// Those before the first that only the host has.
+    /// Blocks before the first one that is only in host memory.
     pub resident: usize,
-    /// Those that only the host has.
+    /// Blocks that are only in host memory.
     pub missing: usize,
-    /// Whether there are free blocks for those.
+    /// Whether there are enough free blocks to fetch the missing ones.
     pub has_room: bool,
 }
 
-/// Copies of blocks, to be made in this order, and before any later step.
+/// Copies of blocks. They must run in this order and before any later step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Copies {
-    /// From the device to host memory.
+    /// Copies from the device to host memory.
     pub to_host: Vec<BlockCopy>,
-    /// From host memory to the device.
+    /// Copies from host memory to the device.
     pub to_device: Vec<BlockCopy>,
 }
 
 impl Copies {
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.to_host.len() + self.to_device.len()
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -112,35 +111,36 @@ impl Copies {
 /// The largest pool, in blocks, that is checked after each change.
 const CHECKED_MAX: usize = 16_384;
 
-/// One block.
 #[derive(Clone, Debug, Default)]
 struct Block {
-    /// The number of tables that include it.
+    /// The number of tables that include the block.
     references: u32,
-    /// The name of its content, if it may be shared.
+    /// The name of the block's content, if the content may be shared.
     key: Option<PrefixKey>,
-    /// The clock when it was last released.
+    /// The clock when the block was last released.
     idle_since: u64,
 }
 
-/// The pool of blocks.
 #[derive(Clone, Debug)]
 pub struct KvCore {
     pool: Vec<Block>,
-    /// Blocks without content. The first is used next, so that few pages are touched and the tail is used last.
+    /// Blocks without content. The lowest is used next, so that few pages are touched and the tail
+    /// of the pool is used last.
     blank: BTreeSet<u32>,
     /// Free blocks with content, by the time of their release. The first is reused next.
     idle: BTreeSet<(u64, u32)>,
     named: BTreeMap<PrefixKey, u32>,
     tables: BTreeMap<SequenceId, Vec<u32>>,
     clock: u64,
-    /// None: content that is reused is lost.
+    /// `None`: content is lost when its block is reused.
     host: Option<HostTier>,
-    /// Blocks that were given out, with the content that is to be copied to the host before anything is written there.
+    /// Blocks that were allocated, with their old content, which must be copied to the host before
+    /// anything is written to them.
     leaving: Vec<(PrefixKey, u32)>,
-    /// Sequences whose blocks a copy fills: the places in their tables, and the names of what comes there.
+    /// Sequences whose blocks a copy is filling: the indices in their tables, and the names of the
+    /// content.
     coming: BTreeMap<SequenceId, Vec<(usize, PrefixKey)>>,
-    /// What happened to named blocks since this was last taken.
+    /// Events of named blocks since the last [`take_events`](Self::take_events).
     events: Vec<BlockEvent>,
 }
 
@@ -168,12 +168,10 @@ impl KvCore {
         self
     }
 
-    /// Whether there is a host tier.
     pub fn has_host(&self) -> bool {
         self.host.is_some()
     }
 
-    /// Blocks whose content is in host memory.
     pub fn host_blocks(&self) -> usize {
         self.host.as_ref().map_or(0, HostTier::blocks)
     }
@@ -183,35 +181,35 @@ impl KvCore {
         self.blank.len() + self.idle.len()
     }
 
-    /// All blocks.
     pub fn blocks(&self) -> usize {
         self.pool.len()
     }
 
-    /// How they are used.
     pub fn usage(&self) -> KvUse {
         KvUse { blocks: self.blocks(), held: self.blocks() - self.free_blocks(), cached: self.idle.len() }
     }
 
-    /// Blocks that a sequence with this prefix would share with those that hold them now.
+    /// Blocks that a sequence with this prefix would share with the sequences that hold them now.
     pub fn held_prefix(&self, prefix: &[PrefixKey]) -> usize {
         let found = prefix.iter().map_while(|key| self.named.get(key));
         found.filter(|block| self.pool[**block as usize].references > 0).count()
     }
 
-    /// Blocks that a sequence with this prefix would find on the device or in host memory, whether or not one holds them.
+    /// Blocks that a sequence with this prefix would find on the device or in host memory, whether
+    /// or not another sequence holds them.
     pub fn known_prefix(&self, prefix: &[PrefixKey]) -> usize {
         let on_host = |key| self.host.as_ref().is_some_and(|host| host.slot(key).is_some());
         prefix.iter().take_while(|key| self.named.contains_key(key) || on_host(key)).count()
     }
 
-    /// Blocks saved by sharing: those in all tables, counted in each, less those that are held.
+    /// Blocks saved by sharing: the total length of all tables, minus the blocks that are held.
     pub fn shared_blocks(&self) -> usize {
         let in_tables: usize = self.tables.values().map(Vec::len).sum();
         in_tables - (self.blocks() - self.free_blocks())
     }
 
-    /// Meets demands in order. The first that cannot be met, and the ones after it, change nothing.
+    /// Meets demands in order. The first demand that cannot be met, and all later ones, change
+    /// nothing.
     pub fn allot(&mut self, demands: &[BlockRequest]) -> Allotment {
         let mut allotment = Allotment::default();
         for demand in demands {
@@ -259,7 +257,8 @@ impl KvCore {
         entry.references += 1;
     }
 
-    /// A block to write: a blank one, or the longest unused, whose content is forgotten.
+    /// Returns a block to write to: a blank block, or the least recently used one, whose content is
+    /// forgotten.
     fn take(&mut self) -> u32 {
         let block = self.blank.pop_first().unwrap_or_else(|| {
             let (_, block) = self.idle.pop_first().expect("counted before");
@@ -270,7 +269,9 @@ impl KvCore {
         block
     }
 
-    /// A free block's content is here no longer. Its copy in host memory is used now, or is to be made.
+    /// Removes the name of a free block's content. If the content is already in host memory, its
+    /// slot is marked as used now. Otherwise, with a host tier, the block is queued to be copied
+    /// there.
     fn forget(&mut self, block: u32) {
         let key = self.pool[block as usize].key.take().expect("an idle block has content");
         self.named.remove(&key);
@@ -281,7 +282,7 @@ impl KvCore {
         }
     }
 
-    /// Tells of those of these keys that no sequence would find any more.
+    /// Adds [`BlockEvent::Removed`] for each of these keys that no sequence would find any more.
     fn tell_lost(&mut self, keys: impl IntoIterator<Item = PrefixKey>) {
         let Some(host) = &self.host else { return };
         let is_coming = |key: &PrefixKey| self.coming.values().flatten().any(|(_, coming)| coming == key);
@@ -292,23 +293,26 @@ impl KvCore {
         self.events.extend(keys.into_iter().filter(is_lost).map(BlockEvent::Removed));
     }
 
-    /// Adds what a block has to what is told of it. For blocks that were just [named](Self::name).
+    /// Adds an event for a block that was just [named](Self::name).
     pub fn tell(&mut self, event: BlockEvent) {
         self.events.push(event);
     }
 
-    /// What happened to named blocks since the last call, in order. A block is removed when no sequence would find it,
-    /// on the device or in host memory. One that is stored may have been before.
+    /// Returns the events of named blocks since the last call, in order. A block is removed when no
+    /// sequence would find it, on the device or in host memory. A block may be stored more than
+    /// once.
     pub fn take_events(&mut self) -> Vec<BlockEvent> {
         std::mem::take(&mut self.events)
     }
 
-    /// The copies to make before anything is written to blocks that were given out. Each is returned once.
+    /// Returns the copies to make before anything is written to newly allocated blocks. Each copy
+    /// is returned once.
     pub fn take_leaving(&mut self) -> Vec<BlockCopy> {
         self.take_in(&[])
     }
 
-    /// Takes what leaves into host memory, beside what is `kept` there.
+    /// Assigns host slots to the content that leaves the device. Content in `kept` stays in host
+    /// memory.
     fn take_in(&mut self, kept: &[PrefixKey]) -> Vec<BlockCopy> {
         let leaving = std::mem::take(&mut self.leaving);
         let Some(host) = &mut self.host else { return Vec::new() };
@@ -318,8 +322,9 @@ impl KvCore {
         copies
     }
 
-    /// Makes blocks blank, the longest unused first, until `blank` are. With a host tier, steps then find blocks whose
-    /// content has been copied already.
+    /// Makes free blocks blank, the least recently used first, until `blank` blocks are blank.
+    /// Later steps then find blocks whose content has been copied already. Does nothing without a
+    /// host tier.
     pub fn make_blank(&mut self, blank: usize) {
         while self.has_host()
             && self.blank.len() < blank
@@ -331,11 +336,11 @@ impl KvCore {
         self.check();
     }
 
-    /// How much of `prefix` is on the device or in host memory.
+    /// Returns how much of `prefix` is on the device or in host memory.
     pub fn beginning(&self, prefix: &[PrefixKey]) -> Beginning {
         let mut found = Beginning::default();
         let Some(host) = &self.host else { return found };
-        // Free ones that it will hold cannot be given out.
+        // Free blocks that the sequence will share cannot be allocated to it as new blocks.
         let mut woken = 0;
         for key in prefix {
             match self.named.get(key) {
@@ -352,9 +357,10 @@ impl KvCore {
         found
     }
 
-    /// Gives a sequence without blocks those of its beginning, with copies of what only the host has. Its blocks are its
-    /// own, and no step may use them, until the copies have ended ([`fetched`](Self::fetched)). None, and nothing
-    /// changes, if nothing is missing or there are too few free blocks.
+    /// Gives a sequence without blocks the available blocks of `prefix`, and returns the copies
+    /// that bring the missing ones from the host. Until [`fetched`](Self::fetched) is called, no
+    /// step may use these blocks and no other sequence may share the blocks that the copies fill.
+    /// Returns `None` and changes nothing if no block is missing or there are too few free blocks.
     pub fn fetch(&mut self, sequence: SequenceId, prefix: &[PrefixKey]) -> Option<Copies> {
         let found = self.beginning(prefix);
         let prefix = &prefix[..found.blocks];
@@ -362,7 +368,7 @@ impl KvCore {
         if found.missing == 0 || !found.has_room || self.tables.contains_key(&sequence) {
             return None;
         }
-        // Held before any is taken, so that none of them is given out.
+        // These blocks are held before any block is taken, so that none of them is reused.
         on_device.iter().flatten().for_each(|block| self.hold(*block));
         let table: Vec<u32> = on_device.iter().map(|block| block.unwrap_or_else(|| self.take())).collect();
         let missing = (0..prefix.len()).filter(|place| on_device[*place].is_none());
@@ -378,7 +384,8 @@ impl KvCore {
         Some(Copies { to_host, to_device })
     }
 
-    /// The copies of a sequence's beginning have ended: others may share it.
+    /// Names the blocks that were fetched for a sequence, because their copies have ended. Other
+    /// sequences may share them from now on.
     pub fn fetched(&mut self, sequence: SequenceId) {
         let coming = self.coming.remove(&sequence).expect("it was being fetched");
         for (place, key) in coming {
@@ -386,21 +393,21 @@ impl KvCore {
         }
     }
 
-    /// Whether a copy under way brings the first block of `prefix` that the device does not have.
+    /// Whether a running copy fetches the first block of `prefix` that the device does not have.
     pub fn is_coming(&self, prefix: &[PrefixKey]) -> bool {
         let next = prefix.iter().find(|key| !self.named.contains_key(key));
         let comes = |next| self.coming.values().flatten().any(|(_, key)| key == next);
         !self.coming.is_empty() && next.is_some_and(comes)
     }
 
-    /// Whether a sequence has blocks.
     pub fn has_table(&self, sequence: SequenceId) -> bool {
         self.tables.contains_key(&sequence)
     }
 
-    /// Names blocks that a step has filled, from the `first` of the sequence's table on, so that others may share them.
-    /// If another block got the same name first, that one stays the shared one. Unknown sequences are ignored. Returns
-    /// the places of those that got their name.
+    /// Names blocks that a step has filled, from index `first` of the sequence's table on, so that
+    /// other sequences may share them. If another block already has a name, that block stays the
+    /// shared one. Unknown sequences are ignored. Returns the table indices of the blocks that were
+    /// named.
     pub fn name(&mut self, sequence: SequenceId, first: usize, keys: &[PrefixKey]) -> Vec<usize> {
         let Some(table) = self.tables.get(&sequence) else { return Vec::new() };
         let mut named = Vec::new();
@@ -416,11 +423,12 @@ impl KvCore {
         named
     }
 
-    /// Forgets a sequence. Blocks in no other table become free, and named ones keep their content for now. An unknown
-    /// sequence is ignored.
+    /// Forgets a sequence. Blocks in no other table become free. Named blocks among them keep their
+    /// content for now. An unknown sequence is ignored.
     pub fn release(&mut self, sequence: SequenceId) {
         assert!(!self.coming.contains_key(&sequence), "a copy fills the blocks of {sequence}");
-        // The last block first: without its beginning, the end of a sequence is useless.
+        // The last block is released first, because the end of a sequence is useless without its
+        // beginning.
         for block in self.tables.remove(&sequence).into_iter().flatten().rev() {
             let entry = &mut self.pool[block as usize];
             entry.references -= 1;
@@ -437,9 +445,10 @@ impl KvCore {
         self.check();
     }
 
-    /// Makes all blocks but the first `to` blank. Every sequence with a block in that tail is released, because blocks
-    /// cannot be moved, and no other sequence is. Returns the released ones, in the order of their `place`; their other
-    /// blocks keep their content for now, those of the last for longest. With a host tier, what the tail has
+    /// Makes all blocks from index `to` on blank. Each sequence with a block in that tail is
+    /// released, because blocks cannot be moved. No other sequence is. Returns the released
+    /// sequences, ordered by `place`. Their blocks below `to` keep their content for now, and the
+    /// last sequence's blocks keep it longest. With a host tier, the content of the tail
     /// [leaves](Self::take_leaving).
     pub fn vacate<P: Ord>(&mut self, to: usize, place: impl Fn(SequenceId) -> P) -> Vec<SequenceId> {
         let tail = to as u32..;
@@ -457,8 +466,9 @@ impl KvCore {
         holders
     }
 
-    /// Gives up all blocks but the first `to`, [vacated](Self::vacate) first, by the youngest first. What has not left by
-    /// then is lost.
+    /// Shrinks the pool to `to` blocks. The tail is [vacated](Self::vacate) first, and the youngest
+    /// sequence is released first. Content of the tail that has not been copied to the host by then
+    /// is lost.
     pub fn shrink(&mut self, to: usize) -> Vec<SequenceId> {
         let holders = self.vacate(to, Reverse);
         let gone = self.blank.split_off(&(to as u32));
@@ -475,7 +485,8 @@ impl KvCore {
         holders
     }
 
-    /// Grows the pool to `to` blocks. New blocks are blank. Does nothing if there are that many already.
+    /// Grows the pool to `to` blocks. New blocks are blank. Does nothing if the pool is that large
+    /// already.
     pub fn grow(&mut self, to: usize) {
         let before = self.blocks();
         self.blank.extend(before as u32..to as u32);
@@ -483,8 +494,8 @@ impl KvCore {
         self.check();
     }
 
-    /// Every block is blank, idle or held, exactly once. Large devices have 100,000 blocks and steps of milliseconds,
-    /// so large pools and release builds skip this.
+    /// Checks that every block is blank, idle or held, exactly once. Large devices have 100,000
+    /// blocks and steps of milliseconds, so large pools and release builds skip this check.
     fn check(&self) {
         if !cfg!(debug_assertions) || self.pool.len() > CHECKED_MAX {
             return;

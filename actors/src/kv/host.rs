@@ -1,25 +1,27 @@
-//! Named blocks in host memory, the second place of a block (vLLM calls it offloading, SGLang HiCache): pure.
+//! Named blocks in host memory, the second tier of the prefix cache (vLLM calls it offloading,
+//! SGLang HiCache): pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bursar_kernels::ops::copy_blocks::BlockCopy;
 use bursar_model::flow::PrefixKey;
 
-/// Which slot of host memory has which content. A full tier forgets what was longest unused.
+/// The content of each slot of host memory. A full tier evicts the least recently used content.
 ///
-/// Copies run in the order in which they were decided, so a slot has its content, and may be given away again, from the
-/// decision on.
+/// Copies run in the order in which they were decided. A slot therefore has its content, and may be
+/// reused, from the moment of the decision.
 #[derive(Clone, Debug)]
 pub(super) struct HostTier {
-    /// What each slot has, and when it was last used.
+    /// The content of each slot, and the clock when it was last used.
     slots: Vec<Option<(PrefixKey, u64)>>,
-    /// Slots that were never used. The first is used next, so that neighbours on the device are neighbours here.
+    /// Slots that were never used. The lowest is used next, so that blocks that are adjacent on the
+    /// device are adjacent here.
     blank: BTreeSet<u32>,
     named: BTreeMap<PrefixKey, u32>,
     /// Named slots by their last use.
     by_use: BTreeSet<(u64, u32)>,
     clock: u64,
-    /// What gave its slot away since this was last taken.
+    /// Content evicted since the last [`take_forgotten`](Self::take_forgotten).
     forgotten: Vec<PrefixKey>,
 }
 
@@ -35,17 +37,15 @@ impl HostTier {
         }
     }
 
-    /// Blocks that it has.
     pub(super) fn blocks(&self) -> usize {
         self.named.len()
     }
 
-    /// The slot of this content.
     pub(super) fn slot(&self, key: &PrefixKey) -> Option<u32> {
         self.named.get(key).copied()
     }
 
-    /// Marks content as used now. False if it is not here.
+    /// Marks content as used now. Returns `false` if it is not in host memory.
     pub(super) fn touch(&mut self, key: &PrefixKey) -> bool {
         let Some(slot) = self.slot(key) else { return false };
         let (_, used) = self.slots[slot as usize].as_mut().expect("a named slot has content");
@@ -56,19 +56,20 @@ impl HostTier {
         true
     }
 
-    /// Takes in blocks that leave the device, the least useful first, and returns the copies to make. What is `kept` is
-    /// not given away for them, so where there is too little room the least useful are lost.
+    /// Assigns slots to blocks that leave the device, and returns the copies to make. `leaving`
+    /// lists the least useful block first. Content in `kept` is not evicted, so if there are too
+    /// few slots, the least useful blocks are lost.
     pub(super) fn take_in(&mut self, leaving: &[(PrefixKey, u32)], kept: &[PrefixKey]) -> Vec<BlockCopy> {
         let mut seen = BTreeSet::new();
         let is_new = |(key, _): &&(PrefixKey, u32)| !self.named.contains_key(key) && seen.insert(*key);
         let mut new: Vec<_> = leaving.iter().filter(is_new).copied().collect();
-        // Of a sequence the last block is used first, because it is forgotten first.
+        // The last block of a sequence is touched first, so that it is evicted first.
         for key in kept.iter().rev() {
             self.touch(key);
         }
         new.drain(..new.len().saturating_sub(self.slots.len() - kept.len()));
         let mut slots: Vec<u32> = new.iter().map(|_| self.give_away()).collect();
-        // Neighbours go to neighbours, so that they are one copy.
+        // Adjacent blocks get adjacent slots, so that one copy moves them.
         slots.sort_unstable();
         let mut by_block: Vec<u32> = new.iter().map(|(_, block)| *block).collect();
         by_block.sort_unstable();
@@ -84,7 +85,7 @@ impl HostTier {
         copies
     }
 
-    /// A blank slot, or the longest unused, whose content is forgotten.
+    /// Returns a blank slot, or evicts the least recently used content and returns its slot.
     fn give_away(&mut self) -> u32 {
         self.blank.pop_first().unwrap_or_else(|| {
             let (_, slot) = self.by_use.pop_first().expect("there are as many slots");
@@ -95,7 +96,7 @@ impl HostTier {
         })
     }
 
-    /// What has gone from here since the last call.
+    /// Returns the content that was evicted since the last call.
     pub(super) fn take_forgotten(&mut self) -> Vec<PrefixKey> {
         std::mem::take(&mut self.forgotten)
     }
@@ -105,7 +106,7 @@ impl HostTier {
 mod tests {
     use super::*;
 
-    /// The names of a sequence's blocks.
+    /// The names of the first `blocks` blocks of a sequence.
     fn keys(name: u32, blocks: usize) -> Vec<PrefixKey> {
         let tokens = blocks * bursar_kernels::BLOCK_TOKENS;
         let mut keys = bursar_model::flow::PrefixKeys::default();

@@ -1,5 +1,5 @@
-//! Blocks of keys and values: which sequence holds which, on the device or in host memory. A part of the scheduler's
-//! decision (ADR 8), so no actor.
+//! Blocks of keys and values: which sequence holds which block, on the device or in host memory.
+//! These decisions are part of the scheduler's (ADR 8), so this module has no actor.
 
 mod block_log;
 mod core;

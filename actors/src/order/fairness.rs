@@ -1,16 +1,18 @@
-//! Who is next, and when that is the oldest.
+//! The sort key of an entry in the queue, and the rule that periodically serves the oldest entry.
 
-/// So many others may be served before the oldest that waits. Then it is next. Priorities thus keep seven of eight
-/// admissions, also beside a long queue of less urgent requests, where an age that makes urgent would end them.
+/// Other entries that may be served before the oldest waiting entry. Then the oldest is next.
+/// Priorities thus decide seven of eight admissions, even with a long queue of less urgent
+/// requests. An age that raises the priority would make priorities useless in that case.
 const BEFORE_OLDEST: u32 = 7;
 
-/// Beyond these, so many may be served before one that is next and does not fit yet.
+/// Entries that may overtake an entry that is next but does not fit, in addition to
+/// [`BEFORE_OLDEST`].
 pub(crate) const PASSES_MAX: u32 = 32;
 
-/// How many are looked at for one that fits, when the next does not.
+/// Entries after the next one that are tried when the next one does not fit.
 const LOOKED_AT: usize = 8;
 
-/// A place in the order. The least is next.
+/// The sort key of an entry. The entry with the smallest key is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueuePosition<I> {
     priority: i32,
@@ -20,14 +22,14 @@ pub(crate) struct QueuePosition<I> {
 }
 
 impl<I> QueuePosition<I> {
-    /// Among equally urgent ones those that had their turn come first, whatever their tenant was `given`, because readers
-    /// wait for them.
+    /// Among equally urgent entries, those that were served before come first, whatever their
+    /// tenant was `given`, because readers wait for the rest of their replies.
     pub(crate) fn of(priority: i32, had_turn: bool, given: u64, id: I) -> Self {
         QueuePosition { priority, is_new: !had_turn, given: if had_turn { 0 } else { given }, id }
     }
 }
 
-/// The oldest that waits, and how many others were served since it became that.
+/// The oldest waiting entry, and how many others were served since it became the oldest.
 #[derive(Debug)]
 pub(crate) struct OldestWaiting<I> {
     oldest: Option<I>,
@@ -41,13 +43,13 @@ impl<I> Default for OldestWaiting<I> {
 }
 
 impl<I: Copy + Ord> OldestWaiting<I> {
-    /// The oldest that waits, if it is its turn.
+    /// Returns the oldest waiting entry if its turn has come.
     pub(crate) fn of(&self, oldest: Option<I>) -> Option<I> {
         oldest.filter(|_| self.oldest == oldest && self.served >= BEFORE_OLDEST)
     }
 
-    /// Those at these places that may be served next, in order: the one that is next, and some that may pass it if it does
-    /// not fit.
+    /// The entries that may be served next, in order: the next entry, followed by some that may
+    /// overtake it if it does not fit.
     pub(crate) fn order(&self, oldest: Option<I>, places: impl Iterator<Item = QueuePosition<I>>) -> Vec<I> {
         let mut places: Vec<_> = places.collect();
         if places.len() > LOOKED_AT + 1 {
@@ -63,7 +65,7 @@ impl<I: Copy + Ord> OldestWaiting<I> {
         order
     }
 
-    /// Counts against the turn of the oldest that `id`, which still waits, is served.
+    /// Counts that `id`, which is still in the queue, is served while the oldest entry waits.
     pub(crate) fn count(&mut self, oldest: Option<I>, id: I) {
         if self.oldest != oldest || oldest == Some(id) {
             *self = OldestWaiting { oldest: oldest.filter(|oldest| *oldest != id), served: 0 };

@@ -1,11 +1,11 @@
-//! Those that wait, in their order.
+//! A queue of waiting entries, in the order in which they are served.
 
 use std::collections::BTreeMap;
 
 use super::{OldestWaiting, PASSES_MAX, Priority, Tenants};
 use crate::tenant::TenantWeights;
 
-/// Those that wait, by age, and whose turn it is. An older one may come later.
+/// A queue. A smaller id is an older entry, and an older entry may join after a younger one.
 #[derive(Debug)]
 pub(crate) struct Line<I, T> {
     waiting: BTreeMap<I, Waiting<T>>,
@@ -16,18 +16,17 @@ pub(crate) struct Line<I, T> {
 #[derive(Debug)]
 struct Waiting<T> {
     rank: Priority,
-    /// How many were served before it while it was next and did not fit.
+    /// How many entries were served before this one while it was next and did not fit.
     passed: u32,
     what: T,
 }
 
 impl<I: Copy + Ord, T> Line<I, T> {
-    /// An empty line, shared by these weights.
+    /// An empty queue. `weights` divide the service among tenants.
     pub(crate) fn new(weights: TenantWeights) -> Self {
         Line { waiting: BTreeMap::new(), turn: OldestWaiting::default(), tenants: Tenants::new(weights) }
     }
 
-    /// One more waits.
     pub(crate) fn join(&mut self, id: I, rank: Priority, what: T) {
         let waiting = || self.waiting.values().map(|waiting| &waiting.rank.tenant);
         self.tenants.arrive(&rank.tenant, waiting());
@@ -35,37 +34,36 @@ impl<I: Copy + Ord, T> Line<I, T> {
         self.waiting.insert(id, Waiting { rank, passed: 0, what });
     }
 
-    /// One waits no longer, though it was not served.
+    /// Removes an entry that was not served.
     pub(crate) fn leave(&mut self, id: I) -> Option<T> {
         self.waiting.remove(&id).map(|waiting| waiting.what)
     }
 
-    /// Those leave for which this is false.
+    /// Removes the entries for which `stays` returns `false`.
     pub(crate) fn retain(&mut self, mut stays: impl FnMut(&T) -> bool) {
         self.waiting.retain(|_, waiting| stays(&waiting.what));
     }
 
-    /// Those that may be served next, in order.
+    /// The entries that may be served next, in order.
     pub(crate) fn order(&self) -> Vec<I> {
         self.turn.order(self.oldest(), self.waiting.iter().map(|(id, waiting)| waiting.rank.place(&self.tenants, *id)))
     }
 
-    /// What one waits for.
     pub(crate) fn get(&self, id: I) -> Option<&T> {
         self.waiting.get(&id).map(|waiting| &waiting.what)
     }
 
-    /// What they all wait for.
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
         self.waiting.values().map(|waiting| &waiting.what)
     }
 
-    /// Whether none waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Lets another be served before `next`, which does not fit. False if too many were, or if it had its turn before.
+    /// Whether another entry may be served before `next`, which does not fit. If so, this is
+    /// counted. Returns `false` if too many entries have overtaken `next`, or if `next` was served
+    /// before.
     pub(crate) fn lets_pass(&mut self, next: I) -> bool {
         let next = self.waiting.get_mut(&next).expect("it waits");
         let lets_pass = !next.rank.had_turn && next.passed < PASSES_MAX;
@@ -73,7 +71,7 @@ impl<I: Copy + Ord, T> Line<I, T> {
         lets_pass
     }
 
-    /// Serves one, at this cost for its tenant.
+    /// Removes an entry because it is served, and charges `cost` to its tenant.
     pub(crate) fn serve(&mut self, id: I, cost: usize) -> T {
         self.turn.count(self.oldest(), id);
         let Waiting { rank, what, .. } = self.waiting.remove(&id).expect("it waits");
@@ -130,7 +128,8 @@ mod tests {
             ranks in proptest::collection::vec((-2i32..3, 0usize..3, any::<bool>(), 1usize..9), 1..80),
             room in proptest::collection::vec(0usize..9, 1..9),
         ) {
-            // An item fits if there is room for its size. One of the sizes comes in turn, and room for all now and then.
+            // An entry fits if `room` is at least its size. The room cycles through the given
+            // values, and every 50th moment has room for any entry.
             let mut line = Line::new(TenantWeights::default());
             for (id, (priority, tenant, had_turn, size)) in ranks.iter().enumerate() {
                 line.join(id, rank(*priority, ["a", "b", "c"][*tenant], *had_turn), *size);

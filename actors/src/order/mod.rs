@@ -1,5 +1,5 @@
-//! The order of those that wait, for sequences and for pictures (ADR 13): the most urgent first, then by what their tenants
-//! were given, then by age. None waits for good. Pure.
+//! The queue order of sequences and pictures (ADR 13): the most urgent first, then the tenant that
+//! was given the least, then the oldest. No entry waits forever. Pure.
 
 mod fairness;
 mod line;

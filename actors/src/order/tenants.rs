@@ -1,28 +1,29 @@
-//! What tenants were given: a virtual token counter for each ("Fairness in Serving Large Language Models", OSDI'24, arXiv
-//! 2401.00588), divided by its weight. The one with the least is next. Pure.
+//! Fairness among tenants: a virtual token counter for each ("Fairness in Serving Large Language
+//! Models", OSDI'24, arXiv 2401.00588), divided by the tenant's weight. The tenant with the
+//! smallest counter is next. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::tenant::{Tenant, TenantWeights};
 
-/// A prompt's token counts once and a reply's twice, as in the paper.
+/// A prompt token counts once and a reply token twice, as in the paper.
 const PROMPT: u64 = 1;
 const REPLY: u64 = 2;
 
-/// Parts of a token in a counter, so that any weight divides it.
+/// Counter units per token. At the largest weight a token still counts as a whole unit.
 const PARTS: u64 = TenantWeights::WEIGHT_MAX as u64;
 
-/// Tenants that are remembered though they have no request.
+/// Counters that are kept. If there are more, idle tenants are forgotten.
 const REMEMBERED: usize = 1024;
 
-/// The counters.
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
     weights: TenantWeights,
     counters: BTreeMap<Tenant, u64>,
-    /// The counter of the tenant that was served last, before it was served.
+    /// The counter that the last served tenant had before it was served.
     last: u64,
-    /// Tokens that were computed since the last [`take_used`](Tenants::take_used), if any tenant has a weight.
+    /// Tokens computed since the last [`take_used`](Tenants::take_used), if any tenant has a
+    /// weight.
     used: BTreeMap<Tenant, usize>,
 }
 
@@ -31,14 +32,17 @@ impl Tenants {
         Tenants { weights, ..Tenants::default() }
     }
 
-    /// What a tenant was given: the least is next.
+    /// The tenant's counter. The tenant with the smallest counter is next.
     pub(crate) fn counter(&self, tenant: &Tenant) -> u64 {
-        // Among sequences of one tenant it decides nothing, so it is not looked up for each.
+        // With a single tenant the counter decides nothing, so the lookup for each sequence is
+        // skipped.
         if self.counters.len() < 2 { 0 } else { self.counters.get(tenant).copied().unwrap_or(0) }
     }
 
-    /// A request comes, beside those of the `waiting` tenants. A tenant that had none waiting gets no credit for the time
-    /// that it was away: its counter rises to the least of those that wait, or to what the last one had.
+    /// A request of `tenant` arrives while requests of the `waiting` tenants wait. A tenant that
+    /// had no waiting request gets no credit for that time: its counter rises to the smallest
+    /// counter of the waiting tenants or, if no tenant waits, to the counter that the last served
+    /// tenant had.
     pub(crate) fn arrive<'t>(&mut self, tenant: &Tenant, waiting: impl Iterator<Item = &'t Tenant> + Clone) {
         let is_new = !waiting.clone().any(|other| other == tenant);
         let least = waiting.map(|other| self.counters.get(other).copied().unwrap_or(0)).min();
@@ -48,7 +52,8 @@ impl Tenants {
         }
     }
 
-    /// Forgets the tenants with the least counters that are not `active`, if there are too many.
+    /// If there are too many tenants, forgets those with the smallest counters that are not
+    /// `active`.
     pub(crate) fn forget<'t>(&mut self, active: impl Iterator<Item = &'t Tenant>) {
         if self.counters.len() <= REMEMBERED {
             return;
@@ -61,18 +66,19 @@ impl Tenants {
         idle.into_iter().take(too_many).for_each(|(_, tenant)| _ = self.counters.remove(&tenant));
     }
 
-    /// A sequence with a prompt of so many tokens is admitted, or pictures of so many patches are served.
+    /// Charges a tenant for an admitted prompt of `prompt` tokens, or for served pictures of
+    /// `prompt` patches.
     pub(crate) fn admit(&mut self, tenant: &Tenant, prompt: usize) {
         self.last = self.counters.get(tenant).copied().unwrap_or(0);
         *self.counters.entry(tenant.clone()).or_default() += self.cost(tenant, PROMPT * prompt as u64);
     }
 
-    /// It left before anything of its prompt was computed.
+    /// Refunds a sequence that left before any of its prompt was computed.
     pub(crate) fn refund(&mut self, tenant: &Tenant, prompt: usize) {
         self.give_back(tenant, prompt);
     }
 
-    /// Of its prompt so many tokens were found computed: they cost nothing.
+    /// Refunds `found` tokens of a prompt, which are cached, and counts the rest as used.
     pub(crate) fn find(&mut self, tenant: &Tenant, prompt: usize, found: usize) {
         self.give_back(tenant, found);
         self.count(tenant, prompt - found);
@@ -85,7 +91,7 @@ impl Tenants {
         }
     }
 
-    /// A token of a reply was computed.
+    /// Charges a tenant for one computed token of a reply.
     pub(crate) fn token(&mut self, tenant: &Tenant) {
         let cost = self.cost(tenant, REPLY);
         if let Some(counter) = self.counters.get_mut(tenant) {
@@ -104,7 +110,7 @@ impl Tenants {
         }
     }
 
-    /// The tokens of prompts and replies that were computed since the last call, by tenant.
+    /// Returns the tokens of prompts and replies that were computed since the last call, by tenant.
     pub(crate) fn take_used(&mut self) -> BTreeMap<Tenant, usize> {
         std::mem::take(&mut self.used)
     }

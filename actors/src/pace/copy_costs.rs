@@ -1,25 +1,26 @@
-//! Whether keys and values in host memory are copied back or computed again: by what copies took, and what steps cost.
-//! Pure.
+//! The choice between copying keys and values back from host memory and recomputing them, by the
+//! measured costs of copies and steps. Pure.
 
 use super::{StepCosts, StepWork};
 
-/// What copies of blocks between device and host cost, learned from those that were made. Blocks leave before any comes
-/// back, so their copies tell what the first return will take.
+/// The cost of copying blocks between device and host, learned from the copies that were made.
+/// Blocks are copied to the host before any is copied back, so the cost is known before the first
+/// copy back.
 #[derive(Clone, Debug, Default)]
 pub struct CopyCosts {
-    /// What computing costs. None: not measured.
+    /// The cost of computing. `None` if it was not measured.
     steps: Option<StepCosts>,
-    /// µs for each block of the latest copies.
+    /// µs per block of each of the last three copies.
     lately: [Option<f64>; 3],
 }
 
 impl CopyCosts {
-    /// Weighed against these costs of steps.
+    /// No copies are known yet. They will be compared with the costs of `steps`.
     pub fn beside(steps: Option<StepCosts>) -> Self {
         CopyCosts { steps, lately: [None; 3] }
     }
 
-    /// Copies of so many blocks took this long, both ways together.
+    /// Learns that copies of `blocks` blocks, in both directions together, took `micros` µs.
     pub fn learn(&mut self, blocks: usize, micros: u64) {
         if blocks > 0 {
             let [_, second, third] = self.lately;
@@ -27,8 +28,9 @@ impl CopyCosts {
         }
     }
 
-    /// Whether copying `blocks` blocks is no slower than computing their `tokens` tokens after `cached` others. True
-    /// while either cost is unknown. The cheapest of the last copies counts: what delayed the others was not copying.
+    /// Whether copying `blocks` blocks is no slower than computing their `tokens` tokens after
+    /// `cached` others. True while either cost is unknown. The cheapest of the last copies counts,
+    /// because the extra time of the others was not spent on copying.
     pub fn are_worth(&self, blocks: usize, cached: usize, tokens: usize) -> bool {
         let cheapest = self.lately.iter().flatten().copied().reduce(f64::min);
         let (Some(steps), Some(block)) = (&self.steps, cheapest) else { return true };
@@ -44,7 +46,7 @@ mod tests {
     use super::*;
     use crate::pace::{MeasuredCosts, MeasuredStep};
 
-    /// A device on which a prompt token takes 20 µs, in a step of at least 1 ms.
+    /// Costs of a device on which a prompt token takes 20 µs, in a step of at least 1 ms.
     fn steps() -> StepCosts {
         let step = |prompt: usize, decoding: usize| {
             let mut work = StepWork::default();

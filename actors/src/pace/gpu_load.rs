@@ -1,13 +1,16 @@
-//! What the lanes of all models do on the card that they share, for the actors of other lanes to see.
+//! The load that the lanes of all models put on a shared GPU, for the actors of other lanes to
+//! read.
 
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// One model's part of what is done on a card, and the sum of all models' parts. It ends with its value.
+/// One model's load on a GPU, and the sum over all models. Dropping the value removes the model's
+/// load from the sum.
 ///
-/// One actor writes each number, and others read the sums when they decide. Nothing depends on when exactly.
+/// Each number is written by one actor. Other actors read the sums when they decide, and no
+/// decision depends on the exact moment of a change.
 #[derive(Debug, Default)]
 pub struct GpuLoad {
     own: Use,
@@ -21,27 +24,27 @@ struct Use {
 }
 
 impl GpuLoad {
-    /// The part of another model on the same card.
+    /// The load of another model on the same GPU.
     pub fn beside(&self) -> Self {
         GpuLoad { own: Use::default(), all: self.all.clone() }
     }
 
-    /// The scheduler has this many replies under way that have begun.
+    /// Sets how many replies of the scheduler are in progress.
     pub fn set_streams(&self, streams: usize) {
         set(&self.own.streams, &self.all.streams, streams);
     }
 
-    /// Whether a reply is under way, of any model.
+    /// Whether a reply of any model is in progress.
     pub fn has_streams(&self) -> bool {
         self.all.streams.load(Relaxed) > 0
     }
 
-    /// The vision lane is encoding this many patches.
+    /// Sets how many patches the vision lane is encoding.
     pub fn set_patches(&self, patches: usize) {
         set(&self.own.patches, &self.all.patches, patches);
     }
 
-    /// Whether pictures are being encoded, of any model.
+    /// Whether pictures of any model are being encoded.
     pub fn encodes(&self) -> bool {
         self.all.patches.load(Relaxed) > 0
     }
@@ -54,7 +57,7 @@ impl Drop for GpuLoad {
     }
 }
 
-/// Sets a model's number, and changes the sum by as much.
+/// Sets a model's number, and changes the sum by the difference.
 fn set(own: &AtomicUsize, all: &AtomicUsize, to: usize) {
     let before = own.swap(to, Relaxed);
     all.fetch_add(to.wrapping_sub(before), Relaxed);

@@ -1,23 +1,22 @@
-//! What steps and launches took when they were measured. In whole µs, so that records can be compared.
+//! Measured durations of steps and encoder launches, in whole µs, so that records can be compared.
 
 use serde::{Deserialize, Serialize};
 
-/// What a step computes, as far as its duration depends on it.
+/// The work of a step, as far as its duration depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepWork {
-    /// Tokens of prompts.
     pub prompt_tokens: usize,
-    /// Pairs of a prompt's token and a token that it attends to.
+    /// Pairs of a prompt token and a token that it attends to.
     pub prompt_pairs: u64,
-    /// Sequences that decode, with one token each.
+    /// Decoding sequences, with one token each.
     pub decoding: usize,
-    /// Tokens that these attend to, over all of them.
+    /// Tokens that the decoding sequences attend to, summed over all of them.
     pub context_tokens: u64,
 }
 
 impl StepWork {
-    /// Adds `tokens` tokens of a prompt, of which `cached` are computed already.
+    /// Adds `tokens` tokens of a prompt, which follow `cached` tokens that are already computed.
     pub fn add_prompt(&mut self, cached: usize, tokens: usize) {
         let (cached, tokens64) = (cached as u64, tokens as u64);
         self.prompt_tokens += tokens;
@@ -31,44 +30,40 @@ impl StepWork {
     }
 }
 
-/// A step that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredStep {
-    /// What it computed.
     pub work: StepWork,
-    /// How long it took, with launch and answer.
+    /// The duration in µs, including launch and answer.
     pub micros: u64,
 }
 
-/// A launch of the vision encoder that was measured.
+/// A measured launch of the vision encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredLaunch {
-    /// Its patches.
     pub patches: usize,
-    /// How long it took on an idle card.
+    /// The duration on an idle GPU, in µs.
     pub micros: u64,
 }
 
-/// What a profile measured. Empty if it measured nothing.
+/// The measurements of a profile. Empty if it measured nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredCosts {
     /// Steps, in the order in which they ran.
     pub steps: Vec<MeasuredStep>,
-    /// Launches, with rising patches.
+    /// Encoder launches, in ascending order of patches.
     pub launches: Vec<MeasuredLaunch>,
 }
 
 impl MeasuredCosts {
-    /// Whether nothing was measured.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty() && self.launches.is_empty()
     }
 
-    /// The most patches that a launch of at most this many µs has, by a line between the nearest measurements. None if
-    /// no launch was measured.
+    /// The most patches that an encoder launch of at most `micros` µs can have, interpolated
+    /// linearly between the nearest measurements. `None` if no launch was measured.
     pub fn patches_within(&self, micros: u64) -> Option<usize> {
         let mut before = MeasuredLaunch { patches: 0, micros: 0 };
         for launch in &self.launches {
@@ -80,7 +75,7 @@ impl MeasuredCosts {
             }
             before = *launch;
         }
-        // Beyond the largest, in proportion to it.
+        // Beyond the largest measured launch, the time is proportional to the patches.
         let patches = before.patches as u128 * u128::from(micros) / u128::from(before.micros.max(1));
         (!self.launches.is_empty()).then_some(patches as usize)
     }

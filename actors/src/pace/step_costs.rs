@@ -1,29 +1,32 @@
-//! What a step will take: lines through what the profile measured, times a factor learned from steps as they end. Pure.
+//! Predicted durations of steps: lines through the profile's measurements, times a factor learned
+//! from steps as they end. Pure.
 
 use super::{MeasuredCosts, MeasuredStep, StepWork};
 
 /// Predicts durations of steps.
 ///
-/// A step of decoding takes a base, so much for each sequence and so much for each token that it attends to. Prompt
-/// tokens beside it add a piecewise linear curve, and so much for each pair of tokens in attention.
+/// A step that only decodes takes a base time, a time per sequence, and a time per token that the
+/// sequences attend to. Prompt tokens in the same step add a piecewise linear curve, and a time per
+/// pair of tokens in attention.
 #[derive(Clone, Debug)]
 pub struct StepCosts {
-    /// Decoding one sequence, the least that a step takes.
+    /// The fixed time of a step, in µs.
     base: f64,
     per_sequence: f64,
     per_context_token: f64,
     per_pair: f64,
-    /// What prompt tokens add, without pairs: tokens and µs, both rising.
+    /// Points of the time that prompt tokens add, without pairs: tokens and µs, both ascending.
     prompts: Vec<(f64, f64)>,
-    /// For steps with prompts beside decoding: without and with pictures on the same card.
+    /// Correction factors, learned from steps that have prompts and decoding sequences: without and
+    /// with pictures being encoded on the same GPU.
     factors: [Factor; 2],
 }
 
-/// What a launch of pictures is expected to do to a step until it was seen.
+/// The factor by which an encoder launch is assumed to slow down a step until this was observed.
 const BESIDE_PICTURES: f64 = 1.5;
 
 impl StepCosts {
-    /// None if no step of decoding alone, or none with prompts, was measured.
+    /// `None` if no decode-only step, or no step with prompts, was measured.
     pub fn of(measured: &MeasuredCosts) -> Option<Self> {
         let (alone, mixed): (Vec<MeasuredStep>, Vec<_>) =
             measured.steps.iter().partition(|step| step.work.prompt_tokens == 0);
@@ -35,7 +38,7 @@ impl StepCosts {
         let per_context_token = slope(most, longest, |work| work.context_tokens as f64, 0.0);
         let of_context = (most.work.context_tokens as f64 - least.work.context_tokens as f64) * per_context_token;
         let per_sequence = slope(least, most, |work| work.decoding as f64, of_context);
-        // Two steps of as many prompt tokens differ in their pairs alone.
+        // Two steps with the same number of prompt tokens differ only in their pairs.
         let pairs = |a: &MeasuredStep, b: &MeasuredStep| slope(a, b, |work| work.prompt_pairs as f64, 0.0);
         let alike = mixed.iter().flat_map(|a| mixed.iter().map(move |b| (a, b)));
         let alike = alike.filter(|(a, b)| a.work.prompt_tokens == b.work.prompt_tokens);
@@ -55,7 +58,8 @@ impl StepCosts {
         (!costs.prompts.is_empty()).then_some(costs)
     }
 
-    /// What prompt tokens add to a step, by their number. Of several steps with as many the cheapest counts.
+    /// The time that prompt tokens add to a step, by their number. If several steps have the same
+    /// number of prompt tokens, the cheapest counts.
     fn curve(&self, mixed: &[MeasuredStep]) -> Vec<(f64, f64)> {
         let added = |step: &MeasuredStep| {
             let without = self.decoding(&step.work) + step.work.prompt_pairs as f64 * self.per_pair;
@@ -64,7 +68,7 @@ impl StepCosts {
         let mut points: Vec<_> = mixed.iter().map(added).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
         points.dedup_by_key(|point| point.0);
-        // More tokens never take less, whatever noise was measured.
+        // More tokens never take less time, whatever noise was measured.
         let mut most = 0.0;
         for (_, micros) in &mut points {
             most = f64::max(most, *micros);
@@ -77,7 +81,7 @@ impl StepCosts {
         self.base + work.decoding as f64 * self.per_sequence + work.context_tokens as f64 * self.per_context_token
     }
 
-    /// What the step takes by the measurements alone, in µs.
+    /// The duration of the step by the measurements only, without a factor, in µs.
     fn measured(&self, work: &StepWork) -> f64 {
         let prompts = match work.prompt_tokens {
             0 => 0.0,
@@ -86,12 +90,14 @@ impl StepCosts {
         self.decoding(work) + prompts
     }
 
-    /// What the step will take, in µs. `pictures` says whether pictures are encoded on the same card meanwhile.
+    /// The predicted duration of the step, in µs. `pictures` says whether pictures are being
+    /// encoded on the same GPU meanwhile.
     pub fn predict(&self, work: &StepWork, pictures: bool) -> u64 {
         (self.measured(work) * self.factors[usize::from(pictures)].value) as u64
     }
 
-    /// A step has ended. Those with prompts beside decoding, the ones that are planned by costs, improve predictions.
+    /// Learns from a step that has ended. Only steps with prompts and decoding sequences improve
+    /// the predictions, because only these are planned by costs.
     pub fn learn(&mut self, work: &StepWork, pictures: bool, micros: u64) {
         if work.prompt_tokens > 0 && work.decoding > 0 {
             self.factors[usize::from(pictures)].learn(micros as f64 / self.measured(work).max(1.0));
@@ -99,19 +105,19 @@ impl StepCosts {
     }
 }
 
-/// µs for each unit of `of`, between two steps that differ by `without` µs for other reasons. 0 where they measured
-/// alike.
+/// µs per unit of `of`, between two steps that differ by `without` µs for other reasons. 0 if
+/// `more` has no more units than `less`.
 fn slope(less: &MeasuredStep, more: &MeasuredStep, of: impl Fn(&StepWork) -> f64, without: f64) -> f64 {
     let (run, rise) = (of(&more.work) - of(&less.work), more.micros as f64 - less.micros as f64 - without);
     if run > 0.0 { (rise / run).max(0.0) } else { 0.0 }
 }
 
-/// The curve through `points` at `x`: flat before the first, because less than that is as slow, and beyond the last as
-/// steep as before it.
+/// The curve through `points` at `x`. Before the first point the curve is flat, because fewer
+/// tokens are as slow. Beyond the last point it continues with the slope before that point.
 fn line(points: &[(f64, f64)], x: f64) -> f64 {
     let after = points.iter().position(|(at, _)| *at >= x).unwrap_or(points.len() - 1);
     let (Some(before), (to, high)) = (after.checked_sub(1), points[after]) else {
-        // A single point: in proportion to it.
+        // Flat before the first point. Beyond a single point the time is proportional to `x`.
         let (at, micros) = points[0];
         return micros * (x / at).max(1.0);
     };
@@ -119,8 +125,9 @@ fn line(points: &[(f64, f64)], x: f64) -> f64 {
     low + (high - low) * (x - from) / (to - from)
 }
 
-/// How much slower steps are than was measured. The median of the last three counts, so that a single outlier changes
-/// nothing. Slower steps count for more than faster ones, because the promise is about the slowest.
+/// How much slower steps are than measured. The median of the last three ratios counts, so that a
+/// single outlier changes nothing. A slower median counts for more than a faster one, because the
+/// promise is about the slowest steps.
 #[derive(Clone, Copy, Debug)]
 struct Factor {
     value: f64,

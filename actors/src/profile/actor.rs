@@ -1,28 +1,23 @@
-//! The profile actor: runs one attempt, then ends.
+//! The profile actor, which runs one attempt and then ends.
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::{Attempt, ProfileError, ProfileMessage, Profiled};
 use crate::supervise::BackgroundTask;
 
-/// Tells what came of an attempt; fails if the engine that waits for it has ended.
+/// Reports the outcome of an attempt. Fails if the engine that waits for the outcome has ended.
 pub type ReportAttempt = Box<dyn Fn(Result<Profiled, ProfileError>) -> Result<(), ActorProcessingErr> + Send + Sync>;
 
 /// Runs one attempt and reports to the engine.
 pub struct ProfileActor;
 
-/// The arguments of a profile actor.
 pub struct ProfileArguments {
-    /// The attempt.
     pub attempt: Attempt,
-    /// What hears of its end.
     pub report: ReportAttempt,
 }
 
-/// The state of a profile actor.
 pub struct ProfileState {
     arguments: ProfileArguments,
-    /// The attempt in progress.
     task: Option<BackgroundTask>,
 }
 
@@ -52,9 +47,10 @@ impl Actor for ProfileActor {
                 let run = async move { attempt.run().await.map(Box::new) };
                 state.task = Some(BackgroundTask::begin(&myself, run, ProfileMessage::Ended));
             }
-            // An expected failure is an answer, and a panic arrives as a death. The engine stops this actor after it
-            // has read the answer. News of a death overtakes messages, so an actor that stopped by itself would seem to
-            // have died.
+            // An attempt that fails as expected is reported as a reply; a panic arrives as the
+            // death of this actor. The engine stops this actor after it has read the reply. Death
+            // notices overtake messages, so an actor that stopped by itself would appear to have
+            // died.
             ProfileMessage::Ended(outcome) => {
                 (state.arguments.report)(outcome?.map(|profiled| *profiled))?;
             }

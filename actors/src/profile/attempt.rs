@@ -1,4 +1,4 @@
-//! One attempt at sizing: probe, stress, measure, back, validate.
+//! An attempt at sizing: probe, stress, measure, back, validate.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -33,112 +33,108 @@ use crate::{
     tree,
 };
 
-/// Everything that an attempt works with.
+/// Inputs of an attempt. Each clone can run it.
 #[derive(Clone)]
 pub struct Attempt {
-    /// The budget that grants its leases.
+    /// The budget that grants the leases of this attempt.
     pub budget: Budget,
-    /// The device that backs its memory.
+    /// The device on which leased memory is backed.
     pub device: Arc<dyn Device>,
-    /// The owner of its leases.
     pub owner: Owner,
-    /// The model's label, for leases and metrics.
+    /// The model's label in leases and metrics.
     pub label: Label,
-    /// The loaded model.
     pub model: Models,
-    /// What the plan says the model needs.
+    /// The memory requirements by plan.
     pub needs: Arc<MemoryRequirements>,
-    /// The limits to stress.
     pub envelope: Envelope,
-    /// What the user set for the size of the cache.
+    /// The user's choice of the KV cache size.
     pub kv: KvChoice,
     /// The attempt's number, from 0.
     pub number: u32,
-    /// Attempts before this one that were refused memory.
+    /// Number of earlier attempts that were refused memory.
     pub shrinks: u32,
-    /// Blocks that the first attempt to get that far found room for.
+    /// KV blocks that had room in the first attempt that measured it. `None` before that.
     pub first: Option<usize>,
-    /// Memory to refuse on purpose.
+    /// Phases in which memory is refused on purpose.
     pub faults: FaultPlan,
-    /// How many layers worst cases run through, before the size is settled and at it.
+    /// How many layers worst cases run through, before sizing and at the final size.
     pub stress_level: StressLevel,
-    /// The attempt's progress.
     pub course: AttemptProgress,
-    /// A recorded profile that applies: its size is backed at once, and worst cases run only there.
+    /// A recorded profile that applies. Its size is backed at once, and worst cases run only at
+    /// that size.
     pub warm: Option<Arc<RecordedProfile>>,
-    /// Blocks that the model had when it last served. They are its own also where a fraction of what others have left since
+    /// KV blocks that the model had when it last served. The target is at least this size if the
+    /// memory suffices, even if other models have taken memory since and a fraction of the rest
     /// would be less.
     pub had: Option<usize>,
-    /// What was stressed before the model slept. It is not stressed again, and its size is not exceeded: the same
-    /// kernels of the same process run on as much memory.
+    /// Record of the sizes that were stressed before the model was put to sleep. No worst case runs
+    /// again, because the same kernels of the same process run on the same amount of memory. For
+    /// the same reason the recorded number of KV blocks is not exceeded.
     pub woken: Option<Arc<ProfileRecord>>,
-    /// Where the profile is recorded, if the user chose a folder.
+    /// Destination of the profile, if the user chose a folder.
     pub records: Option<Records>,
-    /// What passes run on.
     pub executor: Executor,
     /// Called for each step of the start.
     pub progress: ProgressSink,
-    /// Where the lanes are found if this attempt dies.
+    /// Keeps the lanes, so that they can be shut down if this attempt dies.
     pub weight_store: WeightStore,
-    /// What is done on the device that other models share.
+    /// Load of the GPU that this model shares with other models.
     pub card: Arc<GpuLoad>,
 }
 
-/// The progress of an attempt, readable after it has ended in any way. Clones share it.
+/// The progress of an attempt. It stays readable after the attempt has ended in any way. Clones
+/// share it.
 #[derive(Clone, Debug, Default)]
 pub struct AttemptProgress(Arc<Mutex<AttemptState>>);
 
-/// What an attempt has reached.
+/// State that an attempt has reached.
 #[derive(Clone, Debug, Default)]
 pub struct AttemptState {
-    /// The current phase. None before the first.
+    /// The current phase. `None` before the first one.
     pub phase: Option<Phase>,
-    /// Blocks that there was room for.
+    /// KV blocks for which there was room.
     pub measured: Option<usize>,
-    /// Blocks that it settled on.
+    /// KV blocks that the attempt settled on.
     pub target: Option<usize>,
-    /// The evidence, if it was refused memory.
+    /// The evidence, if the attempt was refused memory.
     pub evidence: Option<Evidence>,
 }
 
 impl AttemptProgress {
-    /// What the attempt has reached so far.
     pub fn passed(&self) -> AttemptState {
         self.lock().clone()
     }
 
-    /// A phase begins.
     pub fn enter(&self, phase: Phase) {
         self.lock().phase = Some(phase);
     }
 
-    /// The attempt settles on `target` blocks; `measured` blocks had room, if that was measured.
+    /// Records that the attempt settled on `target` blocks. `measured` is the number of blocks for
+    /// which there was room, if that was measured.
     pub fn settle(&self, measured: Option<usize>, target: usize) {
         let mut passed = self.lock();
         (passed.measured, passed.target) = (measured, Some(target));
     }
 
-    /// The attempt ends in this phase, with the evidence if it was refused memory.
+    /// Records the phase in which the attempt ended, with the evidence if memory was refused.
     pub fn end_in(&self, phase: Phase, evidence: Option<Evidence>) {
         let mut passed = self.lock();
         (passed.phase, passed.evidence) = (Some(phase), evidence);
     }
 
     fn lock(&self) -> MutexGuard<'_, AttemptState> {
-        // Each change is one assignment.
+        // A panicked holder cannot leave a broken state, because each change is one assignment.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A sized model: its memory, the threads that work in it, and its permits.
+/// A sized model: its memory, the threads that work in this memory, and its permits.
 pub struct Profiled {
-    /// What was stressed.
+    /// Record of the sizes that were stressed.
     pub record: ProfileRecord,
-    /// The leased memory.
     pub memory: Arc<EngineMemory>,
-    /// The threads.
     pub lanes: Lanes,
-    /// What the threads do on the device, beside those of other models.
+    /// Load that the threads put on the GPU, counted next to the load of other models.
     pub card: Arc<GpuLoad>,
 }
 
@@ -146,8 +142,8 @@ impl Attempt {
     /// Runs the attempt.
     ///
     /// # Errors
-    /// The evidence is on the attempt's [course](Self::course). Leases return when the values that hold them are
-    /// dropped.
+    /// If memory was refused, the evidence is in the attempt's [progress](Self::course). Leases
+    /// return when the values that hold them are dropped.
     pub async fn run(&self) -> Result<Profiled, ProfileError> {
         let outcome = self.run_phases().await;
         if let Err(error) = &outcome
@@ -187,7 +183,8 @@ impl Attempt {
         let peaks = self.validate(&lanes).await?;
         let cache_rows = memory.vision_cache.as_ref().map_or(0, VisionCache::rows);
         let costs = self.measure_costs(&lanes, blocks, cache_rows).await?;
-        // Counts what was loaded during validation before any further request.
+        // Asking for the room makes the ledger count the memory that was taken outside leases
+        // during validation, before it serves any further request.
         self.budget.room().await?;
         let record = ProfileRecord {
             sequences: self.envelope.sequences,
@@ -202,7 +199,8 @@ impl Attempt {
         Ok(Profiled { record, memory, lanes, card: Arc::new(self.card.beside()) })
     }
 
-    /// Records what this start measured, for later starts. A failure to do so must not fail the start.
+    /// Records the measurements of this start for later starts. If that fails, the start still
+    /// succeeds.
     async fn write_down(&self, record: &ProfileRecord) {
         let (None, Some(records)) = (&self.warm, self.records.clone()) else { return };
         let (record, shrinks) = (record.clone(), self.shrinks);
@@ -218,7 +216,7 @@ impl Attempt {
         (self.progress)(Progress::Phase(phase));
     }
 
-    /// Arms a refusal if one is due in this phase.
+    /// Arms a memory refusal if the fault plan has one in this phase.
     fn refusal(&self, faulty: &Arc<FaultyDevice>, phase: Phase) -> Option<NextBackRefused> {
         self.faults.is_due(phase, self.number).then(|| faulty.refuse_next_back())
     }
@@ -229,7 +227,8 @@ impl Attempt {
         }
     }
 
-    /// Takes the leases first. Then a thread of its own asks the device, which is slow.
+    /// Takes all leases first and then backs the memory on a blocking thread, because calls to the
+    /// device are slow.
     async fn take_memory(&self, faulty: &Arc<FaultyDevice>) -> Result<EngineMemory, ProfileError> {
         let (needs, workspaces) = (self.needs.clone(), "leasing workspaces");
         let step = self.lease(Class::StepWorkspace, needs.step_workspace, workspaces).await?;
@@ -259,7 +258,8 @@ impl Attempt {
         let probe = Arc::new(self.lease(Class::Kv, needs.probe(), PROBE).await?);
         let (refusal, row_width) = (self.refusal(faulty, Phase::Probe), self.model.config().embedding_layout().width());
         let activation = self.executor.target().activation();
-        // Without faults to inject, memory does not know of them.
+        // Without faults to inject, memory is backed on the device itself, not through
+        // `FaultyDevice`.
         let device = if self.faults.is_empty() { self.device.clone() } else { faulty.clone() };
         self.on_a_thread(move || {
             let _refusal = refusal;
@@ -281,7 +281,7 @@ impl Attempt {
             let (mut vision_workspace, mut vision_cache) = (None, None);
             if let Some((workspace, cache)) = vision {
                 let launches = backed_segment(&device, needs.vision_workspace, workspace)?;
-                // Ranks copy the rows that others have made from there.
+                // Other ranks copy the rows that this rank has encoded from this workspace.
                 launches.open_to_ranks().map_err(|source| {
                     let class = Some(Box::new(Class::VisionWorkspace));
                     ProfileError::Device { doing: workspaces, class, source }
@@ -314,7 +314,8 @@ impl Attempt {
         .await
     }
 
-    /// As [`WeightStore::on_a_thread`].
+    /// Runs `work` with [`WeightStore::on_a_thread`]. An attempt that was ended before is an error
+    /// here.
     async fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ProfileError> + Send + 'static,
@@ -329,7 +330,6 @@ impl Attempt {
         asked.map_err(|source| ProfileError::Lease { doing, class: Some(Box::new(class)), source })
     }
 
-    /// Runs every worst case, one after another.
     async fn stress(&self, lanes: &Lanes) -> Result<(), ProfileError> {
         for (done, worst_case) in self.needs.worst_cases.iter().enumerate() {
             self.run_worst_case(lanes, worst_case, false, done).await?;
@@ -337,11 +337,13 @@ impl Attempt {
         Ok(())
     }
 
-    /// Captures decode steps in every size and leases what that took. Only then is it known what is left for the cache.
+    /// Captures decode steps in every size and leases the memory that the captures took. Only then
+    /// is the memory left for the KV cache known.
     async fn capture(&self, lanes: &Lanes, memory: &EngineMemory) -> Result<(), ProfileError> {
         self.refuse_a_job_if_due(&lanes.step, Phase::Capture);
         let Some(inputs) = &memory.graphs else {
-            // A device without graphs has nothing to refuse, unless a fault plan asks for it.
+            // A device without graphs captures nothing, so a refusal in the fault plan needs a
+            // capture that would otherwise not run.
             return if self.faults.is_due(Phase::Capture, self.number) {
                 Ok(capture::capture_one(&lanes.step, 1, tree::CAPTURE).await.map(drop)?)
             } else {
@@ -356,7 +358,7 @@ impl Attempt {
         Ok(())
     }
 
-    /// Measures the remaining memory, leases it and backs it.
+    /// Measures the remaining memory, leases it for the KV cache and backs it.
     async fn settle(&self, memory: &Arc<EngineMemory>, faulty: &Arc<FaultyDevice>) -> Result<usize, ProfileError> {
         let (doing, class) = (SETTLING, Some(Box::new(Class::Kv)));
         self.report(doing, self.stressed());
@@ -368,8 +370,9 @@ impl Attempt {
             Some(had) => sizing.max(had.min(all)),
             None => sizing,
         };
-        // Memory that others have taken since the first attempt is lost to us. Memory that they have freed is not used,
-        // because it was not stressed.
+        // If other processes have taken memory since the first attempt, the target shrinks. If they
+        // have freed memory since, the target does not grow, because a larger size was not
+        // stressed.
         let shrinks = self.warm.as_ref().map_or(self.shrinks, |written| written.shrinks);
         let found = if self.kv.is_pinned() {
             measured
@@ -382,9 +385,9 @@ impl Attempt {
         if blocks * BLOCK_TOKENS < context_tokens {
             return Err(ProfileError::TooSmall { tokens: blocks * BLOCK_TOKENS, context_tokens });
         }
-        // The probe is backed already, so a smaller target keeps it.
+        // The probe is backed already, so the cache is never smaller than the probe.
         let blocks = blocks.max(self.needs.probe_blocks);
-        // For later attempts, a warm attempt's own size counts as the first target.
+        // For later attempts, the size of a warm attempt counts as the first target.
         let first = if self.warm.is_some() { blocks } else { measured };
         self.course.settle(Some(first), blocks);
         let bytes = KvMemory::bytes(shape, blocks, page);
@@ -399,9 +402,10 @@ impl Attempt {
         .await
     }
 
-    /// The recorded size, if there is one and this start finds about as much room. It cannot exceed what the ledger
-    /// grants, because it is leased like any other. A much smaller size is rejected, because memory may have been freed
-    /// since.
+    /// Returns the recorded size, if there is one and this start finds about the same room. The
+    /// recorded size cannot exceed what the ledger grants, because it is leased like any other
+    /// size. A recorded size that is much smaller is rejected too, because memory may have been
+    /// freed since.
     fn written_blocks(&self, found: usize) -> Result<Option<usize>, ProfileError> {
         let Some(written) = &self.warm else { return Ok(None) };
         match written.differs_from(found.max(self.needs.probe_blocks)) {
@@ -410,7 +414,8 @@ impl Attempt {
         }
     }
 
-    /// The memory to share out, including what the cache already holds.
+    /// Returns the memory that is available for the KV cache, including what the cache already
+    /// holds.
     async fn room(&self, probe: Bytes) -> Result<KvRoom, ProfileError> {
         let available = self.budget.room().await?;
         let ledger = self.budget.snapshot_as(tree::SNAPSHOT_FOR_PROFILE).await?;
@@ -418,7 +423,8 @@ impl Attempt {
         Ok(KvRoom { total: ledger.total, beside, available, probe, is_host: self.device.is_host_memory() })
     }
 
-    /// Runs the worst cases at the final size, both lanes at once. Returns each with its peak.
+    /// Runs the worst cases at the final size, on both lanes at once. Returns the name and the peak
+    /// workspace of each, in the order of the plan.
     async fn validate(&self, lanes: &Lanes) -> Result<Vec<(&'static str, Bytes)>, ProfileError> {
         let before = self.stressed() + 1;
         self.report("validating at the final size", before);
@@ -440,7 +446,7 @@ impl Attempt {
         Ok(peaks.into_iter().map(|(_, worst_case, peak)| (worst_case, peak)).collect())
     }
 
-    /// Runs a worst case. It must take what the plan says, to the byte.
+    /// Runs a worst case. Its workspace peak must equal the plan to the byte.
     async fn run_worst_case(
         &self,
         lanes: &Lanes,
@@ -477,7 +483,7 @@ impl Attempt {
         }
     }
 
-    /// The number of worst cases that run before the size is settled.
+    /// Number of worst cases that run before sizing.
     pub(super) fn stressed(&self) -> usize {
         if self.warm.is_none() && self.woken.is_none() && self.stress_level.runs_before_sizing() {
             self.needs.worst_cases.len()
@@ -491,7 +497,7 @@ impl Attempt {
     }
 
     fn report_at(&self, what: &'static str, depth: Depth, done: usize) {
-        // The worst cases, the backing, and the worst cases again.
+        // The worst cases, the backing of the KV cache, and the worst cases at the final size.
         let total = self.stressed() + 1 + self.needs.worst_cases.len();
         (self.progress)(Progress::Profiling { what, depth, done, total });
     }
@@ -517,7 +523,7 @@ fn backed_segment(device: &Arc<dyn Device>, bytes: Bytes, lease: Lease) -> Resul
     Ok(segment)
 }
 
-/// Reserves addresses for all of the device's memory, and backs the probe.
+/// Reserves addresses for a KV cache as large as the device's whole memory, and backs the probe.
 fn backed_probe(
     device: &Arc<dyn Device>,
     needs: &MemoryRequirements,

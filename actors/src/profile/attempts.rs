@@ -1,4 +1,5 @@
-//! The outcomes of attempts to size a model, and whether there is another attempt: pure.
+//! Pure: outcomes of the attempts to size a model, and the decision whether there is another
+//! attempt.
 
 use std::time::Duration;
 
@@ -8,55 +9,47 @@ use serde::Serialize;
 use super::{Evidence, Phase, core::ATTEMPTS, core::shrunk};
 use crate::supervise::{Decision, Policy, RestartLog};
 
-/// How an attempt ended.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "outcome")]
 pub enum Outcome {
-    /// The model serves.
     Ready,
     /// Memory was refused. The next attempt asks for less.
     Refused {
-        /// Which memory was refused, and what there was.
         evidence: Evidence,
     },
-    /// The attempt's actor died. The next attempt asks for the same.
+    /// The attempt's actor died. The next attempt asks for the same size.
     Died {
-        /// The reason of the death.
         said: String,
     },
-    /// A failure that no other attempt would change.
+    /// A failure that another attempt would not change.
     Failed {
-        /// The error, in words.
         said: String,
     },
 }
 
-/// The report of one attempt.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AttemptReport {
     /// The attempt's number, from 1.
     pub attempt: u32,
-    /// Tokens of keys and values that it asked for, or would have asked for.
+    /// KV cache size in tokens that the attempt asked for, or would have asked for.
     pub target_tokens: usize,
-    /// The last phase that it reached.
+    /// The last phase that the attempt reached.
     pub phase: Phase,
-    /// How it ended.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// The attempts of one engine: those of its start, and one more each time that serving is refused memory.
+/// The attempts of one engine: those of its start, and one more each time that memory is refused
+/// while the model serves.
 #[derive(Debug)]
 pub struct Attempts {
-    /// Attempts that have ended.
     ended: u32,
-    /// Those of them that were refused memory.
+    /// Number of ended attempts that were refused memory.
     shrinks: u32,
-    /// Blocks of the first target: the plan's, until an attempt has measured the room.
+    /// KV blocks of the first target: the planned number, until an attempt has measured the room.
     first: Option<First>,
-    /// The user fixed the target's size.
     is_pinned: bool,
-    /// Times of failed attempts, to bound how many there may be.
+    /// Times of failed attempts, which limit how many there may be.
     log: RestartLog,
 }
 
@@ -67,7 +60,7 @@ struct First {
 }
 
 impl Attempts {
-    /// Before the first attempt. A target that the user fixed never shrinks.
+    /// State before the first attempt. A target that the user fixed never shrinks.
     pub fn new(is_pinned: bool) -> Self {
         Attempts { ended: 0, shrinks: 0, first: None, is_pinned, log: RestartLog::new(Policy::OneForOne, ATTEMPTS, 1) }
     }
@@ -77,17 +70,17 @@ impl Attempts {
         self.ended
     }
 
-    /// Attempts so far that were refused memory.
+    /// Number of attempts so far that were refused memory.
     pub fn shrinks(&self) -> u32 {
         self.shrinks
     }
 
-    /// Blocks that an attempt found room for before any was refused.
+    /// KV blocks for which the first measurement found room, if there was one.
     pub fn measured(&self) -> Option<usize> {
         self.first.filter(|first| first.is_measured).map(|first| first.blocks)
     }
 
-    /// Sets the plan's number of blocks, unless one was measured.
+    /// Sets the planned number of blocks, unless a measured number is known.
     pub fn plan(&mut self, blocks: usize) {
         self.first.get_or_insert(First { blocks, is_measured: false });
     }
@@ -99,7 +92,8 @@ impl Attempts {
         }
     }
 
-    /// Blocks that the current attempt asks for, as far as known.
+    /// KV blocks that the current attempt asks for. 0 if neither a planned nor a measured number is
+    /// known.
     pub fn target(&self) -> usize {
         let shrinks = if self.is_pinned { 0 } else { self.shrinks };
         self.first.map_or(0, |first| shrunk(first.blocks, shrinks))
@@ -110,8 +104,9 @@ impl Attempts {
         AttemptReport { attempt: self.ended + 1, target_tokens: target * BLOCK_TOKENS, phase, outcome }
     }
 
-    /// The current attempt failed at `now` (since any fixed moment). Returns the wait before the next attempt: zero
-    /// after refused memory, where waiting would not help. None if it was the last.
+    /// Records that the current attempt failed at `now`, a time since any fixed moment. Returns the
+    /// wait before the next attempt, or `None` if this attempt was the last. After a memory refusal
+    /// the wait is zero, because waiting would not help.
     ///
     /// For an attempt that relied on a recorded profile, see [`forgone`](Self::forgone).
     pub fn failed(&mut self, was_refused: bool, now: Duration) -> Option<Duration> {
@@ -124,8 +119,9 @@ impl Attempts {
         }
     }
 
-    /// The current attempt relied on a recorded profile that did not hold. The next attempt measures anew and asks for
-    /// all that it finds. Returns a wait of zero, or none if this was the last attempt.
+    /// Records that the current attempt relied on a recorded profile that did not match. The next
+    /// attempt measures again and asks for all the memory that it finds. Returns a wait of zero, or
+    /// `None` if this attempt was the last.
     pub fn forgone(&mut self, now: Duration) -> Option<Duration> {
         self.ended += 1;
         self.first.iter_mut().for_each(|first| first.is_measured = false);

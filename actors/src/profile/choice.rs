@@ -1,4 +1,4 @@
-//! What a user set for the size of keys and values, and the sizing that follows: pure.
+//! Pure: the user's choice of the KV cache size, and the sizing that follows from it.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, KvShape};
@@ -6,13 +6,13 @@ use bursar_kernels::{BLOCK_TOKENS, KvShape};
 use super::{KvShare, Sizing};
 use crate::compute::memory::KvMemory;
 
-/// What a user set for the size of the cache. A size wins over a share. If nothing is set, the kind of device decides
-/// ([`KvShare::expected_of`]).
+/// The user's choice of the KV cache size. A size takes precedence over a share. If nothing is set,
+/// the default depends on the kind of device ([`KvShare::expected_of`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KvChoice {
     /// A share of the remaining memory, above 0 and up to 1.
     pub memory_fraction: Option<f64>,
-    /// A share of the whole device for everything of ours, above 0 and up to 1.
+    /// A share of the whole device for all memory of this process, above 0 and up to 1.
     pub device_fraction: Option<f64>,
     /// A size in tokens.
     pub kv_tokens: Option<usize>,
@@ -20,18 +20,17 @@ pub struct KvChoice {
     pub kv_bytes: Option<Bytes>,
 }
 
-/// The memory available when keys and values are sized.
+/// The memory available when the KV cache is sized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvRoom {
-    /// The device's memory.
     pub total: Bytes,
-    /// Bytes of ours that are not keys and values: overhead and all other leases.
+    /// Bytes of this process that are not KV cache: overhead and all other leases.
     pub beside: Bytes,
     /// Bytes that the ledger could grant now.
     pub available: Bytes,
-    /// Bytes that keys and values hold already.
+    /// Bytes that the KV cache holds already.
     pub probe: Bytes,
-    /// Whether host memory stands in for a GPU.
+    /// Whether the device is host memory in place of a GPU.
     pub is_host: bool,
 }
 
@@ -51,12 +50,10 @@ impl KvChoice {
         }
     }
 
-    /// Whether the user fixed the size.
     pub fn is_pinned(&self) -> bool {
         self.kv_tokens.is_some() || self.kv_bytes.is_some()
     }
 
-    /// The sizing of an attempt.
     pub fn sizing(&self, room: &KvRoom, shape: KvShape, page: Bytes) -> Sizing {
         Sizing {
             available: room.available,
@@ -76,7 +73,8 @@ mod tests {
     const SHAPE: KvShape = KvShape { layers: 4, kv_heads: 2, head_dim: 32, dtype: DType::F32 };
     const PAGE: Bytes = Bytes(64 << 10);
 
-    /// A device of 100 MiB, of which 30 are ours already and 60 are available.
+    /// A device of 100 MiB: 10 MiB are the probe, 30 MiB are other memory of this process, 10 MiB
+    /// belong to another process, and 50 MiB are available.
     fn room() -> KvRoom {
         KvRoom {
             total: Bytes::mib(100),

@@ -1,4 +1,4 @@
-//! The arithmetic of sizing: pure.
+//! Pure: arithmetic of sizing.
 
 use std::time::Duration;
 
@@ -8,85 +8,91 @@ use serde::Serialize;
 
 use crate::{compute::memory::KvMemory, pace::MeasuredCosts, supervise::Intensity};
 
-/// The most attempts: the first, and three smaller ones.
+/// Maximum number of attempts: the first one and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;
 
-/// Attempts that die are retried as often as those refused memory, but after a wait. A model that has served for an
-/// hour since may be refused again.
+/// Limit on retries. An attempt that died is retried as often as one that was refused memory, but
+/// only after a wait. The window means that a model that has served for an hour has all its
+/// attempts again.
 pub const ATTEMPTS: Intensity = Intensity {
     restarts_max: ATTEMPTS_MAX as usize - 1,
     within: Duration::from_secs(3600),
     back_off: Duration::from_millis(10),
 };
 
-/// What is left of a target after an attempt was refused memory, in per cent.
+/// Per cent of the previous target that the next attempt asks for after memory was refused.
 pub const SHRINK_PER_CENT: u64 = 95;
 
-/// The target after `shrinks` refused attempts: `blocks` times 0.95 to that power, in whole blocks.
+/// Returns the target after `shrinks` refused attempts: `blocks` times 0.95 to the power of
+/// `shrinks`, in whole blocks.
 pub fn shrunk(blocks: usize, shrinks: u32) -> usize {
-    // 100 to the eighth power still leaves room in a u128 for more blocks than any device has.
+    // 100 to the eighth power leaves room in a u128 for more blocks than any device can hold.
     let at_once = shrinks.min(8);
     let (of, parts) = (u128::from(SHRINK_PER_CENT).pow(at_once), 100u128.pow(at_once));
     let left = (blocks as u128 * of / parts) as usize;
     if shrinks > at_once { shrunk(left, shrinks - at_once) } else { left }
 }
 
-/// What serving may do at once: what was stressed, and nothing more. It is the only source of permits.
+/// Limits of serving: the sizes that were stressed, and nothing more. This record is the only
+/// source of permits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ProfileRecord {
-    /// Sequences in a step.
     pub sequences: usize,
-    /// Tokens in a step.
     pub step_tokens: usize,
-    /// Patches in a launch.
+    /// Patches in a vision encoder batch.
     pub launch_patches: usize,
-    /// Rows of the vision cache. Each holds the embedding of one prompt token.
+    /// Rows of the encoder cache. Each row holds the embedding of one prompt token.
     pub cache_rows: usize,
-    /// Blocks of keys and values, each of 16 tokens over all layers.
+    /// KV cache blocks, each for 16 tokens over all layers.
     pub kv_blocks: usize,
-    /// Each worst case with the peak of its workspace, equal in plan and measurement.
+    /// Peak workspace of each worst case. Plan and measurement are equal.
     pub peaks: Vec<(&'static str, Bytes)>,
-    /// What steps and launches took.
+    /// Measured times of steps and encoder batches.
     pub costs: MeasuredCosts,
 }
 
 impl ProfileRecord {
-    /// Tokens that the blocks hold.
+    /// Returns the number of tokens that the KV blocks hold.
     pub fn kv_tokens(&self) -> usize {
         self.kv_blocks * BLOCK_TOKENS
     }
 }
 
-/// How much of the remaining memory keys and values take.
+/// Limit on the part of the remaining memory that the KV cache takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KvShare {
-    /// This share of it, above 0 and up to 1: the user's, or a polite one on a host that others use.
+    /// A fraction of the remaining memory, above 0 and up to 1. It is set by the user, or is the
+    /// default on a host, where other programs use the same memory.
     Fraction(f64),
-    /// All but this many bytes, which stay free for what is later taken outside leases.
+    /// All but this many bytes, which stay free for memory that is later taken outside leases.
     AllBut(Bytes),
     /// At most this many bytes.
     UpTo(Bytes),
 }
 
-/// The most bytes kept free of a GPU, besides the canary; see [`KvShare::expected_of`].
+/// Upper limit of the reserve on a GPU, in addition to the canary; see [`KvShare::expected_of`].
 pub const RESERVE_MAX: Bytes = Bytes::gib(1);
 
 impl KvShare {
-    /// The default for a device.
+    /// Returns the default for a device.
     ///
-    /// On a host device nine tenths: other programs share its memory, and the user set its capacity aside. On a GPU all
-    /// but a 64th of the card, at most [`RESERVE_MAX`].
+    /// On a host device, the KV cache takes nine tenths: other programs share the memory, and the
+    /// user set the device's capacity aside. On a GPU, the KV cache takes all but a reserve of one
+    /// 64th of the GPU's memory, at most [`RESERVE_MAX`].
     ///
-    /// Workspaces, graphs and overhead are measured by then. The reserve is for what comes after READY outside any
-    /// lease: the stream of a restarted lane, a library kernel loaded late, and, by far the largest, the context of
-    /// another process that only looks (524 MiB on an H200 with driver 580). The driver needs nothing: a card filled to
-    /// its last page launches, replays and loads. What exceeds the reserve comes from the canary.
+    /// Workspaces, graphs and overhead are already measured at that point. The reserve is for
+    /// memory that is taken outside leases after READY: the stream of a restarted lane, a library
+    /// kernel that is loaded late and, by far the largest, the context of another process that only
+    /// queries the GPU (524 MiB on an H200 with driver 580). The driver needs no reserve: a GPU
+    /// filled to its last page still launches kernels, replays graphs and loads modules. Demand
+    /// beyond the reserve is met by the canary.
     pub fn expected_of(is_host: bool, total: Bytes) -> Self {
         if is_host { KvShare::Fraction(0.9) } else { KvShare::AllBut(RESERVE_MAX.min(total / 64)) }
     }
 
-    /// What a fraction of the whole device leaves for keys and values, if everything of ours must stay within it.
-    /// `beside` is what we hold besides keys and values. vLLM calls this `gpu_memory_utilization`.
+    /// Returns the bytes that remain for the KV cache if all memory of this process must stay
+    /// within a fraction of the whole device. `beside` is the memory that this process holds in
+    /// addition to the KV cache. vLLM calls this fraction `gpu_memory_utilization`.
     pub fn of_whole(fraction: f64, total: Bytes, beside: Bytes) -> Self {
         KvShare::UpTo(total.share(fraction).saturating_sub(beside))
     }
@@ -99,8 +105,8 @@ impl KvShare {
         }
     }
 
-    /// The minimum, given the `probe` that is there already. A reserve gives way to the probe, which was stressed: a
-    /// nearly full card should serve a few requests rather than none.
+    /// Returns the minimum, given the `probe` that is backed already. The reserve gives way to the
+    /// probe, which was stressed: a nearly full GPU should serve a few requests rather than none.
     fn least(self, probe: Bytes) -> Bytes {
         match self {
             KvShare::Fraction(_) | KvShare::UpTo(_) => Bytes::ZERO,
@@ -109,22 +115,22 @@ impl KvShare {
     }
 }
 
-/// What determines the size of the cache.
+/// Inputs that determine the size of the KV cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizing {
     /// Bytes that the ledger could grant now.
     pub available: Bytes,
     /// Bytes that the probe's lease already holds.
     pub probe: Bytes,
-    /// How much of both the cache takes.
+    /// Limit on the part of `available + probe` that the KV cache takes.
     pub share: KvShare,
     /// The size that the user fixed, in tokens.
     pub pinned_tokens: Option<usize>,
 }
 
 impl Sizing {
-    /// The blocks to settle on if nothing was refused before: the share of `available + probe`, in whole pages for each
-    /// layer, or the size that the user fixed.
+    /// Returns the number of KV blocks if no attempt was refused memory before: the share of
+    /// `available + probe`, in whole pages for each layer, or the size that the user fixed.
     pub fn blocks(&self, shape: KvShape, page: Bytes) -> usize {
         if let Some(tokens) = self.pinned_tokens {
             return tokens.div_ceil(BLOCK_TOKENS);
@@ -134,7 +140,7 @@ impl Sizing {
     }
 }
 
-/// The shortest useful context: room for a chat's template, a question and a word of a reply.
+/// The shortest useful context: room for a chat template, a question and a word of a reply.
 pub const CONTEXT_TOKENS_LEAST: usize = 64;
 
 #[cfg(test)]

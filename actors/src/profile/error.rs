@@ -1,4 +1,4 @@
-//! Why a model could not be sized.
+//! Errors of sizing.
 
 use bursar_budgets::{Bytes, Class, DeviceError, Hint};
 use bursar_kernels::OpenError;
@@ -7,68 +7,55 @@ use thiserror::Error;
 use super::{CONTEXT_TOKENS_LEAST, Difference, Evidence, Phase, attempt::CAPTURING};
 use crate::{budget::LeaseError, capture::CaptureError, compute::lane::LaneError, responder::AskError};
 
-/// Why an attempt failed.
 #[derive(Debug, Error)]
 pub enum ProfileError {
     /// The ledger refused a lease.
     #[error("while {doing}: {source}")]
     Lease {
-        /// The work in progress.
         doing: &'static str,
-        /// The class of the lease. None if none was asked for yet.
+        /// The class of the lease. `None` if no lease was requested yet.
         class: Option<Box<Class>>,
-        /// The ledger's answer.
         source: LeaseError,
     },
     /// The device refused memory or is lost.
     #[error("while {doing}: {source}")]
     Device {
-        /// The work in progress.
         doing: &'static str,
-        /// The class of the memory. None for memory outside any lease.
+        /// The class of the memory. `None` for memory outside any lease.
         class: Option<Box<Class>>,
-        /// The device's error.
         source: DeviceError,
     },
     /// The lanes could not be started.
     #[error("while starting the lanes: {0}")]
     Lanes(#[from] OpenError),
-    /// A worst case could not run.
     #[error("while running '{worst_case}': {source}")]
     Stress {
-        /// The name of the worst case.
         worst_case: &'static str,
-        /// The lane's error.
         source: LaneError,
     },
-    /// An actor did not answer.
     #[error(transparent)]
     Unanswered(#[from] AskError),
-    /// Rule 5 is broken, which is our bug.
+    /// The measured workspace differs from the plan. This breaks rule 5, so it is a bug in Bursar.
     #[error("'{worst_case}' took {measured} of workspace, but {planned} were planned")]
     PlanDiffers {
-        /// The name of the worst case.
         worst_case: &'static str,
-        /// Bytes by plan.
+        /// Bytes according to the plan.
         planned: Bytes,
-        /// Bytes measured.
         measured: Bytes,
     },
-    /// The size that the user fixed, or the room left, does not hold one sequence.
+    /// The size that the user fixed, or the remaining memory, does not hold one sequence.
     #[error("the cache would hold {tokens} tokens, but one sequence may have {context_tokens}")]
     TooSmall {
-        /// Tokens of the target.
+        /// Tokens that the cache would hold.
         tokens: usize,
-        /// Tokens of the envelope.
+        /// Tokens that one sequence may have, from the envelope.
         context_tokens: usize,
     },
-    /// This start would find a size different from the recorded one.
+    /// A measurement in this start would lead to another size than the recorded one.
     #[error("the recorded profile does not match: {0}")]
     WrittenDiffers(Difference),
-    /// The attempt died.
     #[error("the profile actor died: {reason}")]
     Died {
-        /// The reason of the death.
         reason: String,
     },
 }
@@ -88,7 +75,7 @@ impl ProfileError {
         Evidence::of(self, Phase::Probe, None).is_some()
     }
 
-    /// Whether a plain retry may succeed.
+    /// Whether a retry without changes may succeed.
     pub fn is_death(&self) -> bool {
         matches!(self, ProfileError::Died { .. } | ProfileError::Stress { source: LaneError::Gone, .. })
     }

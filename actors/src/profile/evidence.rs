@@ -1,4 +1,4 @@
-//! What is known about refused memory.
+//! Evidence of a memory refusal.
 
 use std::fmt;
 
@@ -9,28 +9,28 @@ use serde::Serialize;
 use super::{Phase, ProfileError};
 use crate::{budget::LeaseError, compute::lane::LaneError};
 
-/// A refusal of memory: what was requested, and what there was.
+/// Facts about a memory refusal: the requested bytes and the bytes that were free.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Evidence {
-    /// The phase of the refusal.
     pub phase: Phase,
-    /// The class of the lease. None for what the driver needed for itself, as for a launch.
+    /// The class of the lease. `None` if the driver needed the memory itself, for example for a
+    /// kernel launch.
     pub class: Option<Class>,
-    /// Bytes asked for. 0 if the driver does not say.
+    /// Bytes requested. 0 if the driver does not report them.
     pub asked: Bytes,
-    /// Bytes free, according to the budget or device that refused.
+    /// Free bytes, as reported by the budget or the device that refused.
     pub free: Bytes,
-    /// Bytes of other processes.
+    /// Bytes held by other processes.
     pub foreign: Bytes,
-    /// The card of a group that refused, or that has the least left. None for one device, or if all have the same.
+    /// The GPU of a group that refused or, if the error names none, the GPU with the least memory
+    /// left. `None` for a single device, or if all GPUs have the same amount left.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub card: Option<String>,
-    /// The error, in words.
     pub said: String,
 }
 
 impl Evidence {
-    /// The evidence from `error`, if it says that memory was refused, and from the ledger.
+    /// Returns the evidence if `error` is a memory refusal. The ledger adds free and foreign bytes.
     pub fn of(error: &ProfileError, phase: Phase, ledger: Option<&Snapshot>) -> Option<Self> {
         let (class, (asked, free), refused) = match error {
             ProfileError::Lease { class, source: LeaseError::Refused(refusal), .. } => {
@@ -50,7 +50,8 @@ impl Evidence {
         Some(Evidence { phase, class: class.cloned(), asked, free, foreign, card, said: error.to_string() })
     }
 
-    /// The least that was missing. For what the driver needed for itself that is unknown, so all bytes asked for.
+    /// Lower bound of the missing bytes. If more bytes were free than requested, the driver needed
+    /// an unknown amount for itself, and the result is all requested bytes.
     pub fn missing(&self) -> Bytes {
         match self.asked.saturating_sub(self.free) {
             Bytes::ZERO => self.asked,
@@ -71,10 +72,11 @@ impl fmt::Display for Evidence {
     }
 }
 
-/// The bytes asked for, and the bytes free if that is known.
+/// The requested bytes, and the free bytes if they are known.
 type AskedAndFree = (Bytes, Option<Bytes>);
 
-/// Every refusal of the ledger is for lack of memory, or may be over by the next attempt.
+/// Every refusal of the ledger counts as a memory refusal: memory is short, or the cause may be
+/// gone by the next attempt.
 fn ledgers(refusal: &Refusal) -> AskedAndFree {
     match refusal {
         Refusal::Short { asked, available, .. } => (*asked, Some(*available)),
@@ -105,7 +107,7 @@ mod tests {
 
     const MIB: fn(u64) -> Bytes = Bytes::mib;
 
-    /// A ledger with 5 MiB free and 7 MiB of others.
+    /// A ledger with 5 MiB free and 7 MiB held by other processes.
     fn ledger() -> Snapshot {
         let empty = Ledger::new(LedgerConfig::new(MIB(64))).snapshot();
         Snapshot { free: MIB(5), foreign: MIB(7), ..empty }
@@ -123,7 +125,7 @@ mod tests {
         ProfileError::Stress { worst_case: "largest step", source }
     }
 
-    /// A device that was asked for 9 MiB and has 3.
+    /// An error of a device that was asked for 9 MiB and has 3 MiB free.
     fn refused() -> DeviceError {
         DeviceError::Refused { asked: MIB(9), free: MIB(3), hint: String::new() }
     }

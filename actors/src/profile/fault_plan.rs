@@ -1,4 +1,4 @@
-//! Memory refused on purpose, so that a user can see what happens.
+//! Memory refusals on purpose, which let a user see how a start reacts.
 
 use std::str::FromStr;
 
@@ -8,7 +8,8 @@ use super::{ATTEMPTS_MAX, Phase, UnknownPhase};
 
 /// The phases and attempts in which memory is refused, once each. Empty by default.
 ///
-/// Written as `PHASE:N[,PHASE:N]`: once in that phase of each of the first N attempts that reach it.
+/// Written as `PHASE:N[,PHASE:N]`: memory is refused once in that phase of each of the first N
+/// attempts that reach it.
 ///
 /// ```
 /// use bursar_actors::profile::{FaultPlan, Phase};
@@ -23,7 +24,6 @@ use super::{ATTEMPTS_MAX, Phase, UnknownPhase};
 pub struct FaultPlan(Vec<(Phase, u32)>);
 
 impl FaultPlan {
-    /// A plan without faults.
     pub fn none() -> Self {
         Self::default()
     }
@@ -35,7 +35,6 @@ impl FaultPlan {
         self
     }
 
-    /// Whether the plan has no faults.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -45,7 +44,6 @@ impl FaultPlan {
         self.0.iter().any(|(at, attempts)| *at == phase && attempt < *attempts)
     }
 
-    /// Whether any fault is in `phase`.
     pub fn has(&self, phase: Phase) -> bool {
         self.is_due(phase, 0)
     }
@@ -54,19 +52,17 @@ impl FaultPlan {
 /// A fault plan that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultPlanError {
-    /// No phase has this name.
     #[error(transparent)]
     Phase(#[from] UnknownPhase),
-    /// A part is not a phase and a number.
+    /// An element of the list is not a phase and a number.
     #[error("{part:?} does not have the form PHASE:N")]
     Form {
-        /// The part as written.
+        /// The element as written.
         part: String,
     },
-    /// The number of attempts is 0, or more than there are.
+    /// The number of attempts is 0 or above [`ATTEMPTS_MAX`].
     #[error("the number of refused attempts is {attempts}; expected 1 to {ATTEMPTS_MAX}")]
     Attempts {
-        /// The number as written.
         attempts: u64,
     },
 }

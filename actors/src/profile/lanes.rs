@@ -1,4 +1,4 @@
-//! The threads of a model: one for steps, one for pictures.
+//! The executor threads of a model: one lane for decoder steps and one for the vision encoder.
 
 use std::sync::Arc;
 
@@ -11,29 +11,27 @@ use crate::compute::{Executor, Models, lane::Lane, memory::EngineMemory};
 /// A model's lanes. Clones share the threads, which end when the last clone is dropped.
 #[derive(Clone)]
 pub struct Lanes {
-    /// Runs steps of the decoder.
     pub step: Lane,
-    /// Runs launches of the vision encoder. None for a model without pictures.
+    /// Runs batches of the vision encoder. `None` for a model without pictures.
     pub vision: Option<Lane>,
 }
 
-/// What lanes run on.
+/// Resources that lanes need.
 #[derive(Clone)]
 pub struct LanesPlace {
     /// The CPU threads or GPU kernels that compute.
     pub executor: Executor,
-    /// The device that holds the memory.
+    /// The device on which their memory is backed.
     pub device: Arc<dyn Device>,
-    /// The loaded model.
     pub models: Models,
-    /// The memory that the lanes share.
     pub memory: Arc<EngineMemory>,
 }
 
 impl Lanes {
-    /// Starts the threads and records them in the weight store. Threads of `before` that still run are kept, because
-    /// two threads must not share a workspace. A GPU lane allocates page-locked memory, so this uses a tokio thread
-    /// that may block. Returns none if the attempt is being ended; then no new thread is left running.
+    /// Starts the threads and records them in the weight store. Threads of `before` that still run
+    /// are kept, because two threads must not share a workspace. Starting a GPU lane allocates
+    /// page-locked memory, so this function uses a blocking thread of tokio. Returns `None` if the
+    /// attempt is being ended; in that case no new thread is left running.
     ///
     /// # Errors
     /// A GPU refuses a stream or page-locked memory.
@@ -49,7 +47,7 @@ impl Lanes {
             if kept.keep_lanes(generation, lanes.clone()) {
                 return Ok(Some(lanes));
             }
-            // Ending the attempt waits for this thread, and takes the memory only then.
+            // Ending the attempt waits for this thread and takes the memory back only afterwards.
             tokio::runtime::Handle::current().block_on(lanes.shut_down());
             Ok(None)
         });
@@ -64,7 +62,7 @@ impl Lanes {
         }
     }
 
-    /// Ends both threads, and waits until they have released their memory.
+    /// Ends both threads and waits until they have released their memory.
     pub async fn shut_down(&self) {
         self.step.shut_down().await;
         if let Some(vision) = &self.vision {
@@ -72,7 +70,6 @@ impl Lanes {
         }
     }
 
-    /// Whether all threads still run.
     pub fn are_alive(&self) -> bool {
         self.step.is_alive() && self.vision.as_ref().is_none_or(Lane::is_alive)
     }
@@ -84,7 +81,7 @@ impl LanesPlace {
         let start = |name: &str, before: Option<&Lane>, workspace: &Arc<Segment>, is_linked| match before {
             Some(lane) if lane.is_alive() => Ok(lane.clone()),
             before => {
-                // Of a lane over several ranks some threads may still be ending.
+                // A lane over several ranks may have threads that are still ending.
                 if let Some(lane) = before {
                     tokio::runtime::Handle::current().block_on(lane.shut_down());
                 }
@@ -98,7 +95,8 @@ impl LanesPlace {
         match memory.vision_workspace.as_ref().map(start_vision).transpose() {
             Ok(vision) => Ok(Lanes { step, vision }),
             Err(error) => {
-                // No other code knows the new thread yet. It releases the memory before any caller hears of it.
+                // No other code has a handle to the new thread. It must release its memory before
+                // the caller sees the error.
                 if before_step.is_none_or(|lane| !lane.is_alive()) {
                     tokio::runtime::Handle::current().block_on(step.shut_down());
                 }

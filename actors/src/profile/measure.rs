@@ -1,5 +1,6 @@
-//! Measures what steps and launches take, as serving runs them: graphs, launch and answer included. Each takes the
-//! likeliest tokens, as most requests come close to it.
+//! Measurement of the times of steps and encoder batches under serving conditions: graphs, launches
+//! and answers are included. Every sequence takes its likeliest token, because the cost of most
+//! requests is close to that of greedy sampling.
 
 use std::{
     sync::Arc,
@@ -22,23 +23,25 @@ use crate::{
     tree,
 };
 
-/// How long measuring steps may take, and again launches, on a host and on a GPU. What is left out is extrapolated.
+/// Time limits on a host and on a GPU. Each applies once to all measured steps and once to all
+/// measured encoder batches. Sizes that are not measured are extrapolated.
 const ALLOWED: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(1500));
 
-/// Each is run this often, and the fastest counts: the first loads kernels and fills caches.
+/// Runs of each sample. The fastest run counts, because the first one loads kernels and fills
+/// caches.
 const RUNS: usize = 2;
 
-/// Prompt tokens of the measured steps. The last is followed by as many as a step takes.
+/// Prompt tokens of the measured steps. A further step has as many as one step can take.
 const PROMPTS: [usize; 4] = [16, 256, 1024, 4096];
 
-/// Patches of the measured launches, followed by as many as a launch takes.
+/// Patches of the measured encoder batches. A further batch has as many as one batch can take.
 const PATCHES: [usize; 3] = [1024, 4096, 16_384];
 
-/// Tokens of the short contexts, and of each prompt of a measured step.
+/// Tokens of a short context, and the maximum of each prompt in a measured step.
 const SHORT: usize = 512;
 
-/// A step to measure: prompts of `prompt` tokens in all, each with `cached` tokens before it, beside `decoding`
-/// sequences of `context` tokens.
+/// A step to measure. Its prompts have `prompt` tokens in total, each prompt after `cached` cached
+/// tokens. They run together with `decoding` sequences that have `context` tokens each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sample {
     prompt: usize,
@@ -47,7 +50,7 @@ struct Sample {
     context: usize,
 }
 
-/// The limits that samples keep to.
+/// The limits that samples must respect.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     sequences: usize,
@@ -56,8 +59,8 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// The samples, the most important first. The first two are enough for predictions. None where a prompt never runs
-    /// beside another sequence.
+    /// Returns the samples, the most important first. The first two are enough for predictions.
+    /// Returns no samples if a prompt never runs together with another sequence.
     fn samples(&self) -> Vec<Sample> {
         if self.sequences < 2 {
             return Vec::new();
@@ -67,7 +70,8 @@ impl Sizes {
         let most = (self.step_tokens - beside).min((self.sequences - beside) * short);
         let alone = |decoding, context| Sample { prompt: 0, cached: 0, decoding, context };
         let mixed = |prompt: usize| Sample { prompt: prompt.min(most), cached: 0, decoding: beside, context: short };
-        // The same tokens at the end of a context: what attention to cached tokens takes.
+        // The same tokens at the end of a full context. The additional time is that of attention to
+        // cached tokens.
         let pairs = Sample { cached: long - short, ..mixed(short) };
         let mut samples = vec![alone(1, short), mixed(PROMPTS[0]), alone(self.sequences, short), mixed(PROMPTS[1])];
         samples.extend([mixed(short), pairs, alone(self.sequences, long), mixed(PROMPTS[2]), mixed(PROMPTS[3])]);
@@ -84,7 +88,6 @@ impl Sizes {
 }
 
 impl Sample {
-    /// Tokens of each prompt.
     fn prompts(&self) -> impl Iterator<Item = usize> + use<> {
         let (tokens, at_once) = (self.prompt, SHORT.min(self.context.max(1)));
         (0..tokens.div_ceil(at_once)).map(move |prompt| at_once.min(tokens - prompt * at_once))
@@ -97,13 +100,13 @@ impl Sample {
         work
     }
 
-    /// The step, on blocks that its sequences share: there are none with content yet.
+    /// Returns the step. Its sequences share the same blocks, because no block has content yet.
     fn batch(&self, blocks: usize, vocabulary: usize) -> StepBatch {
         let decoding = std::iter::repeat_n((1, self.context - 1), self.decoding);
         let parts: Vec<_> = decoding.chain(self.prompts().map(|tokens| (tokens, self.cached))).collect();
         let longest = parts.iter().map(|(tokens, cached)| tokens + cached).max().unwrap_or(1);
         let table: Vec<u32> = (0..longest.div_ceil(BLOCK_TOKENS)).map(|block| (block % blocks) as u32).collect();
-        // Not all alike, so that experts share them out.
+        // Varied tokens, so that a mixture of experts distributes them over its experts.
         let ids: Vec<u32> = (0..longest).map(|token| (token * 7919 % vocabulary) as u32).collect();
         let positions: Vec<_> = (0..longest).map(|position| [position as u32; 3]).collect();
         let part = |(tokens, cached): &(usize, usize)| SequencePart {
@@ -118,11 +121,11 @@ impl Sample {
     }
 }
 
-/// Measures until its time is over.
+/// Measures samples until its time is over.
 struct Clock {
     begun: Instant,
     allowed: Duration,
-    /// The largest so far: its size and time.
+    /// Size and fastest time of the latest sample.
     last: Option<(usize, Duration)>,
 }
 
@@ -131,14 +134,14 @@ impl Clock {
         Clock { begun: Instant::now(), allowed, last: None }
     }
 
-    /// Whether there is time for one of this size, by the last one.
+    /// Whether there is time for a sample of this size, estimated from the latest sample.
     fn has_time_for(&self, size: usize) -> bool {
         let Some((before, took)) = self.last else { return true };
         let expected = took.mul_f64((size as f64 / before.max(1) as f64).max(1.0));
         self.begun.elapsed() + expected < self.allowed
     }
 
-    /// The fastest of some runs, in µs.
+    /// Returns the time of the fastest of [`RUNS`] runs, in µs.
     async fn fastest<F: Future<Output = Result<(), ProfileError>>>(
         &mut self,
         size: usize,
@@ -159,8 +162,8 @@ impl Clock {
 }
 
 impl Attempt {
-    /// What steps and launches take at the final size of `blocks` blocks. From a recorded profile, if one applies and
-    /// has it.
+    /// Returns the costs of steps and encoder batches at the final size of `blocks` KV blocks. They
+    /// come from a recorded profile if one applies and contains them.
     pub(super) async fn measure_costs(
         &self,
         lanes: &Lanes,
@@ -224,14 +227,16 @@ impl Attempt {
         let config = self.model.config();
         let (Some(lane), Some(merge)) = (&lanes.vision, config.merge()) else { return Ok(Vec::new()) };
         let most = self.envelope.launch_patches.min(merge.patches(cache_rows));
-        // No picture is larger than those that were stressed: ranks share pictures out, and cut none.
+        // A measured picture is never larger than a stressed picture. Ranks distribute whole
+        // pictures and do not split any.
         let largest = RequestCost::largest(&self.envelope, Some(merge)).picture_patches;
         let (mut clock, mut launches) = (Clock::start(allowed), Vec::<MeasuredLaunch>::new());
         for wanted in PATCHES.into_iter().chain([most]) {
             let side = merge.tokens(wanted.min(most).min(largest)).isqrt() * merge.side();
             let grid = config.tile().unwrap_or(Grid { t: 1, h: side as u32, w: side as u32 });
             let count = wanted.min(most) / grid.patches().max(1);
-            // Those of the rank with the most: a launch of as many in one picture takes as long.
+            // Patches of the rank that gets the most. A batch of one picture with this many patches
+            // takes as long.
             let patches = grid.patches() * count.div_ceil(self.model.picture_ranks());
             let is_larger = launches.last().is_none_or(|last| last.patches < patches);
             if patches == 0 || !is_larger || !clock.has_time_for(patches) {

@@ -1,4 +1,5 @@
-//! What a model needs on a device, by plan: one line per claimant, before any memory is taken.
+//! Planned memory requirements of a model on a device: one line per claimant, before any memory is
+//! taken.
 
 use std::sync::Arc;
 
@@ -16,91 +17,99 @@ use crate::{
     compute::memory::{HostKv, KvMemory, SamplingMemory},
 };
 
-/// The sizes that the worst cases of an envelope lead to. All are whole pages.
+/// Sizes that follow from the worst cases of an envelope. Byte sizes are whole pages.
 #[derive(Clone, Debug)]
 pub struct MemoryRequirements {
-    /// Bytes of the checkpoint's tensors.
     pub weights: Bytes,
-    /// What has rounded them to FP8. None if they are plain.
+    /// Name of the scheme that rounded the weights to FP8. `None` if they are not quantized.
     pub quantization: Option<&'static str>,
-    /// Bytes of the largest step's temporaries.
+    /// Bytes of the temporaries of the largest step.
     pub step_workspace: Bytes,
-    /// The shape of the buffers in which steps choose tokens.
+    /// Shape of the sampling buffers.
     pub sampling: SamplingShape,
-    /// Bytes of the largest launch's temporaries. 0 for a model without pictures.
+    /// Bytes of the temporaries of the largest vision encoder batch. 0 for a model without
+    /// pictures.
     pub vision_workspace: Bytes,
-    /// Bytes of the embeddings in transit between the lanes; see [`rows_on_their_way`].
+    /// Bytes of the encoder cache, which holds embeddings in transit between the lanes; see
+    /// [`rows_on_their_way`].
     pub vision_cache: Bytes,
-    /// Rows of the vision cache.
+    /// Rows of the encoder cache.
     pub cache_rows: usize,
-    /// Blocks of the first, small cache of keys and values.
+    /// Blocks of the probe, which is the first, small KV cache.
     pub probe_blocks: usize,
-    /// The shape of captured steps. None on a device without graphs.
+    /// Shape of captured steps. `None` on a device without graphs.
     pub graphs: Option<GraphShape>,
-    /// The largest exchange between the ranks of several GPUs that is made at once. None for one rank, and on a host,
-    /// where ranks read each other's workspaces.
+    /// Bytes of the largest single collective between the ranks of several GPUs. `None` for one
+    /// rank, and on a host, where ranks read each other's workspaces.
     pub exchange: Option<Bytes>,
-    /// The shape of a token's keys and values.
+    /// Shape of the keys and values of one token.
     pub kv_shape: KvShape,
-    /// Blocks that host memory is to hold; see [`with_host`](Self::with_host).
+    /// KV blocks that host memory is to hold; see [`with_host`](Self::with_host).
     pub host_slots: usize,
-    /// Rows of pictures that it is to hold.
+    /// Rows of picture embeddings that host memory is to hold.
     pub host_rows: usize,
-    /// Bytes of a row of the vision cache.
+    /// Bytes of one row of the encoder cache.
     pub row_bytes: Bytes,
-    /// How many ranks share the model out.
+    /// Number of ranks over which the model is sharded.
     ranks: usize,
-    /// The worst cases with their planned footprints.
     pub worst_cases: Vec<(Arc<WorstCase>, Footprint)>,
     page: Bytes,
 }
 
-/// The fewest tokens of the probe (LightLLM's figure), if sequences can have that many.
+/// Minimum number of tokens in the probe (LightLLM's figure), if the sequences of the envelope can
+/// have that many.
 const PROBE_TOKENS: usize = 8192;
 
-/// Bytes that the driver takes for one layer of a captured step. An estimate, because it takes pieces of 2 MiB: 300
-/// launches took 0.7 MiB, and a layer has a dozen. The real number is measured and leased at capture.
+/// Bytes that the driver takes for one layer of a captured step. This is an estimate, because the
+/// driver takes pieces of 2 MiB: 300 launches took 0.7 MiB, and a layer has a dozen launches. The
+/// real number is measured and leased at capture.
 const GRAPH_LAYER: Bytes = Bytes(32 << 10);
 
-/// Bytes that the driver takes of a GPU for the streams of two lanes and their first launches. An estimate. Once taken,
-/// they count as overhead, or as foreign if the driver does not attribute them.
+/// Bytes that the driver takes on a GPU for the streams of two lanes and their first launches. This
+/// is an estimate. Once taken, these bytes count as overhead, or as foreign memory if the driver
+/// does not attribute them to this process.
 const LANES: Bytes = Bytes(8 << 20);
 
-/// The part of host memory that pictures' rows get: 7B's row is an eighth of a token's keys and values.
+/// Divisor of the host memory that is used for picture embeddings: they get one eighth. The row of
+/// a 7B model is an eighth of the size of one token's keys and values.
 const HOST_ROWS_PART: u64 = 8;
 
-/// Rows of the vision cache that keep both lanes busy. Rows are held from before their launch until the last step that
-/// reads them, not while the reply is decoded. So there are
+/// Returns the number of encoder cache rows that keeps both lanes busy. A row is held from before
+/// the encoder batch that writes it until the last step that reads it, but not while the reply is
+/// decoded. The cache must therefore hold:
 ///
-/// - the rows of running launches: [`LAUNCHES`] of them, filled to the last patch;
-/// - the rows of running steps: two of them (ADR 10), whose every token may be a picture's;
-/// - the rows of one more request: the oldest prompt may be cut where a step ends, and holds the rest of its pictures.
+/// - the rows of encoder batches in flight: [`LAUNCHES`] batches, filled to the last patch;
+/// - the rows of steps in flight: two steps (ADR 10), in which every token may belong to a picture;
+/// - the rows of one more request: the oldest prompt may be split at the end of a step, and then
+///   holds the rows of its remaining pictures.
 ///
-/// A request gets all its rows at once, so there is room for at least two of the largest: one is read while the next is
-/// written. No request needs more rows than a context has tokens, because each row is a token of its prompt.
+/// A request gets all its rows at once. The cache therefore has room for at least two of the
+/// largest requests: one is read while the next is written. No request needs more rows than a
+/// context has tokens, because each row is a token of its prompt.
 ///
 /// ```text
 /// request + max(request, launches * launch rows + 2 * step tokens)
 /// ```
 ///
-/// More rows would make nothing faster: a lane that runs further ahead only waits later. They would only keep more
-/// pictures of ended requests, which later turns of a conversation show again.
+/// More rows would not increase throughput: a lane that runs further ahead only waits later. More
+/// rows would only keep more pictures of ended requests, which later turns of a conversation show
+/// again.
 pub fn rows_on_their_way(envelope: &Envelope, merge: MergeSize) -> usize {
     let request = RequestCost::largest(envelope, Some(merge)).cache_rows;
     let launch = merge.tokens(envelope.launch_patches);
     request + request.max(LAUNCHES * launch + STEPS * envelope.step_tokens)
 }
 
-/// Steps that run at once.
+/// Number of steps in flight.
 const STEPS: usize = 2;
 
 impl MemoryRequirements {
     /// Plans `model` for `envelope` on `target`.
     ///
     /// # Errors
-    /// Shapes that do not match. A plan cannot run out of memory.
+    /// Returns an error if shapes do not match. A plan cannot run out of memory.
     pub fn plan(model: &Model, target: Target, envelope: &Envelope, page: Bytes) -> Result<Self, KernelError> {
-        // Whole pages are leased, and all of their rows are used.
+        // Whole pages are leased, so the rows fill the last page.
         let row_bytes = model.picture_row_bytes(&target);
         let rows = model.config().merge().map_or(0, |merge| rows_on_their_way(envelope, merge));
         let vision_cache = (row_bytes * rows as u64).round_up(page);
@@ -141,7 +150,8 @@ impl MemoryRequirements {
             probe_blocks,
             graphs,
             exchange: (model.rank().of() > 1 && target.has_exchange_memory()).then(|| {
-                // A step's sums; its logits are exchanged some rows at a time.
+                // Room for one all-reduce of the activations of a whole step. Logits are gathered
+                // some rows at a time, so there must be room for at least one row of them.
                 let decoder = model.config().decoder();
                 let share = decoder.share(model.rank()).expect("the model was planned for its rank");
                 let logits = DType::F32.bytes(share.tokens_of_each());
@@ -157,8 +167,8 @@ impl MemoryRequirements {
         })
     }
 
-    /// Plans for `bytes` of host memory for each rank, to which keys and values may go, and for a model with pictures their
-    /// rows: an eighth (ADR 15).
+    /// Plans `bytes` of host memory for each rank. KV blocks can be moved there and, for a model
+    /// with pictures, encoder cache rows too, which get one eighth (ADR 15).
     #[must_use]
     pub fn with_host(self, bytes: Bytes) -> Self {
         let host_rows = if self.cache_rows > 0 { (bytes / HOST_ROWS_PART / self.row_bytes) as usize } else { 0 };
@@ -166,37 +176,35 @@ impl MemoryRequirements {
         MemoryRequirements { host_rows, host_slots: HostKv::slots_in(self.kv_shape, left), ..self }
     }
 
-    /// Bytes of host memory that keys and values may go to, of all ranks.
+    /// Bytes of host memory for KV blocks, over all ranks.
     pub fn host_kv_bytes(&self) -> Bytes {
         HostKv::bytes(self.kv_shape, self.host_slots) * self.ranks as u64
     }
 
-    /// Bytes of host memory that pictures' rows may go to, of all ranks.
+    /// Bytes of host memory for picture embeddings, over all ranks.
     pub fn host_rows_bytes(&self) -> Bytes {
         self.row_bytes * (self.host_rows * self.ranks) as u64
     }
 
-    /// Bytes of host memory that both may go to.
+    /// Bytes of host memory for both.
     pub fn host_bytes(&self) -> Bytes {
         self.host_kv_bytes() + self.host_rows_bytes()
     }
 
-    /// Bytes of the probe's lease.
     pub fn probe(&self) -> Bytes {
         KvMemory::bytes(self.kv_shape, self.probe_blocks, self.page)
     }
 
-    /// Bytes of the sampling buffers' lease.
     pub fn sampling_bytes(&self) -> Bytes {
         SamplingMemory::bytes(self.sampling, self.page)
     }
 
-    /// Bytes of the exchange memory's lease.
     pub fn exchange_bytes(&self) -> Option<Bytes> {
         self.exchange.map(|largest| CudaLink::bytes(largest).round_up(self.page))
     }
 
-    /// One line per claimant, with the probe as the least that keys and values need.
+    /// Returns the memory plan with one line per claimant. The KV cache is planned with its
+    /// minimum, the probe.
     pub fn memory_plan(&self) -> MemoryPlan {
         let how = self.blocks_in_words(self.probe_blocks);
         let mut plan = self.memory_beside_kv();
@@ -204,7 +212,8 @@ impl MemoryRequirements {
         plan
     }
 
-    /// As [`memory_plan`](Self::memory_plan), with this many blocks of keys and values.
+    /// Returns the memory plan with this many blocks of KV cache; see
+    /// [`memory_plan`](Self::memory_plan).
     pub fn memory_plan_with(&self, blocks: usize) -> MemoryPlan {
         let how = self.blocks_in_words(blocks);
         let mut plan = self.memory_beside_kv();
@@ -236,7 +245,7 @@ impl MemoryRequirements {
         if let Some(shape) = self.graphs {
             let how = "the arrays of the largest captured step";
             plan.push(Class::Graphs, "inputs of captured steps", shape.bytes(self.page), how);
-            // Each size has two graphs: one for the likeliest tokens, one for any sampling.
+            // Each size has two graphs: one for greedy sampling, one for any sampling.
             let (graphs, layers) = (2 * shape.buckets().len(), self.kv_shape.layers);
             let driver = (GRAPH_LAYER * (graphs * layers) as u64 + LANES).round_up(self.page);
             let how = format!("{graphs} graphs of {layers} layers, {GRAPH_LAYER} each, and {LANES} for lanes");
@@ -277,7 +286,7 @@ mod tests {
 
     const MERGE: MergeSize = MergeSize::new(2);
 
-    /// An envelope of 1,024 rows per picture and launch.
+    /// An envelope of 1,024 rows per picture and encoder batch.
     fn envelope() -> Envelope {
         Envelope { largest_pictures: 2, picture_patches: 4096, launch_patches: 4096, ..Envelope::default() }
     }
@@ -304,7 +313,8 @@ mod tests {
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
         let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
         let model = Model::plan(&checkpoint, &target).expect("it is whole");
-        // What `bursar bench` asks for: a picture of 1932 x 1092 pixels per request, two of them per launch.
+        // Limits of `bursar bench`: a picture of 1932 x 1092 pixels per request, and two of them
+        // per encoder batch.
         let envelope = Envelope {
             context_tokens: 8192,
             sequences: 256,
@@ -318,7 +328,8 @@ mod tests {
         let page = Bytes::mib(2);
         let needs = MemoryRequirements::plan(&model, target, &envelope, page).expect("its worst cases go together");
         assert!(needs.vision_cache <= Bytes::mib(210), "{}", needs.vision_cache);
-        // Measured on 2026-11-21: the card's total, then the context and loaded code, captured graphs, and the canary.
+        // Measured on 2026-11-21: the GPU's total memory; the context, loaded code and captured
+        // graphs; and the canary.
         let (card, beside) = (Bytes::mib(143_155), Bytes::mib(563 + 256));
         let plan = needs.memory_plan();
         let available = card.saturating_sub(beside).saturating_sub(plan.total());
@@ -357,7 +368,7 @@ mod tests {
             needs.memory_plan().of_class(&Class::Graphs).saturating_sub(inputs)
         };
         assert_eq!(claimed(Target::Cpu { threads: 1 }, 256), Bytes::ZERO, "a host has neither");
-        // 70 graphs of 4 layers and 8 MiB, in whole pages; then 10 graphs.
+        // First 70 graphs of 4 layers plus 8 MiB, in whole pages, then 10 graphs.
         assert_eq!(claimed(Target::Cuda(gpu), 256), Bytes::mib(18));
         assert_eq!(claimed(Target::Cuda(gpu), 10), Bytes::mib(10));
     }

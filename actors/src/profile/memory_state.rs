@@ -1,32 +1,34 @@
-//! The memory of a device as a model finds it: pure.
+//! Pure: the memory of a device before a model is loaded.
 
 use bursar_budgets::{Bytes, Device, DeviceError, Snapshot};
 
 /// A device's memory, and how much of it is already in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryState {
-    /// The device's memory.
     pub total: Bytes,
-    /// Bytes that our process already uses: outside leases, and in leases of others than this model.
+    /// Bytes that this process already uses: memory outside leases, and leases of other models.
     pub overhead: Bytes,
-    /// Bytes of other processes.
+    /// Bytes held by other processes.
     pub foreign: Bytes,
-    /// Bytes kept free on purpose. None for the runtime's default.
+    /// Bytes kept free on purpose. `None` for the runtime's default.
     pub canary: Option<Bytes>,
-    /// The device's page: the unit in which memory is taken.
+    /// The device's page size: the unit in which memory is taken.
     pub page: Bytes,
-    /// Whether host memory stands in for a GPU.
+    /// Whether the device is host memory in place of a GPU.
     pub is_host: bool,
 }
 
-/// What our process uses of a GPU outside leases: measured on an H200 with driver 580 at READY (`benches/h200.md`).
+/// Memory that this process uses on a GPU outside leases at READY, measured on an H200 with driver
+/// 580 (`benches/h200.md`).
 pub const OVERHEAD_AT_READY: Bytes = Bytes::mib(548);
 
 impl MemoryState {
-    /// A device that this process has opened and uses for nothing yet. By READY more is loaded than a GPU's context.
+    /// Returns the state of a device that this process has opened and not used yet. On a GPU the
+    /// overhead is at least [`OVERHEAD_AT_READY`], because by READY more than the GPU's context is
+    /// loaded.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Returns the error of the device.
     pub fn of_device(device: &dyn Device, canary: Option<Bytes>) -> Result<Self, DeviceError> {
         let (memory, ours, is_host) = (device.memory()?, device.overhead(), device.is_host_memory());
         let foreign = memory.total.saturating_sub(memory.free).saturating_sub(ours);
@@ -34,7 +36,7 @@ impl MemoryState {
         Ok(MemoryState { total: memory.total, overhead, foreign, canary, page: device.page(), is_host })
     }
 
-    /// A device on which exactly this much is available.
+    /// Returns a device on which exactly this many bytes are available.
     pub fn of_available(available: Bytes, page: Bytes) -> Self {
         let nothing = Bytes::ZERO;
         MemoryState {
@@ -47,11 +49,11 @@ impl MemoryState {
         }
     }
 
-    /// The device as a ledger sees it, for a model that already holds `leased` bytes.
+    /// Returns the state according to a ledger, for a model that already holds `leased` bytes.
     pub fn of_ledger(ledger: &Snapshot, leased: Bytes, page: Bytes, is_host: bool) -> Self {
         let overhead = (ledger.overhead + ledger.granted).saturating_sub(leased);
         let Snapshot { total, foreign, canary_wanted, .. } = *ledger;
-        // A default canary stays none, because on a larger device the default differs.
+        // A default canary is stored as `None`, because the default of a larger device differs.
         let canary = Some(canary_wanted).filter(|canary| *canary != default_canary(total));
         MemoryState { total, overhead, foreign, canary, page, is_host }
     }
@@ -68,7 +70,8 @@ impl MemoryState {
     }
 }
 
-/// The default canary of a device with `total` bytes: 256 MiB, or a sixteenth if it is smaller than 4 GiB.
+/// Returns the default canary of a device with `total` bytes: 256 MiB, or a sixteenth of `total`
+/// for devices below 4 GiB.
 pub fn default_canary(total: Bytes) -> Bytes {
     Bytes::mib(256).min(total / 16)
 }

@@ -1,4 +1,5 @@
-//! Sizing: plan the worst cases, run them, measure, and settle on what the device holds.
+//! Sizing of a model: worst cases are planned, run and measured, and the size of the KV cache
+//! follows.
 
 mod actor;
 mod attempt;

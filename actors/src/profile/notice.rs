@@ -1,38 +1,34 @@
-//! What a start reports besides its progress.
+//! Notices of a start, in addition to its progress.
 
 use std::{fmt, path::PathBuf};
 
-/// A notice that is no error: a start goes on, but not as hoped.
+/// A condition that does not end a start, but that the user should know about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// Pictures are resized to less than the model's own processor would, because the user set no picture limit.
+    /// Pictures are resized to fewer pixels than the model's own processor would use, because the
+    /// user set no picture limit.
     PicturesLowered {
-        /// Pixels of the largest picture by the model's own processor.
+        /// Pixels of the largest picture that the model's own processor would produce.
         from: u64,
-        /// Pixels of the largest picture served.
+        /// Pixels of the largest picture that is served.
         to: u64,
-        /// Tokens of a sequence. A picture must leave room in it for a question and an answer.
+        /// Tokens that a sequence can hold. A picture must leave room for a question and an answer.
         context_tokens: usize,
     },
-    /// A recorded profile does not apply or cannot be read. The worst cases run anew.
+    /// A recorded profile does not apply or cannot be read. The worst cases run again.
     ProfileIgnored {
-        /// The profile's file.
         file: PathBuf,
         /// The reasons, such as `driver was 580.1, is 580.2`.
         reasons: Vec<String>,
     },
-    /// A recorded profile was tried and did not hold. The worst cases run anew.
+    /// A recorded profile was used and did not match. The worst cases run again.
     ProfileDropped {
-        /// The profile's file.
         file: PathBuf,
-        /// The error, in words.
         reason: String,
     },
-    /// This start's profile could not be recorded. The next start runs the worst cases anew.
+    /// The profile of this start could not be recorded. The next start runs the worst cases again.
     ProfileNotWritten {
-        /// The file that was not written.
         file: PathBuf,
-        /// The error, in words.
         reason: String,
     },
 }

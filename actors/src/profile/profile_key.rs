@@ -1,4 +1,4 @@
-//! What a profile depends on, as named facts that are compared one by one: pure.
+//! Pure: the facts that a profile depends on, which have names and are compared one by one.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -14,39 +14,35 @@ use serde::{Deserialize, Serialize};
 
 use super::KvChoice;
 
-/// What a profile depends on: named facts, each as text. Two profiles are interchangeable if all facts are equal. If
-/// not, the names say why.
+/// The facts that a profile depends on, each with a name and its value as text. Two profiles are
+/// interchangeable if all facts are equal. If not, the names of the facts that differ are the
+/// reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ProfileKey(BTreeMap<String, String>);
 
-/// The sources of the facts.
 #[derive(Clone, Debug)]
 pub struct ProfileKeySources<'p> {
-    /// Gives the shapes of the weights, the configuration, and the processors' settings.
+    /// Source of the weights' shapes, the configuration, and the processors' settings.
     pub checkpoint: &'p Checkpoint,
-    /// The limits, lowered to the model's own.
+    /// The limits, lowered to the model's own limits.
     pub envelope: &'p Envelope,
-    /// What passes are planned for and run on.
+    /// The target for which passes are planned and on which they run.
     pub target: Target,
-    /// The device's name.
     pub device: &'p str,
-    /// Its driver, with the version.
+    /// The device's driver, with the version.
     pub driver: &'p str,
-    /// The library of matrix products, with its version. None if they are our own kernels.
+    /// The GEMM library, with its version. `None` if Bursar's own kernels are used.
     pub library: Option<&'p str>,
-    /// The device's memory.
     pub total: Bytes,
-    /// The device's page.
     pub page: Bytes,
     /// Bytes to keep free on purpose.
     pub canary: Bytes,
-    /// What the user set for the size of keys and values.
+    /// The user's choice of the KV cache size.
     pub kv: KvChoice,
 }
 
 impl ProfileKey {
-    /// The facts of a start.
     pub fn of(parts: &ProfileKeySources<'_>) -> Self {
         let ProfileKeySources { checkpoint, envelope, target, device, driver, library, total, page, canary, kv } =
             parts;
@@ -76,22 +72,21 @@ impl ProfileKey {
         basis
     }
 
-    /// Adds a fact, or replaces the one of that name.
+    /// Adds a fact, or replaces the fact of that name.
     pub fn add(&mut self, name: impl Into<String>, fact: impl Into<String>) {
         self.0.insert(name.into(), fact.into());
     }
 
-    /// Removes a fact.
     pub fn remove(&mut self, name: &str) -> Option<String> {
         self.0.remove(name)
     }
 
-    /// All facts by name.
     pub fn facts(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, fact)| (name.as_str(), fact.as_str()))
     }
 
-    /// The facts that differ. None if a profile measured under `was` holds under `is`.
+    /// Returns the facts that differ. The list is empty if a profile measured under `was` also
+    /// holds under `is`.
     pub fn differences(was: &ProfileKey, is: &ProfileKey) -> Vec<Difference> {
         let names = was.0.keys().chain(is.0.keys().filter(|name| !was.0.contains_key(*name)));
         let both = names.map(|name| (name, was.0.get(name), is.0.get(name)));
@@ -104,7 +99,7 @@ impl ProfileKey {
         }
     }
 
-    /// Adds every limit of the envelope, including ones added later.
+    /// Adds every limit of the envelope, including limits that are added to `Envelope` later.
     fn add_limits(&mut self, envelope: &Envelope) {
         let limits = serde_json::to_value(envelope).expect("limits are numbers with names");
         for (name, limit) in limits.as_object().into_iter().flatten() {
@@ -113,7 +108,7 @@ impl ProfileKey {
     }
 }
 
-/// 64 of the 256 bits: enough against accidents, and short enough for a sentence.
+/// Keeps 64 of the 256 bits: enough against accidental collisions, and short enough for a sentence.
 fn short(digits: String) -> String {
     digits.chars().take(16).collect()
 }
@@ -122,14 +117,13 @@ fn said<T: fmt::Display>(option: &Option<T>) -> String {
     option.as_ref().map_or_else(|| "not said".to_owned(), T::to_string)
 }
 
-/// A fact that has changed: `driver was 580.1, is 580.2`.
+/// A fact that has changed, shown as `driver was 580.1, is 580.2`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The fact's name.
     pub what: String,
-    /// What it was. None if it was unknown.
+    /// The old value. `None` if it was unknown.
     pub was: Option<String>,
-    /// What it is. None if it no longer exists.
+    /// The new value. `None` if the fact no longer exists.
     pub is: Option<String>,
 }
 
@@ -157,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// The sources of facts of a start of the demo model.
+    /// The sources of the facts of a start of the demo model.
     struct Start {
         checkpoint: Checkpoint,
         limits: Envelope,
@@ -171,7 +165,7 @@ mod tests {
         kv: KvChoice,
     }
 
-    /// The basis of a start after `change`.
+    /// The profile key of a start after `change`.
     fn basis(change: impl FnOnce(&mut Start)) -> ProfileKey {
         let mut start = Start {
             checkpoint: Checkpoint::open(demo::checkpoint()).expect("it is embedded"),
@@ -200,7 +194,6 @@ mod tests {
         })
     }
 
-    /// The processor with one setting changed.
     fn changed(of: &ImageProcessor, change: impl FnOnce(&mut ImageProcessorConfig)) -> ImageProcessor {
         let mut config = of.config().clone();
         change(&mut config);

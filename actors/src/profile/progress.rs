@@ -1,4 +1,4 @@
-//! How far a start is, for its listener.
+//! Progress of a start, for its listener.
 
 use std::sync::Arc;
 
@@ -7,48 +7,44 @@ use bursar_model::Depth;
 
 use super::{AttemptReport, Notice, Phase};
 
-/// A moment of the start.
+/// An event of a start.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Progress {
-    /// A file of the checkpoint is fetched from the hub.
+    /// A file of the checkpoint is downloaded from the hub.
     Fetching {
-        /// Its name.
         file: Arc<str>,
-        /// So far, with what was here before.
+        /// Bytes downloaded so far, including those found on disk.
         done: Bytes,
-        /// In all.
+        /// Bytes of the whole file.
         total: Bytes,
     },
-    /// Files are checked and worst cases planned.
+    /// Files are checked and worst cases are planned.
     Planning,
-    /// Weights are copied.
+    /// Weights are copied to the device.
     Loading {
-        /// So far.
+        /// Bytes copied so far.
         done: Bytes,
-        /// In all.
+        /// Bytes of all weights.
         total: Bytes,
     },
-    /// Worst cases are run.
     Profiling {
-        /// Which, or what else is being done.
+        /// Name of the worst case, or of the other work that is in progress.
         what: &'static str,
-        /// Through which layers a worst case runs; [`Depth::Whole`] of anything else.
+        /// Layers that the worst case runs through. [`Depth::Whole`] for other work.
         depth: Depth,
-        /// Steps so far.
         done: usize,
-        /// Steps in all.
         total: usize,
     },
-    /// An attempt enters a phase.
     Phase(Phase),
-    /// An attempt has ended. One that was ready and is then refused memory while it serves is reported again, by the same
-    /// number; the attempt that serves after it has another.
+    /// An attempt has ended. If an attempt was ready and is later refused memory while the model
+    /// serves, it is reported a second time with the same number. The attempt that serves after it
+    /// has a new number.
     Attempt(AttemptReport),
-    /// It goes on, but not as it was hoped.
+    /// The start continues, but not as hoped.
     Notice(Notice),
-    /// Requests may come.
+    /// The model accepts requests.
     Ready,
 }
 
-/// Hears of every moment; it must not block.
+/// Receives every event of a start. Must not block.
 pub type ProgressSink = Arc<dyn Fn(Progress) + Send + Sync>;

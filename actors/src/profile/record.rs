@@ -1,4 +1,5 @@
-//! Where profiles are recorded: one file per model and device, with the latest profile of each basis.
+//! Storage of recorded profiles: one file per model and device, with the latest profile of each
+//! profile key.
 
 use std::path::{Path, PathBuf};
 
@@ -8,50 +9,47 @@ use thiserror::Error;
 
 use super::{Difference, ProfileKey, RecordedProfile};
 
-/// The version of the file's format. A file of another version is not read further.
+/// The version of the file format. Files of other versions are rejected.
 const FORMAT: u32 = 3;
 
-/// Profiles that a file keeps, the latest first: one for each way in which a user alternates, such as chat and
-/// benchmark.
+/// Number of profiles that a file keeps, latest first. It covers the configurations between which a
+/// user alternates, such as chat and benchmark.
 const KEPT: usize = 4;
 
-/// The file for the profiles of one model on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordPath {
     file: CacheFile,
 }
 
-/// What a file holds for a basis.
+/// Result of the search for a profile with a given key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordLookup {
-    /// No profile is recorded.
     Nothing,
-    /// A profile of the same basis.
+    /// A profile with an equal key.
     Applies(RecordedProfile),
-    /// Profiles of other bases only. Lists how the nearest one differs.
+    /// Only profiles with other keys are recorded. Contains the differences of the nearest one.
     Differs(Vec<Difference>),
 }
 
-/// Why a file is useless.
+/// Reasons why a file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RecordError {
-    /// It could not be read or written.
+    /// The file could not be read or written.
     #[error(transparent)]
     File(#[from] CacheFileError),
-    /// It is incomplete, or not ours.
+    /// The file is incomplete, or Bursar did not write it.
     #[error("it is not valid at line {line}, column {column}")]
     Broken {
         /// The line of the error, from 1.
         line: usize,
-        /// The column of the error, from 1; 0 if the previous line ended too soon.
+        /// The column of the error, from 1. It is 0 if the previous line ended too soon.
         column: usize,
     },
-    /// Another version of Bursar wrote it, and its fields may mean something else.
+    /// Another version of Bursar wrote the file, so its fields may have another meaning.
     #[error("{0}")]
     Format(FormatDiffers),
 }
 
-/// The file has another format version.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("format was {was}, is {FORMAT}")]
 pub struct FormatDiffers {
@@ -65,34 +63,35 @@ struct Book {
     profiles: Vec<RecordedProfile>,
 }
 
-/// The only field that is read before the format is known.
+/// The only field that is read before the format version is known.
 #[derive(Deserialize)]
 struct Cover {
     format: u64,
 }
 
 impl RecordPath {
-    /// The file for the model of this name from `origin`, on devices of this name, in `folder`.
+    /// Returns the file in `folder` for the model of this name from `origin`, on devices of this
+    /// name.
     pub fn new(folder: &Path, model: &str, origin: &str, device: &str) -> Self {
         RecordPath { file: CacheFile::named(folder, &[model, device], &[model, origin, device]) }
     }
 
-    /// The path of the file.
     pub fn path(&self) -> PathBuf {
         self.file.path()
     }
 
-    /// Looks for a profile of this basis. Blocks.
+    /// Looks for a profile with this key. Blocks.
     ///
     /// # Errors
-    /// [`RecordError`]: the file exists and is useless.
+    /// Returns a [`RecordError`] if the file exists and cannot be used.
     pub fn find(&self, basis: &ProfileKey) -> Result<RecordLookup, RecordError> {
         let Some(content) = self.file.read()? else { return Ok(RecordLookup::Nothing) };
         Ok(Book::parse(&content)?.find(basis))
     }
 
-    /// Records a profile, in place of one of the same basis. A useless file is replaced. If two processes write at
-    /// once, one profile may be lost, and is measured again later. Blocks.
+    /// Records a profile and replaces the one with an equal key. A file that cannot be used is
+    /// replaced. If two processes write at the same time, one profile may be lost and is then
+    /// measured again later. Blocks.
     ///
     /// # Errors
     /// [`CacheFileError::Unwritable`], as [`RecordError::File`].
@@ -118,7 +117,7 @@ impl Book {
         serde_json::from_slice(content).map_err(broken)
     }
 
-    /// JSON for machines, laid out so that people can read it.
+    /// Returns JSON in a layout that people can read.
     fn print(&self) -> Vec<u8> {
         let mut content = serde_json::to_vec_pretty(self).expect("text and numbers");
         content.push(b'\n');
@@ -130,7 +129,7 @@ impl Book {
             let differences = ProfileKey::differences(&profile.basis, basis);
             (profile, differences)
         });
-        // Among equally near profiles this picks the latest, which comes first.
+        // If several profiles are equally near, the latest is chosen, because it comes first.
         match with_differences.min_by_key(|(_, differences)| differences.len()) {
             None => RecordLookup::Nothing,
             Some((profile, differences)) if differences.is_empty() => RecordLookup::Applies(profile),

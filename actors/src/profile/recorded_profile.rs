@@ -1,4 +1,4 @@
-//! A recorded profile: what was measured, and what that depends on. Pure.
+//! Pure: a recorded profile, with the measurements and the facts that they depend on.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, Tuning};
@@ -8,31 +8,29 @@ use serde::{Deserialize, Serialize};
 use super::{ATTEMPTS_MAX, Difference, MemoryRequirements, ProfileKey, ProfileRecord};
 use crate::pace::MeasuredCosts;
 
-/// What was measured, and on what basis. The start that uses it takes three things: the size of the cache, the right to
-/// run each worst case once instead of twice, and the fastest algorithm for each product. Its permits come from its own
-/// [`ProfileRecord`], with its own envelope's limits and newly measured peaks.
+/// The measurements of a start and the facts that they depend on. A later start takes three things
+/// from it: the size of the KV cache, the right to run each worst case once instead of twice, and
+/// the fastest algorithm for each GEMM. The permits of the later start come from its own
+/// [`ProfileRecord`], with limits from its envelope and newly measured peaks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecordedProfile {
-    /// What the profile depends on.
+    /// The facts that the profile depends on.
     pub basis: ProfileKey,
-    /// Sequences in a step.
     pub sequences: usize,
-    /// Tokens in a step.
     pub step_tokens: usize,
-    /// Patches in a launch.
+    /// Patches in a vision encoder batch.
     pub launch_patches: usize,
-    /// Rows of the vision cache.
+    /// Rows of the encoder cache.
     pub cache_rows: usize,
-    /// Blocks of keys and values.
     pub kv_blocks: usize,
-    /// Attempts that were refused memory before this size.
+    /// Number of attempts that were refused memory before this size.
     pub shrinks: u32,
-    /// Each worst case with its peak.
     pub peaks: Vec<Peak>,
-    /// The result of autotuning. None if there was nothing to choose.
+    /// The result of autotuning. `None` if there was nothing to choose.
     pub tuning: Option<Tuning>,
-    /// What steps and launches took. None in files of earlier versions: it is measured again.
+    /// Measured times of steps and encoder batches. `None` in files of earlier versions; the times
+    /// are then measured again.
     #[serde(default)]
     pub costs: Option<MeasuredCosts>,
 }
@@ -41,15 +39,15 @@ pub struct RecordedProfile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peak {
-    /// Its name; `corner` in files of format 2.
+    /// Name of the worst case. The field is called `corner` in the file, as in format 2.
     #[serde(rename = "corner")]
     pub worst_case: String,
-    /// The peak of its workspace, in bytes.
+    /// Peak of the workspace, in bytes.
     pub workspace: Bytes,
 }
 
 impl RecordedProfile {
-    /// The profile of a start that measured.
+    /// Returns the profile of a start that measured.
     pub fn of(basis: ProfileKey, record: &ProfileRecord, shrinks: u32, tuning: Option<Tuning>) -> Self {
         let ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks, peaks, costs } = record;
         let peak = |(worst_case, workspace): &(&'static str, Bytes)| Peak {
@@ -70,19 +68,21 @@ impl RecordedProfile {
         }
     }
 
-    /// The difference, if a start that measures anew would find room for `found` blocks instead, after as many
-    /// refusals. Up to a 64th is no difference: the driver takes a few pages more or less each time, and that is not
-    /// worth running all worst cases.
+    /// Returns the difference if a start that measures again, after the same number of refusals,
+    /// would find room for `found` blocks instead. A difference of up to one 64th is ignored: the
+    /// driver takes a few pages more or less each time, and that is not worth running all worst
+    /// cases.
     pub fn differs_from(&self, found: usize) -> Option<Difference> {
-        // The file may have been edited and hold any number.
+        // The file may have been edited, so it can hold any number.
         let tokens = |blocks: usize| Some(format!("{} tokens", blocks.saturating_mul(BLOCK_TOKENS)));
         let slack = self.kv_blocks / ROOM_SLACK;
         let differs = self.kv_blocks.abs_diff(found) > slack;
         differs.then(|| Difference::of("room for keys and values", tokens(self.kv_blocks), tokens(found)))
     }
 
-    /// How it differs from what this plan and envelope would measure. With an equal basis that happens only if the file
-    /// was edited, or if code changed and its version did not.
+    /// Returns the differences from what this plan and envelope would measure. If the profile keys
+    /// are equal, there are differences only if the file was edited, or if code changed without a
+    /// new version number.
     pub fn differences(&self, needs: &MemoryRequirements, envelope: &Envelope) -> Vec<Difference> {
         let numbers = [
             ("sequences", self.sequences, envelope.sequences),
@@ -108,14 +108,14 @@ impl RecordedProfile {
     }
 }
 
-/// The fraction by which a recorded size may differ: one 64th.
+/// Inverse of the fraction by which a recorded size may differ.
 const ROOM_SLACK: usize = 64;
 
 fn peak(worst_case: &str) -> String {
     format!("the peak of '{worst_case}'")
 }
 
-/// The fewest blocks: the probe, and a whole context.
+/// The minimum number of KV blocks: the probe, and at least one whole context.
 fn least_blocks(needs: &MemoryRequirements, envelope: &Envelope) -> usize {
     needs.probe_blocks.max(envelope.context_tokens.div_ceil(BLOCK_TOKENS))
 }

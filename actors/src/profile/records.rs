@@ -1,4 +1,4 @@
-//! Profiles of earlier starts, and where this start's profile goes.
+//! Recorded profiles of a model: those of earlier starts, and the one that this start writes.
 
 use std::sync::Arc;
 
@@ -7,20 +7,21 @@ use bursar_kernels::Tuning;
 use super::{Notice, ProfileKey, ProfileRecord, Progress, ProgressSink, RecordPath, RecordedProfile};
 use crate::compute::Executor;
 
-/// The profiles of a model that are written down. Cloning shares them.
+/// Access to the recorded profiles of a model. Clones share it.
 #[derive(Clone)]
 pub struct Records {
     place: RecordPath,
     basis: Arc<ProfileKey>,
-    /// One that applies, until it did not hold.
+    /// The recorded profile that applies, until an attempt finds that it does not match.
     warm: Option<Arc<RecordedProfile>>,
     progress: ProgressSink,
-    /// Whose products a profile that applies has tuned.
+    /// The executor whose GEMM algorithms are set from the profile that applies.
     executor: Executor,
 }
 
 impl Records {
-    /// Relies on the profile `warm`, if one applies: its tuning takes the place of what `executor` has measured.
+    /// Uses the profile `warm`, if one applies. Its tuning replaces the tuning that `executor` has
+    /// measured.
     pub(crate) fn new(
         place: RecordPath,
         basis: ProfileKey,
@@ -34,13 +35,13 @@ impl Records {
         Records { place, basis: Arc::new(basis), warm: warm.map(Arc::new), progress, executor }
     }
 
-    /// The profile that the attempt under way relies on; none if it measures anew.
+    /// Returns the profile that the current attempt relies on, or `None` if the attempt measures.
     pub(crate) fn warm(&self) -> Option<Arc<RecordedProfile>> {
         self.warm.clone()
     }
 
-    /// The attempt that relied on a profile has failed: the next one measures anew. Returns false if none relied on
-    /// one.
+    /// Records that the attempt that relied on a profile has failed, so that the next attempt
+    /// measures. Returns false if the attempt relied on no profile.
     pub(crate) fn drop_warm(&mut self, reason: &str) -> bool {
         let did = self.warm.take().is_some();
         if did {
@@ -51,7 +52,7 @@ impl Records {
         did
     }
 
-    /// Records what was measured. If that fails, the start's listener is told. Blocks.
+    /// Records the measurements. A failure is reported to the listener of the start. Blocks.
     pub(crate) fn keep(&self, record: &ProfileRecord, shrinks: u32) {
         let written = RecordedProfile::of((*self.basis).clone(), record, shrinks, self.executor.tuning());
         if let Err(error) = self.place.keep(written) {

@@ -1,4 +1,4 @@
-//! How many layers worst cases run through: pure (ADR 7).
+//! Pure: the number of layers that worst cases run through (ADR 7).
 
 use bursar_kernels::AUTOTUNED_LAYERS;
 use bursar_model::Depth;
@@ -6,17 +6,18 @@ use bursar_model::Depth;
 /// How thoroughly a start runs its worst cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StressLevel {
-    /// Once, at the final size, through the layers that prove the planned peaks. For host memory, which is not refused.
+    /// Worst cases run once, at the final size, through the layers that prove the planned peaks.
+    /// Used for host memory, which is never refused.
     Proof,
-    /// Before sizing through a few layers, in which the driver loads kernels and autotuning measures products. At the
-    /// final size through all layers.
+    /// Before sizing, worst cases run through a few layers, so that the driver loads kernels and
+    /// autotuning measures GEMMs. At the final size they run through all layers.
     Autotune,
-    /// Through all layers, both before sizing and at the final size.
+    /// Worst cases run through all layers, both before sizing and at the final size.
     Full,
 }
 
 impl StressLevel {
-    /// The rigour of a start on this kind of memory, unless the user asks for full stress.
+    /// Returns the level for this kind of memory, unless the user asks for full stress.
     pub fn of(full_stress: bool, is_host: bool) -> Self {
         match (full_stress, is_host) {
             (true, _) => StressLevel::Full,
@@ -30,11 +31,11 @@ impl StressLevel {
         self != StressLevel::Proof
     }
 
-    /// The layers that a worst case runs through, before sizing or at the final size. `proof` gives the layers that
-    /// prove its planned peak.
+    /// Returns the number of layers that a worst case runs through, either before sizing or at the
+    /// final size. `proof` returns the layers that prove the planned peak.
     ///
     /// # Errors
-    /// Those of `proof`, which is called only if it matters.
+    /// Returns the error of `proof`, which is called only if its result is needed.
     pub fn depth<E>(self, is_final: bool, proof: impl FnOnce() -> Result<Depth, E>) -> Result<Depth, E> {
         Ok(match (self, is_final) {
             (StressLevel::Full, _) | (StressLevel::Autotune, true) => Depth::Whole,

@@ -1,5 +1,6 @@
-//! The weight store: what outlives an engine. Loaded weights stay while a successor starts. Before memory is taken
-//! back, the store waits for every thread that still uses it.
+//! The weight store, which outlives an engine. Loaded weights stay while a successor of the engine
+//! starts. Before memory is taken back, the store waits for every thread that still uses the
+//! memory.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -13,74 +14,74 @@ use tracing::debug;
 use super::{Lanes, ProfileError};
 use crate::compute::{Executor, Models};
 
-/// One per model, held by the runtime.
+/// State of a model that outlives its engines. The runtime holds one per model.
 #[derive(Clone, Default)]
 pub struct WeightStore {
     contents: Arc<Mutex<Contents>>,
-    /// Held while weights are copied to the host.
+    /// Held while weights are copied to host memory.
     copying: Arc<Mutex<()>>,
 }
 
 #[derive(Default)]
 struct Contents {
-    /// Attempts up to this generation are over. A late one may start nothing more.
+    /// Attempts up to this generation have ended. A late thread of such an attempt may not start
+    /// anything.
     closed_through: Option<u64>,
     weights_owner: Option<Owner>,
     model: Option<Models>,
-    /// What the weights of a sleeping model are copied to. The lease is there first, so that no copy is made in vain.
+    /// Lease of the host memory to which the weights of a sleeping model are copied. It is taken
+    /// before the copy is made, so that no copy is made in vain.
     host: Option<Arc<Lease>>,
     copy: Option<Copied>,
-    /// Copies that were given back and are perhaps not gone yet, and threads that copy ahead.
+    /// Receivers that close when a released copy is freed, or when a thread that copies ahead has
+    /// ended.
     spare: Vec<watch::Receiver<()>>,
-    /// The CPU threads or GPU kernels that compute. They outlive the model, so that a restarted engine need not load
-    /// kernels.
+    /// The CPU threads or GPU kernels that compute. The executor outlives the model, so that a
+    /// restarted engine need not load kernels.
     executor: Option<Executor>,
     lanes: Option<Lanes>,
-    /// Threads that take memory or copy weights.
+    /// Receivers that close when a thread that takes memory or copies weights has ended.
     at_work: Vec<watch::Receiver<()>>,
 }
 
-/// Weights in host memory.
+/// A copy of the weights in host memory.
 #[derive(Clone)]
 struct Copied {
     copy: Arc<HostCopy>,
-    /// As much of each rank's memory was backed.
+    /// Bytes of each rank's memory that were backed when the copy was made.
     backed: Bytes,
-    /// They are not on the device meanwhile.
+    /// Whether the weights are in host memory only.
     is_away: bool,
 }
 
-/// How often a fence is looked at.
+/// Interval at which a fence is polled.
 const FENCE_POLL: Duration = Duration::from_millis(1);
 
-/// While this lives, memory is being taken or weights copied.
+/// Guard that is held while memory is taken or weights are copied.
 #[derive(Debug)]
 pub struct AtWork(#[expect(dead_code, reason = "held for its drop")] watch::Sender<()>);
 
 impl WeightStore {
-    /// The loaded model, if there is one on the device.
+    /// Returns the loaded model, if its weights are on the device.
     pub fn model(&self) -> Option<Models> {
         let contents = self.contents();
         contents.model.clone().filter(|_| !contents.is_away())
     }
 
-    /// The loaded executor, if there is one.
     pub fn executor(&self) -> Option<Executor> {
         self.contents().executor.clone()
     }
 
-    /// Keeps the loaded executor.
     pub fn keep_executor(&self, executor: Executor) {
         self.contents().executor = Some(executor);
     }
 
-    /// Keeps a loaded model.
     pub fn keep_model(&self, model: Models) {
         self.contents().model = Some(model);
     }
 
-    /// Records that weights are being copied for `owner`; the copying thread holds the guard. None if the attempt was
-    /// ended before.
+    /// Records that weights are being copied for `owner`. The copying thread holds the guard.
+    /// Returns `None` if the attempt was ended before.
     #[must_use]
     pub fn begin_loading(&self, generation: u64, owner: Owner) -> Option<AtWork> {
         let mut contents = self.contents();
@@ -89,19 +90,19 @@ impl WeightStore {
         Some(work)
     }
 
-    /// Records that memory is being taken for an attempt; the thread that takes it holds the guard. None if the attempt
-    /// was ended before.
+    /// Records that memory is being taken for an attempt. The thread that takes the memory holds
+    /// the guard. Returns `None` if the attempt was ended before.
     #[must_use]
     pub fn begin(&self, generation: u64) -> Option<AtWork> {
         self.contents().begin(generation)
     }
 
-    /// Runs `work`, which takes memory for an attempt, on a thread that may block. Ending the attempt waits for this
-    /// thread, so that no memory is taken while its bytes are being returned. Returns none if the attempt was ended
-    /// before.
+    /// Runs `work`, which takes memory for an attempt, on a blocking thread. Ending the attempt
+    /// waits for this thread, so that no memory is taken while the attempt's bytes are being
+    /// returned. Returns `None` if the attempt was ended before.
     ///
     /// # Errors
-    /// The error of `work`, or [`ProfileError::Died`] if it panics.
+    /// The error of `work`, or [`ProfileError::Died`] if `work` panics.
     pub async fn on_a_thread<T: Send + 'static>(
         &self,
         generation: u64,
@@ -116,8 +117,8 @@ impl WeightStore {
         outcome.map(Some)
     }
 
-    /// Records the threads that use an attempt's memory. False if the attempt was ended before; then the threads must
-    /// get no work, because the memory may be gone.
+    /// Records the threads that use an attempt's memory. Returns false if the attempt was ended
+    /// before. In that case the threads must get no work, because the memory may be gone.
     #[must_use]
     pub fn keep_lanes(&self, generation: u64, lanes: Lanes) -> bool {
         let mut contents = self.contents();
@@ -128,12 +129,13 @@ impl WeightStore {
         true
     }
 
-    /// The threads that use an attempt's memory, if there are any.
+    /// Returns the threads that use an attempt's memory, if there are any.
     pub(crate) fn lanes(&self) -> Option<Lanes> {
         self.contents().lanes.clone()
     }
 
-    /// Ends the threads of all attempts up to `generation`, and waits until none uses their memory.
+    /// Ends the threads of all attempts up to `generation` and waits until no thread uses their
+    /// memory.
     pub async fn shut_down(&self, generation: u64) {
         let (lanes, at_work) = {
             let mut contents = self.contents();
@@ -148,37 +150,37 @@ impl WeightStore {
         }
     }
 
-    /// Keeps the lease of the host memory to which the weights are to be copied.
+    /// Keeps the lease of the host memory to which the weights will be copied.
     pub fn keep_host(&self, lease: Lease) {
         self.contents().host = Some(Arc::new(lease));
     }
 
-    /// The memory of the weights.
     pub fn segment(&self) -> Option<Arc<Segment>> {
         self.contents().segment()
     }
 
-    /// Whether the weights are in host memory alone.
+    /// Whether the weights are in host memory only.
     pub fn is_away(&self) -> bool {
         self.contents().is_away()
     }
 
-    /// Begins to copy the weights to the host memory that was leased for them, on a thread of its own: nothing writes
-    /// weights, so requests may still run. Ending the attempt `generation` waits for it.
+    /// Begins to copy the weights to the host memory that was leased for them, on a separate
+    /// thread. Requests may still run, because nothing writes to the weights. Ending the attempt
+    /// `generation` waits for the copy.
     pub fn copy_ahead(&self, generation: u64) {
         let Some(at_work) = self.begin(generation) else { return };
         let (done, over) = watch::channel(());
         self.contents().spare.push(over);
         let store = self.clone();
         tokio::task::spawn_blocking(move || {
-            // What fails here is tried again when the weights are put away.
+            // A copy that fails here is tried again by `put_away`.
             drop(store.copy());
             drop((at_work, done));
         });
     }
 
-    /// The copy of the weights in host memory, made unless it is there. None if no host memory was leased, or nothing is
-    /// loaded.
+    /// Returns the copy of the weights in host memory, and makes it first if there is none. Returns
+    /// `None` if no host memory was leased, or if no weights are loaded.
     fn copy(&self) -> Result<Option<Copied>, DeviceError> {
         let _turn = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
         let (segment, host, earlier) = {
@@ -186,7 +188,8 @@ impl WeightStore {
             (contents.segment(), contents.host.clone(), contents.copy.clone())
         };
         let (Some(segment), Some(host)) = (segment, host) else { return Ok(None) };
-        // They were not changed since a wake that failed.
+        // A copy that a failed wake left is still valid, because the weights have not changed
+        // since.
         if earlier.is_some() {
             return Ok(earlier);
         }
@@ -194,7 +197,7 @@ impl WeightStore {
         let copied = Copied { copy: Arc::new(segment.copy_out()?), backed: segment.backed(), is_away: false };
         debug!(took = ?started.elapsed(), "weights copied to host memory");
         let mut contents = self.contents();
-        // Whose lease was taken out meanwhile stays awake.
+        // If the lease was removed during the copy, the model stays awake.
         if !contents.host.as_ref().is_some_and(|now| Arc::ptr_eq(now, &host)) {
             return Ok(None);
         }
@@ -202,12 +205,13 @@ impl WeightStore {
         Ok(Some(copied))
     }
 
-    /// Moves the weights to the host memory that was leased for them, and unbacks them. Their addresses stay, so the
-    /// model is as before once they are [back](Self::bring_back). Blocks. No lane may be left. False if no host memory
-    /// was leased, or nothing is loaded.
+    /// Moves the weights to the host memory that was leased for them, and unbacks their device
+    /// memory. Their addresses stay reserved, so the model is unchanged once the weights are
+    /// [back](Self::bring_back). Blocks. No lane may exist. Returns false if no host memory was
+    /// leased, or if no weights are loaded.
     ///
     /// # Errors
-    /// The host or the device refuses the copy. The weights are then where they were.
+    /// The host or the device refuses the copy. The weights then stay where they were.
     pub fn put_away(&self) -> Result<bool, DeviceError> {
         let (Some(segment), Some(copied)) = (self.segment(), self.copy()?) else { return Ok(false) };
         let started = Instant::now();
@@ -226,13 +230,14 @@ impl WeightStore {
         self.contents().copy.is_some()
     }
 
-    /// Bytes to back before the weights can come [back](Self::bring_back). None if they are not away.
+    /// Bytes to back before the weights can be brought [back](Self::bring_back). `None` if the
+    /// weights are on the device.
     pub fn bytes_away(&self) -> Option<Bytes> {
         self.contents().copy.as_ref().filter(|copied| copied.is_away).map(|copied| copied.backed)
     }
 
-    /// Moves the weights back to the device. Their lease must have its size again. Blocks. The copy stays until it is
-    /// [given back](Self::give_copy_back), for a wake that fails later.
+    /// Moves the weights back to the device. Their lease must have its full size again. Blocks. The
+    /// copy stays until it is [released](Self::give_copy_back), in case the wake fails later.
     ///
     /// # Errors
     /// The device refuses memory, or the copy.
@@ -245,8 +250,8 @@ impl WeightStore {
         Ok(())
     }
 
-    /// Gives back the host memory of weights that are on the device, on a thread of its own: unlocking that much takes a
-    /// while.
+    /// Releases the host copy of weights that are on the device, on a separate thread, because
+    /// unlocking that much memory takes a while.
     pub fn give_copy_back(&self) {
         let mut contents = self.contents();
         if contents.is_away() || contents.host.is_none() {
@@ -254,13 +259,14 @@ impl WeightStore {
         }
         let (gone, spare) = watch::channel(());
         contents.spare.push(spare);
-        // They go in this order: the memory, its lease, and then what tells that both have gone.
+        // The tuple drops in this order: the memory, its lease, and then the sender that signals
+        // that both are gone.
         let given = (contents.copy.take(), contents.host.take(), gone);
         tokio::task::spawn_blocking(move || drop(given));
     }
 
-    /// Waits until what was [given back](Self::give_copy_back) has gone, and no thread copies ahead: their lease has to be
-    /// home before the model's next one.
+    /// Waits until [released](Self::give_copy_back) copies are freed and no thread copies ahead.
+    /// Their lease must be returned before the model takes its next one.
     pub async fn spare_is_gone(&self) {
         let spare = {
             let mut contents = self.contents();
@@ -272,7 +278,7 @@ impl WeightStore {
         }
     }
 
-    /// The owner of weights that were leased and not fully loaded, if any.
+    /// Returns the owner of weights that were leased but not fully loaded, if there is one.
     pub fn take_unfinished(&self) -> Option<Owner> {
         let mut contents = self.contents();
         match contents.model {
@@ -281,8 +287,8 @@ impl WeightStore {
         }
     }
 
-    /// Takes the model out, with the owner of its weights' lease. Drop the model only after that owner is cleared:
-    /// unmapping so much memory is slow, and is done by then.
+    /// Takes the model out, with the owner of the lease of its weights. Drop the model only after
+    /// that owner is cleared: unmapping that much memory is slow, and is done by then.
     pub fn clear(&self) -> (Option<Owner>, Option<Models>) {
         let (owner, model) = {
             let mut contents = self.contents();
@@ -293,15 +299,15 @@ impl WeightStore {
         (owner, model)
     }
 
-    /// Drops the executor, and waits until that is done if this was its last user.
+    /// Drops the executor and, if this was its last user, waits until the drop has finished.
     pub async fn clear_processor(&self) {
         let executor = self.contents().executor.take();
-        // A panic in the drop stays on that thread. Nothing is left to do about it.
+        // A panic in the drop stays on that thread, and nothing can be done about it here.
         drop(tokio::task::spawn_blocking(move || drop(executor)).await);
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
-        // No code panics while it holds this lock.
+        // A poisoned lock is still valid, because no code panics while it holds this lock.
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -23,14 +23,13 @@ pub enum CheckpointSource {
     Embedded(&'static [(&'static str, EmbeddedFile)]),
     /// Settings in memory or in a folder, and weights from a seed.
     Random(Arc<RandomCheckpoint>),
-    /// One GGUF file; [`registry::open_gguf`](crate::registry::open_gguf) opens it.
+    /// A single GGUF file, which [`registry::open_gguf`](crate::registry::open_gguf) opens.
     Gguf(Arc<GgufFile>),
 }
 
 /// The content of a file that is compiled into the binary.
 #[derive(Clone, Copy, Debug)]
 pub enum EmbeddedFile {
-    /// The bytes themselves.
     Plain(&'static [u8]),
     /// Bytes that are decompressed on first use and kept until the process ends.
     Compressed(&'static LazyLock<Vec<u8>>),

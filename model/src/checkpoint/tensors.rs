@@ -18,7 +18,7 @@ pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const EXTENSION: &str = ".safetensors";
 /// Limit for the number of shards, more than any checkpoint has.
 const SHARDS_MAX: usize = 10_000;
-/// The corresponding file of torch, without and with an index.
+/// torch's single file of weights, and torch's index of shards.
 const PYTORCH: &str = "pytorch_model.bin";
 const PYTORCH_INDEX: &str = "pytorch_model.bin.index.json";
 /// Number of names that an error about a missing tensor lists.
@@ -93,7 +93,8 @@ impl<'a> TensorInfo<'a> {
         &self.bytes[self.stored_row(row) * pitch..][..pitch - self.gap]
     }
 
-    /// The number of rows that can be stored separately, and the elements of each row.
+    /// The number of rows, and the elements of each row. A vector is one row, unless its elements
+    /// are reordered (`paired_heads`).
     pub fn rows(&self) -> (usize, usize) {
         let rows = self.shape[0];
         match self.shape.len() {

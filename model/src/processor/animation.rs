@@ -1,5 +1,6 @@
-//! Animated GIF and WebP as videos. Which frames are wanted is known from the file's blocks, and only then is anything
-//! decoded: each frame up to the last wanted one, since a frame shows what the ones before have left.
+//! Animated GIF and WebP as videos. The blocks of the file determine which frames are wanted before
+//! anything is decoded. Then each frame up to the last wanted frame is decoded, because a frame is
+//! drawn over the frames before it.
 
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,20 +16,24 @@ use super::frame_sampling::FrameSampling;
 use super::header::ImageFormat;
 use crate::flow::{EncodedImage, FileName, ImageError, ImageLimits, Video};
 
-/// Pixels that are decoded of one animation: 8 frames of the largest picture, or 1,200 of 800 x 533.
+/// Maximum pixels that are decoded from one animation: 8 frames of the largest picture, or 1,200
+/// frames of 800 x 533.
 const PIXELS_MAX: u64 = 512_000_000;
-/// Bytes that decoding holds of each pixel of the screen: what was drawn before, the frame, both together, and the result.
+/// Bytes that decoding holds per pixel of the screen: the previous drawing, the frame, both
+/// combined, and the result.
 const PIXEL_BYTES: u64 = 4 + 4 + 4 + 3;
 
 impl Video {
-    /// Reads an animated GIF or WebP, its frames shown as long as the file says. Transparent pixels keep their colour;
-    /// where nothing was drawn, it is black. A still one is a video of one frame.
+    /// Reads an animated GIF or WebP, with each frame shown for the time that the file states.
+    /// Transparent pixels keep their color. Pixels where nothing was drawn are black. A still GIF
+    /// or WebP is a video of one frame.
     ///
-    /// `limits` hold for its bytes, the pixels of a frame, and the memory that decoding takes.
+    /// `limits` apply to the bytes of the file, the pixels of a frame, and the memory that decoding
+    /// takes.
     ///
     /// # Errors
-    /// [`VideoError::NoAnimation`], [`VideoError::FrameRate`], [`VideoError::TooManyPixels`], or [`VideoError::Frame`]
-    /// with what is wrong with the first frame that cannot be decoded.
+    /// [`VideoError::NoAnimation`], [`VideoError::FrameRate`], [`VideoError::TooManyPixels`], or
+    /// [`VideoError::Frame`] with the first frame that cannot be decoded and the reason.
     pub fn from_animation(encoded: &[u8], sampling: &FrameSampling, limits: &ImageLimits) -> Result<Self, VideoError> {
         let of_frame = |frame| move |source: ImageError| VideoError::Frame { frame, file: FileName::default(), source };
         limits.check_bytes(Bytes::of_slice(encoded)).map_err(of_frame(0))?;
@@ -36,7 +41,7 @@ impl Video {
         if !matches!(format, ImageFormat::Gif | ImageFormat::WebP) {
             return Err(VideoError::NoAnimation);
         }
-        // Also the limits of one picture, by the first frame.
+        // `probe` also checks the first frame against the limits of one picture.
         let header = EncodedImage::new(encoded).probe(limits).map_err(of_frame(0))?;
         let still = || Video::new(vec![EncodedImage::new(encoded)], sampling.frames_per_second);
         if format == ImageFormat::WebP && encoded.get(12..16) != Some(b"VP8X") {
@@ -60,14 +65,14 @@ impl Video {
             return Err(VideoError::TooManyPixels { frames: decoded, pixels, limit: PIXELS_MAX });
         }
         let kept = Keeping { sampling, wanted: &wanted, kept: Vec::with_capacity(frames) };
-        // A decoder that panics on a hostile file takes nothing else down.
+        // A decoder that panics on a hostile file must not take anything else down.
         let kept = catch_unwind(AssertUnwindSafe(|| kept.all(open(encoded, format, limits)?, decoded)));
         let kept = kept.unwrap_or(Err(0)).map_err(|frame| of_frame(frame)(damaged("decoding its pixels")))?;
         Ok(Video::new(kept, rate))
     }
 }
 
-/// Its frames as they are shown, each decoded when it is asked for.
+/// Frames of the animation as displayed. Each is decoded when the iterator reaches it.
 fn open<'a>(encoded: &'a [u8], format: ImageFormat, limits: &ImageLimits) -> Result<Frames<'a>, usize> {
     let reader = Cursor::new(encoded);
     match format {
@@ -82,16 +87,17 @@ fn open<'a>(encoded: &'a [u8], format: ImageFormat, limits: &ImageLimits) -> Res
     }
 }
 
-/// Wanted frames, at the size at which they are kept.
+/// Collects the wanted frames, at the size at which they are kept.
 struct Keeping<'a> {
     sampling: &'a FrameSampling,
-    /// In order; a frame may be shown at several of the times.
+    /// In increasing order. A frame that is shown at several of the sampled times occurs several
+    /// times.
     wanted: &'a [usize],
     kept: Vec<EncodedImage>,
 }
 
 impl Keeping<'_> {
-    /// All of them, or the first frame that cannot be decoded.
+    /// Returns all wanted frames, or the index of the first frame that cannot be decoded.
     fn all(mut self, frames: Frames<'_>, decoded: usize) -> Result<Vec<EncodedImage>, usize> {
         let mut count = 0;
         for (index, frame) in frames.take(decoded).enumerate() {

@@ -1,10 +1,10 @@
-//! What an animation's blocks say before anything is decoded: its screen, and how long each frame is shown.
+//! Screen size and frame times of an animation, read from its blocks before anything is decoded.
 
 use super::header::ImageFormat;
 
-/// A frame that asks for less is shown for [`USUAL_MS`], as browsers do it.
+/// A frame with a shorter time is shown for [`USUAL_MS`], as browsers do.
 const LEAST_MS: u64 = 20;
-/// How long a frame is shown that does not say.
+/// Time for which a frame is shown if its stated time is shorter than [`LEAST_MS`].
 const USUAL_MS: u64 = 100;
 
 /// An animation's screen in pixels, and how long each frame is shown, in milliseconds.
@@ -16,7 +16,8 @@ pub(super) struct Animation {
 }
 
 impl Animation {
-    /// Walks over the blocks. `None` if they are cut off or broken, or a frame leaves the screen.
+    /// Walks over the blocks. `None` if they are cut off or broken, or if a frame extends beyond
+    /// the screen.
     pub fn read(encoded: &[u8], format: ImageFormat) -> Option<Self> {
         match format {
             ImageFormat::Gif => gif(encoded),
@@ -29,12 +30,12 @@ impl Animation {
         self.shown_ms.iter().sum::<u64>() as f64 / 1000.0
     }
 
-    /// The frame that is shown at this time, or the last.
+    /// Index of the frame that is shown at this time, or of the last frame.
     pub fn shown_at(&self, seconds: f64) -> usize {
         let mut ends = 0;
         let shown = |ms: &u64| {
             ends += ms;
-            // Times are computed from a rate.
+            // The margin covers rounding, because `seconds` is computed from a frame rate.
             seconds * 1000.0 + 1e-3 < ends as f64
         };
         self.shown_ms.iter().position(shown).unwrap_or(self.shown_ms.len().saturating_sub(1))
@@ -79,7 +80,7 @@ fn gif(encoded: &[u8]) -> Option<Animation> {
                 at = past_data(at + 11 + table_bytes(*encoded.get(at + 9)?))?;
                 shown.push(shown_ms(std::mem::take(&mut delay_ms)));
             }
-            // The trailer, which some programs forget.
+            // The trailer, which some programs omit.
             Some(0x3b) | None => return Some(Animation { width, height, shown_ms: shown }),
             Some(_) => return None,
         }
@@ -111,8 +112,9 @@ fn webp(encoded: &[u8]) -> Option<Animation> {
     Some(Animation { width, height, shown_ms: shown })
 }
 
-/// Whether a frame's own header says the size that the animation says: the decoder trusts that header first (RFC 6386,
-/// section 9.1). One without loss is checked by the decoder before it takes memory.
+/// Whether the frame's own header states the same size as the animation. The check is needed
+/// because the decoder trusts the frame's header first (RFC 6386, section 9.1). For a lossless
+/// frame, the decoder checks the size before it allocates memory.
 fn has_size(mut chunks: &[u8], width: u32, height: u32) -> Option<bool> {
     if chunks.starts_with(b"ALPH") {
         let bytes = number(chunks.get(4..8)?) as usize;

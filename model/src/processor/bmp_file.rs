@@ -1,4 +1,5 @@
-//! BMP of Windows and OS/2, with the colours of Pillow 13 (`BmpImagePlugin.py`, `libImaging/Unpack.c`).
+//! BMP files of Windows and OS/2, with the colors of Pillow 13 (`BmpImagePlugin.py`,
+//! `libImaging/Unpack.c`).
 
 use super::file_decoder::{BROKEN_HEADER, FileDecoder, Held, Refusal};
 use super::levels::rgb_on_white;
@@ -9,7 +10,7 @@ const RUNS_8: u32 = 1;
 const RUNS_4: u32 = 2;
 const MASKS: u32 = 3;
 const MASKS_WITH_ALPHA: u32 = 6;
-/// OS/2 gives these two numbers other meanings: a fax, and runs of three bytes.
+/// OS/2 uses the numbers 3 and 4 for other compressions: a fax, and run lengths of 24-bit pixels.
 const OS2_RUNS_24: u32 = 4;
 
 /// A BMP whose header was read.
@@ -19,9 +20,9 @@ pub(super) struct BmpFile<'a> {
     is_upright: bool,
     bits: usize,
     compression: u32,
-    /// Red, green, blue, alpha; 0 for a channel that is missing.
+    /// Red, green, blue, alpha. The mask of a missing channel is 0.
     masks: [u32; 4],
-    /// Blue, green and red of each index, in this many bytes.
+    /// Blue, green and red of each index, in entries of `palette_step` bytes.
     palette: &'a [u8],
     palette_step: usize,
     pixels: &'a [u8],
@@ -69,7 +70,7 @@ impl<'a> BmpFile<'a> {
             compression = MASKS;
         }
         if compression == MASKS && bits == 32 && masks == [0; 4] {
-            masks = [0xff_0000, 0xff00, 0xff, 0xff00_0000]; // as Pillow reads it
+            masks = [0xff_0000, 0xff00, 0xff, 0xff00_0000]; // the masks that Pillow assumes
         }
         let palette_step = if is_core { 3 } else { 4 };
         let colours = if bits > 8 { 0 } else { (colours as usize).min(256) };
@@ -77,7 +78,8 @@ impl<'a> BmpFile<'a> {
         let masks_bytes = if header_bytes == 40 && compression == MASKS { 12 } else { 0 };
         let palette = header.get(header_bytes + masks_bytes..)?;
         let pixels_at = (word(encoded, 10)? as usize).max(14 + header_bytes);
-        // Some programs state where the header ends, and a palette follows.
+        // Some programs state the end of the header as the position of the pixels, although a
+        // palette follows.
         let pixels_at = if pixels_at == 14 + header_bytes { pixels_at + palette_step * colours } else { pixels_at };
         Some(BmpFile {
             width: usize::try_from(width).ok()?,
@@ -97,21 +99,22 @@ impl<'a> BmpFile<'a> {
         entry.map_or([0; 3], |entry| [entry[2], entry[1], entry[0]])
     }
 
-    /// A pixel of 16 or 32 bits. Channels of 5 and 6 bits are scaled by 255 / 31 and 255 / 63, rounded down.
+    /// Color of a pixel of 16 or 32 bits. Channels of 5 and 6 bits are scaled by 255 / 31 and 255 /
+    /// 63, rounded down.
     fn masked(&self, pixel: u32) -> [u8; 3] {
         let level = |mask: u32| {
             let most = u64::from(mask >> mask.trailing_zeros().min(31));
             let value = u64::from((pixel & mask) >> mask.trailing_zeros().min(31));
             (value * 255 / most.max(1)) as u8
         };
-        // Pillow 13 ignores the single bit of alpha.
+        // Pillow 13 ignores an alpha channel of a single bit.
         let [red, green, blue, alpha] = self.masks;
         let alpha = if alpha.count_ones() > 1 { alpha } else { 0 };
         let colour = [level(red), level(green), level(blue)];
         if alpha == 0 { colour } else { rgb_on_white(colour, level(alpha)) }
     }
 
-    /// Pixels of rows that are padded to words.
+    /// Decodes one row, which the file pads to a multiple of 4 bytes.
     fn plain_row(&self, row: &[u8], pixels: &mut [u8]) {
         let masks = match (self.compression, self.bits) {
             (PLAIN, 16) => BmpFile { masks: [0x7c00, 0x3e0, 0x1f, 0], palette: &[], pixels: &[], ..*self },
@@ -136,7 +139,7 @@ impl<'a> BmpFile<'a> {
         }
     }
 
-    /// Where a row of the file is in the picture.
+    /// Row of the picture for a row of the file.
     fn row(&self, stored: usize) -> usize {
         if self.is_upright { stored } else { self.height - 1 - stored }
     }
@@ -152,7 +155,8 @@ impl<'a> BmpFile<'a> {
         Some(())
     }
 
-    /// Runs of 8 or 4 bits. Pixels that are skipped have the first colour, as in Pillow.
+    /// Decodes run lengths of 8-bit or 4-bit indices. Skipped pixels get the first color, as in
+    /// Pillow.
     fn decode_runs(&self, pixels: &mut [u8]) -> Option<()> {
         let first = self.indexed(0);
         pixels.chunks_exact_mut(3).for_each(|pixel| pixel.copy_from_slice(&first));

@@ -1,5 +1,5 @@
-//! The settings of the image processor, from `preprocessor_config.json`, and of the video processor, which have the
-//! same form.
+//! Settings of the image processor (`preprocessor_config.json`) and of the video processor, whose
+//! settings have the same form.
 
 use serde::Deserialize;
 
@@ -8,7 +8,7 @@ use super::smart_resize::PixelBounds;
 use super::tiling::Tiling;
 use crate::{MergeSize, flow::Levels};
 
-/// The `image_processor_type`s with the arithmetic implemented here.
+/// Values of `image_processor_type` whose arithmetic is implemented here.
 const KNOWN_PROCESSORS: [&str; 5] = [
     "Qwen2VLImageProcessor",
     "Qwen2VLImageProcessorFast",
@@ -17,14 +17,14 @@ const KNOWN_PROCESSORS: [&str; 5] = [
     "Qwen2_5_VLImageProcessorFast",
 ];
 
-/// Those that cut pictures into tiles.
+/// Values of `image_processor_type` that cut pictures into tiles.
 const TILING_PROCESSORS: [&str; 3] = ["GotOcr2ImageProcessor", "GotOcr2ImageProcessorFast", "GotOcr2ImageProcessorPil"];
 
-/// Those that cut pictures into tiles where `config.json` says so.
+/// Processor types that cut pictures into tiles only if `config.json` says so.
 const MAYBE_TILING_PROCESSORS: [&str; 2] = ["CLIPFeatureExtractor", "CLIPImageProcessor"];
 
-/// Settings of tiles that checkpoints from before transformers' own processor have in `config.json`, each with its name
-/// here.
+/// Tile settings that checkpoints older than transformers' own InternVL processor keep in
+/// `config.json`, each with the name used here.
 pub(crate) const TILING_KEYS: [(&str, &str); 5] = [
     ("dynamic_image_size", "dynamic_image_size"),
     ("min_dynamic_patch", "min_patches"),
@@ -36,27 +36,26 @@ pub(crate) const TILING_KEYS: [(&str, &str); 5] = [
 /// The video processor that makes one tile of each frame.
 const TILING_VIDEO_PROCESSOR: &str = "InternVLVideoProcessor";
 
-/// The `video_processor_type`s with the same arithmetic, frame by frame.
+/// Values of `video_processor_type` that apply the same arithmetic to each frame.
 const KNOWN_VIDEO_PROCESSORS: [&str; 2] = ["Qwen2VLVideoProcessor", WHOLE_VIDEO_PROCESSOR];
 
-/// The one whose bounds count the pixels of all frames.
+/// The video processor whose bounds count the pixels of all frames together.
 const WHOLE_VIDEO_PROCESSOR: &str = "Qwen3VLVideoProcessor";
 
-/// The means and deviations of CLIP, which transformers assumes if the file has none.
+/// CLIP's means and standard deviations, which transformers assumes if the file has none.
 const CLIP_MEAN: [f64; 3] = [0.48145466, 0.4578275, 0.40821073];
 const CLIP_STD: [f64; 3] = [0.26862954, 0.26130258, 0.27577711];
 
-/// The filter for resizing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resample {
-    /// A triangle, PIL's number 2.
+    /// Triangle filter, number 2 in PIL.
     Bilinear,
-    /// Keys' cubic with a = -0.5, PIL's number 3.
+    /// Keys' cubic filter with a = -0.5, number 3 in PIL.
     Bicubic,
 }
 
 impl Resample {
-    /// Half the filter's width, in pixels of the coarser of source and target.
+    /// Half of the filter's width, in pixels of the coarser of source and target.
     pub fn support(self) -> f64 {
         match self {
             Resample::Bilinear => 1.0,
@@ -64,7 +63,8 @@ impl Resample {
         }
     }
 
-    /// The filter's value at a distance from its centre (Keys, "Cubic convolution interpolation", 1981, with a = -0.5).
+    /// Value of the filter at a distance from its center (Keys, "Cubic convolution interpolation",
+    /// 1981, with a = -0.5).
     pub fn weight(self, distance: f64) -> f64 {
         const A: f64 = -0.5;
         let x = distance.abs();
@@ -77,50 +77,51 @@ impl Resample {
     }
 }
 
-/// Whose pixels are held to the bounds.
+/// Pixels that the bounds apply to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountedPixels {
-    /// Those of each picture, or frame.
+    /// Pixels of each picture, or of each frame.
     Picture,
-    /// Those of all frames of a video together.
+    /// Pixels of all frames of a video together.
     Video {
-        /// Tokens of a frame, if the settings limit them (`cap_pixels_per_frame`).
+        /// Maximum tokens per frame, if the settings limit them (`cap_pixels_per_frame`).
         tokens_max: Option<u64>,
     },
 }
 
-/// Settings of an image processor, checked.
+/// Checked settings of an image processor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageProcessorConfig {
     /// Bounds on the pixels of a resized picture.
     pub pixel_bounds: PixelBounds,
-    /// How pictures are cut into tiles; `None` if they are not. The bounds on pixels then limit their number.
+    /// How pictures are cut into tiles. `None` if they are not. With tiling, the pixel bounds limit
+    /// the number of tiles.
     pub tiling: Option<Tiling>,
-    /// Whose pixels the bounds count.
+    /// Pixels that the bounds apply to.
     pub counted: CountedPixels,
     /// Pixels along a side of a patch.
     pub patch_size: u32,
-    /// Frames of a patch.
+    /// Frames per patch.
     pub temporal_patch_size: u32,
     /// Patches along a side of a merge group.
     pub merge_size: u32,
-    /// Mean of each channel, on the scale of 0 to 1.
+    /// Mean of each channel, on a scale from 0 to 1.
     pub image_mean: [f64; 3],
-    /// Deviation of each channel, on the scale of 0 to 1.
+    /// Standard deviation of each channel, on a scale from 0 to 1.
     pub image_std: [f64; 3],
-    /// The filter for resizing.
     pub resample: Resample,
-    /// The factor of each level, if `do_rescale`.
+    /// Factor that each level is multiplied by if `do_rescale` is set.
     pub rescale_factor: f64,
-    /// Whether pictures are resized. If not, their sides must be multiples of [`factor`](Self::factor).
+    /// Whether pictures are resized. If not, their sides must be multiples of
+    /// [`factor`](Self::factor).
     pub do_resize: bool,
-    /// Whether levels are multiplied with `rescale_factor`.
+    /// Whether levels are multiplied by `rescale_factor`.
     pub do_rescale: bool,
-    /// Whether mean and deviation are applied.
+    /// Whether the mean and the standard deviation are applied.
     pub do_normalize: bool,
 }
 
-/// The defaults of transformers' `Qwen2VLImageProcessor`.
+/// Defaults of transformers' `Qwen2VLImageProcessor`.
 impl Default for ImageProcessorConfig {
     fn default() -> Self {
         ImageProcessorConfig {
@@ -169,7 +170,7 @@ struct RawConfig {
     max_video_tokens: Option<u64>,
 }
 
-/// `size`: the side of a square, or an object.
+/// `size`: either the side of a square or an object.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Sides {
@@ -188,8 +189,9 @@ struct RawSize {
 }
 
 impl ImageProcessorConfig {
-    /// Parses and checks the file. `min_pixels` and `max_pixels` win over `size`, as in transformers. Missing settings
-    /// take the defaults of `Qwen2VLImageProcessor`, or of `GotOcr2ImageProcessor` where pictures are cut into tiles.
+    /// Parses and checks the file. `min_pixels` and `max_pixels` override `size`, as in
+    /// transformers. Missing settings take the defaults of `Qwen2VLImageProcessor`, or of
+    /// `GotOcr2ImageProcessor` if pictures are cut into tiles.
     ///
     /// # Errors
     /// Each variant of [`ProcessorError`].
@@ -202,9 +204,10 @@ impl ImageProcessorConfig {
         raw.over(ImageProcessorConfig::default())
     }
 
-    /// The settings of a video processor, from `video_preprocessor_config.json` or, without such a file, from
-    /// `preprocessor_config.json`, as transformers reads them. Missing settings take the defaults of
-    /// `Qwen2VLVideoProcessor`, whose frames are smaller than pictures, or of `Qwen3VLVideoProcessor`.
+    /// Parses the settings of a video processor from `video_preprocessor_config.json` or, without
+    /// such a file, from `preprocessor_config.json`, as transformers does. Missing settings take
+    /// the defaults of `Qwen2VLVideoProcessor`, whose frames are smaller than pictures, or of
+    /// `Qwen3VLVideoProcessor`.
     ///
     /// # Errors
     /// Each variant of [`ProcessorError`].
@@ -228,7 +231,7 @@ impl ImageProcessorConfig {
         if !raw.counts_whole_videos() {
             return raw.over(default);
         }
-        // Older settings say nothing of the limit per frame, and transformers 5.17 then has none.
+        // Older settings have no limit per frame. transformers 5.17 then applies no limit.
         let tokens_max = (raw.cap_pixels_per_frame == Some(true)).then(|| raw.max_video_tokens.unwrap_or(768));
         let counted = CountedPixels::Video { tokens_max };
         raw.over(ImageProcessorConfig { counted, patch_size: 16, image_mean: [0.5; 3], image_std: [0.5; 3], ..default })
@@ -245,7 +248,8 @@ impl RawConfig {
         self.video_processor_type.as_deref() == Some(WHOLE_VIDEO_PROCESSOR)
     }
 
-    /// Refuses what the processors of transformers 5.17 ignore, or follow in a way that is not implemented here.
+    /// Refuses settings that the processors of transformers 5.17 ignore, or follow in a way that is
+    /// not implemented here.
     fn check_video_bounds(&self) -> Result<(), ProcessorError> {
         if !self.counts_whole_videos() {
             let range = "false or null for this processor, as a limit on a whole video is not supported";
@@ -257,8 +261,8 @@ impl RawConfig {
         Ok(())
     }
 
-    /// The bounds on pixels. A `size` that bounds no pixels, say a height and a width, is refused: the defaults of the
-    /// class are another model's.
+    /// Bounds on the pixels. A `size` that does not bound the pixels (a height and a width, for
+    /// example) is refused, because the class defaults belong to another model.
     fn bounds(&self, default: PixelBounds) -> Result<PixelBounds, ProcessorError> {
         let size = match &self.size {
             Some(Sides::Named(size)) => Some(size),
@@ -276,7 +280,7 @@ impl RawConfig {
         Ok(PixelBounds { min: min.unwrap_or(default.min), max: max.unwrap_or(default.max) })
     }
 
-    /// The file's settings over the defaults.
+    /// Applies the file's settings on top of `default`.
     fn over(self, default: ImageProcessorConfig) -> Result<ImageProcessorConfig, ProcessorError> {
         let raw = self;
         let config = ImageProcessorConfig {
@@ -304,8 +308,8 @@ impl RawConfig {
 }
 
 impl ImageProcessorConfig {
-    /// How levels are normalised. It depends on `do_rescale`, `rescale_factor`, `do_normalize`, `image_mean` and
-    /// `image_std`.
+    /// How levels are normalized, from `do_rescale`, `rescale_factor`, `do_normalize`, `image_mean`
+    /// and `image_std`.
     ///
     /// transformers fuses rescaling into the mean and the deviation (`_fuse_mean_std_and_rescale_factor`, 5.17):
     /// `(level - mean / factor) / (std / factor)` in f32.
@@ -319,7 +323,8 @@ impl ImageProcessorConfig {
         Levels { factor: 1.0, shift: wide(self.image_mean), scale: wide(self.image_std) }
     }
 
-    /// Every setting by its name in the file, as text, to report which of them has changed.
+    /// Every setting as text, by its name in the file, so that a report can say which settings
+    /// changed.
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let ImageProcessorConfig {
             pixel_bounds: PixelBounds { min, max },
@@ -354,19 +359,19 @@ impl ImageProcessorConfig {
         ]
     }
 
-    /// The same settings with one tile for each picture, as frames of videos have.
+    /// The same settings with one tile per picture, as used for video frames.
     fn of_one_tile(self) -> Self {
         let tiling = self.tiling.map(|tiling| Tiling { least: 1, most: 1, has_thumbnail: false, ..tiling });
         let max = tiling.map_or(self.pixel_bounds.max, Tiling::pixels_max);
         ImageProcessorConfig { tiling, pixel_bounds: PixelBounds { max, ..self.pixel_bounds }, ..self }
     }
 
-    /// Pixels along a side of a merge group. Every resized side is a multiple of it.
+    /// Pixels along a side of a merge group. Every resized side is a multiple of this number.
     pub fn factor(&self) -> u32 {
         self.patch_size * self.merge_size
     }
 
-    /// How its patches merge into tokens.
+    /// How patches merge into tokens.
     pub fn merge(&self) -> MergeSize {
         MergeSize::new(self.merge_size as usize)
     }
@@ -377,7 +382,8 @@ impl ImageProcessorConfig {
     /// [`ProcessorError::OutOfRange`].
     pub fn check(&self) -> Result<(), ProcessorError> {
         let PixelBounds { min, max } = self.pixel_bounds;
-        // Bounds far above any model, so that products of settings cannot overflow.
+        // These bounds are far above any model's settings, so that products of settings cannot
+        // overflow.
         require("patch_size", self.patch_size, (1..=256).contains(&self.patch_size), "from 1 to 256")?;
         let temporal = self.temporal_patch_size;
         require("temporal_patch_size", temporal, (1..=64).contains(&temporal), "from 1 to 64")?;
@@ -404,7 +410,6 @@ impl ImageProcessorConfig {
 }
 
 impl RawConfig {
-    /// Whether pictures are cut into tiles.
     fn cuts_tiles(&self) -> bool {
         let image = self.image_processor_type.as_deref().or(self.feature_extractor_type.as_deref());
         self.video_processor_type.as_deref() == Some(TILING_VIDEO_PROCESSOR)
@@ -412,8 +417,9 @@ impl RawConfig {
             || image.is_some_and(|kind| MAYBE_TILING_PROCESSORS.contains(&kind)) && self.dynamic_image_size.is_some()
     }
 
-    /// The settings of tiles over the defaults of `GotOcr2ImageProcessor`. It has none of patches, and those are of the
-    /// only tower that is served: 14 pixels, merged two by two. `crop_to_patches` is not read: the models' own
+    /// Applies the tile settings on top of the defaults of `GotOcr2ImageProcessor`. That processor
+    /// has no patch settings, so the patches are those of the only vision tower that is supported:
+    /// 14 pixels, merged two by two. `crop_to_patches` is not read, because the models' own
     /// processor (`processing_internvl.py`) sets it for every picture.
     fn tiled(mut self) -> Result<ImageProcessorConfig, ProcessorError> {
         let crops = self.do_center_crop == Some(true);
@@ -437,8 +443,8 @@ impl RawConfig {
         self.over(ImageProcessorConfig { pixel_bounds: bounds, ..patches })
     }
 
-    /// The tiles of `side` pixels. transformers' processor has a thumbnail always; the releases' code has other
-    /// defaults.
+    /// Tiling with tiles of `side` pixels. transformers' processor always adds a thumbnail. The
+    /// code of the original InternVL releases has other defaults.
     fn tiling(&self, side: u32) -> Tiling {
         let is_released = self.dynamic_image_size.is_some();
         let is_cut = self.dynamic_image_size != Some(false);

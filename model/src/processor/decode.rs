@@ -1,9 +1,10 @@
-//! Decoding: encoded bytes to RGB, with the results of Pillow's `exif_transpose`, transparent pixels on white, and
-//! `convert("RGB")`.
+//! Decoding of encoded bytes to RGB, with the results of Pillow's `exif_transpose`, transparent
+//! pixels on white, and `convert("RGB")`.
 //!
-//! transformers 5.24 (`image_utils.py`, `load_image`, and `image_transforms.py`, `convert_to_rgb`), qwen-vl-utils 0.0.14
-//! and vLLM 0.33 agree on that. 16-bit channels keep their high byte, as Pillow does for colour. For 16-bit *grey*
-//! Pillow 13 clips at 255, which makes nearly every such picture white; we keep the high byte there too.
+//! transformers 5.24 (`image_utils.py`, `load_image`, and `image_transforms.py`, `convert_to_rgb`),
+//! qwen-vl-utils 0.0.14 and vLLM 0.33 agree on these results. 16-bit channels keep their high byte,
+//! as Pillow does for color. Pillow 13 clips 16-bit *gray* at 255, which makes nearly every such
+//! picture white, so this decoder keeps the high byte for gray too.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -16,12 +17,13 @@ use crate::flow::encoded_image::{EncodedImage, ImageLimits};
 use crate::flow::rgb_image::RgbImage;
 
 impl EncodedImage {
-    /// Decodes the picture, puts transparent pixels on white, and applies the orientation of EXIF or XMP.
+    /// Decodes the picture, puts transparent pixels on white, and applies the EXIF or XMP
+    /// orientation.
     ///
     /// Takes at most `probe(limits)?.cost.peak_bytes()` of host memory.
     ///
     /// # Errors
-    /// As [`probe`](Self::probe); [`ImageError::Damaged`].
+    /// The errors of [`probe`](Self::probe); [`ImageError::Damaged`].
     pub fn decode(&self, limits: &ImageLimits) -> Result<RgbImage, ImageError> {
         if let Some(size) = self.pixel_size() {
             let header = self.probe(limits)?;
@@ -31,7 +33,8 @@ impl EncodedImage {
         let OpenedImage { file, orientation, header } = OpenedImage::open(self.bytes(), limits)?;
         let damaged = || ImageError::Damaged { format: header.format.name(), stage: "decoding its pixels" };
         let (width, height) = file.size();
-        // A decoder that panics on a hostile picture must not take down the actor, which holds other users' pictures.
+        // A decoder that panics on a hostile picture must not take down the actor, which holds
+        // other users' pictures.
         let decoded = catch_unwind(AssertUnwindSafe(|| file.decode()));
         drop(file);
         let data = decoded.ok().flatten().ok_or_else(damaged)?;

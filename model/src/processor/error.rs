@@ -5,82 +5,79 @@ use thiserror::Error;
 
 use crate::flow::{FileName, ImageError};
 
-/// A video that was refused, before or while decoding it.
+/// A video that was refused before or during decoding.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum VideoError {
-    /// The checkpoint has no settings of a processor of videos.
+    /// The checkpoint has no settings for a video processor.
     #[error(
         "the model's checkpoint takes no videos: it has neither video_preprocessor_config.json nor the part \
          `video_processor` of processor_config.json"
     )]
     NoProcessor,
-    /// It has no frame.
     #[error("the video has no frames")]
     NoFrames,
-    /// What should be an animation is another kind of file.
+    /// A file that was passed as an animation has another format.
     #[error("it is neither an animated GIF nor an animated WebP")]
     NoAnimation,
-    /// So much would have to be decoded of an animation, up to the last frame that is wanted; nothing was decoded.
+    /// Decoding the animation up to the last wanted frame would exceed the pixel limit. Nothing was
+    /// decoded.
     #[error("its first {frames} frames have {pixels} pixels together; the limit is {limit}")]
     TooManyPixels {
         /// Frames up to the last one that is wanted.
         frames: usize,
-        /// Their pixels together.
+        /// Pixels of these frames together.
         pixels: u64,
-        /// Their limit.
         limit: u64,
     },
-    /// This model's videos have a step of time at least.
+    /// The video has fewer frames than one time step of this model.
     #[error("it has {frames} frames; expected at least {least}, the frames of a step")]
     TooFewFrames {
-        /// Frames of the video.
         frames: usize,
-        /// Frames of a step.
+        /// Frames per time step.
         least: usize,
     },
-    /// Its rate is 0, negative, infinite or not a number, or so low that the video lasts for more than half a year.
+    /// The frame rate is 0, negative, infinite or not a number, or so low that the video lasts more
+    /// than half a year.
     #[error(
         "the video has {frames_per_second:?} frames per second; expected a finite number above 0 and at least its \
          frames / 16777216 seconds"
     )]
     FrameRate {
-        /// The rate that was given.
         frames_per_second: f64,
     },
-    /// The request's videos have more frames together than the limit.
+    /// The videos of the request have more frames together than the limit.
     #[error("the videos have {frames} frames together; the limit is {limit}")]
     TooManyFrames {
         /// Frames of all videos of the request.
         frames: usize,
-        /// The envelope's limit.
         limit: usize,
     },
-    /// A frame is broken or outside the limits of pictures.
+    /// A frame is broken or outside the picture limits.
     #[error("frame {frame}{file}: {source}")]
     Frame {
-        /// The index of the frame, from 0.
+        /// Index of the frame, from 0.
         frame: usize,
-        /// Its file, if it has one.
+        /// File name of the frame, if there is one.
         file: FileName,
-        /// What is wrong with it.
         source: ImageError,
     },
-    /// A frame has another size than the first.
+    /// A frame differs in size from the first frame.
     #[error("frame {frame} is {width} x {height} pixels, but the first is {first_width} x {first_height}")]
     FrameSize {
-        /// The index of the frame, from 0.
+        /// Index of the frame, from 0.
         frame: usize,
-        /// Its pixels in a row.
+        /// Width of the frame in pixels.
         width: u32,
-        /// Its rows.
+        /// Height of the frame in pixels.
         height: u32,
-        /// The first frame's pixels in a row.
+        /// Width of the first frame in pixels.
         first_width: u32,
-        /// The first frame's rows.
+        /// Height of the first frame in pixels.
         first_height: u32,
     },
-    /// The request's pictures leave fewer patches for a step of the video than its smallest size takes.
+    /// The pictures of the request leave fewer patches per time step than the step needs at its
+    /// smallest size.
     #[error("a step of the video takes {patches} patches after resizing, but only {limit} are left for it")]
     TooLarge {
         /// Patches of a step at its smallest size.
@@ -120,53 +117,48 @@ impl Hint for VideoError {
     }
 }
 
-/// A request's picture or video that was refused.
+/// A picture or video of a request that was refused.
 #[derive(Debug, Error, PartialEq)]
 pub enum MediaError {
-    /// The request has more pictures than it may have.
+    /// The request has more pictures than the limit.
     #[error("the chat has {pictures} pictures; the limit is {limit}")]
     TooManyPictures {
-        /// Pictures of the request.
         pictures: usize,
-        /// The envelope's limit.
         limit: usize,
     },
-    /// The pictures have more tokens together than they may have.
+    /// The pictures have more tokens together than the limit.
     #[error("the pictures have {tokens} tokens together; the limit is {limit}")]
     PicturesTooLarge {
         /// Tokens of all pictures of the request.
         tokens: usize,
-        /// Tokens of [`Envelope::largest_pictures`](crate::Envelope::largest_pictures) pictures of the largest size.
+        /// Tokens of [`Envelope::largest_pictures`](crate::Envelope::largest_pictures) pictures of
+        /// the largest size.
         limit: usize,
     },
     /// A picture is broken or outside the limits.
     #[error("picture {index}{file}: {source}")]
     Picture {
-        /// Which picture of the request, from 0.
+        /// Index of the picture in the request, from 0.
         index: usize,
-        /// Its file, if it has one.
+        /// File name of the picture, if there is one.
         file: FileName,
-        /// What is wrong with it.
         source: ImageError,
     },
     /// A picture exceeds the envelope even after resizing, because it is very thin.
     #[error("picture {index}{file} takes {patches} patches after resizing; the limit is {limit}")]
     PictureTooLarge {
-        /// Which picture of the request, from 0.
+        /// Index of the picture in the request, from 0.
         index: usize,
-        /// Its file, if it has one.
+        /// File name of the picture, if there is one.
         file: FileName,
-        /// Patches after resizing.
         patches: usize,
-        /// The envelope's limit.
         limit: usize,
     },
     /// A video is broken or outside the limits.
     #[error("video {index}: {source}")]
     Video {
-        /// Which video of the request, from 0.
+        /// Index of the video in the request, from 0.
         index: usize,
-        /// What is wrong with it.
         source: VideoError,
     },
 }
@@ -190,40 +182,37 @@ impl Hint for MediaError {
     }
 }
 
-/// Settings in `preprocessor_config.json` or `video_preprocessor_config.json` that cannot be followed.
+/// Settings in `preprocessor_config.json` or `video_preprocessor_config.json` that cannot be
+/// followed.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ProcessorError {
-    /// The file is not the JSON that is expected.
+    /// The file does not have the expected JSON.
     #[error("the processor's settings are not valid at line {line}, column {column}")]
     Malformed {
-        /// Line, from 1.
+        /// Line, counted from 1.
         line: usize,
-        /// Column, from 1.
+        /// Column, counted from 1.
         column: usize,
     },
-    /// The processor is another model family's.
+    /// The processor belongs to a model family that is not supported.
     #[error("the processor {found} is not supported; expected one of {known}")]
     UnknownProcessor {
-        /// The type in the file.
+        /// The processor type in the file.
         found: String,
-        /// The types that are implemented.
+        /// The implemented types, separated by commas.
         known: String,
     },
-    /// The resampling filter is not implemented.
     #[error("`resample` is {resample}; expected 2 (bilinear) or 3 (bicubic)")]
     UnknownResample {
         /// PIL's number of the filter.
         resample: i64,
     },
-    /// A setting is outside its range.
     #[error("`{setting}` is {value}; expected {range}")]
     OutOfRange {
-        /// The setting's name in the file.
+        /// Name of the setting in the file.
         setting: &'static str,
-        /// Its value.
         value: String,
-        /// The values that are allowed.
         range: &'static str,
     },
 }

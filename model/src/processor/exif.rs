@@ -1,16 +1,18 @@
-//! Pure: the orientation of a picture, as Pillow 13 finds it (`Image.getexif`, `ImageOps.exif_transpose`).
+//! Pure: orientation of a picture, determined as in Pillow 13 (`Image.getexif`,
+//! `ImageOps.exif_transpose`).
 
 use image::metadata::Orientation;
 
 use super::tiff_directory::Directory;
 
-/// The tag of the orientation (TIFF 6.0, section 8), and the types of whole numbers that Pillow takes it from.
+/// Tag of the orientation (TIFF 6.0, section 8), and the integer types that Pillow accepts for it.
 const ORIENTATION: u16 = 274;
 const WHOLE_NUMBERS: [u16; 4] = [3, 4, 8, 9];
 const PREFIX: &[u8] = b"Exif\0\0";
 
-/// Orientation of an EXIF block with up to two prefixes `Exif\0\0`, or of the first directory of a TIFF. `None` if the
-/// tag is missing, so that XMP is asked. Values other than 1 to 8 mean that the picture is upright.
+/// Orientation in an EXIF block with up to two `Exif\0\0` prefixes, or in the first directory of a
+/// TIFF. `None` if the tag is missing, in which case XMP is read. Values other than 1 to 8 mean
+/// that the picture is upright.
 pub(super) fn orientation_of_exif(mut exif: &[u8]) -> Option<Orientation> {
     for _ in 0..2 {
         exif = exif.strip_prefix(PREFIX).unwrap_or(exif);
@@ -18,7 +20,7 @@ pub(super) fn orientation_of_exif(mut exif: &[u8]) -> Option<Orientation> {
     orientation_of(&Directory::read(exif)?)
 }
 
-/// Orientation of a directory that was read.
+/// Orientation in a directory that was already read. `None` if the tag is missing.
 pub(super) fn orientation_of(directory: &Directory<'_>) -> Option<Orientation> {
     let entry = directory.entry(ORIENTATION)?;
     let value = directory.number(&entry, 0).filter(|_| WHOLE_NUMBERS.contains(&entry.kind));
@@ -29,7 +31,8 @@ fn numbered(value: u64) -> Option<Orientation> {
     Orientation::from_exif(u8::try_from(value).ok()?)
 }
 
-/// Orientation that XMP states, as an attribute or an element: the first match of `tiff:Orientation(="|>)([0-9])`.
+/// Orientation in XMP, as an attribute or an element: the first match of
+/// `tiff:Orientation(="|>)([0-9])`.
 pub(super) fn orientation_of_xmp(xmp: &[u8]) -> Option<Orientation> {
     const NAME: &[u8] = b"tiff:Orientation";
     xmp.windows(NAME.len()).enumerate().filter(|(_, name)| *name == NAME).find_map(|(at, _)| {
@@ -40,8 +43,8 @@ pub(super) fn orientation_of_xmp(xmp: &[u8]) -> Option<Orientation> {
     })
 }
 
-/// EXIF of ImageMagick's `Raw profile type exif`: three lines of head, then hexadecimal digits. `None` if a character is
-/// no digit.
+/// EXIF from ImageMagick's `Raw profile type exif`: three header lines, then hexadecimal digits.
+/// `None` if a character is not a digit.
 pub(super) fn unpack_raw_profile(text: &[u8]) -> Option<Vec<u8>> {
     let digits = text.splitn(4, |&byte| byte == b'\n').nth(3)?;
     let digit = |byte: &u8| (*byte as char).to_digit(16).map(|digit| digit as u8);
@@ -56,13 +59,13 @@ pub(super) fn unpack_raw_profile(text: &[u8]) -> Option<Vec<u8>> {
     Some(exif)
 }
 
-/// The orientation by EXIF, else by XMP, else upright.
+/// Orientation from EXIF, else from XMP, else upright.
 pub(super) fn orientation_by(exif: Option<&[u8]>, xmp: Option<&[u8]>) -> Orientation {
     let by_exif = exif.and_then(orientation_of_exif);
     by_exif.or_else(|| xmp.and_then(orientation_of_xmp)).unwrap_or(Orientation::NoTransforms)
 }
 
-/// Whether an orientation swaps the sides.
+/// Whether an orientation swaps width and height.
 pub(super) fn turns(orientation: Orientation) -> bool {
     use Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
     matches!(orientation, Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH)

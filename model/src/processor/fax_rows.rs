@@ -1,6 +1,6 @@
-//! Pure: rows of fax machines (ITU-T T.4 and T.6, TIFF 6.0, sections 10 and 11) to one bit per pixel, 1 where it is black.
-//! The code tables are those of the crate `fax`, whose own loops read neither Group 3 in two dimensions nor rows without
-//! end-of-line codes.
+//! Pure: decoding of fax rows (ITU-T T.4 and T.6, TIFF 6.0, sections 10 and 11) to one bit per
+//! pixel, where 1 is black. The code tables come from the crate `fax`, whose own loops support
+//! neither two-dimensional Group 3 nor rows without end-of-line codes.
 
 use std::convert::Infallible;
 use std::iter::{Chain, Cloned, Map, RepeatN, repeat_n};
@@ -9,39 +9,38 @@ use std::slice::Iter;
 use fax::maps::{Mode, black, mode, white};
 use fax::{BitReader, ByteReader};
 
-/// How rows are coded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Coding {
-    /// Run lengths; each row begins at a byte.
+    /// Run lengths. Each row begins at a byte boundary.
     Runs,
-    /// Run lengths; each row begins at two bytes.
+    /// Run lengths. Each row begins at a two-byte boundary.
     RunsByWord,
-    /// Group 3: run lengths, or where the flag is set, rows that may follow the row above.
+    /// Group 3: run lengths. If the flag is set, a row may also be coded relative to the row above.
     Group3 { is_two_dimensional: bool },
-    /// Group 4.
     Group4,
 }
 
-/// Bits of an end-of-line code before its 1. No other code begins with 8 zeros.
+/// Zero bits of an end-of-line code that are checked before its 1. No other code begins with 8
+/// zeros.
 const FILL_BITS: u8 = 8;
-/// Zeros after the data, so that the last code can be looked up.
+/// Zero bytes after the data, so that the last code can be looked up.
 const PADDING: usize = 4;
 
 type Bytes<'a> = Map<Chain<Cloned<Iter<'a, u8>>, RepeatN<u8>>, fn(u8) -> Result<u8, Infallible>>;
 
 struct FaxReader<'a> {
     bits: ByteReader<Bytes<'a>>,
-    /// Bits of the data, and how many of them were read.
+    /// Bits of the data, and the number of bits that were read.
     total: usize,
     read: usize,
     width: u32,
 }
 
-/// Why a row ends early.
+/// Reason why a row ends early.
 enum Stop {
-    /// The end of all rows was announced.
+    /// The data marks the end of all rows.
     End,
-    /// A code is unknown, leads out of the row, or the data ends.
+    /// A code is unknown or leads out of the row, or the data ends.
     Broken,
 }
 
@@ -65,8 +64,9 @@ impl BitReader for FaxReader<'_> {
     }
 }
 
-/// Decodes into `rows`, `width.div_ceil(8)` bytes each, which are white at first. `None` if rows are missing. A broken
-/// row of Group 3 is white from there on, and the next begins at the next end-of-line code, as in libtiff.
+/// Decodes into `rows` of `width.div_ceil(8)` bytes each, which are white at first. `None` if rows
+/// are missing. A broken row of Group 3 is white from the error on, and the next row begins at the
+/// next end-of-line code, as in libtiff.
 pub(super) fn decode_fax(encoded: &[u8], coding: Coding, width: u32, rows: &mut [u8]) -> Option<()> {
     let ok: fn(u8) -> Result<u8, Infallible> = Ok;
     let bytes = encoded.iter().cloned().chain(repeat_n(0, PADDING)).map(ok);
@@ -124,7 +124,7 @@ fn set_bits(row: &mut [u8], start: u32, length: u32) {
 }
 
 impl FaxReader<'_> {
-    /// A run of white or black: any number of codes of 64 and more, then one below 64.
+    /// Length of a white or black run: any number of codes of 64 and more, then one code below 64.
     fn run(&mut self, is_black: bool) -> Result<u32, Stop> {
         let mut sum = 0;
         loop {
@@ -140,7 +140,7 @@ impl FaxReader<'_> {
         }
     }
 
-    /// A row of run lengths, as the places where the colour changes; it begins white.
+    /// A row of run lengths, as the positions where the color changes. The row begins white.
     fn row_of_runs(&mut self, changes: &mut Vec<u32>) -> Result<(), Stop> {
         let (mut at, mut is_black) = (0, false);
         while at < self.width {
@@ -152,7 +152,7 @@ impl FaxReader<'_> {
     }
 
     fn push(&self, changes: &mut Vec<u32>, at: u32) -> Result<(), Stop> {
-        // Runs of no pixels are allowed, but not any number of them.
+        // Runs of zero pixels are allowed, but only a limited number of them.
         if at > self.width || changes.len() > 2 * self.width as usize + 4 {
             return Err(Stop::Broken);
         }
@@ -160,11 +160,13 @@ impl FaxReader<'_> {
         Ok(())
     }
 
-    /// A row of codes that refer to the changes of the row above (T.4, section 4.2; T.6, section 2.2).
+    /// A row whose codes refer to the color changes of the row above (T.4, section 4.2; T.6,
+    /// section 2.2).
     fn row_by_row_above(&mut self, above: &[u32], changes: &mut Vec<u32>) -> Result<(), Stop> {
         let (mut at, mut is_black, mut is_start, mut next) = (0, false, true, 0_usize);
         while at < self.width {
-            // b1: the first change above to the other colour that is right of here.
+            // b1: the first change in the row above to the opposite color, to the right of the
+            // current position.
             next = next.saturating_sub(2);
             while above.get(next).is_some_and(|&change| change < at || (change == at && !is_start))
                 || (next < above.len() && (next % 2 == 1) != is_black)
@@ -195,7 +197,8 @@ impl FaxReader<'_> {
         Ok(())
     }
 
-    /// End-of-line codes and fill may be before a row. Several end the picture.
+    /// A Group 3 row. End-of-line codes and fill bits may precede the row. Several end-of-line
+    /// codes end the picture.
     fn row_of_group_3(
         &mut self,
         number: usize,
@@ -228,7 +231,7 @@ impl FaxReader<'_> {
         Some(())
     }
 
-    /// Skips up to a multiple of this many bits. The data may end there.
+    /// Skips up to a multiple of this many bits. The data may end before that multiple.
     fn skip_to(&mut self, unit: usize) -> Result<(), Stop> {
         let bits = self.read.next_multiple_of(unit).min(self.total) - self.read;
         self.consume(bits as u8).map_err(|()| Stop::Broken)

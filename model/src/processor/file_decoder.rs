@@ -1,21 +1,23 @@
-//! The interface of the file formats: a header that was read, and pixels on demand.
+//! Interface of the file formats: a header that was read, and pixels on demand.
 
 use image::metadata::Orientation;
 
-/// A file whose header was read and is plausible. Nothing is decoded yet.
+/// A file whose header was read and is plausible. No pixel is decoded yet.
 pub(super) trait FileDecoder {
     /// Width and height in pixels, as stored.
     fn size(&self) -> (u32, u32);
 
-    /// How the stored picture must be rotated or mirrored for display. Not every format says so.
+    /// How the stored picture must be rotated or mirrored for display. Formats without orientation
+    /// use this default.
     fn orientation(&self) -> Orientation {
         Orientation::NoTransforms
     }
 
-    /// Host bytes that [`decode`](Self::decode) takes, an upper bound.
+    /// Upper bound on the host bytes that [`decode`](Self::decode) takes.
     fn held(&self) -> Held;
 
-    /// RGB, `[height, width, 3]`, with transparent pixels on white. `None` if the data is damaged or ends too early.
+    /// RGB, `[height, width, 3]`, with transparent pixels on white. `None` if the data is damaged
+    /// or ends too early.
     fn decode(&self) -> Option<Vec<u8>>;
 }
 
@@ -24,25 +26,25 @@ pub(super) trait FileDecoder {
 pub(super) struct Held {
     /// Pixels as they are stored, `[height, width, raw_channels]` of 8 bits.
     pub raw_channels: u64,
-    /// Whether the RGB picture is made next to the stored pixels, and not in their place.
+    /// Whether the RGB picture is made next to the stored pixels, and not in place.
     pub is_copied: bool,
-    /// Everything else.
+    /// Bytes of all other memory.
     pub scratch_bytes: u64,
 }
 
 impl Held {
-    /// The RGB picture is written directly, with this much memory in addition.
+    /// The decoder writes the RGB picture directly and needs this much additional memory.
     pub fn scratch(scratch_bytes: u64) -> Self {
         Held { raw_channels: 3, is_copied: false, scratch_bytes }
     }
 }
 
-/// Why a header was refused.
+/// Reason why a header was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It is damaged, which this stage found.
+    /// The header is damaged. The text names the stage that found the damage.
     Damaged(&'static str),
-    /// It uses this feature, which is not supported.
+    /// The file uses this feature, which is not supported.
     Unsupported(&'static str),
 }
 

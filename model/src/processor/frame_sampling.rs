@@ -1,25 +1,29 @@
-//! Which frames of a film a video has.
+//! Selection of the frames that a video takes from a film.
 
 use bursar_budgets::Bytes;
 
 use super::error::VideoError;
 
-/// How frames are picked from a film: at even distances, so that one rate tells the model when each is shown.
+/// Samples frames from a film at even distances, so that a single rate determines the time of every
+/// frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FrameSampling {
-    /// Frames per second that are wanted.
+    /// Wanted frames per second.
     pub frames_per_second: f64,
-    /// The most frames. A film that has more at that rate is sampled at a lower one, over all of its length.
+    /// Maximum number of frames. A film with more frames at the wanted rate is sampled at a lower
+    /// rate, over its full length.
     pub frames_max: usize,
-    /// The most bytes of all frames as pixels, three bytes each. Frames are shrunk to that.
+    /// Maximum bytes of all frames as pixels, three bytes per pixel. Frames are shrunk to fit.
     pub bytes_max: Bytes,
 }
 
 impl FrameSampling {
-    /// How many frames a film of so many seconds has, and their rate: frame `n` is the one shown at `n / rate` seconds.
+    /// Number of frames of a film of `seconds` seconds, and their rate: frame `n` is the frame
+    /// shown at `n / rate` seconds.
     ///
     /// # Errors
-    /// [`VideoError::FrameRate`] if the wanted rate is not above 0 and finite; [`VideoError::NoFrames`] if none is allowed.
+    /// [`VideoError::FrameRate`] if the wanted rate is not above 0 and finite;
+    /// [`VideoError::NoFrames`] if `frames_max` is 0.
     pub fn frames(&self, seconds: f64) -> Result<(usize, f64), VideoError> {
         let FrameSampling { frames_per_second, frames_max, .. } = *self;
         if !(frames_per_second.is_finite() && frames_per_second > 0.0) {
@@ -28,7 +32,8 @@ impl FrameSampling {
         if frames_max == 0 {
             return Err(VideoError::NoFrames);
         }
-        // Lengths are rounded in files; a frame at the very end of the film would be shown for no time.
+        // Files store rounded lengths. Without this margin, a frame could be taken at the very end
+        // of the film, where it is shown for no time.
         const ROUNDING: f64 = 1e-3;
         let wanted = (seconds.max(0.0) * frames_per_second - ROUNDING).ceil().max(1.0);
         if wanted <= frames_max as f64 {
@@ -37,12 +42,12 @@ impl FrameSampling {
         Ok((frames_max, frames_max as f64 / seconds))
     }
 
-    /// The most pixels of each of so many frames.
+    /// Maximum pixels of each of `frames` frames.
     pub fn pixels(&self, frames: usize) -> u64 {
         (self.bytes_max.0 / 3 / frames.max(1) as u64).max(1)
     }
 
-    /// The size at which each of so many frames is kept.
+    /// Size at which each of `frames` frames is kept.
     pub(super) fn fit(&self, width: u32, height: u32, frames: usize) -> (u32, u32) {
         let pixels = u64::from(width) * u64::from(height);
         let scale = (self.pixels(frames) as f64 / pixels as f64).sqrt().min(1.0);

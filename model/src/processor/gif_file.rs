@@ -11,15 +11,15 @@ pub(super) struct GifFile<'a> {
     top: usize,
     width: usize,
     height: usize,
-    /// Screen, enlarged if the frame leaves it.
+    /// Size of the screen, enlarged if the frame extends beyond it.
     screen_width: usize,
     screen_height: usize,
     is_interlaced: bool,
-    /// Index of the colour that is transparent.
+    /// Index of the transparent color.
     transparent: Option<u8>,
-    /// Red, green and blue of each index; may be empty.
+    /// Red, green and blue of each index. May be empty.
     colours: &'a [u8],
-    /// Where the pixels begin: the size of the shortest code.
+    /// Offset of the byte with the shortest code size, which the pixels follow.
     pixels_at: usize,
 }
 
@@ -39,7 +39,7 @@ impl<'a> GifFile<'a> {
         loop {
             match *encoded.get(at)? {
                 0x21 => {
-                    // A graphic control extension says which colour is transparent.
+                    // A graphic control extension says which color is transparent.
                     if let Some(&[0xf9, 4, flags, _, _, index]) = encoded.get(at + 1..at + 7) {
                         transparent = (flags & 1 == 1).then_some(index);
                     }
@@ -74,7 +74,8 @@ impl<'a> GifFile<'a> {
         })
     }
 
-    /// What an index shows: white where it is transparent. Without a palette, an index is a level of grey.
+    /// Color of an index: white if the index is transparent. Without a palette, an index is a gray
+    /// level.
     fn colour(&self, index: u8) -> [u8; 3] {
         if self.transparent == Some(index) {
             return [255; 3];
@@ -104,7 +105,7 @@ impl<'a> GifFile<'a> {
                 written += step.consumed_out;
                 match step.status.ok()? {
                     LzwStatus::Done if written < indices.len() => return None,
-                    // Codes may wait inside the decoder, so an empty block does not end this.
+                    // The decoder may still hold codes, so an empty block does not end this loop.
                     LzwStatus::Ok if written < indices.len() => {}
                     _ => break,
                 }
@@ -140,7 +141,8 @@ impl FileDecoder for GifFile<'_> {
         for (index, colour) in (0..=255).zip(&mut colours) {
             *colour = self.colour(index);
         }
-        // Around the frame Pillow shows the transparent colour, or the first.
+        // Around the frame, Pillow shows the transparent color, or the first color if there is no
+        // transparent color.
         let ground = colours[usize::from(self.transparent.unwrap_or(0))];
         let mut pixels = vec![0; 3 * self.screen_width * self.screen_height];
         pixels.chunks_exact_mut(3).for_each(|pixel| pixel.copy_from_slice(&ground));

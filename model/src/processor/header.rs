@@ -1,4 +1,5 @@
-//! Reading a picture's header: its format, its size and the memory that decoding takes, before any pixel is decoded.
+//! Picture headers: format, size and the memory that decoding takes, read before any pixel is
+//! decoded.
 
 use bursar_budgets::Bytes;
 use image::metadata::Orientation;
@@ -14,38 +15,38 @@ use super::webp_file::WebPFile;
 use crate::flow::ImageError;
 use crate::flow::encoded_image::{EncodedImage, ImageLimits, PixelSize};
 
-/// The formats that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageFormat {
-    /// Any bit depth, also interlaced; the default image of an animation.
+    /// Any bit depth, also interlaced. For an animation, its default image.
     Png,
-    /// Baseline and progressive; grey, YCbCr, RGB, CMYK.
+    /// Baseline and progressive; gray, YCbCr, RGB, CMYK.
     Jpeg,
-    /// Lossy, lossless, with alpha; the first frame of an animation.
+    /// Lossy, lossless, with alpha. For an animation, its first frame.
     WebP,
-    /// The first frame, on its screen.
+    /// The first frame, on the screen of the file.
     Gif,
-    /// Palettes, run lengths, 16 to 32 bits per pixel; no embedded JPEG or PNG.
+    /// Palettes, run lengths, 16 to 32 bits per pixel. Embedded JPEG or PNG is refused.
     Bmp,
-    /// The first picture, also of a BigTIFF: grey, RGB, palettes, CMYK and YCbCr of 1 to 32 bits per sample, with alpha, as
-    /// fax, LZW, JPEG, deflate, PackBits, LZMA or Zstandard; no floating point.
+    /// The first picture, also of a BigTIFF: gray, RGB, palettes, CMYK and YCbCr with 1 to 32 bits
+    /// per sample and with alpha, compressed as fax, LZW, JPEG, deflate, PackBits, LZMA or
+    /// Zstandard. Floating point is refused.
     Tiff,
     /// Recognized only to be refused by name.
     Heic,
     /// Recognized only to be refused by name.
     Avif,
-    /// Not a file: RGB bytes.
+    /// RGB bytes that are not in a file.
     Pixels,
 }
 
 /// Brands of files with HEVC and AV1 pictures (ISO/IEC 23008-12, annex B; AVIF 1.1, section 6).
 const HEIC_BRANDS: [&[u8]; 8] = [b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"];
 const AVIF_BRANDS: [&[u8]; 2] = [b"avif", b"avis"];
-/// Compatible brands that are looked at.
+/// Number of compatible brands that are examined.
 const BRANDS_MAX: usize = 32;
 
-/// The kind of picture that a file of ISO's base media format has, by its brands: the major one first. `None` for a
-/// video.
+/// The picture format of an ISO base media file, from its brands (the major brand first). `None`
+/// for a video.
 fn kind_by_brands(encoded: &[u8]) -> Option<ImageFormat> {
     let (head, rest) = encoded.split_at_checked(8).filter(|(head, _)| head.ends_with(b"ftyp"))?;
     let length = u32::from_be_bytes(head[..4].try_into().ok()?) as usize;
@@ -58,14 +59,15 @@ fn kind_by_brands(encoded: &[u8]) -> Option<ImageFormat> {
 }
 
 impl ImageFormat {
-    /// Detects the format from the first bytes. A file's name is not reliable.
+    /// Detects the format from the first bytes. A file name is not reliable.
     pub fn guess(encoded: &[u8]) -> Option<Self> {
         match encoded {
             [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some(ImageFormat::Png),
             [0xff, 0xd8, 0xff, ..] => Some(ImageFormat::Jpeg),
             [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some(ImageFormat::WebP),
             [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => Some(ImageFormat::Gif),
-            // Two letters are weak evidence, so this also requires one of the seven sizes of the second header.
+            // Two letters are weak evidence, so this pattern also requires one of the seven sizes
+            // of the second header.
             [b'B', b'M', _, _, _, _, _, _, _, _, _, _, _, _, 12 | 40 | 52 | 56 | 64 | 108 | 124, 0, 0, 0, ..] => {
                 Some(ImageFormat::Bmp)
             }
@@ -74,7 +76,6 @@ impl ImageFormat {
         }
     }
 
-    /// The format's usual name.
     pub fn name(self) -> &'static str {
         match self {
             ImageFormat::Png => "PNG",
@@ -90,16 +91,16 @@ impl ImageFormat {
     }
 }
 
-/// Host bytes that decoding takes: an upper bound, computed from the header alone.
+/// Host bytes that decoding takes: an upper bound, computed only from the header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecodeCost {
-    /// Pixels as the decoder yields them.
+    /// Pixels as the decoder returns them.
     pub raw_bytes: Bytes,
-    /// Memory that the decoder holds besides.
+    /// Memory that the decoder holds in addition to the pixels.
     pub scratch_bytes: Bytes,
-    /// The RGB picture, which stays after decoding.
+    /// The RGB picture, which remains after decoding.
     pub rgb_bytes: Bytes,
-    /// A second RGB picture, if converting grey or applying the EXIF orientation needs one.
+    /// A second RGB picture, if converting gray or applying the EXIF orientation needs one.
     pub second_rgb_bytes: Bytes,
 }
 
@@ -112,21 +113,19 @@ impl DecodeCost {
     }
 }
 
-/// The content of a picture's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageHeader {
-    /// The format, detected from the first bytes.
+    /// Format, detected from the first bytes.
     pub format: ImageFormat,
-    /// Pixels in a row as shown, after the EXIF orientation.
+    /// Width in pixels as displayed, after the EXIF orientation is applied.
     pub width: u32,
-    /// Rows as shown, after the EXIF orientation.
+    /// Height in pixels as displayed, after the EXIF orientation is applied.
     pub height: u32,
     /// Host bytes that decoding takes.
     pub cost: DecodeCost,
 }
 
 impl ImageHeader {
-    /// `width * height`.
     pub fn pixels(&self) -> u64 {
         u64::from(self.width) * u64::from(self.height)
     }
@@ -136,7 +135,8 @@ impl EncodedImage {
     /// Reads the header and checks it against `limits`. Decodes nothing and allocates little.
     ///
     /// # Errors
-    /// An exceeded limit, [`ImageError::UnknownFormat`], [`ImageError::Empty`] or [`ImageError::Damaged`].
+    /// An exceeded limit, [`ImageError::UnknownFormat`], [`ImageError::Empty`] or
+    /// [`ImageError::Damaged`].
     pub fn probe(&self, limits: &ImageLimits) -> Result<ImageHeader, ImageError> {
         match self.pixel_size() {
             Some(size) => ImageHeader::of_pixels(size, limits),
@@ -146,7 +146,7 @@ impl EncodedImage {
 }
 
 impl ImageHeader {
-    /// Pixels that are decoded already are copied once, before resizing.
+    /// Header of pixels that are already decoded, which are copied once before resizing.
     fn of_pixels(PixelSize { width, height }: PixelSize, limits: &ImageLimits) -> Result<Self, ImageError> {
         let pixels = u64::from(width) * u64::from(height);
         if pixels > limits.pixels_max {
@@ -157,7 +157,7 @@ impl ImageHeader {
     }
 }
 
-/// A picture whose header has been read and is within the limits.
+/// A picture whose header was read and is within the limits.
 pub(crate) struct OpenedImage<'a> {
     pub(super) file: Box<dyn FileDecoder + 'a>,
     pub orientation: Orientation,
@@ -199,8 +199,8 @@ impl<'a> OpenedImage<'a> {
     }
 }
 
-/// Bytes that any decoder may take in addition, for tables and buffers of fixed sizes. `tests/decode_cost.rs` checks
-/// Rust's allocations against the whole cost.
+/// Additional bytes that any decoder may take, for tables and buffers of fixed sizes.
+/// `tests/decode_cost.rs` checks Rust's allocations against the whole cost.
 const FIXED_BYTES: u64 = 1 << 20;
 
 fn open_file<'a>(format: ImageFormat, encoded: &'a [u8]) -> Result<Box<dyn FileDecoder + 'a>, Refusal> {
@@ -216,7 +216,7 @@ fn open_file<'a>(format: ImageFormat, encoded: &'a [u8]) -> Result<Box<dyn FileD
         },
         ImageFormat::Heic => return Err(Refusal::Unsupported("HEVC compression")),
         ImageFormat::Avif => return Err(Refusal::Unsupported("AV1 compression")),
-        // `guess` never returns this.
+        // `guess` never returns this variant.
         ImageFormat::Pixels => return Err(Refusal::Unsupported("no encoding")),
     })
 }

@@ -1,4 +1,4 @@
-//! The image processor: it plans sizes first, then processes pixels.
+//! The image processor, which first plans sizes and then processes pixels.
 
 use bursar_budgets::Bytes;
 
@@ -9,34 +9,38 @@ use super::smart_resize::{PixelBounds, Size, smart_resize};
 use super::tiling::Tiling;
 use crate::flow::{Grid, ImageError, Levels, MediaGrid, PictureHash, ResizedImage, RgbImage, Tiles};
 
-/// Resizes decoded pictures for the encoder, as transformers' `Qwen2VLImageProcessor` and `GotOcr2ImageProcessor` do.
+/// Resizes decoded pictures for the encoder, as transformers' `Qwen2VLImageProcessor` and
+/// `GotOcr2ImageProcessor` do.
 #[derive(Clone, Debug)]
 pub struct ImageProcessor {
     config: ImageProcessorConfig,
     levels: Levels,
 }
 
-/// Sizes of a processed picture, computed from its size alone.
+/// Sizes of a processed picture, computed only from the picture's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResizePlan {
-    /// The picture's size before resizing.
+    /// Size of the picture before resizing.
     pub source: Size,
-    /// Its size after resizing; of one in tiles, that of all tiles but the thumbnail.
+    /// Size of the picture after resizing. For a picture in tiles, the size of all tiles without
+    /// the thumbnail.
     pub resized: Size,
-    /// Its patches along time, height and width, or those of each tile.
+    /// Patches along time, height and width, of the picture or of each tile.
     pub grid: Grid,
-    /// The tiles that it is cut into; `None` for a processor that cuts none.
+    /// Tiles of the picture. `None` if the processor cuts no tiles.
     pub tiles: Option<Tiles>,
     /// Number of patches, which the vision encoder's permits count.
     pub patches: usize,
-    /// Tokens that it takes in the prompt.
+    /// Tokens of the picture in the prompt.
     pub tokens: usize,
-    /// Host bytes that processing takes beside the decoded picture: the one between the passes, and the resized one.
+    /// Host bytes that processing takes in addition to the decoded picture: the picture between the
+    /// two resize passes, and the resized picture.
     pub host_bytes: Bytes,
 }
 
 impl ResizePlan {
-    /// Bytes of one resized frame with all its tiles, which is what remains of a still picture after processing.
+    /// Bytes of one resized frame with all its tiles. For a still picture, only these bytes remain
+    /// after processing.
     pub fn patches_bytes(&self) -> Bytes {
         match self.tiles {
             None => self.resized.rgb_bytes(),
@@ -44,7 +48,7 @@ impl ResizePlan {
         }
     }
 
-    /// What its placeholder grows to.
+    /// The grid that the picture's placeholder expands to.
     pub fn visual(&self) -> MediaGrid {
         match self.tiles {
             None => MediaGrid::Image(self.grid),
@@ -57,12 +61,11 @@ impl ResizePlan {
     }
 }
 
-/// A picture ready for the encoder.
 #[derive(Clone, Debug)]
 pub struct EncoderInput {
-    /// The resized pixels, with their grid.
+    /// The resized pixels with their grid.
     pub image: ResizedImage,
-    /// The key that it is cached by.
+    /// Cache key of the picture.
     pub hash: PictureHash,
 }
 
@@ -74,18 +77,18 @@ impl ImageProcessor {
         Ok(ImageProcessor { levels: config.levels(), config })
     }
 
-    /// The same, with bounds that count these pixels.
+    /// The same processor with bounds that apply to the pixels named by `counted`.
     pub(super) fn counting(&self, counted: CountedPixels) -> Self {
         ImageProcessor { levels: self.levels, config: ImageProcessorConfig { counted, ..self.config.clone() } }
     }
 
-    /// The settings it follows.
     pub fn config(&self) -> &ImageProcessorConfig {
         &self.config
     }
 
-    /// The same processor with at most `pixels_max` pixels per picture, or its own limit if that is lower. An envelope
-    /// limits pictures this way. Pictures thinner than a merge group may still exceed it; see [`smart_resize`].
+    /// The same processor with at most `pixels_max` pixels per picture, or with its own limit if
+    /// that is lower. An envelope limits pictures this way. Pictures thinner than a merge group may
+    /// still exceed the limit; see [`smart_resize`].
     pub fn limited(&self, pixels_max: u64) -> Result<Self, ProcessorError> {
         let bounds = self.bounds_within(pixels_max);
         ImageProcessor::new(ImageProcessorConfig { pixel_bounds: bounds, ..self.config.clone() })
@@ -99,16 +102,18 @@ impl ImageProcessor {
         self.config.pixel_bounds.within(pixels_max.max(least))
     }
 
-    /// Sizes, patches, tokens and host bytes of a picture of `width x height` pixels, in constant time.
+    /// Sizes, patches, tokens and host bytes of a picture of `width x height` pixels, in constant
+    /// time.
     ///
     /// # Errors
-    /// As [`smart_resize`]; [`ImageError::NotAMultiple`] if `do_resize` is off and a side is not a multiple of the
-    /// factor.
+    /// The errors of [`smart_resize`]; [`ImageError::NotAMultiple`] if `do_resize` is off and a
+    /// side is not a multiple of the factor.
     pub fn plan(&self, width: u32, height: u32) -> Result<ResizePlan, ImageError> {
         self.plan_bounded(Size { width, height }, self.config.pixel_bounds)
     }
 
-    /// As [`plan`](Self::plan) of a processor that is [`limited`](Self::limited) to `pixels_max`.
+    /// Same as [`plan`](Self::plan) of a processor that is [`limited`](Self::limited) to
+    /// `pixels_max`.
     pub(super) fn plan_within(&self, width: u32, height: u32, pixels_max: u64) -> Result<ResizePlan, ImageError> {
         self.plan_bounded(Size { width, height }, self.bounds_within(pixels_max))
     }
@@ -120,7 +125,7 @@ impl ImageProcessor {
         }
     }
 
-    /// The plan of a picture in tiles, at most `tiles_max` with the thumbnail.
+    /// Plan of a picture in tiles, with at most `tiles_max` tiles including the thumbnail.
     pub(super) fn plan_tiles(&self, source: Size, tiling: Tiling, tiles_max: u64) -> Result<ResizePlan, ImageError> {
         let tiles = tiling.choose(source, tiles_max)?;
         let resized = Size { width: tiles.columns * tiling.side, height: tiles.rows * tiling.side };
@@ -130,12 +135,13 @@ impl ImageProcessor {
         let tokens = self.config.merge().tokens(patches);
         let tile = Size { width: tiling.side, height: tiling.side };
         let kept = tile.rgb_bytes() * tiles.count() as u64;
-        // All tiles are cut from one resized picture, which is gone before the thumbnail is made.
+        // All tiles are cut from one resized picture, which is freed before the thumbnail is made.
         let host_bytes = resize_bytes(source, resized).max(resized.rgb_bytes() + kept) + resize_bytes(source, tile);
         Ok(ResizePlan { source, resized, grid, tiles: Some(tiles), patches, tokens, host_bytes })
     }
 
-    /// The plan of a picture of `source`, whose size after resizing `resize` says for a factor.
+    /// Plan of a picture of size `source`. `resize` returns the resized size for a source size and
+    /// a factor.
     pub(super) fn plan_by(
         &self,
         source: Size,
@@ -158,42 +164,42 @@ impl ImageProcessor {
         Ok(ResizePlan { source, resized, grid, tiles: None, patches, tokens, host_bytes })
     }
 
-    /// Resizes a picture to its plan, as u8, not normalised.
+    /// Resizes a picture to its plan, as u8 levels that are not normalized.
     ///
     /// # Errors
-    /// As [`plan`](Self::plan).
+    /// The errors of [`plan`](Self::plan).
     pub fn resize(&self, picture: &RgbImage) -> Result<RgbImage, ImageError> {
         let plan = self.plan(picture.width(), picture.height())?;
         Ok(resize(picture, plan.resized, self.config.resample))
     }
 
-    /// Resizes and hashes a picture, in one piece.
+    /// Resizes and hashes a picture as one piece.
     ///
     /// # Errors
-    /// As [`plan`](Self::plan).
+    /// The errors of [`plan`](Self::plan).
     ///
     /// # Panics
-    /// If the processor cuts tiles: use [`process_tiles`](Self::process_tiles).
+    /// If the processor cuts tiles. Use [`process_tiles`](Self::process_tiles) instead.
     pub fn process(&self, picture: &RgbImage) -> Result<EncoderInput, ImageError> {
         assert!(self.config.tiling.is_none(), "a picture in tiles has several pieces");
         let plan = self.plan(picture.width(), picture.height())?;
         Ok(self.process_step(vec![self.resize_to(picture, plan.resized)], &plan))
     }
 
-    /// Resizes a picture, and hashes each of its tiles: row by row, then the thumbnail. A processor that cuts none
-    /// makes one piece.
+    /// Resizes a picture and hashes each of its tiles, row by row, followed by the thumbnail. A
+    /// processor without tiling returns one piece.
     ///
     /// # Errors
-    /// As [`plan`](Self::plan).
+    /// The errors of [`plan`](Self::plan).
     pub fn process_tiles(&self, picture: &RgbImage) -> Result<Vec<EncoderInput>, ImageError> {
         let plan = self.plan(picture.width(), picture.height())?;
         Ok(self.process_planned(picture, &plan))
     }
 
-    /// As [`process_tiles`](Self::process_tiles), for a picture that has been planned.
+    /// Same as [`process_tiles`](Self::process_tiles), for a picture that was already planned.
     ///
     /// # Panics
-    /// If the plan is that of a picture of another size.
+    /// If the plan was made for a picture of another size.
     pub fn process_planned(&self, picture: &RgbImage, plan: &ResizePlan) -> Vec<EncoderInput> {
         let (width, height) = (picture.width(), picture.height());
         assert_eq!(Size { width, height }, plan.source, "a picture has the size that its header says");
@@ -212,15 +218,15 @@ impl ImageProcessor {
         resize(frame, size, self.config.resample)
     }
 
-    /// Hashes a picture, or a step of a video with up to `temporal_patch_size` frames, resized already. A step of one
-    /// frame equals that frame as a picture.
+    /// Hashes a resized picture, or a resized time step of a video with up to `temporal_patch_size`
+    /// frames. A step of one frame has the same hash as that frame as a picture.
     pub(super) fn process_step(&self, frames: Vec<RgbImage>, plan: &ResizePlan) -> EncoderInput {
         let hash = self.hash(&frames, plan.grid);
         EncoderInput { image: ResizedImage { frames: frames.into(), grid: plan.grid, levels: self.levels }, hash }
     }
 
-    /// Hashes the resized bytes and the settings that turn them into patches. The grid gives the length of a frame, so
-    /// frames need no separator.
+    /// Hashes the resized bytes and the settings that turn them into patches. The grid determines
+    /// the length of a frame, so frames need no separator.
     fn hash(&self, resized: &[RgbImage], grid: Grid) -> PictureHash {
         let config = &self.config;
         let mut hasher = blake3::Hasher::new_derive_key("bursar 2026 picture hash v1");
@@ -239,12 +245,12 @@ impl ImageProcessor {
     }
 }
 
-/// The tile of `size` in this column and row of `whole`.
+/// The tile of `size` at this column and row of `whole`.
 fn tile(whole: &RgbImage, size: Size, column: u32, row: u32) -> RgbImage {
     let pitch = 3 * whole.width() as usize;
     let (left, wide) = (3 * (column * size.width) as usize, 3 * size.width as usize);
     let rows = whole.data().chunks_exact(pitch).skip((row * size.height) as usize).take(size.height as usize);
-    // No more than its lease counts.
+    // Allocates no more bytes than the lease covers.
     let mut data = Vec::with_capacity(size.rgb_bytes().as_usize());
     rows.for_each(|row| data.extend_from_slice(&row[left..left + wide]));
     RgbImage::new(size.width, size.height, data).expect("tiles fill the picture")

@@ -1,5 +1,6 @@
-//! JPEG to pixels with the arithmetic of libjpeg-turbo, which Pillow and torchvision use: its inverse cosine transform,
-//! its chroma upsampling, its conversion to RGB. Other decoders differ by up to four levels.
+//! JPEG decoding with the arithmetic of libjpeg-turbo, which Pillow and torchvision use: the same
+//! inverse cosine transform, chroma upsampling and conversion to RGB. Other decoders differ by up
+//! to four levels.
 
 use std::io::{BufRead, Error, ErrorKind, Read, Result as IoResult};
 
@@ -10,11 +11,11 @@ use super::exif::orientation_by;
 use super::file_decoder::{BROKEN_HEADER, FileDecoder, Held, Refusal};
 use super::levels::{narrow, printed};
 
-/// Maximum scans of a JPEG. A progressive one has about ten. Each costs a pass over all pixels, yet takes only a
-/// hundred bytes of the file.
+/// Maximum scans of a JPEG. A progressive JPEG has about ten. Each scan costs a pass over all
+/// pixels, but takes only a hundred bytes of the file.
 const SCANS_MAX: u64 = 256;
 
-/// Beginnings of the contents of APP1 (EXIF 2.3, section 4.7.2; XMP part 3, section 1.1.3).
+/// Prefixes of APP1 contents (EXIF 2.3, section 4.7.2; XMP part 3, section 1.1.3).
 const EXIF: &[u8] = b"Exif\0\0";
 const XMP: &[u8] = b"http://ns.adobe.com/xap/1.0/\0";
 
@@ -102,15 +103,17 @@ fn segments(encoded: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     })
 }
 
-/// A JPEG's scans, up to its end or to one more than [`SCANS_MAX`].
+/// Scans of a JPEG, counted up to its end or up to one more than [`SCANS_MAX`].
 struct Scans {
     count: u64,
-    /// Colours in the first scan. If some are missing, the decoder keeps all coefficients even without another scan.
+    /// Color components in the first scan. If some are missing, the decoder keeps all coefficients
+    /// even if there is no further scan.
     first_components: u64,
 }
 
 impl Scans {
-    /// Walks over the markers as libjpeg does, skipping everything else (ITU T.81, B.1.1.2 and B.2.3).
+    /// Walks over the markers as libjpeg does, and skips everything else (ITU T.81, B.1.1.2 and
+    /// B.2.3).
     fn count(encoded: &[u8]) -> Self {
         let mut scans = Scans { count: 0, first_components: 0 };
         let mut at = 2;
@@ -148,8 +151,9 @@ impl FileDecoder for JpegFile<'_> {
         orientation_by(self.exif, self.xmp)
     }
 
-    /// A picture of several scans keeps two bytes per coefficient, in whole MCUs of up to 32 x 32 pixels. One whose
-    /// single scan has all colours keeps a few rows of MCUs.
+    /// The decoder of a picture with several scans keeps two bytes per coefficient, in whole MCUs
+    /// of up to 32 x 32 pixels. If a single scan has all color components, the decoder keeps only a
+    /// few rows of MCUs.
     fn held(&self) -> Held {
         let Frame { width, height, is_progressive, components } = self.frame;
         let (across, down) = (u64::from(width).next_multiple_of(32), u64::from(height).next_multiple_of(32));
@@ -165,14 +169,16 @@ impl FileDecoder for JpegFile<'_> {
         let mut pixels = vec![0; width as usize * height as usize * channels];
         let space = if components == 4 { ColorSpace::JCS_CMYK } else { ColorSpace::JCS_RGB };
         decode_jpeg(self.encoded, (width, height), space, &mut pixels)?;
-        // Files hold the inks inverted, as Adobe's programs write them. Pillow assumes that, and so do we.
+        // Files store the inks inverted, as Adobe's programs write them. Pillow assumes inverted
+        // inks, and so does this decoder.
         let is_cmyk = components == 4;
         Some(if is_cmyk { narrow(pixels, |p| printed([255 - p[0], 255 - p[1], 255 - p[2]], p[3])) } else { pixels })
     }
 }
 
-/// Decodes into `pixels` `[height, width, colours of space]`. `JCS_UNKNOWN` is the colours as they are stored. Returns
-/// `None`, and leaves `pixels` unspecified, if the file is damaged, ends too early or has other colours.
+/// Decodes into `pixels` `[height, width, colors of space]`. `JCS_UNKNOWN` keeps the colors as
+/// stored. Returns `None`, and leaves `pixels` unspecified, if the file is damaged, ends too early
+/// or has other colors.
 pub(super) fn decode_jpeg(encoded: &[u8], size: (u32, u32), space: ColorSpace, pixels: &mut [u8]) -> Option<()> {
     let decoder = Decompress::new_reader(Complete(encoded)).ok()?;
     let stored = decoder.color_space();
@@ -189,8 +195,9 @@ pub(super) fn decode_jpeg(encoded: &[u8], size: (u32, u32), space: ColorSpace, p
     (read == pixels.len()).then_some(())
 }
 
-/// Bytes of which a reader may not want more than there are: libjpeg would fill missing data with grey and only warn.
-/// Pillow refuses a file that ends before its last row was decoded, and accepts a missing end marker after that.
+/// Reader that returns an error at the end of its bytes, because libjpeg would fill missing data
+/// with gray and only warn. Pillow refuses a file that ends before its last row is decoded, and
+/// accepts a missing end marker after the last row.
 struct Complete<'a>(&'a [u8]);
 
 impl Read for Complete<'_> {

@@ -1,20 +1,22 @@
-//! Pure: colours of pixels to RGB, with the integer arithmetic of Pillow 13 (`src/libImaging`).
+//! Pure: conversion of pixel colors to RGB, with the integer arithmetic of Pillow 13
+//! (`src/libImaging`).
 
-/// One level on white, as transformers 5.24 (`image_transforms.py`, `convert_to_rgb`), qwen-vl-utils 0.0.14 (`to_rgb`) and
-/// vLLM 0.33 (`multimodal/image.py`, `rgba_to_rgb`) show transparent pixels. They use `Image.alpha_composite` or
-/// `Image.paste` with a mask, which give equal results for all 65,536 pairs.
+/// One level with `alpha` on white, which is how transformers 5.24 (`image_transforms.py`,
+/// `convert_to_rgb`), qwen-vl-utils 0.0.14 (`to_rgb`) and vLLM 0.33 (`multimodal/image.py`,
+/// `rgba_to_rgb`) show transparent pixels. They use `Image.alpha_composite` or `Image.paste` with a
+/// mask, which give equal results for all 65,536 pairs of level and alpha.
 pub(super) fn on_white(level: u8, alpha: u8) -> u8 {
     let (level, alpha) = (u32::from(level), u32::from(alpha));
     let sum = level * alpha + 255 * (255 - alpha) + 128;
     (((sum >> 8) + sum) >> 8) as u8
 }
 
-/// A colour and its alpha on white.
+/// A color with its alpha, on white.
 pub(super) fn rgb_on_white(colour: [u8; 3], alpha: u8) -> [u8; 3] {
     colour.map(|level| on_white(level, alpha))
 }
 
-/// A level that was multiplied by its alpha, divided again (`Unpack.c`, `unpackRGBa`).
+/// Undoes the multiplication of a level by its alpha (`Unpack.c`, `unpackRGBa`).
 pub(super) fn unmultiplied(level: u8, alpha: u8) -> u8 {
     match alpha {
         0 => 0,
@@ -22,8 +24,8 @@ pub(super) fn unmultiplied(level: u8, alpha: u8) -> u8 {
     }
 }
 
-/// CMYK to RGB (`Convert.c`, `cmyk2rgb`): each ink takes its share of the light that black leaves. `light` is 255 minus
-/// black; `inks` are cyan, magenta, yellow.
+/// CMYK to RGB (`Convert.c`, `cmyk2rgb`): each ink removes its share of the light that black
+/// leaves. `light` is 255 minus black; `inks` are cyan, magenta, yellow.
 pub(super) fn printed(inks: [u8; 3], light: u8) -> [u8; 3] {
     let light = u32::from(light);
     inks.map(|ink| {
@@ -32,8 +34,8 @@ pub(super) fn printed(inks: [u8; 3], light: u8) -> [u8; 3] {
     })
 }
 
-/// `[pixels, channels]` of 8 bits to `[pixels, 3]`: grey, grey with alpha, RGB, or RGB with alpha. Transparent pixels
-/// are put on white.
+/// `[pixels, channels]` of 8 bits to `[pixels, 3]`, for gray, gray with alpha, RGB, or RGB with
+/// alpha. Transparent pixels are put on white.
 pub(super) fn to_rgb(raw: Vec<u8>, channels: usize) -> Option<Vec<u8>> {
     Some(match channels {
         1 => raw.iter().flat_map(|&grey| [grey; 3]).collect(),
@@ -44,7 +46,8 @@ pub(super) fn to_rgb(raw: Vec<u8>, channels: usize) -> Option<Vec<u8>> {
     })
 }
 
-/// Four bytes per pixel to three, in place, so that no second picture is needed. Writing never overtakes reading.
+/// Converts four bytes per pixel to three in place, so that no second picture is needed. The write
+/// position never passes the read position.
 pub(super) fn narrow(mut raw: Vec<u8>, rgb: impl Fn(&[u8]) -> [u8; 3]) -> Vec<u8> {
     let pixels = raw.len() / 4;
     for pixel in 0..pixels {
@@ -64,7 +67,7 @@ mod tests {
         for level in [0, 1, 127, 200, 255] {
             assert_eq!((on_white(level, 255), on_white(level, 0)), (level, 255));
         }
-        // From Pillow 13: `Image.alpha_composite` of these on white.
+        // Results of Pillow 13's `Image.alpha_composite` of these pairs on white.
         assert_eq!([on_white(0, 128), on_white(10, 1), on_white(77, 200), on_white(254, 127)], [127, 254, 115, 255]);
     }
 

@@ -1,4 +1,5 @@
-//! Plans a request's pictures and videos together: pictures first, videos within the patches that remain.
+//! Plans of a request's pictures and videos. Pictures are planned first, and videos share the
+//! patches that remain.
 
 use bursar_budgets::Bytes;
 
@@ -10,65 +11,60 @@ use super::video_processor::{VideoPlan, VideoProcessor};
 use crate::Envelope;
 use crate::flow::{EncodedImage, ImageLimits, Media, MediaGrid, PictureHash, Video};
 
-/// A model's processors of pictures and videos.
 #[derive(Clone, Debug)]
 pub struct MediaProcessors {
-    /// The processor of pictures, limited to the envelope.
+    /// The picture processor, limited to the envelope.
     pub pictures: ImageProcessor,
-    /// The processor of videos; each plan limits it to the patches that the pictures leave. `None` if the checkpoint
-    /// takes no videos.
+    /// The video processor. Each plan limits it to the patches that the pictures leave. `None` if
+    /// the checkpoint takes no videos.
     pub videos: Option<VideoProcessor>,
-    /// Tokens of text that a prompt has for each step of a video, beside the step's own.
+    /// Text tokens that a prompt has for each step of a video, in addition to the tokens of the
+    /// step.
     pub step_text_tokens: usize,
 }
 
-/// The limits of a request's pictures and videos.
 #[derive(Clone, Copy, Debug)]
 pub struct MediaLimits<'a> {
-    /// Limits how many there are, and their patches.
+    /// Limits the number of pictures and videos, and their patches.
     pub envelope: &'a Envelope,
     /// Limits a picture or a frame before it is decoded.
     pub image: &'a ImageLimits,
 }
 
-/// A picture or a video with its plan.
 #[derive(Clone, Debug)]
 pub enum MediaPlan {
-    /// A still picture.
     Image {
-        /// The user's bytes.
         picture: EncodedImage,
-        /// Its sizes after processing.
+        /// Sizes of the picture after processing.
         plan: ResizePlan,
         /// Host bytes that decoding takes.
         cost: DecodeCost,
         /// Equal for equal bytes and an equal grid.
         key: MediaKey,
     },
-    /// A video.
     Video {
-        /// The user's bytes.
         video: Video,
-        /// Its sizes after processing.
+        /// Sizes of the video after processing.
         plan: VideoPlan,
         /// Equal for equal frames and an equal grid.
         key: MediaKey,
     },
 }
 
-/// BLAKE3 over the user's files or pixels, their grid after resizing, and whether they are a video. With the same
-/// processors, equal keys mean equal pictures for the encoder, before anything is decoded. (A
-/// [`PictureHash`] finds equal pictures in different files too.)
+/// BLAKE3 hash over the user's files or pixels, their grid after resizing, and whether they are a
+/// video. With the same processors, equal keys mean equal encoder inputs, which is known before
+/// anything is decoded. (A [`PictureHash`] also finds equal pictures in different files.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MediaKey {
     file: [u8; 32],
-    /// Hash of the cache salt; `None` if the request has no salt.
+    /// Hash of the cache salt. `None` if the request has no salt.
     salt: Option<[u8; 32]>,
 }
 
 impl MediaKey {
     fn of(frames: &[EncodedImage], grid: MediaGrid) -> Self {
-        // A video of one frame is not that picture, because videos have their own processor.
+        // A video of one frame differs from the same picture, because videos have their own
+        // processor.
         let kind = match grid {
             MediaGrid::Image(_) => [0; 3],
             MediaGrid::Video { .. } => [1, 0, 0],
@@ -81,7 +77,7 @@ impl MediaKey {
             hasher.update(&size.to_le_bytes());
         }
         for frame in frames {
-            // A file whose bytes equal another picture's pixels must not have its key.
+            // The pixel size keeps apart a picture given as pixels and a file with the same bytes.
             let size = frame.pixel_size().map_or([0; 2], |size| [size.width, size.height]);
             for side in size {
                 hasher.update(&side.to_le_bytes());
@@ -92,7 +88,8 @@ impl MediaKey {
         MediaKey { file: *hasher.finalize().as_bytes(), salt: None }
     }
 
-    /// Cache key of one of the visual's pictures: the picture's hash, keyed with the salt if there is one.
+    /// Cache key of one picture of this item: the picture's hash, keyed with the salt if there is
+    /// one.
     fn name(&self, picture: PictureHash) -> PictureHash {
         match &self.salt {
             None => picture,
@@ -102,7 +99,7 @@ impl MediaKey {
 }
 
 impl MediaPlan {
-    /// What its placeholder grows to.
+    /// The grid that the placeholder expands to.
     pub fn grid(&self) -> MediaGrid {
         match self {
             MediaPlan::Image { plan, .. } => plan.visual(),
@@ -110,21 +107,21 @@ impl MediaPlan {
         }
     }
 
-    /// The key that recognises it.
     pub fn key(&self) -> MediaKey {
         match self {
             MediaPlan::Image { key, .. } | MediaPlan::Video { key, .. } => *key,
         }
     }
 
-    /// Shares cache entries only with requests of the same salt, so that other requests cannot detect this picture.
+    /// Shares cache entries only with requests of the same salt, so that other requests cannot
+    /// detect this picture.
     pub fn salted(mut self, salt: &str) -> Self {
         let (MediaPlan::Image { key, .. } | MediaPlan::Video { key, .. }) = &mut self;
         key.salt = Some(*blake3::hash(salt.as_bytes()).as_bytes());
         self
     }
 
-    /// Host bytes of its resized frames, which stay until they are encoded.
+    /// Host bytes of the resized frames, which remain until they are encoded.
     pub fn patches_bytes(&self) -> Bytes {
         match self {
             MediaPlan::Image { plan, .. } => plan.patches_bytes(),
@@ -132,7 +129,7 @@ impl MediaPlan {
         }
     }
 
-    /// Peak host bytes of processing. For a picture they include its resized pixels.
+    /// Peak host bytes of processing. For a picture, these bytes include its resized pixels.
     pub fn decoding_bytes(&self) -> Bytes {
         match self {
             MediaPlan::Image { plan, cost, .. } => cost.peak_bytes().max(cost.rgb_bytes + plan.host_bytes),
@@ -142,10 +139,11 @@ impl MediaPlan {
 }
 
 impl MediaProcessors {
-    /// Plans all of a request's pictures and videos. It reads the headers of files and hashes their bytes. Pictures are
-    /// resized to at most `picture_patches` each. The steps of the videos share evenly what the pictures and the text
-    /// between steps leave of [`Envelope::video_patches`], and no step has more patches than a picture may. So the
-    /// vision cache has enough rows, and a launch enough patches, for any request.
+    /// Plans all pictures and videos of a request. Reads the headers of files and hashes their
+    /// bytes. Pictures are resized to at most `picture_patches` each. The steps of the videos share
+    /// evenly the part of [`Envelope::video_patches`] that pictures and the text between steps
+    /// leave, and no step has more patches than a picture may have. The vision cache therefore has
+    /// enough rows, and an encode batch enough patches, for any request.
     ///
     /// # Errors
     /// The first picture or video outside the limits, with the limit and the value.
@@ -232,11 +230,12 @@ impl MediaProcessors {
         Ok(MediaPlan::Image { picture: picture.clone(), plan, cost: header.cost, key })
     }
 
-    /// Decodes, resizes and hashes the planned visuals that are wanted, by their index. Returns one result per picture,
-    /// tile and step of a video, in the order of the request.
+    /// Decodes, resizes and hashes the planned items for which `is_wanted` returns `true` for their
+    /// index. Returns one result per picture, per tile, and per time step of a video, in the order
+    /// of the request.
     ///
     /// # Errors
-    /// A file is damaged after its header, or a frame's size differs from the plan's.
+    /// If a file is damaged after its header, or the size of a frame differs from the plan.
     pub fn process(
         &self,
         plans: &[MediaPlan],

@@ -1,4 +1,4 @@
-//! Plans of pictures that have limits of their own.
+//! Plans of pictures with per-picture limits.
 
 use std::ops::RangeInclusive;
 
@@ -7,14 +7,14 @@ use super::smart_resize::{PixelBounds, Size, smart_resize};
 use super::tiling::Tiling;
 use crate::flow::{ImageError, ResizeLimits};
 
-/// A limit of one picture, by the name that errors have for it.
+/// A limit of one picture, with the name that errors use.
 struct Limit {
     name: &'static str,
     value: u64,
 }
 
 impl Limit {
-    /// The value, if it is in this range.
+    /// Returns the value if it is in this range.
     fn within(self, possible: &RangeInclusive<u64>) -> Result<u64, ImageError> {
         let (Limit { name: limit, value }, least, most) = (self, *possible.start(), *possible.end());
         match value {
@@ -26,16 +26,18 @@ impl Limit {
 }
 
 impl ImageProcessor {
-    /// As [`plan`](Self::plan), within a picture's `own` limits, which replace the processor's bounds, and are held to
-    /// the `patches_max` of any picture. Gives the sizes that transformers 5.17 gives for `min_pixels` and `max_pixels`
-    /// of a processor when it is made (`models/qwen2_vl/image_processing_qwen2_vl.py`, where a call follows only both
-    /// together), or for `max_patches` (`models/got_ocr2/image_processing_got_ocr2.py`). But without a least number of
-    /// pixels of its own, the processor's gives way to the most. A picture thinner than a merge group may still have
-    /// more pixels.
+    /// Same as [`plan`](Self::plan), with a picture's `own` limits, which replace the processor's
+    /// bounds and may not exceed the `patches_max` that applies to every picture. Returns the sizes
+    /// that transformers 5.17 returns if a processor is constructed with `min_pixels` and
+    /// `max_pixels` (`models/qwen2_vl/image_processing_qwen2_vl.py`; arguments of a call count only
+    /// if both are given) or with `max_patches` (`models/got_ocr2/image_processing_got_ocr2.py`).
+    /// One difference: if the picture has no minimum and its maximum is below the processor's
+    /// minimum, that minimum is lowered. A picture thinner than a merge group may still have more
+    /// pixels than its maximum.
     ///
     /// # Errors
-    /// As [`plan`](Self::plan); [`ImageError::OwnLimitTooLow`], [`ImageError::OwnLimitTooHigh`] or
-    /// [`ImageError::OwnLimitIdle`].
+    /// The errors of [`plan`](Self::plan); [`ImageError::OwnLimitTooLow`],
+    /// [`ImageError::OwnLimitTooHigh`] or [`ImageError::OwnLimitIdle`].
     pub fn plan_own(&self, source: Size, own: ResizeLimits, patches_max: usize) -> Result<ResizePlan, ImageError> {
         let Some(limit) = own.first() else { return self.plan(source.width, source.height) };
         let Some(possible) = self.own_pixels(patches_max) else {
@@ -55,8 +57,8 @@ impl ImageProcessor {
         }
     }
 
-    /// What a picture may ask for as its own `pixels_max`, where any has at most `patches_max` patches: from one token
-    /// or tile to all of them. `None` if pictures are not resized.
+    /// Range of `pixels_max` that a picture may ask for if every picture has at most `patches_max`
+    /// patches: from one token or tile up to all patches. `None` if pictures are not resized.
     pub fn own_pixels(&self, patches_max: usize) -> Option<RangeInclusive<u64>> {
         let config = self.config();
         let pixels_max = (patches_max as u64).saturating_mul(u64::from(config.patch_size).pow(2));
@@ -70,13 +72,13 @@ impl ImageProcessor {
         config.do_resize.then_some(possible)
     }
 
-    /// The most that a picture may ask for as its own `tiles_max`. `None` if pictures are in one piece.
+    /// Maximum `tiles_max` that a picture may ask for. `None` if pictures are not cut into tiles.
     pub fn own_tiles(&self, patches_max: usize) -> Option<u32> {
         let (tiling, possible) = self.config().tiling.zip(self.own_pixels(patches_max))?;
         Some(most_tiles(tiling, possible.end() / tiling.tile_pixels()))
     }
 
-    /// The bounds of a picture, with its own most of `pixels_max`.
+    /// Bounds of a picture with its own maximum `pixels_max`.
     fn own_bounds(&self, own: ResizeLimits, pixels_max: Option<u64>) -> Result<PixelBounds, ImageError> {
         if own.tiles_max.is_some() {
             return Err(ImageError::OwnLimitIdle {
@@ -87,7 +89,7 @@ impl ImageProcessor {
         let bounds = self.config().pixel_bounds;
         let max = pixels_max.unwrap_or(bounds.max);
         match own.pixels_min {
-            // Without a pixel, a small picture would have no size.
+            // With a minimum of 0 pixels, a small picture would be resized to nothing.
             Some(value) => {
                 let min = Limit { name: "min_pixels", value }.within(&(0..=max))?.max(1);
                 Ok(PixelBounds { min, max })
@@ -97,7 +99,7 @@ impl ImageProcessor {
     }
 }
 
-/// The tiling of a picture of at most `tiles_max` tiles, with the thumbnail.
+/// Tiling of a picture of at most `tiles_max` tiles, including the thumbnail.
 fn own_tiles(tiling: Tiling, own: ResizeLimits, tiles_max: u64) -> Result<Tiling, ImageError> {
     if own.pixels_min.is_some() {
         let reason = "this model's pictures are cut into tiles of one size";
@@ -109,7 +111,7 @@ fn own_tiles(tiling: Tiling, own: ResizeLimits, tiles_max: u64) -> Result<Tiling
     Ok(Tiling { least: tiling.least.min(most), most, ..tiling })
 }
 
-/// The most tiles without the thumbnail, of `tiles_max` with it.
+/// Maximum number of tiles without the thumbnail, if `tiles_max` includes the thumbnail.
 fn most_tiles(tiling: Tiling, tiles_max: u64) -> u32 {
     let thumbnail = u64::from(tiling.has_thumbnail && tiles_max > 1);
     u64::from(tiling.most).min(tiles_max - thumbnail).max(1) as u32
@@ -210,7 +212,7 @@ mod tests {
         let count = |own| internvl().plan_own(WIDE, own, FREE).expect("a plan").tiles.expect("tiles").count();
         assert_eq!([ResizeLimits::default(), tiles(12), tiles(6), tiles(1)].map(count), [13, 13, 7, 1]);
         assert_eq!((count(pixels(None, 448 * 448)), count(pixels(None, 7 * 448 * 448))), (1, 7), "with the thumbnail");
-        // Room for four tiles, of which a thumbnail is one.
+        // The limit is four tiles, one of which is the thumbnail.
         let panorama = Size { width: 3000, height: 1000 };
         let within = |own| internvl().plan_own(panorama, own, 4 * 1024).map(|plan| plan.tiles.expect("tiles").count());
         assert_eq!((within(tiles(3)), within(tiles(2))), (Ok(4), Ok(3)));

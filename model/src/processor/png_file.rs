@@ -1,4 +1,5 @@
-//! PNG, read as browsers and Pillow 13 do: what is wrong in chunks that the pixels do not need does not matter.
+//! PNG, read as tolerantly as browsers and Pillow 13 do: errors in chunks that the pixels do not
+//! need are ignored.
 
 use std::io::{Cursor, Read};
 
@@ -9,7 +10,7 @@ use super::exif::{orientation_by, unpack_raw_profile};
 use super::file_decoder::{BROKEN_HEADER, FileDecoder, Held, Refusal};
 use super::levels::to_rgb;
 
-/// Bytes that a text may unpack to. XMP has a few kilobytes.
+/// Maximum bytes that a text chunk may decompress to. XMP has a few kilobytes.
 const UNPACKED_BYTES: usize = 256 << 10;
 
 /// A PNG whose header was read.
@@ -20,8 +21,8 @@ pub(super) struct PngFile<'a> {
     channels: u64,
 }
 
-/// Chunks up to the end of the file: name, content, and whether the checksum is right (PNG, section 5.3). A chunk that is
-/// cut off has the content that there is.
+/// Chunks up to the end of the file: name, content, and whether the checksum is right (PNG, section
+/// 5.3). A truncated chunk has the content that is present.
 struct Chunks<'a> {
     rest: &'a [u8],
 }
@@ -36,7 +37,7 @@ impl<'a> Iterator for Chunks<'a> {
         let (sum, rest) = rest.split_at(rest.len().min(4));
         self.rest = rest;
         let mut crc = flate2::Crc::new();
-        // Pillow does not check pixels, and they are most of the file.
+        // Pillow does not check the checksums of pixels, and pixels are most of the file.
         if head[4..] != *b"IDAT" {
             crc.update(&head[4..]);
             crc.update(content);
@@ -66,7 +67,7 @@ impl<'a> PngFile<'a> {
         Ok(PngFile { encoded, width, height, channels })
     }
 
-    /// The same picture without any chunk that pixels do not need, and with an end.
+    /// The same picture with only the chunks that pixels need, and with an end chunk.
     fn essence(&self) -> Vec<u8> {
         let mut kept = Vec::with_capacity(self.encoded.len() + 12);
         kept.extend(&self.encoded[..8]);
@@ -99,7 +100,8 @@ impl FileDecoder for PngFile<'_> {
         (self.width, self.height)
     }
 
-    /// By `eXIf` anywhere in the file, else by ImageMagick's profile, else by XMP.
+    /// Orientation from `eXIf` anywhere in the file, else from ImageMagick's profile, else from
+    /// XMP.
     fn orientation(&self) -> Orientation {
         let (mut exif, mut profile, mut xmp) = (None, None, None);
         for (name, content, is_whole) in chunks(self.encoded).take_while(|(name, ..)| *name != b"IEND") {
@@ -122,7 +124,8 @@ impl FileDecoder for PngFile<'_> {
     }
 
     fn held(&self) -> Held {
-        // The kept chunks, rows being unfiltered at up to 8 bytes per pixel, and an interlaced pass.
+        // The kept chunks, rows that are being unfiltered at up to 8 bytes per pixel, and an
+        // interlaced pass.
         let scratch_bytes = self.encoded.len() as u64 + 12 + u64::from(self.width) * 40;
         Held { raw_channels: self.channels, is_copied: self.channels < 3, scratch_bytes }
     }
@@ -148,7 +151,7 @@ impl FileDecoder for PngFile<'_> {
         if reader.info().interlaced {
             reader.next_frame(&mut raw).ok()?;
         } else {
-            // What is missing after the last row does not matter.
+            // Missing data after the last row is ignored.
             let row_bytes = self.width as usize * channels;
             raw.chunks_exact_mut(row_bytes).try_for_each(|row| reader.read_row(row).ok()?.map(drop))?;
         }
@@ -157,7 +160,7 @@ impl FileDecoder for PngFile<'_> {
     }
 }
 
-/// The text of a chunk, unpacked up to [`UNPACKED_BYTES`] (PNG, section 11.3.3).
+/// The text of a chunk, decompressed up to [`UNPACKED_BYTES`] (PNG, section 11.3.3).
 fn unpacked_text(name: &[u8], content: &[u8]) -> Option<Vec<u8>> {
     let key_end = content.iter().position(|&byte| byte == 0)?;
     let after = &content[key_end + 1..];
@@ -174,7 +177,7 @@ fn unpacked_text(name: &[u8], content: &[u8]) -> Option<Vec<u8>> {
         return Some(text[..text.len().min(UNPACKED_BYTES)].to_vec());
     }
     let mut unpacked = Vec::with_capacity(UNPACKED_BYTES);
-    // Damage after the part that matters does not matter.
+    // Damage after the first `UNPACKED_BYTES` does not matter.
     let _ = flate2::read::ZlibDecoder::new(text).take(UNPACKED_BYTES as u64).read_to_end(&mut unpacked);
     Some(unpacked)
 }

@@ -1,10 +1,11 @@
-//! Resampling of 8-bit pictures with antialiasing, bit for bit as torch does it on a CPU.
+//! Antialiased resampling of 8-bit pictures with results bit-identical to torch on a CPU.
 //!
-//! transformers' default backend calls `torchvision.transforms.v2.functional.resize(antialias=True)` on u8 tensors,
-//! which runs `upsample_avx_bilinear_bicubic_uint8` (ATen/native/cpu/UpSampleKernelAVXAntialias.h, torch 2.11; derived
-//! from Pillow's Resample.c). It is a separable filter, first along rows, then along columns, rounded to u8 in between.
-//! Its i16 weights have the largest precision that fits. Pillow itself differs by a level or two, as its weights are
-//! wider.
+//! transformers' default backend calls
+//! `torchvision.transforms.v2.functional.resize(antialias=True)` on u8 tensors, which runs
+//! `upsample_avx_bilinear_bicubic_uint8` (ATen/native/cpu/UpSampleKernelAVXAntialias.h, torch 2.11;
+//! derived from Pillow's Resample.c). It is a separable filter that runs first along rows and then
+//! along columns, with a rounding to u8 in between. The i16 weights have the largest precision that
+//! fits. Pillow's own results differ by a level or two, because its weights are wider.
 
 use bursar_budgets::Bytes;
 use rayon::prelude::*;
@@ -17,7 +18,7 @@ const CHANNELS: usize = 3;
 
 /// Resizes `picture` to `size`.
 ///
-/// Takes [`resize_bytes`] of host memory for the result and the picture between the passes.
+/// Takes [`resize_bytes`] of host memory, for the result and for the picture between the passes.
 pub fn resize(picture: &RgbImage, size: Size, filter: Resample) -> RgbImage {
     let (width, height) = (picture.width() as usize, picture.height() as usize);
     let (wide, tall) = (size.width as usize, size.height as usize);
@@ -36,13 +37,14 @@ pub fn resize(picture: &RgbImage, size: Size, filter: Resample) -> RgbImage {
     RgbImage::new(size.width, size.height, data).expect("both passes fill the size they were given")
 }
 
-/// Host bytes that [`resize`] takes besides its input: the picture between the passes, and the result.
+/// Host bytes that [`resize`] takes in addition to its input: the picture between the passes, and
+/// the result.
 pub fn resize_bytes(source: Size, target: Size) -> Bytes {
     let between = Size { width: target.width, height: source.height };
     between.rgb_bytes() + target.rgb_bytes()
 }
 
-/// The inputs of each output along one axis, and their weights.
+/// Input range and weights of each output along one axis.
 struct AxisWeights {
     first: Vec<usize>,  // [outputs]
     counts: Vec<usize>, // [outputs]
@@ -61,7 +63,8 @@ impl AxisWeights {
         let mut exact = vec![0.0; outputs * taps];
         for (output, row) in exact.chunks_exact_mut(taps).enumerate() {
             let center = scale * (output as f64 + 0.5);
-            // `as` truncates toward zero and saturates, like C's cast and the `max(.., 0)` that follows it there.
+            // `as` truncates toward zero and saturates, like the C cast followed by `max(.., 0)` in
+            // the original.
             let start = (center - support + 0.5) as usize;
             let count = ((center + support + 0.5) as usize).min(inputs).saturating_sub(start).min(taps);
             let inverse = 1.0 / stretch;
@@ -84,13 +87,13 @@ impl AxisWeights {
         (self.first[output], &self.weights[output * self.taps..][..self.counts[output]])
     }
 
-    /// Half a level, so that the shift rounds to nearest.
+    /// Half of a level, so that the shift rounds to nearest.
     fn half(&self) -> i32 {
         (1 << self.precision) >> 1
     }
 }
 
-/// The most fractional bits, at most 22, with which the largest weight still fits i16.
+/// Maximum number of fractional bits, at most 22, with which the largest weight still fits in i16.
 fn precision_bits(weight_max: f64) -> u32 {
     (0..22).find(|&bits| (0.5 + weight_max * f64::from(1u32 << (bits + 1))) as i64 >= 1 << 15).unwrap_or(22)
 }
@@ -104,8 +107,9 @@ fn clip(sum: i32, precision: u32) -> u8 {
     (sum >> precision).clamp(0, 255) as u8
 }
 
-/// Rows that are filtered together. The inner loop then runs over 24 adjacent bytes instead of 3, so the compiler can
-/// use vector instructions. That halved the time of resizing 1920 x 1080 pixels.
+/// Number of rows that are filtered together. The inner loop then runs over 24 adjacent bytes
+/// instead of 3, so the compiler can use vector instructions. That halved the time to resize 1920 x
+/// 1080 pixels.
 const BAND_ROWS: usize = 8;
 /// Bytes of one column of a band.
 const BAND_BYTES: usize = BAND_ROWS * CHANNELS;
@@ -120,7 +124,7 @@ fn resize_rows(data: &[u8], width: usize, height: usize, axis: &AxisWeights) -> 
             gather_columns(from, columns);
             #[cfg(target_arch = "x86_64")]
             if is_x86_feature_detected!("avx2") {
-                // SAFETY: the line above has checked that the CPU has AVX2.
+                // SAFETY: the check in the line above found that the CPU has AVX2.
                 return unsafe { resize_band_avx2(columns, axis, to) };
             }
             resize_band(columns, axis, to);
@@ -129,8 +133,8 @@ fn resize_rows(data: &[u8], width: usize, height: usize, axis: &AxisWeights) -> 
     resized
 }
 
-/// `[rows, width, 3]` to `[width, rows, 3]`. If the last band has fewer rows, leftovers of the previous band are
-/// filtered too, and dropped.
+/// `[rows, width, 3]` to `[width, rows, 3]`. If the last band has fewer rows, leftover rows of the
+/// previous band are filtered too, and their results are dropped.
 fn gather_columns(band: &[u8], columns: &mut [[u8; BAND_BYTES]]) {
     for (row, line) in band.chunks_exact(columns.len() * CHANNELS).enumerate() {
         for (column, pixel) in columns.iter_mut().zip(line.chunks_exact(CHANNELS)) {
@@ -139,7 +143,8 @@ fn gather_columns(band: &[u8], columns: &mut [[u8; BAND_BYTES]]) {
     }
 }
 
-/// The same code, compiled for wider vectors: plain x86-64 guarantees only 16 bytes.
+/// Same code as `resize_band`, compiled for wider vectors, because plain x86-64 guarantees only 16
+/// bytes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn resize_band_avx2(columns: &[[u8; BAND_BYTES]], axis: &AxisWeights, band: &mut [u8]) {
@@ -172,7 +177,7 @@ fn resize_columns(data: &[u8], row_bytes: usize, axis: &AxisWeights) -> Vec<u8> 
         let rows = &data[first * row_bytes..][..weights.len() * row_bytes];
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the line above has checked that the CPU has AVX2.
+            // SAFETY: the check in the line above found that the CPU has AVX2.
             return unsafe { blend_rows_avx2(rows, weights, axis, to) };
         }
         blend_rows(rows, weights, axis, to);

@@ -1,20 +1,17 @@
-//! Smart resize: the size nearest to a picture's own whose sides are multiples of a factor and whose pixels are within
-//! bounds.
+//! Smart resize: the size nearest to a picture's original size whose sides are multiples of a
+//! factor and whose number of pixels is within bounds.
 
 use bursar_budgets::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::flow::ImageError;
 
-/// The largest ratio of the longer side to the shorter that the Qwen processors accept.
+/// The largest ratio of the longer side to the shorter side that the Qwen processors accept.
 pub const ASPECT_RATIO_MAX: f64 = 200.0;
 
-/// A picture's sides in pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Size {
-    /// Pixels in a row.
     pub width: u32,
-    /// Rows.
     pub height: u32,
 }
 
@@ -33,37 +30,41 @@ impl Size {
 /// Bounds on the pixels of a resized picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PixelBounds {
-    /// The least number of pixels; smaller pictures are enlarged.
+    /// Minimum number of pixels. Smaller pictures are enlarged.
     pub min: u64,
-    /// The greatest number of pixels. Very thin pictures may exceed it by rounding up, and up to [`reach`](Self::reach)
-    /// others that are enlarged.
+    /// Maximum number of pixels. Very thin pictures may exceed it because sides are rounded up.
+    /// Pictures that are enlarged may exceed it up to [`reach`](Self::reach).
     pub max: u64,
 }
 
 impl PixelBounds {
-    /// The most pixels that an ordinary picture has. Enlarging rounds up, so with a minimum close to the maximum they
-    /// exceed the maximum, by less than the minimum unless they are thin or of few tokens.
+    /// Maximum number of pixels of an ordinary picture. Enlarging rounds up, so if the minimum is
+    /// close to the maximum, enlarged pictures exceed the maximum, by less than the minimum unless
+    /// they are thin or have few tokens.
     pub fn reach(self) -> u64 {
         self.max.max(self.min.saturating_mul(2))
     }
 
-    /// The same bounds with at most `pixels_max`. They stay as they are where ordinary pictures keep to it anyway.
+    /// The same bounds with at most `pixels_max` pixels. Unchanged if ordinary pictures already
+    /// stay within `pixels_max`.
     pub fn within(self, pixels_max: u64) -> Self {
         if pixels_max >= self.reach() {
             return self;
         }
         let max = self.max.min(pixels_max);
-        // Leaves room for rounding up under the limit.
+        // The lower minimum leaves enough pixels for rounding up under the limit.
         let min = if self.min > max / 2 { max / 4 } else { self.min };
         PixelBounds { min, max }
     }
 }
 
-/// Rounds each side to the nearest multiple of `factor`, and scales when the pixels are out of bounds.
+/// Rounds each side to the nearest multiple of `factor`, and scales the picture if its pixels are
+/// out of bounds.
 ///
-/// Gives the same numbers as `smart_resize` in transformers 5.17, `models/qwen2_vl/image_processing_qwen2_vl.py`:
-/// Python's `round` rounds halves to even, and its `/` divides doubles. As there, the result for a picture thinner than
-/// `factor` may exceed `bounds.max`, so check it against the envelope.
+/// Returns the same numbers as `smart_resize` in transformers 5.17,
+/// `models/qwen2_vl/image_processing_qwen2_vl.py`: Python's `round` rounds halves to even, and its
+/// `/` divides doubles. As in that function, the result for a picture thinner than `factor` may
+/// exceed `bounds.max`, so check the result against the envelope.
 ///
 /// # Errors
 /// [`ImageError::Empty`]; [`ImageError::AspectRatio`] over 200; [`ImageError::NoSize`] if a side would be 0 or beyond
@@ -72,14 +73,16 @@ pub fn smart_resize(size: Size, factor: u32, bounds: PixelBounds) -> Result<Size
     resize_length(size, VideoLength::STILL, factor, bounds)
 }
 
-/// As [`smart_resize`] for the frames of a video, where the bounds count the pixels of all frames.
+/// Same as [`smart_resize`] for the frames of a video, where the bounds count the pixels of all
+/// frames.
 ///
-/// Gives the same numbers as `smart_resize` in transformers 5.17, `models/qwen3_vl/video_processing_qwen3_vl.py`:
-/// frames count rounded to whole steps, or as they are where the frames are scaled, and one that is thinner than
-/// `factor` is enlarged first.
+/// Returns the same numbers as `smart_resize` in transformers 5.17,
+/// `models/qwen3_vl/video_processing_qwen3_vl.py`: the bounds are compared with the frame count
+/// rounded to whole steps, scaling uses the actual frame count, and a frame thinner than `factor`
+/// is enlarged first.
 ///
 /// # Errors
-/// As [`smart_resize`].
+/// The errors of [`smart_resize`].
 pub fn smart_resize_video(
     size: Size,
     length: VideoLength,
@@ -96,25 +99,23 @@ pub fn smart_resize_video(
     resize_length(Size { width: enlarged(width), height: enlarged(height) }, length, factor, bounds)
 }
 
-/// The length of a video.
 #[derive(Clone, Copy, Debug)]
 pub struct VideoLength {
-    /// Its frames.
     pub frames: usize,
-    /// Frames of a step.
+    /// Frames per time step.
     pub temporal: usize,
 }
 
 impl VideoLength {
     const STILL: VideoLength = VideoLength { frames: 1, temporal: 1 };
 
-    /// Frames, rounded to whole steps; a half goes to the even number.
+    /// Number of frames, rounded to whole steps. A half rounds to the even number.
     pub fn rounded(self) -> usize {
         (self.frames as f64 / self.temporal as f64).round_ties_even() as usize * self.temporal
     }
 }
 
-/// Refuses a picture without pixels, and one of more than [`ASPECT_RATIO_MAX`].
+/// Refuses a picture without pixels, and a picture whose aspect ratio exceeds [`ASPECT_RATIO_MAX`].
 pub(super) fn check_sides(Size { width, height }: Size) -> Result<(), ImageError> {
     if width == 0 || height == 0 {
         return Err(ImageError::Empty { width, height });

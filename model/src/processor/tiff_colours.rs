@@ -1,5 +1,5 @@
-//! Pure: what the samples of a TIFF mean, and their conversion to levels of 8 bits and RGB, as Pillow 13 and libtiff 4.7 do
-//! it (`TiffImagePlugin.py`, `tif_color.c`).
+//! Pure: meaning of the samples of a TIFF, and their conversion to 8-bit levels and RGB as Pillow
+//! 13 and libtiff 4.7 do it (`TiffImagePlugin.py`, `tif_color.c`).
 
 use super::file_decoder::{BROKEN_HEADER, Refusal};
 use super::levels::{narrow, printed, rgb_on_white, to_rgb, unmultiplied};
@@ -15,13 +15,13 @@ const SAMPLE_FORMAT: u16 = 339;
 const LUMA: u16 = 529;
 const REFERENCE_LEVELS: u16 = 532;
 
-/// Most samples per pixel that are read; those after colour and alpha are skipped.
+/// Maximum samples per pixel that are accepted. Samples after color and alpha are skipped.
 const SAMPLES_MAX: u64 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Alpha {
     Plain,
-    /// Colours were multiplied by it.
+    /// Colors were multiplied by alpha.
     Multiplied,
 }
 
@@ -34,7 +34,7 @@ pub(super) enum Space {
     YCbCr,
 }
 
-/// Samples of a pixel.
+/// Format of the samples of a pixel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Samples {
     pub bits: usize,
@@ -86,7 +86,7 @@ impl Samples {
         let alpha = match (extra, count - colours) {
             (_, 0) => None,
             (Some(1), _) => Some(Alpha::Multiplied),
-            // Without a statement, a fourth sample of RGB is alpha; 999 is Corel Draw's.
+            // If nothing is stated, a fourth sample of RGB is alpha. 999 is written by Corel Draw.
             (Some(2 | 999), _) | (None, 1) => Some(Alpha::Plain),
             _ => None,
         };
@@ -109,7 +109,7 @@ impl Samples {
         }
     }
 
-    /// Samples that matter: colours, then alpha.
+    /// Number of samples that are used: colors, then alpha.
     pub fn used(&self) -> usize {
         Samples::colours_of(self.space) + usize::from(self.alpha.is_some())
     }
@@ -118,7 +118,7 @@ impl Samples {
         self.is_little
     }
 
-    /// A sample of a row as a level of 8 bits, or as an index of the palette.
+    /// A sample of a row as an 8-bit level, or as an index into the palette.
     pub fn level(&self, row: &[u8], sample: usize) -> u8 {
         let bits = self.bits;
         match bits {
@@ -137,8 +137,9 @@ impl Samples {
         }
     }
 
-    /// The high byte, which of a signed sample is black where it is negative. But Pillow clips signed grey of 16 bits and
-    /// grey of 32 bits at 0 and 255, and nothing better is known of such levels.
+    /// The high byte of a sample. A negative signed sample is black. Like Pillow, clips signed
+    /// 16-bit gray and 32-bit gray at 0 and 255, because no better mapping is known for such
+    /// levels.
     fn level_of_bytes(&self, sample: &[u8]) -> u8 {
         let join = |value: i64, byte: &u8| value << 8 | i64::from(*byte);
         let value = if self.is_little { sample.iter().rev().fold(0, join) } else { sample.iter().fold(0, join) };
@@ -181,7 +182,8 @@ impl Samples {
     }
 }
 
-/// All reds, then all greens, then all blues, of 16 bits. `None` if some are missing.
+/// Colors of the palette. The file has all reds, then all greens, then all blues, of 16 bits.
+/// `None` if some are missing.
 fn palette(directory: &Directory<'_>, bits: usize) -> Option<[[u8; 3]; 256]> {
     let map = directory.entry(COLOUR_MAP)?;
     let colours = 1 << bits;

@@ -1,7 +1,7 @@
-//! Pure: the first directory of a TIFF or BigTIFF (TIFF 6.0, section 2), also of the one inside EXIF. Values are read from
-//! the file when they are asked for, so that a directory takes no memory.
+//! Pure: the first directory of a TIFF or BigTIFF (TIFF 6.0, section 2), also of the TIFF inside
+//! EXIF. Values are read from the file on demand, so a directory takes no memory.
 
-/// Entries that are looked at. Real directories have a few dozen.
+/// Maximum entries that are examined. Real directories have a few dozen.
 const ENTRIES_MAX: u64 = 4096;
 
 #[derive(Clone, Copy, Debug)]
@@ -9,12 +9,12 @@ pub(super) struct Directory<'a> {
     file: &'a [u8],
     is_little: bool,
     is_big: bool,
-    /// Offset of the first entry, and how many there are.
+    /// Offset of the first entry, and the number of entries.
     first: u64,
     entries: u64,
 }
 
-/// An entry: the type of its values, their number, and where they are.
+/// An entry: the type, number and position of its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub kind: u16,
@@ -23,7 +23,8 @@ pub(super) struct Entry {
 }
 
 impl<'a> Directory<'a> {
-    /// `None` if it is cut off before its first entry. Entries that are cut off are missing.
+    /// Returns `None` if the file is cut off before the first entry. Entries that are cut off count
+    /// as missing.
     pub fn read(file: &'a [u8]) -> Option<Self> {
         let is_little = file.starts_with(b"II");
         if !is_little && !file.starts_with(b"MM") {
@@ -46,7 +47,7 @@ impl<'a> Directory<'a> {
         self.is_little
     }
 
-    /// The last entry with this tag, as Pillow reads it.
+    /// The last entry with this tag, which is the entry that Pillow uses.
     pub fn entry(&self, tag: u16) -> Option<Entry> {
         let entry_bytes = if self.is_big { 20 } else { 12 };
         let tagged = |number: u64| {
@@ -66,18 +67,18 @@ impl<'a> Directory<'a> {
         is_inside.then_some(Entry { kind, count, at })
     }
 
-    /// A whole number of an entry.
+    /// An integer value of an entry.
     pub fn number(&self, entry: &Entry, index: u64) -> Option<u64> {
         let bytes = type_bytes(entry.kind).filter(|_| index < entry.count)?;
         self.unsigned(entry.at + index * bytes, bytes)
     }
 
-    /// The first whole number of a tag.
+    /// The first integer value of a tag.
     pub fn first(&self, tag: u16) -> Option<u64> {
         self.number(&self.entry(tag)?, 0)
     }
 
-    /// A RATIONAL of a tag. `None` if it is divided by zero.
+    /// A RATIONAL value of a tag. `None` if its denominator is 0.
     pub fn rational(&self, tag: u16, index: u64) -> Option<f32> {
         let entry = self.entry(tag).filter(|entry| entry.kind == 5 && index < entry.count)?;
         let at = entry.at + index * 8;
@@ -85,7 +86,7 @@ impl<'a> Directory<'a> {
         (divisor != 0).then_some(self.unsigned(at, 4)? as f32 / divisor as f32)
     }
 
-    /// The bytes of an entry, whatever its type.
+    /// The bytes of an entry of any type.
     pub fn bytes(&self, entry: &Entry) -> Option<&'a [u8]> {
         let length = entry.count.checked_mul(type_bytes(entry.kind)?)?;
         self.file.get(usize::try_from(entry.at).ok()?..usize::try_from(entry.at.checked_add(length)?).ok()?)

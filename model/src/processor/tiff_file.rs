@@ -1,7 +1,7 @@
-//! TIFF and BigTIFF as cameras, scanners and fax archives write it: the first picture.
+//! TIFF and BigTIFF as written by cameras, scanners and fax archives. Reads the first picture.
 //!
-//! Decompressors are crates; what samples mean is in `tiff_colours.rs`. Offsets are read from the file when a piece is
-//! decoded, so that a directory takes no memory.
+//! The decompressors are external crates. `tiff_colours.rs` interprets the samples. Offsets are
+//! read from the file when a piece is decoded, so a directory takes no memory.
 
 use image::metadata::Orientation;
 use mozjpeg::ColorSpace;
@@ -28,30 +28,31 @@ const TILE_HEIGHT: u16 = 323;
 const TILE_OFFSETS: u16 = 324;
 const TILE_BYTES: u16 = 325;
 const JPEG_TABLES: u16 = 347;
-/// Maximum bytes of the tables that all pieces share, which are read with each piece. All tables of a JPEG take 3 KiB.
+/// Maximum bytes of the shared JPEG tables, which are read with each piece. All tables of a JPEG
+/// take 3 KiB.
 const JPEG_TABLES_BYTES_MAX: usize = 16 << 10;
 const OLD_JPEG: u16 = 513;
 const SUBSAMPLING: u16 = 530;
 const XMP: u16 = 700;
 
-/// Longest side, so that products of sides stay countable.
+/// Longest side, so that products of sides cannot overflow.
 const SIDE_MAX: u64 = 1 << 24;
-/// Most strips or tiles. Real files have at most one strip per row.
+/// Maximum number of strips or tiles. Real files have at most one strip per row.
 const PIECES_MAX: u64 = 1 << 16;
-/// Limits on the pixels of all tiles with their margins, which are unpacked too: this factor of the picture's pixels,
-/// plus this many.
+/// Limit on the pixels of all tiles including their margins, which are decompressed too:
+/// `MARGIN_FACTOR` times the picture's pixels, plus `MARGIN_PIXELS`.
 const MARGIN_FACTOR: u64 = 4;
 const MARGIN_PIXELS: u64 = 1 << 20;
 
-/// A TIFF that is only the container of a whole JPEG, as cameras and copiers wrote it before TIFF's second way to hold
-/// JPEG (TIFF 6.0, section 22).
+/// A TIFF that only contains a whole JPEG, as cameras and copiers wrote it before TIFF got its
+/// second way to store JPEG (TIFF 6.0, section 22).
 pub(super) struct OldJpegTiff<'a> {
     directory: Directory<'a>,
     jpeg: JpegFile<'a>,
 }
 
 impl<'a> OldJpegTiff<'a> {
-    /// `None` if it is another TIFF, or has only parts of a JPEG.
+    /// Returns `None` for any other TIFF, also for one that has only parts of a JPEG.
     pub fn find(encoded: &'a [u8]) -> Option<Self> {
         let directory = Directory::read(encoded).filter(|directory| directory.first(COMPRESSION) == Some(6))?;
         let offset = usize::try_from(directory.first(OLD_JPEG)?).ok()?;
@@ -99,14 +100,14 @@ pub(super) struct TiffFile<'a> {
     lengths: Option<Entry>,
 }
 
-/// A strip or tile: its plane, and where it is in the picture.
+/// A strip or tile: its plane, and its position in the picture.
 #[derive(Clone, Copy)]
 struct Piece {
     number: u64,
     plane: usize,
     left: usize,
     top: usize,
-    /// Rows that are stored: fewer in the last strip.
+    /// Stored rows. The last strip has fewer.
     rows: usize,
 }
 
@@ -121,7 +122,7 @@ impl<'a> TiffFile<'a> {
         } else {
             (width, side(STRIP_ROWS).unwrap_or(height).min(height))
         };
-        // Some programs call tiles strips here.
+        // Some programs store the offsets of tiles under the tags of strips.
         let either = |one, other| directory.entry(one).or_else(|| directory.entry(other));
         let (offsets, lengths) = (either(TILE_OFFSETS, STRIP_OFFSETS), either(TILE_BYTES, STRIP_BYTES));
         let samples = Samples::read(&directory)?;
@@ -151,12 +152,13 @@ impl<'a> TiffFile<'a> {
         Ok(file)
     }
 
-    /// Whether the directory announces no more than a picture of its size needs, and nothing that is not read. A few
-    /// bytes can announce a million strips, or a tile of gigapixels.
+    /// Checks that the directory announces no more data than a picture of its size needs, and no
+    /// feature that is not supported. A few bytes can announce a million strips, or a tile of
+    /// gigapixels.
     fn check(&self) -> Result<(), Refusal> {
         let (width, height) = (u64::from(self.width), u64::from(self.height));
         if width == 0 || height == 0 {
-            return Ok(()); // refused by its size
+            return Ok(()); // the caller refuses an empty size
         }
         let is_possible = |count: u64| (1..=PIECES_MAX).contains(&count);
         let (across, down) = (self.piece.0 as u64, self.piece.1 as u64);
@@ -202,7 +204,7 @@ impl<'a> TiffFile<'a> {
         if self.jpeg_tables().is_some_and(|tables| tables.len() > JPEG_TABLES_BYTES_MAX) {
             return Err(BROKEN_HEADER);
         }
-        // Pieces may share their bytes, but not so often that a small file costs hours.
+        // Pieces may share bytes of the file, but not so often that a small file takes hours.
         let packed: u64 = self.pieces().map(|piece| self.packed(piece).map_or(0, |packed| packed.len() as u64)).sum();
         if packed > 2 * self.encoded.len() as u64 + MARGIN_PIXELS {
             return Err(BROKEN_HEADER);
@@ -214,7 +216,7 @@ impl<'a> TiffFile<'a> {
         self.compression == Compression::Jpeg
     }
 
-    /// Strips or tiles, of each plane, as far as their offsets are there.
+    /// Strips or tiles of each plane, up to the number of offsets in the file.
     fn pieces(&self) -> impl Iterator<Item = Piece> {
         let (width, height) = (self.width as usize, self.height as usize);
         let planes = if self.is_planar { self.samples.used() } else { 1 };
@@ -230,7 +232,7 @@ impl<'a> TiffFile<'a> {
         })
     }
 
-    /// Samples of a pixel in one plane.
+    /// Samples per pixel that are stored together: 1 if each sample has a separate plane.
     fn samples_together(&self) -> usize {
         if self.is_planar { 1 } else { self.samples.count }
     }
@@ -248,7 +250,8 @@ impl<'a> TiffFile<'a> {
         self.row_bytes().saturating_mul(rows)
     }
 
-    /// A piece's bytes in the file. Programs of old state no lengths, or wrong ones for pieces that are not compressed.
+    /// Bytes of a piece in the file. Old programs state no lengths, or wrong lengths for
+    /// uncompressed pieces.
     fn packed(&self, piece: Piece) -> Option<&'a [u8]> {
         let offset = usize::try_from(self.directory.number(&self.offsets, piece.number)?).ok()?;
         let rest = self.encoded.get(offset..)?;
@@ -261,7 +264,7 @@ impl<'a> TiffFile<'a> {
         Some(&rest[..length.min(rest.len())])
     }
 
-    /// A piece of YCbCr in RGB, `[rows, piece width, 3]`.
+    /// Converts a piece of YCbCr to RGB, `[rows, piece width, 3]`.
     fn rgb_of(&self, unpacked: &[u8], rows: usize, tables: &YCbCrTables) -> Vec<u8> {
         let (across, down) = self.subsampling;
         let (unit_bytes, units) = (across * down + 2, self.piece.0.div_ceil(across));
@@ -280,7 +283,7 @@ impl<'a> TiffFile<'a> {
         self.directory.entry(JPEG_TABLES).and_then(|entry| self.directory.bytes(&entry))
     }
 
-    /// The stream of a piece with the tables that all share (TIFF technical note 2).
+    /// The JPEG stream of a piece, with the tables that all pieces share (TIFF technical note 2).
     fn jpeg_of(&self, packed: &[u8]) -> Vec<u8> {
         match self.jpeg_tables().and_then(|tables| tables.strip_suffix(b"\xff\xd9")) {
             Some(tables) => [tables, packed.strip_prefix(b"\xff\xd8").unwrap_or(packed)].concat(),
@@ -304,7 +307,7 @@ impl<'a> TiffFile<'a> {
         Some(levels)
     }
 
-    /// Puts a piece into the picture's levels, `[height, width, used]`.
+    /// Decodes a piece into the picture's levels, `[height, width, used]`.
     fn place(&self, piece: Piece, tables: &YCbCrTables, levels: &mut [u8]) -> Option<()> {
         let packed = self.packed(piece)?;
         let samples = self.samples_together();

@@ -1,5 +1,5 @@
-//! Pure: strips and tiles of a TIFF, decompressed. Each decompressor stops when a piece is full, so that a piece takes no
-//! more memory than its pixels and [`Compression::scratch_bytes`].
+//! Pure: decompression of the strips and tiles of a TIFF. Each decompressor stops when the piece is
+//! full, so a piece takes no more memory than its pixels and [`Compression::scratch_bytes`].
 
 use std::borrow::Cow;
 use std::io::Read;
@@ -26,7 +26,8 @@ pub(super) enum Compression {
 const COMPRESSION: u16 = 259;
 const FAX_OPTIONS: u16 = 292;
 
-/// Most dictionary bytes: the largest of `xz` with its overhead, and a window that `zstd --long` does not reach.
+/// Maximum dictionary bytes: for LZMA, the largest dictionary of the `xz` presets with its overhead;
+/// for Zstandard, the largest window that is accepted.
 const LZMA_BYTES: u64 = 66 << 20;
 const ZSTD_BYTES: u64 = 64 << 20;
 
@@ -58,17 +59,17 @@ impl Compression {
         })
     }
 
-    /// Whether libtiff reverses bits before decompressing where the fill order asks for it.
+    /// Whether libtiff reverses the bits before decompression if the fill order asks for it.
     pub fn is_reversible(self) -> bool {
         self != Compression::Jpeg
     }
 
-    /// Whether it may come with a predictor.
+    /// Whether this compression can be combined with a predictor.
     pub fn is_predicted(self) -> bool {
         matches!(self, Compression::Lzw | Compression::Deflate | Compression::Lzma | Compression::Zstd)
     }
 
-    /// Bytes that decompressing a piece takes in addition to it.
+    /// Bytes that decompressing a piece takes in addition to the piece.
     pub fn scratch_bytes(self, piece_bytes: u64) -> u64 {
         match self {
             Compression::Lzma => LZMA_BYTES,
@@ -78,7 +79,7 @@ impl Compression {
         }
     }
 
-    /// Fills a piece with rows of `row_bytes`, as long as there is data. `None` if it is damaged or ends too early.
+    /// Fills a piece with rows of `row_bytes`. `None` if the data is damaged or ends too early.
     pub fn unpack(self, packed: &[u8], width: u32, piece: &mut [u8]) -> Option<()> {
         match self {
             Compression::None => piece.copy_from_slice(packed.get(..piece.len())?),
@@ -95,13 +96,14 @@ impl Compression {
                 let mut decoder = ruzstd::decoding::StreamingDecoder::new_with_decoder(packed, decoder).ok()?;
                 decoder.read_exact(piece).ok()?;
             }
-            Compression::Jpeg => return None, // it has colours, not bytes
+            Compression::Jpeg => return None, // JPEG yields colors, not bytes
         }
         Some(())
     }
 }
 
-/// LZW of TIFF 6.0, or if the first code is turned around, of TIFF 5.0 (libtiff, `tif_lzw.c`).
+/// LZW of TIFF 6.0, or of TIFF 5.0 if the bits of the first code are reversed (libtiff,
+/// `tif_lzw.c`).
 fn unpack_lzw(packed: &[u8], piece: &mut [u8]) -> Option<()> {
     let is_old = matches!(packed, [0, second, ..] if second & 1 == 1);
     let mut decoder = if is_old {
@@ -122,7 +124,7 @@ fn unpack_lzw(packed: &[u8], piece: &mut [u8]) -> Option<()> {
     (written == piece.len()).then_some(())
 }
 
-/// TIFF 6.0, section 9.
+/// PackBits (TIFF 6.0, section 9).
 fn unpack_bits(mut packed: &[u8], piece: &mut [u8]) -> Option<()> {
     let mut written = 0;
     while written < piece.len() {
@@ -146,12 +148,12 @@ fn unpack_bits(mut packed: &[u8], piece: &mut [u8]) -> Option<()> {
     Some(())
 }
 
-/// The bytes with their bits in the other order, if that is asked for.
+/// The bytes, with the bits of each byte reversed if `is_reversed` is set.
 pub(super) fn in_order(packed: &[u8], is_reversed: bool) -> Cow<'_, [u8]> {
     if is_reversed { packed.iter().map(|byte| byte.reverse_bits()).collect() } else { Cow::Borrowed(packed) }
 }
 
-/// Undoes horizontal differencing of rows whose samples have 8, 16 or 32 bits (TIFF 6.0, section 14).
+/// Undoes horizontal differencing of rows with samples of 8, 16 or 32 bits (TIFF 6.0, section 14).
 pub(super) fn undo_differences(row: &mut [u8], samples: usize, sample_bytes: usize, is_little: bool) {
     let step = samples * sample_bytes;
     match sample_bytes {
@@ -187,7 +189,7 @@ mod tests {
 
     #[test]
     fn packed_bits_are_literals_and_runs() {
-        // The example of TIFF 6.0, section 9.
+        // The example in TIFF 6.0, section 9.
         let packed = b"\xfe\xaa\x02\x80\x00\x2a\xfd\xaa\x03\x80\x00\x2a\x22\xf7\xaa";
         let mut piece = [0; 24];
         assert_eq!(unpack_bits(packed, &mut piece), Some(()));

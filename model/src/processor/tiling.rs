@@ -1,44 +1,45 @@
-//! Tiles: a picture's aspect ratio decides how many tiles of one size it is stretched over, and it may follow whole as
-//! a thumbnail (InternVL 1.5, arXiv 2404.16821, section 3.3).
+//! Tiles. The aspect ratio of a picture decides how many tiles of equal size the picture is
+//! stretched over. The whole picture may follow as a thumbnail (InternVL 1.5, arXiv 2404.16821,
+//! section 3.3).
 
 use super::smart_resize::{Size, check_sides};
 use crate::flow::{ImageError, Tiles};
 
-/// How pictures are cut into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiling {
     /// Pixels along a side of a tile.
     pub side: u32,
-    /// The least number of tiles of a picture, without a thumbnail.
+    /// Minimum number of tiles of a picture, without the thumbnail.
     pub least: u32,
-    /// The most, without a thumbnail.
+    /// Maximum number of tiles of a picture, without the thumbnail.
     pub most: u32,
-    /// Whether a picture of several tiles follows whole, as one more.
+    /// Whether a picture of several tiles is followed by one more tile that shows the whole
+    /// picture.
     pub has_thumbnail: bool,
 }
 
 impl Tiling {
-    /// Pixels of a tile.
     pub fn tile_pixels(self) -> u64 {
         u64::from(self.side).pow(2)
     }
 
-    /// Pixels of the tiles of the largest picture.
+    /// Pixels of all tiles of the largest picture, including the thumbnail.
     pub fn pixels_max(self) -> u64 {
         let thumbnail = u64::from(self.has_thumbnail && self.most > 1);
         (u64::from(self.most) + thumbnail) * self.tile_pixels()
     }
 
-    /// The tiles of a picture of `size`, at most `tiles_max` with the thumbnail: those with the aspect ratio nearest to
-    /// its own. Of equal ratios the last counts that the picture fills by half at least; one tile if no arrangement is
-    /// left.
+    /// Tiles of a picture of `size`, at most `tiles_max` with the thumbnail. Chooses the
+    /// arrangement whose aspect ratio is nearest to the picture's. If several arrangements are
+    /// equally near, a later one is chosen only if the picture has more than half of its pixels.
+    /// Returns one tile if no arrangement is within `tiles_max`.
     ///
-    /// Gives the same numbers as `get_optimal_tiled_canvas` in transformers 5.17,
+    /// Returns the same numbers as `get_optimal_tiled_canvas` in transformers 5.17,
     /// `models/got_ocr2/image_processing_got_ocr2.py`.
     ///
     /// # Errors
-    /// [`ImageError::Empty`]; [`ImageError::AspectRatio`] over 200, which the reference does not refuse: resizing such
-    /// a picture takes memory by its longer side.
+    /// [`ImageError::Empty`]; [`ImageError::AspectRatio`] over 200. The reference does not refuse
+    /// such a picture, but the memory for resizing it grows with its longer side.
     pub fn choose(self, size: Size, tiles_max: u64) -> Result<Tiles, ImageError> {
         check_sides(size)?;
         let Size { width, height } = size;
@@ -54,7 +55,7 @@ impl Tiling {
         Ok(chosen)
     }
 
-    /// Every arrangement, those of fewer tiles first.
+    /// All arrangements, in order of increasing number of tiles.
     fn arrangements(self) -> impl Iterator<Item = Tiles> {
         let allowed = self.least..=self.most;
         let mut all: Vec<_> = (1..=self.most)

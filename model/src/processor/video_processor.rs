@@ -1,10 +1,11 @@
-//! The video processor: frames to one picture per step of time, cut as transformers' `Qwen2VLVideoProcessor` and
-//! `Qwen3VLVideoProcessor` do. Frames are those that the user picked: what those two pick from a film (`fps`,
-//! `min_frames`, `max_frames`, `num_frames`, `do_sample_frames`) is not read.
+//! The video processor. It turns frames into one picture per time step, cut as transformers'
+//! `Qwen2VLVideoProcessor` and `Qwen3VLVideoProcessor` do. The user has already picked the frames,
+//! so the sampling settings of those two processors (`fps`, `min_frames`, `max_frames`,
+//! `num_frames`, `do_sample_frames`) are not read.
 //!
-//! A step takes `temporal_patch_size` frames; if the last step has fewer, its last frame is repeated. The vision tower
-//! never attends from one step to another. So a step is a picture whose frames differ, for the tower and everything
-//! after it.
+//! A step takes `temporal_patch_size` frames. If the last step has fewer, its last frame is
+//! repeated. The vision tower never attends from one step to another, so the tower and all later
+//! stages treat a step as a picture whose frames differ.
 
 use bursar_budgets::Bytes;
 
@@ -16,7 +17,8 @@ use super::smart_resize::{Size, VideoLength, smart_resize_video};
 use crate::flow::ImageError;
 use crate::flow::{ImageLimits, MediaGrid, RgbImage, Video};
 
-/// The longest video in seconds. f32 counts whole seconds up to this, and a time in a prompt has few digits.
+/// Duration limit of a video, in seconds. f32 represents every whole second up to this limit, and a
+/// time in a prompt has few digits.
 const SECONDS_MAX: f64 = (1u32 << 24) as f64;
 
 /// Resizes the frames of videos for the encoder.
@@ -25,29 +27,27 @@ pub struct VideoProcessor {
     frames: ImageProcessor,
 }
 
-/// Sizes of a processed video, computed from its frames' headers alone.
+/// Sizes of a processed video, computed only from the headers of its frames.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VideoPlan {
-    /// The plan of each step: a picture of the frames' size.
+    /// Plan of each step, which is a picture of the frames' size.
     pub step: ResizePlan,
-    /// Number of frames.
     pub frames: usize,
-    /// Number of steps of time.
+    /// Number of time steps.
     pub steps: usize,
-    /// The rate of the frames, per second.
     pub frames_per_second: f64,
     /// Maximum host bytes that decoding and resizing one frame takes.
     pub decoding_bytes: Bytes,
 }
 
 impl VideoPlan {
-    /// The grid that its placeholder expands to.
+    /// The grid that the video's placeholder expands to.
     pub fn grid(&self) -> MediaGrid {
         let VideoPlan { step, steps, frames, frames_per_second, .. } = *self;
         MediaGrid::Video { step: step.grid, steps, frames, frames_per_second }
     }
 
-    /// Bytes of all resized frames, which stay after processing.
+    /// Bytes of all resized frames, which remain after processing.
     pub fn patches_bytes(&self) -> Bytes {
         self.step.patches_bytes() * self.frames as u64
     }
@@ -60,26 +60,26 @@ impl VideoProcessor {
         Ok(VideoProcessor { frames: ImageProcessor::new(config)? })
     }
 
-    /// The same, with bounds that count the pixels of all frames together and no limit per frame.
+    /// The same processor with bounds that count the pixels of all frames together, and no limit
+    /// per frame.
     pub(crate) fn counting_all_frames(&self) -> Self {
         VideoProcessor { frames: self.frames.counting(CountedPixels::Video { tokens_max: None }) }
     }
 
-    /// The settings it follows.
     pub fn config(&self) -> &ImageProcessorConfig {
         self.frames.config()
     }
 
-    /// Steps of time of `frames` frames.
+    /// Number of time steps of `frames` frames.
     pub fn steps(&self, frames: usize) -> usize {
         frames.div_ceil(self.config().temporal_patch_size as usize)
     }
 
-    /// Sizes, steps and host bytes of a video. A step has at most `step_patches_max` patches, or the processor's own
-    /// limit if that is lower. Reads headers and decodes nothing.
+    /// Sizes, steps and host bytes of a video. A step has at most `step_patches_max` patches, or
+    /// the processor's own limit if that is lower. Reads headers and decodes nothing.
     ///
     /// # Errors
-    /// Each variant of [`VideoError`] but `TooManyFrames`, which is checked per request.
+    /// Each variant of [`VideoError`] except `TooManyFrames`, which is checked per request.
     pub fn plan(&self, video: &Video, limits: &ImageLimits, step_patches_max: usize) -> Result<VideoPlan, VideoError> {
         let frames_per_second = video.frames_per_second();
         let lasts = video.frames().len() as f64 / frames_per_second;
@@ -119,7 +119,8 @@ impl VideoProcessor {
         Ok(VideoPlan { step, frames, steps: self.steps(frames), frames_per_second, decoding_bytes })
     }
 
-    /// The plan of a step where the bounds count the pixels of all frames; each has at most `pixels_max`.
+    /// Plan of a step if the bounds count the pixels of all frames. Each frame has at most
+    /// `pixels_max` pixels.
     fn plan_whole(
         &self,
         source: Size,
@@ -146,8 +147,8 @@ impl VideoProcessor {
     /// Decodes, resizes and hashes the frames, one at a time, and returns one picture per step.
     ///
     /// # Errors
-    /// [`VideoError::Frame`] if a frame is damaged after its header; [`VideoError::FrameSize`] if its size differs from
-    /// the plan's.
+    /// [`VideoError::Frame`] if a frame is damaged after its header; [`VideoError::FrameSize`] if
+    /// the size of a frame differs from the plan.
     pub fn process(
         &self,
         video: &Video,
@@ -171,7 +172,7 @@ impl VideoProcessor {
     }
 }
 
-/// Checks a frame's size against `first`, or stores it there if it is the first.
+/// Checks the size of a frame against `first`, or stores it in `first` if this frame is the first.
 fn check_size(frame: usize, Size { width, height }: Size, first: &mut Option<Size>) -> Result<(), VideoError> {
     let Size { width: first_width, height: first_height } = *first.get_or_insert(Size { width, height });
     if (width, height) == (first_width, first_height) {

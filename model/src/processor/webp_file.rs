@@ -1,4 +1,4 @@
-//! WebP: the pixels by `image-webp`, EXIF and XMP from the chunks.
+//! WebP. `image-webp` decodes the pixels; EXIF and XMP come from the chunks.
 
 use std::borrow::Cow;
 use std::io::Cursor;
@@ -17,17 +17,18 @@ pub(super) struct WebPFile<'a> {
     width: u32,
     height: u32,
     channels: u64,
-    /// The extended header lacks the flag for alpha, but the pixels have it. libwebp believes the pixels.
+    /// The extended header lacks the alpha flag, but the pixels have alpha. libwebp follows the
+    /// pixels.
     hides_alpha: bool,
 }
 
-/// Flags of the extended header, and where they are (RFC 9649, section 2.7.1).
+/// Flags of the extended header, and their offset (RFC 9649, section 2.7.1).
 const FLAGS_AT: usize = 20;
 const ANIMATED: u8 = 2;
 const ALPHA: u8 = 16;
 
 impl<'a> WebPFile<'a> {
-    /// A truncated animation may have a whole first frame, but libwebp refuses it, and so do we.
+    /// A truncated animation may have a complete first frame, but it is refused, as in libwebp.
     pub fn open(encoded: &'a [u8]) -> Result<Self, Refusal> {
         let stated = encoded.get(4..8).and_then(|size| size.try_into().ok()).map_or(0, u32::from_le_bytes);
         if u64::from(stated) + 8 > encoded.len() as u64 {
@@ -41,7 +42,8 @@ impl<'a> WebPFile<'a> {
         Ok(file)
     }
 
-    /// The first chunk of this name (RFC 9649, section 2.7). The padding of the last chunk may be missing.
+    /// The first chunk with this name (RFC 9649, section 2.7). The padding of the last chunk may be
+    /// missing.
     fn chunk(&self, name: &[u8; 4]) -> Option<&'a [u8]> {
         let mut rest = self.encoded.get(12..)?;
         loop {
@@ -54,13 +56,14 @@ impl<'a> WebPFile<'a> {
         }
     }
 
-    /// Whether a still picture has a chunk of alpha, or lossless pixels that use it (RFC 9649, section 3.4).
+    /// Whether a still picture has an alpha chunk, or lossless pixels that use alpha (RFC 9649,
+    /// section 3.4).
     fn has_alpha(&self) -> bool {
         let lossless = self.chunk(b"VP8L").and_then(|pixels| pixels.get(4));
         self.chunk(b"ALPH").is_some() || lossless.is_some_and(|bits| bits & 0x10 != 0)
     }
 
-    /// Flags of the extended header, if there is one.
+    /// Flags of the extended header. `None` if there is no extended header.
     fn flags(&self) -> Option<u8> {
         self.encoded.get(FLAGS_AT).copied().filter(|_| self.encoded[12..].starts_with(b"VP8X"))
     }
@@ -80,8 +83,8 @@ impl FileDecoder for WebPFile<'_> {
     }
 
     fn held(&self) -> Held {
-        // Lossy: the YCbCr planes in whole macroblocks. Lossless: four bytes per pixel. Alpha is a separate picture, and
-        // an animation has a canvas as well.
+        // Lossy: the YCbCr planes in whole macroblocks. Lossless: four bytes per pixel. Alpha is
+        // decoded as a separate picture, and an animation needs a canvas in addition.
         let pixel_bytes = if self.channels == 4 || self.is_animated() { 10 } else { 5 };
         let (width, height) = (u64::from(self.width).next_multiple_of(16), u64::from(self.height).next_multiple_of(16));
         let scratch_bytes = self.encoded.len() as u64 * 2 + width * height * pixel_bytes;

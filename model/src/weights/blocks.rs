@@ -1,5 +1,6 @@
-//! Widening ggml's blocks of quantised elements to f32. Operations and their order are those of the `gguf` package of
-//! Python (0.19, `quants.py`, `dequantize_blocks`), so that each element has the same bits.
+//! Conversion of ggml's blocks of quantized elements to f32. Operations and their order are the
+//! same as in Python's `gguf` package (0.19, `quants.py`, `dequantize_blocks`), so that each
+//! element has the same bits.
 
 use half::f16;
 
@@ -8,7 +9,7 @@ use crate::checkpoint::BlockType;
 /// Elements of the longest block.
 const LONGEST: usize = 256;
 
-/// Widens whole blocks; `out` has as many elements as they.
+/// Widens whole blocks. `out` has as many elements as the blocks.
 pub(super) fn widen_blocks(kind: BlockType, blocks: &[u8], out: &mut [f32]) {
     let widen = match kind {
         BlockType::Q4_0 => q4_0,
@@ -24,7 +25,7 @@ pub(super) fn widen_blocks(kind: BlockType, blocks: &[u8], out: &mut [f32]) {
     blocks.chunks_exact(kind.bytes()).zip(places).for_each(|(block, out)| widen(block, out));
 }
 
-/// As [`widen_blocks`], into the bytes of as many f32.
+/// Like [`widen_blocks`], but `out` has the bytes of the f32 numbers.
 pub(super) fn widen_blocks_to_bytes(kind: BlockType, blocks: &[u8], out: &mut [u8]) {
     let mut wide = [0.0; LONGEST];
     let wide = &mut wide[..kind.elements()];
@@ -39,12 +40,14 @@ fn half(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Element `at` of 32 in 16 bytes: the low halves of all bytes, then the high ones.
+/// Element `at` of 32 elements in 16 bytes: first the low nibbles of all bytes, then the high
+/// nibbles.
 fn nibble(bytes: &[u8], at: usize) -> u8 {
     bytes[at % 16] >> (at / 16 * 4) & 0xf
 }
 
-/// Element `at` with its fifth bit from the 32 bits at byte `bits`.
+/// Element `at` with five bits. Its fifth bit is one of the 32 bits at byte `bits`, and its nibble
+/// is in the bytes after them.
 fn five_bits(block: &[u8], bits: usize, at: usize) -> u8 {
     nibble(&block[bits + 4..], at) | (block[bits + at / 8] >> (at % 8) & 1) << 4
 }
@@ -53,38 +56,39 @@ fn each(out: &mut [f32], value: impl Fn(usize) -> f32) {
     out.iter_mut().enumerate().for_each(|(at, place)| *place = value(at));
 }
 
-/// Scale, 32 nibbles.
+/// Block format: scale, 32 nibbles.
 fn q4_0(block: &[u8], out: &mut [f32]) {
     let scale = half(block, 0);
     each(out, |at| scale * (f32::from(nibble(&block[2..], at)) - 8.0));
 }
 
-/// Scale, least, 32 nibbles.
+/// Block format: scale, minimum, 32 nibbles.
 fn q4_1(block: &[u8], out: &mut [f32]) {
     let (scale, least) = (half(block, 0), half(block, 2));
     each(out, |at| scale * f32::from(nibble(&block[4..], at)) + least);
 }
 
-/// Scale, 32 fifth bits, 32 nibbles.
+/// Block format: scale, 32 fifth bits, 32 nibbles.
 fn q5_0(block: &[u8], out: &mut [f32]) {
     let scale = half(block, 0);
     each(out, |at| scale * (f32::from(five_bits(block, 2, at)) - 16.0));
 }
 
-/// Scale, least, 32 fifth bits, 32 nibbles.
+/// Block format: scale, minimum, 32 fifth bits, 32 nibbles.
 fn q5_1(block: &[u8], out: &mut [f32]) {
     let (scale, least) = (half(block, 0), half(block, 2));
     each(out, |at| scale * f32::from(five_bits(block, 4, at)) + least);
 }
 
-/// Scale, 32 bytes.
+/// Block format: scale, 32 bytes.
 fn q8_0(block: &[u8], out: &mut [f32]) {
     let scale = half(block, 0);
     each(out, |at| f32::from(block[2 + at].cast_signed()) * scale);
 }
 
-/// The scale and the subtrahend of each of eight groups, six bits each in twelve bytes from byte 4 on, times the
-/// block's own two from byte 0 on.
+/// The scale and the subtrahend of each of eight groups. They have six bits each, in the twelve
+/// bytes from byte 4 on, and are multiplied by the block's own scale and subtrahend, which start at
+/// byte 0.
 fn group_scales(block: &[u8]) -> [(f32, f32); 8] {
     let (scale, least, six) = (half(block, 0), half(block, 2), &block[4..16]);
     std::array::from_fn(|group| {
@@ -96,7 +100,8 @@ fn group_scales(block: &[u8]) -> [(f32, f32); 8] {
     })
 }
 
-/// Scale, least, six bits for each of eight groups of 32, then 64 elements in each 32 bytes.
+/// Block format: scale, subtrahend, six bits for the scale and for the subtrahend of each of eight
+/// groups of 32 elements, then 64 elements in each 32 bytes.
 fn q4_k(block: &[u8], out: &mut [f32]) {
     let (groups, bytes) = (group_scales(block), &block[16..]);
     each(out, |at| {
@@ -106,7 +111,8 @@ fn q4_k(block: &[u8], out: &mut [f32]) {
     });
 }
 
-/// As [`q4_k`] with 256 fifth bits, those of a group at its own bit of 32 bytes.
+/// Like [`q4_k`], with 256 fifth bits in 32 bytes before the nibbles. Each group uses one bit
+/// position of these bytes.
 fn q5_k(block: &[u8], out: &mut [f32]) {
     let (groups, bits, bytes) = (group_scales(block), &block[16..48], &block[48..]);
     each(out, |at| {
@@ -117,7 +123,8 @@ fn q5_k(block: &[u8], out: &mut [f32]) {
     });
 }
 
-/// 256 nibbles, 256 pairs of bits, a scale of one byte for each 16 elements, the scale of all.
+/// Block format: 256 nibbles, 256 pairs of bits, a one-byte scale for each 16 elements, the scale
+/// of the block.
 fn q6_k(block: &[u8], out: &mut [f32]) {
     let (nibbles, pairs, scales, scale) = (&block[..128], &block[128..192], &block[192..208], half(block, 208));
     each(out, |at| {

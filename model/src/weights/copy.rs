@@ -1,4 +1,4 @@
-//! What is copied where: one tensor of the checkpoint, or what stands in for one.
+//! Copies into a weight segment: the source, the destination and the conversion of each one.
 
 use bursar_budgets::{Address, Bytes};
 use bursar_kernels::DType;
@@ -7,48 +7,46 @@ use super::RoutingSkew;
 use super::cut::Cut;
 use crate::checkpoint::{RandomTensor, ScaledBy};
 
-/// A copy to one place of the segment.
+/// A copy to one address of the segment.
 #[derive(Clone, Debug)]
 pub struct WeightCopy {
-    /// The destination address.
     pub to: Address,
     /// Bytes at the destination.
     pub bytes: Bytes,
-    /// Elements of a row, and zeros after each row.
+    /// Number of elements in a row, and number of zeros after each row.
     pub row: (usize, usize),
     /// The element type at the destination, to which the file's elements are rounded.
     pub kept: DType,
-    /// Where the values come from.
     pub source: WeightSource,
-    /// The part of the source that is read; `None` is all of it.
+    /// The part of the source that is read; `None` for all of it.
     pub cut: Option<Cut>,
-    /// The checkpoint's vector that rows are multiplied by.
+    /// The name of the checkpoint's vector that the rows are multiplied by.
     pub scale: Option<String>,
-    /// The file has each matrix of the tensor with its axes swapped.
+    /// Whether the file has each matrix of the tensor with its axes swapped.
     pub swapped: bool,
-    /// The elements are rounded to FP8 while they are read.
+    /// The scales to compute, if the elements are quantized to FP8 while they are read.
     pub rounded: Option<MadeScales>,
 }
 
-/// Scales that are made while weights are read.
+/// Scales that are computed while weights are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MadeScales {
-    /// Where those of the copy's first row stand.
+    /// The address of the scales of the copy's first row.
     pub to: Address,
-    /// What has one.
+    /// The parts of the weight that have separate scales.
     pub by: ScaledBy,
-    /// Rows of a block, or of a matrix that has one scale for each row to hold.
+    /// Rows of a block. For one scale per matrix, the rows of a matrix, since the scale is stored
+    /// once for each row.
     pub height: usize,
 }
 
-/// The source of a copy.
 #[derive(Clone, Debug)]
 pub enum WeightSource {
     /// The checkpoint's tensor with this name.
     Tensor(String),
     /// The random checkpoint's tensor with this name.
     Random(String, RandomTensor),
-    /// The random checkpoint's router with this name, drawn from a seed, which prefers some experts.
+    /// The random checkpoint's router with this name, drawn from a seed. It prefers some experts.
     SkewedRouter(String, u64, RoutingSkew),
     /// Numbers that the configuration implies.
     Constant(Vec<f32>),
@@ -58,29 +56,29 @@ pub enum WeightSource {
     WeightScales(String, SpreadScales),
     /// The same number everywhere.
     Same(f32),
-    /// Written together with the rows that it scales.
+    /// Scales that are written together with the rows that they scale.
     Made,
 }
 
-/// How a checkpoint's scales become those of a weight.
+/// The conversion of a checkpoint's scales to the scales of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpreadScales {
-    /// Matrices of scales that stand one after the other.
+    /// Number of matrices of scales, one after the other.
     pub count: usize,
-    /// Rows and columns of each in the model's order.
+    /// Rows and columns of each matrix of scales, in the model's order.
     pub shape: [usize; 2],
-    /// The file has the two axes of each swapped.
+    /// Whether the file has the two axes of each matrix swapped.
     pub swapped: bool,
-    /// How often each row is repeated.
+    /// Number of times that each row is repeated.
     pub times: usize,
-    /// Rows of each after that; the last may be repeated less often.
+    /// Rows of each matrix after the repetition. The last row may be repeated fewer times.
     pub rows: usize,
-    /// Whether zero is no scale.
+    /// Whether scales must be greater than zero.
     pub is_above_zero: bool,
 }
 
 impl WeightSource {
-    /// The tensor's name in the checkpoint, if it is from there.
+    /// The tensor's name in the checkpoint, if the source is a tensor of the checkpoint.
     pub fn name(&self) -> Option<&str> {
         match self {
             WeightSource::Tensor(name)

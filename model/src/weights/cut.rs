@@ -5,7 +5,7 @@ use bursar_kernels::RankShard;
 use super::WeightError;
 use crate::checkpoint::TensorInfo;
 
-/// Rows and columns of a tensor of the checkpoint. Its axes but the first count as columns.
+/// Rows and columns of a tensor of the checkpoint. All axes except the first count as columns.
 #[derive(Clone, Debug)]
 pub struct Cut {
     rows: RankShard,
@@ -34,17 +34,19 @@ impl Cut {
         found.part(self.rows, self.columns, &self.shape)
     }
 
-    /// Elements of the whole tensor before the first one, and from a row to the next.
+    /// Number of elements in the whole tensor before the first element of the part, and from the
+    /// start of one row to the start of the next.
     pub(crate) fn place(&self) -> (u64, usize) {
         let pitch = self.columns.whole;
         ((self.rows.first * pitch + self.columns.first) as u64, pitch)
     }
 }
 
-/// The share of units that `share` has of their elements.
+/// Converts a share of elements to a share of units of `unit` elements.
 ///
 /// # Errors
-/// [`WeightError::Cut`] if it begins or ends within one, the end of all of them aside.
+/// [`WeightError::Cut`] if the share begins or ends within a unit. An end at the end of all
+/// elements is allowed.
 pub(super) fn whole_units(
     name: &str,
     share: RankShard,

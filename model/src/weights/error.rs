@@ -1,4 +1,5 @@
-//! A checkpoint whose tensors are not what its configuration says, or what a target or a rank can take.
+//! Errors about tensors of a checkpoint that do not match its configuration, or that a target or a
+//! rank cannot use.
 
 use bursar_kernels::DType;
 use thiserror::Error;
@@ -8,20 +9,20 @@ use crate::checkpoint::error::CheckpointError;
 /// A tensor of the checkpoint that does not match the model's configuration.
 #[derive(Debug, Error)]
 pub enum WeightError {
-    /// It is missing, or the file is broken.
+    /// The tensor is missing, or the file is damaged.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Its shape differs from the configuration's.
+    /// The tensor's shape differs from the configuration.
     #[error("tensor {name} has shape {found:?}, but config.json asks for {expected:?}")]
     Shape {
-        /// The tensor's name.
         name: String,
         /// The shape that the configuration implies.
         expected: Vec<usize>,
         /// The shape in the file.
         found: Vec<usize>,
     },
-    /// The file has tensors that the model has no place for: file and configuration are of different models.
+    /// The file has tensors that no layer of the model reads: the file and the configuration belong
+    /// to different models.
     #[error("config.json names no layer for {count} tensors of the checkpoint: {}", .first.join(", "))]
     Extra {
         /// The number of such tensors.
@@ -37,7 +38,7 @@ pub enum WeightError {
         /// The tensor that would be read in its place.
         twin: String,
     },
-    /// The target cannot compute what the model consists of.
+    /// The target does not support a part of the model.
     #[error("{what} are not supported on {target} yet")]
     Unserved {
         /// The part of the model.
@@ -45,106 +46,98 @@ pub enum WeightError {
         /// The target's name.
         target: &'static str,
     },
-    /// A tensor's type is not what the checkpoint's configuration of FP8 says.
+    /// A tensor's type contradicts the checkpoint's configuration of FP8.
     #[error("tensor {name} holds {found}, but {expected}")]
     Format {
-        /// The tensor's name.
         name: String,
-        /// What the configuration says, in words.
+        /// The requirement of the configuration, in words.
         expected: &'static str,
         /// The type in the file.
         found: DType,
     },
-    /// A tensor in FP8 that is served plain only, whatever its configuration says.
+    /// A tensor is FP8, but this tensor is supported only without quantization, regardless of the
+    /// configuration.
     #[error("tensor {name} holds {found}, but embeddings, lm_head, norms and routers must not be quantized")]
     AlwaysPlain {
-        /// The tensor's name.
         name: String,
         /// The type in the file.
         found: DType,
     },
-    /// Some of the projections that are computed together are FP8, others plain.
+    /// Some of the projections that are computed together are FP8, and others are not.
     #[error("the checkpoint's quantization_config has {name} in FP8 and {other} not, but they are computed as one")]
     PartlyQuantized {
-        /// One that is FP8.
+        /// A projection that is FP8.
         name: String,
-        /// One that is not.
+        /// A projection that is not FP8.
         other: String,
     },
-    /// A scale of FP8 numbers that cannot be one.
+    /// A scale of FP8 numbers has a value that is not valid.
     #[error("{name} holds the scale {value}; expected {expected}")]
     Scale {
-        /// The tensor's name.
         name: String,
-        /// The number.
         value: f32,
-        /// What a scale is, in words.
+        /// The requirement for a scale, in words.
         expected: &'static str,
     },
-    /// Scales of FP8 numbers that are more or fewer than those numbers ask for.
+    /// The number of scales does not match the FP8 numbers.
     #[error("the scales {name} have shape {found:?}, but quantization_config asks for {expected:?}")]
     ScaleShape {
-        /// The tensor's name.
         name: String,
         /// The shape that the configuration implies.
         expected: Vec<usize>,
         /// The shape in the file.
         found: Vec<usize>,
     },
-    /// A layer in FP8 whose outputs are scaled, as InternVL's tower has them.
+    /// A layer is FP8 and its outputs are scaled, as in InternVL's vision tower.
     #[error(
         "{name} is FP8 and its outputs are multiplied by {scale}; this is supported only for weights that are not \
          quantized"
     )]
     ScaledFp8 {
-        /// The layer's name.
         name: String,
-        /// The name of what its outputs are multiplied by.
+        /// The name of the tensor that its outputs are multiplied by.
         scale: String,
     },
-    /// A scale of queries or probabilities in FP8.
+    /// The checkpoint has a scale of queries or probabilities in FP8.
     #[error("{name} is a scale of FP8 queries or probabilities, but attention computes these in a wider type")]
     AttentionScale {
-        /// The tensor's name.
         name: String,
     },
     /// Tensors that are fused have different element types.
     #[error("tensor {name} holds {found}, but the tensors computed with it hold {expected}")]
     Mixed {
-        /// The tensor's name.
         name: String,
-        /// The first neighbour's type.
+        /// The type of the first fused tensor.
         expected: DType,
-        /// This tensor's type.
         found: DType,
     },
-    /// A rank's share does not end where numbers of the file do that only exist together.
+    /// A rank's share begins or ends within a group of numbers that cannot be separated in the
+    /// file.
     #[error("tensor {name} would be split at {at}, but its {what} cannot be split within {unit}")]
     Cut {
-        /// The tensor's name.
         name: String,
-        /// The row or column.
+        /// The row or column of the split.
         at: usize,
-        /// The numbers that exist together.
+        /// The kind of numbers that cannot be separated.
         what: &'static str,
-        /// How many of them.
+        /// How many of these numbers form a group.
         unit: usize,
     },
-    /// So many ranks cannot share the model out.
+    /// The model cannot be divided among this many ranks.
     #[error(transparent)]
     Ranks(#[from] RanksError),
 }
 
-/// A model that so many ranks cannot share out.
+/// The model cannot be divided among the requested number of ranks.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{what} cannot be divided among {ranks} ranks: there are {count}")]
 pub struct RanksError {
-    /// How many ranks were asked for.
+    /// The requested number of ranks.
     pub ranks: usize,
-    /// What does not divide.
+    /// The parts that cannot be divided, for example query heads.
     pub what: &'static str,
-    /// How many of it there are.
+    /// The number of these parts.
     pub count: usize,
-    /// Numbers of ranks that can share out all of it.
+    /// Numbers of ranks among which the model can be divided.
     pub possible: Vec<usize>,
 }

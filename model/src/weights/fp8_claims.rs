@@ -1,4 +1,5 @@
-//! Claims of FP8 weights: numbers and scales, as the checkpoint has them or as they are made while it is read.
+//! Claims of FP8 weights: elements and scales, which are either in the checkpoint or computed while
+//! it is read.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{
@@ -19,39 +20,43 @@ use crate::{
     flow::CacheFormat,
 };
 
-/// The scale of activations where a checkpoint without weights has none.
+/// The scale of activations for a checkpoint without weights, which has no scales either.
 const UNKNOWN_SCALE: f32 = 1.0;
 
-/// Matrices that a checkpoint has in one tensor. At most one of these shares is not whole.
+/// Matrices that a checkpoint has in one tensor. At most one of the three shares is less than the
+/// whole.
 #[derive(Clone, Copy)]
 pub(super) struct Matrices {
     pub count: RankShard,
     pub rows: RankShard,
     pub columns: RankShard,
-    /// The file has the axes of each swapped.
+    /// Whether the file has the axes of each matrix swapped.
     pub swapped: bool,
 }
 
-/// How a weight of FP8 is claimed.
+/// The format in which an FP8 weight is claimed.
 #[derive(Clone, Copy)]
 pub(super) struct Fp8 {
     scheme: Fp8Scheme,
-    /// The end of its scales' names, if the checkpoint has them.
+    /// The suffix of the names of its scales, if the checkpoint has them.
     stored: Option<&'static str>,
 }
 
 impl WeightMap<'_> {
-    /// Says whether the claims that follow are the decoder's, whose projections a user may want rounded.
+    /// Sets whether the following claims belong to the decoder. Only the decoder's projections are
+    /// quantized at the user's request.
     pub fn set_in_decoder(&mut self, is_in_decoder: bool) {
         self.is_in_decoder = is_in_decoder;
     }
 
-    /// Says that the model's tower is served plain alone: without its file it is taken to be so.
+    /// Declares that the model's vision tower is supported only without quantization. If the file
+    /// is not available, the tower is assumed to be unquantized.
     pub fn expect_plain_tower(&mut self) {
         self.is_tower_plain = true;
     }
 
-    /// How the weights of modules that are computed as one are claimed; `None` is plain.
+    /// The format in which to claim the weights of modules that are computed as one; `None` if they
+    /// are not quantized.
     pub(super) fn scheme_of<'n>(&self, modules: impl IntoIterator<Item = &'n str>) -> Result<Option<Fp8>, WeightError> {
         let found = match &self.formats {
             WeightFormats::Plain => None,
@@ -70,9 +75,11 @@ impl WeightMap<'_> {
         Ok(found)
     }
 
-    /// Whether a module outside the decoder is plain though no list names it: the file has wide numbers and no scale. Lists of
-    /// ModelOpt before 0.39 name no tower, which vLLM (0.26, `modelopt.py`) takes as plain. Without the file only
-    /// ModelOpt's are taken so.
+    /// Whether a module outside the decoder is unquantized although no list names it: the file has
+    /// numbers of a wider type than FP8 and no scale. Lists of ModelOpt before 0.39 do not name the
+    /// vision tower, and vLLM (0.26, `modelopt.py`) takes it as unquantized. If the file is not
+    /// available, this is assumed only for ModelOpt and after
+    /// [`expect_plain_tower`](Self::expect_plain_tower).
     fn is_found_plain(&self, module: &str, stored: &StoredFp8) -> bool {
         let weight = format!("{module}.weight");
         if self.checkpoint.tensors.random(&weight, 0).is_some() {
@@ -83,7 +90,7 @@ impl WeightMap<'_> {
         is_wide && !self.has(&format!("{module}.{}", stored.scale))
     }
 
-    /// Refuses FP8 that the target has no kernels for, unless only a plan is made.
+    /// Refuses FP8 weights for which the target has no kernels, unless the map is only for a plan.
     fn check_served(&self, data: &Tensor<'_>, fp8: Fp8, height: usize) -> Result<(), WeightError> {
         let block_rows = (fp8.scheme.weights == ScaledBy::Block).then_some(height);
         if self.is_dry() || self.target.has_fp8([data.rows(), data.columns()], block_rows) {
@@ -94,7 +101,8 @@ impl WeightMap<'_> {
         Err(WeightError::Unserved { what, target: self.target.name() })
     }
 
-    /// Refuses experts in FP8 that the target has no kernels for, unless only a plan is made.
+    /// Returns the weights of experts. Refuses FP8 weights for which the target has no kernels,
+    /// unless the map is only for a plan.
     pub(super) fn served_experts(
         &self,
         experts: usize,
@@ -116,7 +124,7 @@ impl WeightMap<'_> {
         Err(WeightError::Unserved { what, target: self.target.name() })
     }
 
-    /// The type to keep a weight in that the file has as `found`.
+    /// The type in which to store a weight that has the type `found` in the file.
     pub(super) fn kept(&self, name: &str, found: DType, fp8: Option<Fp8>) -> Result<DType, WeightError> {
         let is_stored = fp8.is_some_and(|fp8| fp8.stored.is_some());
         match (found == DType::F8E4M3) == is_stored {
@@ -126,7 +134,7 @@ impl WeightMap<'_> {
         }
     }
 
-    /// The error of a tensor that is FP8 and should not be, or the other way around.
+    /// The error for a tensor that is FP8 and should not be, or the other way around.
     pub(super) fn other_format(&self, name: &str, is_fp8: bool, found: DType) -> WeightError {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         let (name, says_fp8) = (name.to_owned(), "quantization_config says that it is FP8");
@@ -137,8 +145,9 @@ impl WeightMap<'_> {
         }
     }
 
-    /// Claims `module.weight` of modules with so many rows each, one after the other. Their activations are rounded as
-    /// those of `inputs`, the same modules or more.
+    /// Claims `module.weight` of modules, each with its number of rows, one after the other. If the
+    /// scale of activations is in the checkpoint, it is the one for `inputs`, which are the same
+    /// modules or more.
     pub(super) fn weight(
         &mut self,
         modules: &[(String, RankShard)],
@@ -182,7 +191,8 @@ impl WeightMap<'_> {
         self.scaled(data, fp8, start, height, names.collect())
     }
 
-    /// The weight of `data`, matrices in one tensor `name` that has been claimed last.
+    /// The weight of `data`: the matrices of the tensor `name`, which must be the most recent
+    /// claim.
     pub(super) fn scaled_matrices(
         &mut self,
         name: &str,
@@ -210,7 +220,7 @@ impl WeightMap<'_> {
         self.scaled(data, fp8, start, height, vec![format!("{name}_input_scale")])
     }
 
-    /// The weight of `data` whose scales stand from `start` of the segment on.
+    /// The weight of `data`. Its scales begin at `start` in the segment.
     fn scaled(
         &mut self,
         data: Tensor<'static>,
@@ -237,12 +247,12 @@ impl WeightMap<'_> {
         Ok(Weight { data, scales })
     }
 
-    /// Claims scales of `shape`, one after the other.
+    /// Claims scales `[rows, columns]` with values from `source`.
     fn scales(&mut self, [rows, columns]: [usize; 2], source: WeightSource) {
         self.place(DType::F32.bytes(rows * columns), (columns, 0), DType::F32, source);
     }
 
-    /// Claims scales that are made while the rows of the copy number `copy` are read.
+    /// Claims scales that are computed while the rows of copy number `copy` are read.
     fn made_scales(&mut self, copy: usize, fp8: Fp8, shape: [usize; 2], height: usize, matrix_rows: usize) {
         let by = fp8.scheme.weights;
         let height = if by == ScaledBy::Tensor { matrix_rows } else { height };
@@ -273,7 +283,7 @@ impl WeightMap<'_> {
         let (count, shape) = (of.count.count, [down.count, across.count]);
         let spread = SpreadScales { count, shape, swapped, times, rows, is_above_zero };
         self.scales([count * rows, across.count], WeightSource::WeightScales(name.to_owned(), spread));
-        // A tensor of several matrices is cut between them.
+        // A tensor of several matrices is cut between matrices only.
         let lines = if of.count.whole == 1 { one } else { of.count.times(one.whole) };
         if let Some(copy) = self.copies.last_mut() {
             copy.cut = Cut::of(lines, other, &[lines.whole, other.whole]);
@@ -281,8 +291,9 @@ impl WeightMap<'_> {
         Ok(())
     }
 
-    /// The largest of the scales of activations that the parts of a product have, as vLLM takes it for them all: of all
-    /// experts too, whichever ranks have them, so that replies do not depend on the number of ranks.
+    /// The largest scale of activations among the parts of a GEMM, which is used for all of these
+    /// parts, as in vLLM. The scales of all experts are included, even if other ranks hold them, so
+    /// that replies do not depend on the number of ranks.
     fn input_scale(&mut self, names: Vec<String>) -> Result<f32, WeightError> {
         let mut largest = 0.0f32;
         for name in names {
@@ -299,8 +310,9 @@ impl WeightMap<'_> {
         Ok(largest)
     }
 
-    /// Claims the scales of a layer's cached keys and values, `[2, kv_heads.count]` f32, if the cache is FP8: the
-    /// checkpoint's, one for all heads or one for each, and 1 for a layer that has none, as in vLLM.
+    /// Claims the scales of a layer's cached keys and values, `[2, kv_heads.count]` f32, if the
+    /// cache is FP8. The scales are from the checkpoint, which has one for all heads or one for
+    /// each head. They are 1 for a layer without scales, as in vLLM.
     pub fn cache_scales(
         &mut self,
         attention: &str,
@@ -316,7 +328,7 @@ impl WeightMap<'_> {
             [
                 format!("{attention}.{part}_scale"),             // of compressed-tensors
                 format!("{attention}.{part}_proj.{part}_scale"), // of ModelOpt
-                format!("{attention}.{part}_proj.output_scale"), // of either, in early releases
+                format!("{attention}.{part}_proj.output_scale"), // of both, in early releases
                 format!("{attention}.qkv_proj.{part}_scale"),    // of llm-compressor (vLLM's issue 25047)
                 format!("{attention}.attn.{part}_scale"),        // where vLLM keeps them
             ]
@@ -334,7 +346,7 @@ impl WeightMap<'_> {
         Ok(Some(self.constant(&scales).into_shape([2, kv_heads.count])))
     }
 
-    /// The checkpoint's scales of each head, under whichever name it has.
+    /// The checkpoint's scale of each head, under the name that the checkpoint uses.
     fn stored_cache_scales(&mut self, names: [String; 5], kv_heads: RankShard) -> Result<Vec<f32>, WeightError> {
         let [_, of_modelopt, ..] = &names;
         let name = names.iter().find(|name| self.has(name)).unwrap_or(of_modelopt).clone();
@@ -348,14 +360,16 @@ impl WeightMap<'_> {
         Ok(kv_heads.range().map(|head| scales[head % scales.len()]).collect())
     }
 
-    /// Whether a tensor is a scale of keys or values that are kept plain, or a tower's, which are in no cache.
+    /// Whether a tensor is a scale of keys or values that is not needed, because the cache is not
+    /// FP8 or because the keys and values belong to a vision tower and are not cached.
     pub(super) fn is_unread_cache_scale(&self, name: &str) -> bool {
         const ENDS: [&str; 5] = [".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale", ".kv_scale"];
         let is_unread = self.checkpoint.cache() == CacheFormat::Plain || self.outside.contains(root(name));
         is_unread && ENDS.iter().any(|end| name.ends_with(end))
     }
 
-    /// Call this after the last claim. It reads the checkpoint's scales, and refuses those that cannot be one.
+    /// Refuses values that are not valid scales. Call this after the last claim. It reads the
+    /// checkpoint's scales.
     ///
     /// # Errors
     /// [`WeightError::Scale`].
@@ -371,7 +385,9 @@ impl WeightMap<'_> {
     }
 }
 
-/// Rows of a block. Each part of a weight begins with a block: usually parts have whole blocks of 128 rows.
+/// Rows of a block. Each part of a weight must begin with a block, so this is the largest power of
+/// two, up to 128, that divides the start of every part. Usually all parts have whole blocks of 128
+/// rows.
 fn height(fp8: Fp8, parts: impl Iterator<Item = usize>) -> usize {
     if fp8.scheme.weights != ScaledBy::Block {
         return 1;
@@ -385,12 +401,13 @@ fn height(fp8: Fp8, parts: impl Iterator<Item = usize>) -> usize {
     starts.fold(FP8_BLOCK, |height, start| height.min(1 << start.trailing_zeros().min(7)))
 }
 
-/// Whether a tensor is a scale of queries or of probabilities, which attention here does not round.
+/// Whether a tensor is a scale of queries or of probabilities, which attention in this project does
+/// not quantize.
 pub(super) fn is_attention_scale(name: &str) -> bool {
     [".q_scale", ".q_proj.output_scale", ".prob_scale", ".prob_output_scale"].iter().any(|end| name.ends_with(end))
 }
 
-/// Scales must be `count` matrices of `shape`, where axes of one may be left out.
+/// Checks that scales are `count` matrices of `shape`. Axes with one element may be left out.
 fn check_shape(name: &str, found: &TensorInfo<'_>, count: usize, shape: [usize; 2]) -> Result<(), WeightError> {
     let inner = |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|extent| *extent != 1).collect() };
     let expected = [count, shape[0], shape[1]];
@@ -401,19 +418,19 @@ fn check_shape(name: &str, found: &TensorInfo<'_>, count: usize, shape: [usize; 
     Err(WeightError::ScaleShape { name: name.to_owned(), expected, found: found.shape.to_vec() })
 }
 
-/// What a scale belongs to.
+/// The kind of numbers that a scale belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ScaleOf {
-    /// Weights with scales for blocks or outputs, some of which may be zeros alone.
+    /// Blocks or output channels of weights. Some of them may have only zeros.
     Parts,
-    /// A whole matrix.
     Matrix,
-    /// Activations, keys or values, which are divided by it.
+    /// Activations, keys or values, which are divided by the scale.
     Activations,
 }
 
-/// Refuses a number that cannot be a scale. The largest E4M3 number times a scale has to be an f32, and what activations
-/// are divided by a normal one, or they become infinite.
+/// Refuses a number that is not a valid scale. The largest E4M3 number times a scale must be finite
+/// in f32. A scale that activations are divided by must be a normal number, or the quotients become
+/// infinite.
 fn check_scale(name: &str, value: f32, of: ScaleOf) -> Result<(), WeightError> {
     let is_scale = value.is_finite() && (value > 0.0 || value == 0.0 && of == ScaleOf::Parts);
     let expected = match of {

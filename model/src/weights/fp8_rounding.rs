@@ -1,4 +1,5 @@
-//! Rounding plain weights to FP8 while they are read: for each row, block or matrix the largest magnitude becomes 448.
+//! Quantization of weights to FP8 while they are read. In each row, block or matrix, the largest
+//! magnitude becomes 448.
 
 use bursar_kernels::{DType, E4m3, FP8_BLOCK, e4m3_scale, largest_magnitude};
 use rayon::prelude::*;
@@ -9,14 +10,15 @@ use super::{
 };
 use crate::checkpoint::ScaledBy;
 
-/// Elements that are rounded at a time, as far as blocks allow.
+/// Number of elements that are quantized at a time, as far as the size of blocks allows.
 const AT_ONCE: usize = 1 << 22;
 
-/// Elements that are widened at a time; few enough for a processor core's own cache.
+/// Number of elements that are widened at a time, so few that they fit into the cache of a CPU
+/// core.
 const WIDENED: usize = 1 << 10;
 
-/// Rounds rows of `columns` numbers of type `found`, and gives `each` the numbers and the scales of some rows after the
-/// other. `rows` begin with a block or a matrix.
+/// Quantizes rows of `columns` numbers of type `found`. `each` receives the FP8 numbers and the
+/// scales, some rows at a time. `rows` must begin with a block or a matrix.
 pub(crate) fn rounded_to_fp8<E>(
     rows: &[u8],
     (found, columns): (DType, usize),
@@ -57,7 +59,7 @@ pub(crate) fn rounded_to_fp8<E>(
     })
 }
 
-/// Rounds rows with a scale for each `width` of their columns.
+/// Quantizes rows with one scale for each `width` columns.
 fn round_unit(rows: &[u8], (found, columns): (DType, usize), width: usize, codes: &mut [u8], scales: &mut [f32]) {
     for (first, place) in (0..columns).step_by(width).zip(scales) {
         let part = first..columns.min(first + width);
@@ -101,7 +103,7 @@ mod tests {
 
     use super::*;
 
-    /// Rounds and multiplies again.
+    /// Quantizes numbers and multiplies them by their scales again.
     fn there_and_back(numbers: &[f32], columns: usize, by: ScaledBy, height: usize) -> (Vec<f32>, Vec<f32>) {
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         let made = MadeScales { to: Address(0), by, height };
@@ -121,7 +123,7 @@ mod tests {
 
     #[test]
     fn numbers_come_back_within_half_a_step_of_the_largest_beside_them() {
-        // Rows of very different sizes, one of zeros, and a number that is none.
+        // Rows of very different magnitudes, a row of zeros, and single zeros.
         let (rows, columns) = (300, 2500);
         let number = |at: usize| {
             let (row, column) = (at / columns, at % columns);

@@ -10,17 +10,19 @@ pub struct Linear {
     pub weight: Weight<'static>,
     /// `[out_features]`
     pub bias: Option<Tensor<'static>>,
-    /// Other ranks have the rest of `in_features`, so what it makes is part of a sum.
+    /// Whether other ranks hold the rest of `in_features`, so that the result is part of a sum over
+    /// ranks.
     pub is_partial: bool,
 }
 
 impl Linear {
-    /// The format of activations that it reads without rounding them itself.
+    /// The activation format that the projection reads without having to round the activations
+    /// itself.
     pub fn reads(&self) -> ActivationFormat {
         ActivationFormat::of(self.weight.wants())
     }
 
-    /// Applies it to `x` `[rows, in_features]` and returns `[rows, out_features]`.
+    /// Applies the projection to `x` `[rows, in_features]` and returns `[rows, out_features]`.
     pub fn forward<'s, 'a, B: Backend>(
         &'a self,
         scope: &'s Scope<'_, B>,
@@ -29,7 +31,8 @@ impl Linear {
         scope.linear(x, &self.weight, self.bias.as_ref())
     }
 
-    /// For a weight of gate, then up: returns `silu(gate(x)) * up(x)`, `[rows, out_features / 2]`, in `format`.
+    /// For a weight with the rows of gate followed by the rows of up: returns
+    /// `silu(gate(x)) * up(x)`, `[rows, out_features / 2]`, in `format`.
     pub fn forward_gated<'s, 'a, B: Backend>(
         &'a self,
         scope: &'s Scope<'_, B>,
@@ -39,7 +42,7 @@ impl Linear {
         scope.gated_linear_as(x, &self.weight, self.bias.as_ref(), format)
     }
 
-    /// As [`forward`](Linear::forward), into `out` `[rows, out_features]`.
+    /// Like [`forward`](Linear::forward), with the result in `out` `[rows, out_features]`.
     pub fn forward_into<'a, B: Backend>(
         &'a self,
         scope: &Scope<'_, B>,
@@ -49,8 +52,8 @@ impl Linear {
         scope.linear_into(x, &self.weight, self.bias.as_ref(), out)
     }
 
-    /// As [`forward`](Linear::forward), added to `sum` `[rows, out_features]`. Of a partial result the sum over all ranks is
-    /// added, which meet in this operation.
+    /// Like [`forward`](Linear::forward), but adds the result to `sum` `[rows, out_features]`. A
+    /// partial result is first summed over all ranks, which makes this a collective.
     pub fn forward_add<'a, B: Backend>(
         &'a self,
         scope: &Scope<'_, B>,
@@ -63,8 +66,8 @@ impl Linear {
         let scope = scope.scope();
         scope.all_reduce_add(&self.forward(&scope, x)?, sum)
     }
-    /// As [`forward_add`](Linear::forward_add) of a partial result, and writes the norm of the sum to `normed`
-    /// `[rows, out_features]`.
+    /// Like [`forward_add`](Linear::forward_add) for a partial result. It also writes the norm of
+    /// the sum to `normed` `[rows, out_features]`.
     pub fn forward_add_normed<'a, B: Backend>(
         &'a self,
         scope: &Scope<'_, B>,

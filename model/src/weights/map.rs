@@ -1,4 +1,4 @@
-//! The map of a weight segment: the place of each tensor.
+//! The map of a weight segment: the address of each tensor.
 
 use std::collections::BTreeSet;
 
@@ -18,51 +18,52 @@ const ALIGNMENT: Bytes = Bytes(256);
 /// The base address of a map that only measures. It is never read or written.
 const NOWHERE: Address = Address(1 << 40);
 
-/// How many names an error about extra tensors shows.
+/// Number of names that an error about extra tensors lists.
 const EXTRA_SHOWN: usize = 3;
 
 /// Buffers that older versions of transformers saved with the weights. They are computed from the configuration here,
 /// as transformers itself does now.
 const BUFFERS: [&str; 2] = [".rotary_emb.inv_freq", ".rotary_pos_emb.inv_freq"];
 
-/// How a tensor is kept.
+/// The storage of a tensor in the segment.
 #[derive(Clone, Copy, Default)]
 pub(super) struct WeightLayout {
-    /// Rows of zeros after those of each part, which the target needs.
+    /// Number of zero rows after the rows of each part, which the target needs.
     pub rows: usize,
-    /// Columns of zeros after each row.
+    /// Number of zeros after each row.
     pub columns: usize,
-    /// The element type, if it is not the target's for weights.
+    /// The element type, if it is not the target's type for weights.
     pub kept: Option<DType>,
     /// Whether the file has FP8 numbers.
     pub is_fp8: bool,
-    /// Whether it is plain whatever the configuration says of its kind.
+    /// Whether the tensor is unquantized, regardless of the configuration.
     pub is_always_plain: bool,
 }
 
-/// Assigns places in the segment, one claim after the other.
+/// Assigns addresses in the segment, one claim after the other.
 pub struct WeightMap<'c> {
     pub(super) checkpoint: &'c Checkpoint,
     pub(super) target: Target,
     pub(super) formats: WeightFormats,
-    /// Whose weights these are.
+    /// The rank that holds the weights.
     rank: Rank,
-    /// Whether claims are the decoder's, whose projections a user may want rounded.
+    /// Whether claims belong to the decoder. Only its projections are quantized at the user's
+    /// request.
     pub(super) is_in_decoder: bool,
     base: Address,
     pub(super) used: Bytes,
     pub(super) copies: Vec<WeightCopy>,
     /// Tensors that need not be read, each with the tensor that is read in its place.
     twins: Vec<(String, String)>,
-    /// Tensors that are multiplied into others, with their elements.
+    /// Tensors that are multiplied into other tensors, with their number of elements.
     folded: Vec<(String, usize)>,
-    /// Tensors of one number that was read while claiming.
+    /// Scales that were read while claiming.
     pub(super) read: Vec<String>,
-    /// The first parts of what is claimed outside the decoder.
+    /// The first parts of the names that were claimed outside the decoder.
     pub(super) outside: BTreeSet<String>,
     /// See [`expect_plain_tower`](WeightMap::expect_plain_tower).
     pub(super) is_tower_plain: bool,
-    /// Tensors, and modules with all of theirs, that other ranks read.
+    /// Names of tensors, and of modules with all their tensors, that other ranks read.
     elsewhere: BTreeSet<String>,
 }
 
@@ -87,12 +88,12 @@ impl<'c> WeightMap<'c> {
         }
     }
 
-    /// The same, of a rank.
+    /// The same map for a rank.
     pub fn of_rank(self, rank: Rank) -> Self {
         WeightMap { rank, ..self }
     }
 
-    /// Whose weights these are.
+    /// The rank that holds the weights.
     pub fn rank(&self) -> Rank {
         self.rank
     }
@@ -106,14 +107,14 @@ impl<'c> WeightMap<'c> {
         WeightMap { base, ..WeightMap::dry(checkpoint, target, formats) }
     }
 
-    /// Claims one tensor.
+    /// Claims a single tensor of `shape`.
     pub fn tensor(&mut self, name: &str, shape: impl Into<Shape>) -> Result<Tensor<'static>, WeightError> {
         let shape = shape.into();
         let part = (name.to_owned(), shape.rows().into());
         self.stacked(&[part], shape, shape.columns().into(), WeightLayout::default())
     }
 
-    /// Claims the router of a mixture, `[experts, hidden]`, of whose experts a row takes `top`.
+    /// Claims the router of a mixture, `[experts, hidden]`. It chooses `top` experts for each row.
     pub fn router(&mut self, name: &str, shape: [usize; 2], top: usize) -> Result<Tensor<'static>, WeightError> {
         let router = self.tensor(name, shape)?;
         if let (Some(exponent), Some(copy)) = (self.checkpoint.tensors.routing_skew(), self.copies.last_mut())
@@ -129,8 +130,8 @@ impl<'c> WeightMap<'c> {
         self.rows_of(name, vocabulary, hidden, 0)
     }
 
-    /// As [`table`](Self::table), for an output projection with at least `rows` rows. The target may add more. Added ones are
-    /// zeros.
+    /// Like [`table`](Self::table), for an output projection with at least `rows` rows. The target
+    /// may add more rows. Added rows are zeros.
     pub fn vocabulary(
         &mut self,
         name: &str,
@@ -153,9 +154,10 @@ impl<'c> WeightMap<'c> {
         self.stacked(&[(name.to_owned(), share)], [share.count, columns].into(), columns.into(), place)
     }
 
-    /// Claims a projection `name.weight` `[out_features, in_features]`, and `name.bias` `[out_features]` if `bias`. Of
-    /// either number it may be a [share](RankShard). What a share of `in_features` makes is a partial result, and the bias is
-    /// part of that of the first rank.
+    /// Claims a projection `name.weight` `[out_features, in_features]`, and `name.bias`
+    /// `[out_features]` if `bias`. Either number may be a [share](RankShard). A share of
+    /// `in_features` gives a partial result, and only the first rank's partial result includes the
+    /// bias.
     pub fn linear(
         &mut self,
         name: &str,
@@ -166,8 +168,9 @@ impl<'c> WeightMap<'c> {
         self.fused_linear(&[(name, out_features.into())], in_features, bias)
     }
 
-    /// As [`linear`](Self::linear), the convolution that embeds patches, whose kernel becomes a matrix. It is always plain:
-    /// tools round linear layers alone, and their lists need not name others.
+    /// Like [`linear`](Self::linear), for the convolution that embeds patches. Its kernel becomes a
+    /// matrix. It is never quantized: tools quantize only linear layers, and their lists need not
+    /// name other layers.
     pub fn patch_embedding(
         &mut self,
         name: &str,
@@ -179,8 +182,9 @@ impl<'c> WeightMap<'c> {
         self.padded_linear(&[(name, out_features.into())], in_features.into(), bias, place)
     }
 
-    /// As [`linear`](Self::linear) with a bias, where output `i` is multiplied by element `i` of the tensor `scale`
-    /// `[out_features]`. The product is taken while loading, in f32, and rounded once to the type of activations.
+    /// Like [`linear`](Self::linear) with a bias, where output `i` is multiplied by element `i` of
+    /// the tensor `scale` `[out_features]`. The product is computed while loading, in f32, and
+    /// rounded once to the type of activations.
     pub fn scaled_linear(
         &mut self,
         name: &str,
@@ -196,14 +200,14 @@ impl<'c> WeightMap<'c> {
         }
         let place = WeightLayout { kept: Some(self.target.activation()), ..WeightLayout::default() };
         let linear = self.padded_linear(&[(name, out_features.into())], in_features.into(), true, place)?;
-        // What is drawn needs no scale.
+        // Random weights need no scale.
         if let WeightSource::Tensor(scale) = source {
             self.copies[first..].iter_mut().for_each(|copy| copy.scale = Some(scale.clone()));
         }
         Ok(linear)
     }
 
-    /// Claims projections of the same input as one, their rows concatenated.
+    /// Claims projections of the same input as one projection with concatenated rows.
     pub fn fused_linear<S: Into<RankShard> + Copy>(
         &mut self,
         parts: &[(&str, S)],
@@ -233,16 +237,18 @@ impl<'c> WeightMap<'c> {
         ])
     }
 
-    /// Claims the gated MLPs of a share of the experts: gate and up of each after the other, `[experts * 2 * intermediate,
-    /// hidden]`, and down, `[experts * hidden, intermediate]`.
+    /// Claims the gated MLPs of a share of the experts: gate and up, expert by expert, as
+    /// `[experts * 2 * intermediate, hidden]`, and down as `[experts * hidden, intermediate]`.
     ///
-    /// A checkpoint has each expert's projections under their own names, `name.{expert}.gate_proj.weight` and so on, or
-    /// `name.gate_proj.{expert}.weight` (ModelOpt 0.43, for Qwen3-VL; vLLM's issue 40885), or all in `name.gate_up_proj`
-    /// and `name.down_proj`, where the two axes of a matrix may be swapped: Qwen3-VL was released as `[experts, in, out]`,
-    /// and transformers swaps them as long as the shape does not fit (5.17, `conversion_mapping.py`).
+    /// A checkpoint may have each expert's projections under separate names:
+    /// `name.{expert}.gate_proj.weight` and so on, or `name.gate_proj.{expert}.weight` (ModelOpt
+    /// 0.43, for Qwen3-VL; vLLM's issue 40885). Or it has all experts in `name.gate_up_proj` and
+    /// `name.down_proj`, where the two axes of each matrix may be swapped: Qwen3-VL was released as
+    /// `[experts, in, out]`, and transformers swaps the axes if the shape does not match (5.17,
+    /// `conversion_mapping.py`).
     ///
     /// # Errors
-    /// A tensor is missing, or has another shape.
+    /// A tensor is missing, or has the wrong shape.
     pub fn experts(
         &mut self,
         name: &str,
@@ -252,7 +258,8 @@ impl<'c> WeightMap<'c> {
         let fused = [("gate_up_proj", 2 * intermediate, hidden), ("down_proj", hidden, intermediate)];
         let fused = fused.map(|(part, rows, columns)| (format!("{name}.{part}"), rows, columns));
         if self.has(&fused[0].0) {
-            // One whose sides are equal stands as the other does.
+            // A tensor of square matrices is assumed to have the same orientation as the other
+            // tensor.
             let mut is_swapped = false;
             for (name, rows, columns) in &fused {
                 is_swapped |=
@@ -273,7 +280,7 @@ impl<'c> WeightMap<'c> {
         let gate_up = experts.range().flat_map(|expert| ["gate", "up"].map(|part| of(expert, part, intermediate)));
         let down = experts.range().map(|expert| of(expert, "down", hidden));
         let (gate_up, down): (Vec<_>, Vec<_>) = (gate_up.collect(), down.collect());
-        // All experts round their rows alike, those of other ranks too.
+        // All experts, including those of other ranks, quantize their rows with the same scale.
         let inputs = |parts: &[&str]| -> Vec<String> {
             (0..experts.whole).flat_map(|expert| parts.iter().map(move |part| module(expert, part))).collect()
         };
@@ -282,8 +289,8 @@ impl<'c> WeightMap<'c> {
         self.served_experts(experts.count, both)
     }
 
-    /// Claims a share of the matrices `[rows, columns]` of a tensor as one matrix, all below each other. The file has their
-    /// axes swapped or not.
+    /// Claims a share of the matrices `[rows, columns]` of a tensor as one matrix, stacked
+    /// row-wise. With `swapped`, the file has their axes swapped.
     fn matrices(
         &mut self,
         (name, rows, columns): &(String, usize, usize),
@@ -311,18 +318,18 @@ impl<'c> WeightMap<'c> {
         self.scaled_matrices(name, data, scheme, matrices)
     }
 
-    /// The view of a place.
+    /// The tensor at an address.
     pub(super) fn tensor_at(&self, to: Address, shape: impl Into<Shape>, dtype: DType) -> Tensor<'static> {
         // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never computed with.
         unsafe { Tensor::persistent(to, shape, dtype) }
     }
 
-    /// The address of a place of the segment.
+    /// The address of byte `at` of the segment.
     pub(super) fn address(&self, at: Bytes) -> Address {
         self.base.offset(at)
     }
 
-    /// Whether this map only measures, so that kernels for what it holds need not be there.
+    /// Whether this map only measures, so that kernels for its weights need not exist.
     pub(super) fn is_dry(&self) -> bool {
         self.base == NOWHERE
     }
@@ -350,7 +357,7 @@ impl<'c> WeightMap<'c> {
         Ok(Linear { weight, bias, is_partial: !in_features.is_whole() })
     }
 
-    /// Claims a place for `numbers`, which are copied there as f32.
+    /// Claims memory for `numbers`, which are copied there as f32.
     pub fn constant(&mut self, numbers: &[f32]) -> Tensor<'static> {
         self.align();
         let bytes = DType::F32.bytes(numbers.len());
@@ -359,8 +366,8 @@ impl<'c> WeightMap<'c> {
         unsafe { Tensor::persistent(to, [numbers.len()], DType::F32) }
     }
 
-    /// Claims `rows` lists of `columns` counters, u32 and 0 at first, side by side: all of them as `[rows, columns]`, and
-    /// each to count in.
+    /// Claims `rows` adjacent lists of `columns` counters, which are u32 and start at 0. Returns
+    /// all of them as `[rows, columns]`, and each list separately.
     pub fn counters(&mut self, rows: usize, columns: usize) -> (Tensor<'static>, Vec<Tensor<'static>>) {
         self.align();
         let line = DType::U32.bytes(columns);
@@ -377,14 +384,16 @@ impl<'c> WeightMap<'c> {
         self.checkpoint.tensors.contains(name)
     }
 
-    /// Allows the checkpoint a tensor `name` that the model does not read, if it equals `twin`, which the model reads.
+    /// Allows the checkpoint to have a tensor `name` that the model does not read, if it equals
+    /// `twin`, which the model reads.
     pub fn twin(&mut self, name: &str, twin: &str) {
         self.twins.push((name.to_owned(), twin.to_owned()));
     }
 
-    /// Call this after the last claim. It compares each tensor that a tie leaves out with the one that replaces it,
-    /// byte by byte. If the file has both and they differ, file or configuration is wrong; transformers 5.17 does not
-    /// tie them then (`modeling_utils.py`, `tie_weights`).
+    /// Compares each tensor that a tie leaves out with the tensor that replaces it, byte by byte.
+    /// Call this after the last claim. If the file has both and they differ, the file or the
+    /// configuration is wrong; transformers 5.17 does not tie them in this case
+    /// (`modeling_utils.py`, `tie_weights`).
     ///
     /// # Errors
     /// [`WeightError::Untied`].
@@ -398,12 +407,13 @@ impl<'c> WeightMap<'c> {
         Ok(())
     }
 
-    /// Call this after the last claim. It refuses tensors that no layer has claimed, because the model would run
-    /// without them and answer wrongly. Only [twins](WeightMap::twin) and buffers of rotary frequencies may be left
-    /// out.
+    /// Refuses tensors that no layer has claimed, because the model would run without them and give
+    /// wrong replies. Call this after the last claim. Only [twins](WeightMap::twin) and buffers of
+    /// rotary frequencies may be left out.
     ///
     /// # Errors
-    /// [`WeightError::Extra`], and [`WeightError::AttentionScale`] for scales that attention here has no use for.
+    /// [`WeightError::Extra`], and [`WeightError::AttentionScale`] for scales that attention in
+    /// this project does not use.
     pub fn refuse_extra(&self) -> Result<(), WeightError> {
         let claimed: BTreeSet<&str> = self.copies.iter().filter_map(|copy| copy.source.name()).collect();
         let is_extra = |name: &&str| {
@@ -439,7 +449,8 @@ impl<'c> WeightMap<'c> {
         self.used
     }
 
-    /// Elements that the checkpoint's tensors fill, without padding: the parameters. Tied ones count once.
+    /// The number of parameters: the elements of the checkpoint's tensors, without padding. Tied
+    /// tensors count once.
     pub fn parameters(&self) -> u64 {
         let elements = |copy: &WeightCopy| {
             let (row, zeros) = copy.row;
@@ -456,8 +467,9 @@ impl<'c> WeightMap<'c> {
         &self.copies
     }
 
-    /// Claims the given rows of tensors, and of each row the columns `of_row`, as one tensor of `shape`. The inner extents of `shape` may fold those of the
-    /// file: a convolution's kernel becomes a matrix.
+    /// Claims the given rows of tensors, with the columns `of_row` of each row, as one tensor of
+    /// `shape`. The inner axes of the tensors may be folded in `shape`: a convolution's kernel
+    /// becomes a matrix.
     pub(super) fn stacked(
         &mut self,
         parts: &[(String, RankShard)],
@@ -505,8 +517,9 @@ impl<'c> WeightMap<'c> {
         Ok(whole)
     }
 
-    /// The checkpoint's tensor with this name, checked against the rows and inner extents that are claimed of it, and the
-    /// part to read. A random checkpoint has every tensor that is claimed.
+    /// The type, the source and the part to read of the checkpoint's tensor with this name. The
+    /// rows and the inner extents of the tensor are checked against the claim. A random checkpoint
+    /// has every tensor that is claimed.
     pub(super) fn part(
         &self,
         name: &str,
@@ -557,7 +570,7 @@ impl<'c> WeightMap<'c> {
     }
 }
 
-/// The first part of a name that releases of a model do not differ in.
+/// The first part of a name that is the same in all releases of a model.
 pub(super) fn root(name: &str) -> &str {
     name.split('.').find(|part| !OUTER.contains(part)).unwrap_or(name)
 }

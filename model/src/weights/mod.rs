@@ -1,7 +1,8 @@
-//! From a checkpoint's tensors to one segment of device memory.
+//! Loading of a checkpoint's tensors into one segment of device memory.
 //!
-//! The code of a family *claims* its weights: their names, their shapes, and which ones are fused. The claims give the
-//! segment's size without reading a weight. Made again over a real segment, the same claims say what is copied where.
+//! The code of a family *claims* its weights: their names, their shapes, and which weights are
+//! fused. The claims determine the segment's size without reading a weight. The same claims, made
+//! again for a real segment, determine the source and the destination of each copy.
 
 mod blocks;
 mod copy;

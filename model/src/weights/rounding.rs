@@ -1,5 +1,5 @@
-//! Rounding of numbers from one type to another. `half` converts a slice of f16 with the processor's own instructions,
-//! several times as fast as one by one.
+//! Rounding of numbers from one type to another. `half` converts a slice of f16 with CPU
+//! instructions, several times faster than one number at a time.
 
 use bursar_kernels::DType;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
@@ -8,11 +8,13 @@ use rayon::prelude::*;
 /// Numbers per thread at a time.
 const BY_A_THREAD: usize = 1 << 16;
 
-/// Numbers that are widened and then rounded at a time; few enough for a processor core's own cache.
+/// Number of elements that are widened and then rounded at a time, so few that they fit into the
+/// cache of a CPU core.
 const AT_ONCE: usize = 1 << 10;
 
-/// Rounds the numbers of a file (little-endian, of type `found`) to the nearest of type `kept`, at most `most` at a
-/// time, in `room`, which grows as needed. `each` receives one part after the other.
+/// Rounds the numbers of a file (little-endian, of type `found`) to the nearest numbers of type
+/// `kept`, at most `most` numbers at a time. The buffer `room` grows as needed. `each` receives one
+/// part after the other.
 pub(crate) fn rounded_parts<E>(
     source: &[u8],
     (found, kept): (DType, DType),
@@ -27,7 +29,8 @@ pub(crate) fn rounded_parts<E>(
     })
 }
 
-/// The first `bytes` bytes of `room`, which grows if it has fewer. They keep their old content.
+/// The first `bytes` bytes of `room`, which grows if it is smaller. The bytes keep their old
+/// content.
 pub(crate) fn room_for(room: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
     room.resize(room.len().max(bytes), 0);
     &mut room[..bytes]
@@ -57,18 +60,18 @@ fn widen(source: &[u8], found: DType, wide: &mut [f32]) {
     }
 }
 
-/// Widens any number of numbers of a file.
+/// Widens numbers of a file to f32, in slices of any length.
 pub(super) fn widen_all(source: &[u8], found: DType, wide: &mut [f32]) {
     let parts = source.chunks(AT_ONCE * found.size());
     parts.zip(wide.chunks_mut(AT_ONCE)).for_each(|(source, wide)| widen(source, found, wide));
 }
 
-/// Widens numbers of a file to the bytes of as many f32.
+/// Widens numbers of a file to f32 and writes their bytes to `out`.
 pub(super) fn widen_to_bytes(source: &[u8], found: DType, out: &mut [u8]) {
     widen_scaled_to_bytes(source, found, 1.0, out);
 }
 
-/// As [`widen_to_bytes`], each number multiplied by `scale`.
+/// Like [`widen_to_bytes`], with each number multiplied by `scale`.
 pub(super) fn widen_scaled_to_bytes(source: &[u8], found: DType, scale: f32, out: &mut [u8]) {
     let mut wide = [0.0; AT_ONCE];
     for (source, out) in source.chunks(AT_ONCE * found.size()).zip(out.chunks_mut(AT_ONCE * size_of::<f32>())) {

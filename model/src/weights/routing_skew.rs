@@ -1,23 +1,28 @@
-//! Routers that prefer some experts, as those of trained mixtures do with text: by Zipf's law.
+//! Random routers that prefer some experts by Zipf's law, as the routers of trained mixtures do for
+//! text.
 
-/// A router of a random checkpoint whose experts are not chosen alike.
+/// The skew of a random router, which does not choose all experts equally often.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoutingSkew {
-    /// Experts of a row.
+    /// Number of experts that each row chooses.
     pub top: usize,
-    /// The expert of rank `r` is chosen by rows in proportion to `r^-exponent`; 0 is even.
+    /// The expert of rank `r` is chosen by rows in proportion to `r^-exponent`. With 0, all experts
+    /// are chosen equally often.
     pub exponent: f32,
 }
 
-/// The largest share of all rows that an expert gets. A logit that is as often above its mean as below it is in every
-/// second row above any mark, however far it spreads.
+/// The largest share of all rows that an expert gets. A logit that is above its mean as often as
+/// below it exceeds a higher threshold in less than half of all rows, however large its deviation
+/// is.
 const LARGEST_SHARE: f64 = 0.45;
 
 impl RoutingSkew {
-    /// The standard deviations of each expert's logits, for a router of so many experts; ranks are drawn from `seed`.
+    /// The standard deviation of each expert's logits, for a router of `experts` experts. The ranks
+    /// of the experts are drawn from `seed`.
     ///
-    /// A row takes the experts whose logits are above a mark, which has about as many above it in each row. Around a mean of
-    /// zero a logit is there as often as it spreads.
+    /// A row chooses the experts whose logits exceed a threshold. The threshold is similar for all
+    /// rows, since the same number of logits exceeds it in each row. If the mean of a logit is
+    /// zero, its deviation determines how often it exceeds the threshold.
     pub fn deviations(&self, experts: usize, seed: u64) -> Vec<f32> {
         let shares = self.shares(experts);
         let mut ranked: Vec<usize> = (0..experts).collect();
@@ -29,7 +34,8 @@ impl RoutingSkew {
         deviations
     }
 
-    /// The share of rows that each rank's expert is to have; together they are `top`, as far as the largest allows.
+    /// The intended share of rows for the expert of each rank. The shares add up to `top`, as far
+    /// as [`LARGEST_SHARE`] allows.
     fn shares(&self, experts: usize) -> Vec<f64> {
         let of_scale = |scale: f64| {
             let share = move |rank: usize| (scale * (rank as f64).powf(-f64::from(self.exponent))).min(LARGEST_SHARE);
@@ -44,8 +50,9 @@ impl RoutingSkew {
     }
 }
 
-/// How many standard deviations above the mean a normal number is with probability `share`, within 0.01 (Tukey's lambda
-/// distribution, whose shape of 0.14 is nearly the normal one's).
+/// The number of standard deviations above the mean that a normally distributed number exceeds with
+/// probability `share`. The error is less than 0.01 (Tukey's lambda distribution, which is nearly
+/// normal for the shape 0.14).
 fn deviations_above(share: f64) -> f64 {
     4.91 * ((1.0 - share).powf(0.14) - share.powf(0.14))
 }
@@ -72,7 +79,7 @@ mod tests {
         }
     }
 
-    /// About normally distributed, from one of a stretch of numbers.
+    /// An approximately normally distributed number, derived from `number`.
     fn drawn(number: u64) -> f64 {
         let hash = blake3::hash(&number.to_le_bytes());
         hash.as_bytes()[..12].iter().map(|byte| f64::from(*byte) / 255.0).sum::<f64>() - 6.0
@@ -94,7 +101,7 @@ mod tests {
             order.sort_by(|one, other| logits[*other].total_cmp(&logits[*one]));
             order[..8].iter().for_each(|expert| chosen[*expert] += 1.0 / rows as f64);
         }
-        // By rank, the widest first.
+        // By rank, the largest deviation first.
         let mut ranked: Vec<usize> = (0..experts).collect();
         ranked.sort_by(|one, other| deviations[*other].total_cmp(&deviations[*one]));
         let shares = skew.shares(experts);

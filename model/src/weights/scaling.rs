@@ -1,4 +1,5 @@
-//! Rows multiplied by a vector of the checkpoint: a layer's output scale, folded into the projection in front of it.
+//! Multiplication of rows by a vector of the checkpoint: a layer's output scale, which is folded
+//! into the projection before it.
 
 use rayon::prelude::*;
 
@@ -12,15 +13,15 @@ use crate::checkpoint::TensorInfo;
 /// Elements that are scaled at a time: 32 MiB of f32.
 const SCALED_AT_ONCE: usize = 1 << 23;
 
-/// Least number of elements that one thread scales.
+/// Minimum number of elements that one thread scales.
 const BY_A_THREAD: usize = 1 << 14;
 
-/// Gives `each` the bytes of the rows of `found` as f32, each multiplied by its element of `scale`, in order. A `found`
-/// of one dimension has rows of one element. `room` grows to 32 MiB or one row, and what is not stored in place takes
-/// as much once more.
+/// Calls `each` with the bytes of the rows of `found` as f32, in order. Each row is multiplied by
+/// its element of `scale`. The rows of a one-dimensional `found` have one element. `room` grows to
+/// 32 MiB or one row. A tensor that is not stored in place takes this memory twice.
 ///
 /// # Panics
-/// If the rows are not as many as the elements of `scale`: the map has checked both.
+/// If the number of rows differs from the number of elements of `scale`. The map has checked both.
 pub(crate) fn scaled_parts<E>(
     found: &TensorInfo<'_>,
     scale: &TensorInfo<'_>,
@@ -45,7 +46,7 @@ pub(crate) fn scaled_parts<E>(
     })
 }
 
-/// All numbers of a tensor.
+/// All elements of a tensor as f32.
 pub(crate) fn numbers(found: &TensorInfo<'_>) -> Vec<f32> {
     let (from, mut wide) = (dtype(found.dtype), Vec::new());
     let each = |part: &[u8]| {

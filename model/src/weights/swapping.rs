@@ -1,22 +1,24 @@
-//! Matrices whose axes are swapped while they are read.
+//! Swapping of the axes of matrices while they are read.
 
 use rayon::prelude::*;
 
 use super::{rounding::room_for, unpacking::unpacked_parts};
 use crate::checkpoint::TensorInfo;
 
-/// Rows and columns that a thread swaps at a time, by way of a copy that its nearest cache holds: rows of a matrix are
-/// often 4 KiB apart, which that cache cannot keep many of.
+/// Rows and columns that a thread swaps at a time, through a copy that fits into the L1 cache. Rows
+/// of a matrix are often 4 KiB apart, and the L1 cache can hold only a few such rows.
 const SIDE: usize = 32;
 
-/// Bytes of matrices that are swapped together, so that all threads have work and what follows gets long copies.
+/// Bytes of matrices that are swapped together, so that all threads have work and the copies that
+/// follow are long.
 const TOGETHER: usize = 64 << 20;
 
-/// Gives `each` the matrices of `found` `[count, columns, rows]`, some at a time, as `[rows, columns]` of its `dtype`. `room`
-/// grows to as many; what is not stored in place takes all of the tensor once more.
+/// Calls `each` with the matrices of `found` `[count, columns, rows]`, some at a time, as
+/// `[rows, columns]` of its `dtype`. `room` grows to the size of these matrices. A tensor that is
+/// not stored in place takes the memory of the whole tensor in addition.
 ///
 /// # Panics
-/// Unless `found` has three axes: the map has checked it.
+/// If `found` does not have three axes. The map has checked this.
 pub(crate) fn swapped_parts<E>(
     found: &TensorInfo<'_>,
     room: &mut Vec<u8>,

@@ -1,4 +1,5 @@
-//! Reading the elements of a tensor whatever its storage: blocks of few bits, other types, rows in another order.
+//! Reading of a tensor's elements from any storage: quantized blocks, other types, rows in a
+//! different order.
 
 use rayon::prelude::*;
 
@@ -12,11 +13,12 @@ use crate::checkpoint::{Stored, TensorInfo};
 /// Elements that are unpacked at a time: 32 MiB of f32.
 const UNPACKED_AT_ONCE: usize = 1 << 23;
 
-/// Least number of elements that one thread unpacks.
+/// Minimum number of elements that one thread unpacks.
 const BY_A_THREAD: usize = 1 << 14;
 
-/// Gives `each` the elements of `found` as its `dtype`, in order, whole rows at a time: all at once and in place if
-/// they lie so in the file, else unpacked in `room`, which grows to 32 MiB or one row.
+/// Calls `each` with the elements of `found` as its `dtype`, in order, in whole rows. If the file
+/// has the elements in this form, `each` receives all of them at once and in place. Otherwise they
+/// are unpacked in `room`, which grows to 32 MiB or one row.
 pub(crate) fn unpacked_parts<E>(
     found: &TensorInfo<'_>,
     room: &mut Vec<u8>,
@@ -55,7 +57,7 @@ mod tests {
     use super::*;
     use crate::checkpoint::BlockType;
 
-    /// `tests/golden/recording/gguf_files.py` draws the blocks.
+    /// `tests/golden/recording/gguf_files.py` generates the blocks.
     #[test]
     fn blocks_of_every_type_have_the_recorded_values_to_the_bit() {
         let path = bursar_golden::path("gguf/blocks.safetensors");

@@ -1,13 +1,13 @@
-//! How many sizes of decode steps are captured.
+//! The number of captured decode step sizes.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// How many sizes a model's step lane has captured. 0 from the lane's death until its successor has captured again.
+/// The number of sizes that a model's step lane has captured. 0 from the death of the lane until
+/// its successor has captured again.
 #[derive(Debug, Default)]
 pub struct Captured(AtomicUsize);
 
 impl Captured {
-    /// The number of sizes captured.
     pub fn count(&self) -> usize {
         self.0.load(Relaxed)
     }

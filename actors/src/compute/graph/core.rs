@@ -1,7 +1,7 @@
-//! The sizes in which decode steps are captured: pure.
+//! Pure: sizes of captured decode steps.
 
-/// Sizes double up to this one and then grow by it. A step wastes fewer rows than this, and they cost next to nothing
-/// beside the weights that it reads.
+/// Sizes double up to this one and then grow by it. A step has fewer padding rows than this, and
+/// the cost of a row is negligible compared with the weights that the step reads.
 const STEP: usize = 8;
 
 /// The numbers of rows for which decode steps of at most `sequences` rows are captured: 1, 2, 4, 8, then multiples of
@@ -10,7 +10,7 @@ pub fn buckets(sequences: usize) -> Vec<usize> {
     (1..=sequences).filter(|rows| bucket(*rows, sequences) == Some(*rows)).collect()
 }
 
-/// The size in which a step of `rows` rows runs. None if it has more than `sequences`.
+/// The size in which a step of `rows` rows runs. `None` if `rows` exceeds `sequences`.
 pub(super) fn bucket(rows: usize, sequences: usize) -> Option<usize> {
     let size = if rows <= STEP { rows.next_power_of_two() } else { rows.next_multiple_of(STEP) };
     (rows <= sequences).then_some(size.min(sequences))

@@ -1,4 +1,4 @@
-//! The sizes of captured steps, and the layout of their inputs: pure.
+//! Pure: sizes of captured steps and the layout of their inputs.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::DType;
@@ -6,14 +6,14 @@ use bursar_model::flow::StepLayout;
 
 use super::core::{bucket, buckets};
 
-/// What determines the layouts of captured steps.
+/// Limits that determine the layouts of captured steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphShape {
     /// Sequences in the largest step.
     pub sequences: usize,
-    /// The most tokens of a sequence.
+    /// Maximum tokens of a sequence.
     pub context_tokens: usize,
-    /// Axes of a position in this model.
+    /// Axes of a token position in this model.
     pub axes: usize,
 }
 
@@ -23,17 +23,18 @@ impl GraphShape {
         StepLayout::decode(rows, self.axes, self.context_tokens)
     }
 
-    /// Bytes of the largest step's inputs, in whole pages.
+    /// Bytes of the inputs of the largest step, in whole pages.
     pub fn bytes(&self, page: Bytes) -> Bytes {
         DType::U32.bytes(self.layout(self.sequences).words()).round_up(page)
     }
 
-    /// The layout of a step of `rows` decoding sequences: that of the smallest size that holds it. None if none does.
+    /// The layout of the smallest size that holds a step of `rows` decoding sequences. `None` if no
+    /// size does.
     pub fn layout_holding(&self, rows: usize) -> Option<StepLayout> {
         bucket(rows, self.sequences).map(|rows| self.layout(rows))
     }
 
-    /// The sizes in which steps are captured.
+    /// The sizes of captured steps, in rows.
     pub fn buckets(&self) -> Vec<usize> {
         buckets(self.sequences)
     }

@@ -1,4 +1,5 @@
-//! The jobs that a lane has begun and not finished, the oldest first, and the loop that begins and finishes them.
+//! The jobs that a lane has begun but not finished, oldest first, and the loop that begins and
+//! finishes jobs.
 
 use std::{
     collections::VecDeque,
@@ -11,24 +12,27 @@ use bursar_kernels::Backend;
 
 use super::{Job, ModelRunner, UnderWay, copying::CopyBegun, pending::Pending};
 
-/// Jobs begun at once: one that the device runs and one queued after it, so that the device never waits for the host.
-/// Copies of blocks run beside them.
+/// Maximum jobs in flight: one that the device runs and one queued after it, so that the device
+/// never waits for the host. Copies of blocks are not counted.
 const BEGUN: usize = 2;
 
-/// How long a finished job may stay unanswered while the lane looks for the next one. A decode step takes milliseconds,
-/// and the next one is on the device already.
+/// Longest wait for the next job while another one is in flight, which delays the answer to a
+/// finished job by at most this time. A decode step takes milliseconds, and the next step is
+/// already on the device.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// Dropping this in any way waits for the device, because begun work still uses what the jobs hold. After that every
-/// fence of the lane has passed, and only then do the jobs hear that their lane has gone.
+/// Dropping this value, also during a panic, waits for the device, because launched work still uses
+/// the memory that the jobs hold. After that, every fence of the lane has passed. Only then are the
+/// jobs answered with [`LaneError::Gone`](super::LaneError::Gone).
 pub(super) struct Begun<'b, B: Backend> {
     runner: &'b ModelRunner<B>,
     timeline: Timeline,
-    /// The tickets of all jobs and copies in order, and whether the device is past each.
+    /// The tickets of all jobs and copies in order, and whether the device has completed each.
     issued: VecDeque<(Ticket, bool)>,
     jobs: VecDeque<(Ticket, Pending)>,
     copies: VecDeque<(Ticket, CopyBegun)>,
-    /// A job that was taken from the queue in search of copies, and has to wait for room.
+    /// A job that was taken from the queue while the lane looked for copies. It waits until another
+    /// job may begin.
     next: Option<Job>,
 }
 
@@ -38,18 +42,18 @@ impl<'b, B: Backend> Begun<'b, B> {
         Begun { runner, timeline, issued: VecDeque::new(), jobs, copies, next: None }
     }
 
-    /// Takes jobs until every handle is dropped, the lane is shut down, or its ranks have gone apart. Jobs begun by
-    /// then are finished.
+    /// Runs jobs until every handle is dropped, the lane is shut down, or its ranks are out of
+    /// step. Jobs begun by then are finished.
     pub(super) fn work(&mut self, jobs: &Receiver<Job>, is_shut_down: impl Fn() -> bool, under_way: &UnderWay) {
         while !self.runner.is_apart() {
             self.finish_copies(under_way);
-            // Answer finished jobs before launching more. On a device that computes inside the launch, a launch takes
-            // as long as a step.
+            // Finished jobs are answered before more are launched. On a device that computes inside
+            // the launch call, a launch takes as long as a step.
             let oldest = self.jobs.front().map(|(_, oldest)| oldest);
             let waits = oldest.is_some_and(|oldest| !oldest.has_come());
             let may_follow = oldest.is_none_or(|oldest| waits && oldest.may_be_followed());
             let has_room = may_follow && self.jobs.len() < BEGUN;
-            // Without room, only copies are looked for.
+            // If no other job may begin, the lane takes jobs from the queue only to find copies.
             let looks = has_room || (waits && self.next.is_none() && self.runner.copies());
             let next = match self.next.take_if(|_| has_room) {
                 Some(job) => Ok(job),
@@ -97,7 +101,8 @@ impl<'b, B: Backend> Begun<'b, B> {
         ticket
     }
 
-    /// The device is past this work. A fence counts it once the device is past all that was issued before, too.
+    /// Marks this work as complete on the device. The timeline completes it once all work issued
+    /// earlier is complete too.
     fn complete(&mut self, ticket: Ticket) {
         let issued = self.issued.iter_mut().find(|(issued, _)| *issued == ticket);
         issued.expect("it was issued and not completed").1 = true;
@@ -111,7 +116,7 @@ impl<'b, B: Backend> Begun<'b, B> {
         let (ticket, pending) = self.jobs.pop_front().expect("a job was begun");
         let was_counted = pending.is_served();
         let answer = pending.finish(self.runner);
-        // Copies that a step waited for are over with it, and are answered before it.
+        // Copies that a step waited for have completed with it. They are answered before the step.
         self.finish_copies(under_way);
         self.complete(ticket);
         answer();
@@ -120,7 +125,7 @@ impl<'b, B: Backend> Begun<'b, B> {
         }
     }
 
-    /// Answers the copies that the device is past.
+    /// Answers the copies that the device has completed.
     fn finish_copies(&mut self, under_way: &UnderWay) {
         while self.copies.front().is_some_and(|(_, oldest)| oldest.has_come()) {
             self.finish_oldest_copy(under_way);

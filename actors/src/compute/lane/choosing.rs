@@ -1,4 +1,4 @@
-//! Choosing a step's tokens: what the device is asked, and how its answer is read.
+//! Token choice of a step: the parameters sent to the device and the decoding of its answer.
 
 use bursar_kernels::{
     Backend, KernelError, Scope,
@@ -15,23 +15,23 @@ use super::job::Choice;
 
 /// How a step's rows choose their tokens.
 pub(super) enum TokenChoice {
-    /// Every row takes the likeliest token and nothing else, so that argmax is enough.
+    /// Every row takes its likeliest token and reports nothing else, so that argmax is enough.
     Likeliest {
-        /// The number of rows.
         rows: usize,
     },
-    /// At least one row needs more than that.
+    /// At least one row needs sampling parameters or a report.
     Asked(Box<Asked>),
 }
 
-/// The parameters of each row.
 pub(super) struct Asked {
     pub(super) batch: SampleBatch,
-    /// Rows whose parameters could not be encoded, with the reason. Only their own sequences fail.
+    /// Rows whose parameters could not be encoded, with the reason. Only the sequences of these
+    /// rows fail.
     refused: Vec<(usize, SamplingError)>,
 }
 
-/// The logits that a step needs for `choices`. All ranks are given the same, so they come to the same exchanges.
+/// The logits that a step needs for `choices`. All ranks get the same choices, so they take part in
+/// the same collectives.
 pub(super) fn logits_of(choices: &[Choice]) -> LogitsOf {
     if choices.iter().all(|choice| choice.sampler.is_plain_argmax()) { LogitsOf::OwnRank } else { LogitsOf::AllRanks }
 }
@@ -50,7 +50,8 @@ impl TokenChoice {
         TokenChoice::Asked(Box::new(Asked { batch, refused }))
     }
 
-    /// Starts the download of what earlier launches choose on `buffers` for `rows` rows.
+    /// Starts the download of the tokens that kernels launched earlier choose in `buffers` for
+    /// `rows` rows.
     pub(super) fn download<B: Backend>(
         self,
         scope: &Scope<'_, B>,
@@ -72,9 +73,10 @@ impl TokenChoice {
     }
 }
 
-/// A step's chosen tokens on their way to the host. The next step reads them from the sampling buffers.
+/// A download of a step's chosen tokens that is still running. The next step reads the tokens from
+/// the sampling buffers on the device.
 pub(super) struct Choosing {
-    /// The tokens of all rows, followed by the report, if there is one.
+    /// The tokens of all rows, followed by the report if one was requested.
     results: Later<u32>,
     report: Option<Report>,
 }
@@ -91,7 +93,8 @@ impl Choosing {
         self.results.has_come()
     }
 
-    /// One token per choice. An error for a row that allows none.
+    /// Waits for the download. Returns one token per choice, or an error for a row that allows no
+    /// token.
     pub(super) fn finish(self, choices: &[Choice]) -> Result<Vec<Result<Token, SamplingError>>, KernelError> {
         let words = self.results.wait()?;
         let Some(Report { layout, report_words, refused }) = self.report else {

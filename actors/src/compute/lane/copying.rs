@@ -1,4 +1,4 @@
-//! Copies of blocks and rows that a lane has under way beside its other jobs.
+//! Copies of blocks and rows that run concurrently with a lane's other jobs.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{
     job::{Copied, CopyJob, LaneError},
 };
 
-/// A copy job and what it has begun.
+/// A copy job and its running copies.
 pub(super) struct CopyBegun {
     job: Box<CopyJob>,
     copying: Result<Box<dyn Copying>, LaneError>,
@@ -24,8 +24,8 @@ impl CopyBegun {
         self.copying.as_ref().map_or(true, |copying| copying.has_come())
     }
 
-    /// Waits until the device is past the copies. Returns the call that answers the job, to be made once the job counts
-    /// as finished.
+    /// Waits until the device has completed the copies. Returns the closure that answers the job.
+    /// The caller runs it once the job counts as finished.
     pub(super) fn finish<B: Backend>(self, runner: &ModelRunner<B>) -> Box<dyn FnOnce()> {
         let outcome = runner.past(self.copying.and_then(|copying| Ok(copying.wait()?)));
         let outcome = outcome.and_then(|took| runner.unless_lost(took));
@@ -34,12 +34,12 @@ impl CopyBegun {
 }
 
 impl<B: Backend> ModelRunner<B> {
-    /// Whether this lane may be asked for copies.
+    /// Whether this lane may get copy jobs.
     pub(super) fn copies(&self) -> bool {
         self.memory.host_kv.is_some() || self.memory.host_pictures.is_some()
     }
 
-    /// Begins copies, and returns without waiting for them.
+    /// Starts copies without waiting for them.
     pub(super) fn begin_copies(&self, job: Box<CopyJob>) -> CopyBegun {
         let copying = self.unless_refused(|| {
             let (backend, rank, CopyJob { to_host, to_device, .. }) = (&self.backend, self.rank(), &*job);
@@ -59,7 +59,7 @@ impl<B: Backend> ModelRunner<B> {
         CopyBegun { job, copying }
     }
 
-    /// What was copied on a device that was lost in the meantime is worthless.
+    /// Fails if the device was lost in the meantime, because then the copied data is worthless.
     fn unless_lost(&self, took: Duration) -> Result<Duration, LaneError> {
         let device = self.workspace.segment().map(|segment| segment.device().check());
         device.unwrap_or(Ok(())).map_err(KernelError::Device)?;

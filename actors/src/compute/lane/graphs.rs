@@ -1,4 +1,5 @@
-//! The captured graphs of a lane, two per size, and the steps that replay them or launch the same work.
+//! The captured CUDA graphs of a lane, two per size, and the steps that replay them or launch the
+//! same work.
 
 use std::{
     cell::{Cell, RefCell},
@@ -20,16 +21,17 @@ use super::{
     pending::RunningStep,
 };
 
-/// The graphs that a lane has captured. They are dropped before the memory that they use.
+/// The graphs that a lane has captured. They must be dropped before the memory that they use.
 #[derive(Default)]
 pub(super) struct Graphs {
     by_rows: RefCell<BTreeMap<usize, Captured>>,
-    /// The inputs of a step during upload. For hundreds of long sequences they take half a megabyte.
+    /// Reused buffer for the inputs of a step during upload. For hundreds of long sequences the
+    /// inputs take half a megabyte.
     words: Cell<Vec<u32>>,
 }
 
-/// The graphs of one size. Taking the likeliest tokens has a graph of its own, which reads the logits once and no
-/// parameters, and on several ranks gathers none.
+/// The graphs of one size. The argmax of the logits has a separate graph, which reads the logits
+/// once, reads no parameters, and gathers no logits from other ranks.
 struct Captured {
     likeliest: Box<dyn Graph>,
     asked: Box<dyn Graph>,
@@ -51,11 +53,11 @@ impl Captured {
     }
 }
 
-/// How a pass chooses tokens in the sampling buffers.
+/// How a pass chooses the tokens that it writes to the sampling buffers.
 #[derive(Clone, Copy)]
 enum Tokens {
     Likeliest,
-    /// As the parameters in the sampling buffers say when the pass runs.
+    /// Samples with the parameters that are in the sampling buffers when the pass runs.
     Asked,
 }
 
@@ -69,9 +71,9 @@ impl Tokens {
 }
 
 impl<B: Backend> ModelRunner<B> {
-    /// Captures decode steps of `rows` rows, replacing earlier graphs of that size. Returns the device memory that they
-    /// take, or none on a device without graphs. Nothing that a step reads or leaves is touched, so capturing may run
-    /// between any two steps.
+    /// Captures decode steps of `rows` rows, replacing earlier graphs of that size. Returns the
+    /// device memory that the graphs take, or `None` on a device without graphs. Capturing changes
+    /// no input or result of a step, so it may run between any two steps.
     pub(super) fn capture(&self, rows: usize) -> Result<Option<Bytes>, LaneError> {
         let Some(inputs) = &self.memory.graphs else { return Ok(None) };
         let layout = inputs.shape().layout(rows);
@@ -79,7 +81,7 @@ impl<B: Backend> ModelRunner<B> {
         // The lease pays for one set of graphs, so the old ones go first.
         self.graphs.forget(rows);
         self.upload_inputs(&layout, &StepBatch::default())?;
-        // First, matrix products choose their algorithms by measuring, which cannot be captured.
+        // GEMM autotuning runs first, because its measurements cannot be captured.
         let mut buffers = self.memory.sampling.buffers(self.rank());
         self.autotune(|| Ok(self.decode(&layout, &layers, &mut buffers, None)?))?;
         let mut capture =
@@ -91,10 +93,12 @@ impl<B: Backend> ModelRunner<B> {
         Ok(Some(bytes))
     }
 
-    /// Runs a step of decoding sequences only, in the smallest size that holds it: an upload, a second one if its rows
-    /// ask for more than the likeliest tokens, one replay, and the download of tokens. If that size is not captured,
-    /// the same work is launched in the same size: the size determines how sums are split, so tokens must not depend on
-    /// what is captured. None for any other step, and on a device without graphs.
+    /// Runs a step that contains only decoding sequences, in the smallest size that holds it. That
+    /// takes an upload of the inputs, an upload of sampling parameters if a row needs more than its
+    /// likeliest token, one replay, and the download of tokens. If that size is not captured, the
+    /// same work is launched in the same size: the size determines how sums are split, and tokens
+    /// must not depend on which sizes are captured. Returns `None` for any other step, and on a
+    /// device without graphs.
     pub(super) fn decode_alone(&self, job: &StepJob) -> Option<Result<RunningStep, LaneError>> {
         let inputs = self.memory.graphs.as_ref()?;
         if !job.batch.is_decoding_alone() {
@@ -108,7 +112,7 @@ impl<B: Backend> ModelRunner<B> {
         self.upload_inputs(layout, &job.batch)?;
         let graphs = self.graphs.by_rows.borrow();
         let captured = graphs.get(&layout.tokens);
-        // A graph's temporaries begin at the start of the workspace, as they did at capture.
+        // A graph's temporaries start at the beginning of the workspace, as they did at capture.
         assert!(self.workspace.used().is_zero(), "a graph is replayed in an empty workspace");
         let choosing = self.pass(|scope, _| {
             let mut buffers = self.memory.sampling.buffers(self.rank());
@@ -139,9 +143,9 @@ impl<B: Backend> ModelRunner<B> {
         uploaded
     }
 
-    /// Launches the decoding of one token for each row of `layout`, with temporaries from the start of the empty
-    /// workspace. Without `tokens` the sampling buffers are untouched, because a running step may still need the tokens
-    /// in them.
+    /// Launches the decoding of one token for each row of `layout`. Temporaries start at the
+    /// beginning of the empty workspace. Without `tokens` the sampling buffers are not written,
+    /// because a running step may still need the tokens in them.
     fn decode(
         &self,
         layout: &StepLayout,

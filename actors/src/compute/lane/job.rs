@@ -1,4 +1,4 @@
-//! What a lane is asked to do, and how it answers.
+//! Jobs for a lane and their answers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,33 +15,31 @@ use bursar_model::{
 use thiserror::Error;
 use tracing::Span;
 
-/// Why a job was not done.
 #[derive(Debug, Error)]
 pub enum LaneError {
-    /// The lane's thread ended, with this job or before it.
+    /// The lane's thread ended while it ran this job, or earlier.
     #[error("the lane has ended")]
     Gone,
     /// Too many jobs are queued.
     #[error("{limit} jobs are already waiting for the lane")]
     Full {
-        /// The most jobs that may be queued.
         limit: usize,
     },
-    /// An operation failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
 }
 
-/// Called when a serving job was refused memory. It must not block.
+/// Called when the device refused memory to a serving job. It must not block.
 pub type RefusalSink = Arc<dyn Fn(LaneError) + Send + Sync>;
 
-/// Delivers the answer to a job: called exactly once, even on a panic. It must not block.
+/// Delivers the answer to a job. It is called exactly once, even if the lane panics. It must not
+/// block.
 pub struct Answer<T>(Option<Deliver<T>>);
 
 type Deliver<T> = Box<dyn FnOnce(Result<T, LaneError>) + Send>;
 
 impl<T> Answer<T> {
-    /// An answer that calls `deliver` with the outcome.
+    /// Creates an answer that calls `deliver` with the outcome.
     pub fn to(deliver: impl FnOnce(Result<T, LaneError>) + Send + 'static) -> Self {
         Answer(Some(Box::new(deliver)))
     }
@@ -61,14 +59,12 @@ impl<T> Drop for Answer<T> {
     }
 }
 
-/// How one row's token is chosen.
 #[derive(Clone, Debug)]
 pub struct Choice {
-    /// The request's parameters.
     pub sampler: Arc<Sampler>,
     /// The index of this token in the sequence, so that a seed gives the same token in any batch and after any restart.
     pub position: u64,
-    /// The tokens before it, if the sampler reads them.
+    /// The tokens before `position`, if the sampler reads them.
     pub past: Option<PastTokens>,
 }
 
@@ -77,13 +73,14 @@ pub struct Choice {
 pub struct PastTokens {
     /// The prompt tokens that the sampler [reads](Sampler::read_of).
     pub prompt: Arc<[u32]>,
-    /// The tokens produced so far, as far as the host has seen them.
+    /// Tokens of the reply that the host has received so far.
     pub produced: Vec<u32>,
-    /// One more, if the sampler need not [see](Sampler::must_see) it.
+    /// One more token that the host has not received, if the sampler need not
+    /// [see](Sampler::must_see) it.
     pub unseen: Option<UnseenToken>,
 }
 
-/// Shows counts, never the tokens, because they are the user's text.
+/// Prints counts and never the tokens, because they are the user's text.
 impl std::fmt::Debug for PastTokens {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "PastTokens({} of the prompt, {} produced)", self.prompt.len(), self.produced.len())
@@ -91,7 +88,6 @@ impl std::fmt::Debug for PastTokens {
 }
 
 impl Choice {
-    /// The form that the sampler takes.
     pub(super) fn past(&self) -> Past<'_> {
         match &self.past {
             Some(PastTokens { prompt, produced, unseen }) => {
@@ -103,133 +99,133 @@ impl Choice {
     }
 }
 
-/// The result of a step.
 #[derive(Debug)]
 pub struct Stepped {
-    /// One token per row of logits. An error for a row that allows none; only its own sequence fails.
+    /// One token per row of logits, or an error for a row that allows no token. Such an error fails
+    /// only its own sequence.
     pub chosen: Vec<Result<Token, SamplingError>>,
-    /// Log-probabilities of the scored tokens, in the job's order. None where the logits are not numbers.
+    /// Log-probabilities of the scored tokens, in the job's order. `None` where the logits are not
+    /// finite numbers.
     pub scores: Vec<Option<LogProbabilities>>,
-    /// Whether a captured graph ran it.
+    /// Whether a captured graph ran the step.
     pub is_by_graph: bool,
-    /// How unevenly tokens were shared out among experts lately, if the lane has looked.
+    /// Ratio of the busiest expert to the average expert since the last read, if the lane has read
+    /// the counters with this step.
     pub imbalance: Option<f64>,
 }
 
-/// A step of the decoder.
 pub struct StepJob {
-    /// The arrays that the model reads.
+    /// The tokens and sequences of the step.
     pub batch: StepBatch,
-    /// One per row of logits.
+    /// One choice per row of logits.
     pub choices: Vec<Choice>,
-    /// One per scored row.
+    /// One score per scored row.
     pub scores: Vec<Score>,
-    /// Hold the vision cache's rows that the step reads until it has run, even if their actors die.
+    /// Keep the vision cache rows that the step reads until the step has run, even if the actors
+    /// that asked for them die.
     pub pins: Vec<Arc<dyn Send + Sync>>,
-    /// Spans of requests that record the step.
+    /// Spans of the requests that record the step.
     pub spans: Vec<Span>,
-    /// Where the result goes.
     pub answer: Answer<Stepped>,
 }
 
-/// A launch of the vision encoder.
+/// A batch for the vision encoder.
 pub struct EncodeJob {
-    /// The pictures to encode.
     pub batch: Arc<EncoderBatch>,
-    /// The leases of their pixels, held until the launch has run, even if their actors die.
+    /// Leases of the host memory with the pixels, held until the batch has run, even if the actors
+    /// that asked for it die.
     pub host: Vec<Arc<Lease>>,
-    /// Spans of requests that record the launch.
+    /// Spans of the requests that record the batch.
     pub spans: Vec<Span>,
-    /// Called when the embeddings are in the cache.
+    /// Given when the embeddings are in the vision cache.
     pub answer: Answer<()>,
 }
 
-/// What is copied to host memory and back.
+/// Kind of data copied to host memory and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copied {
-    /// Blocks of keys and values, by the step lane.
+    /// KV cache blocks, copied by the step lane.
     Blocks,
-    /// Rows of the vision cache, by the vision lane.
+    /// Vision cache rows, copied by the vision lane.
     Rows,
 }
 
-/// Copies between the device and host memory. Only passes begun later wait for those to the host.
+/// Copies between the device and host memory, concurrent with passes. Only passes begun later wait
+/// for copies to the host.
 pub struct CopyJob {
-    /// What is copied.
     pub of: Copied,
-    /// What leaves the device. It is copied first.
+    /// Copies from the device to the host. They run first.
     pub to_host: Vec<BlockCopy>,
-    /// What comes back. No pass may use it before the answer.
+    /// Copies from the host to the device. No pass may use these blocks or rows before the answer.
     pub to_device: Vec<BlockCopy>,
-    /// Where it goes how long the device took.
+    /// Receives the time that the device took.
     pub answer: Answer<Duration>,
 }
 
-/// A worst case to run.
 pub struct StressJob {
-    /// The worst case.
     pub worst_case: Arc<WorstCase>,
-    /// How many layers it runs through.
+    /// The number of layers that the pass runs.
     pub depth: Depth,
-    /// Where its measured footprint goes.
+    /// Receives the measured footprint.
     pub answer: Answer<Footprint>,
 }
 
 /// A size of decode step to capture as a graph.
 pub struct CaptureJob {
-    /// The number of rows: one of the sizes.
+    /// The number of rows, which must be one of the bucket sizes.
     pub rows: usize,
-    /// Where the size of its graphs goes, in bytes of the device that no lease pays for yet. None on a device without
-    /// graphs.
+    /// Receives the size of the graphs, in bytes of device memory that no lease pays for yet.
+    /// `None` on a device without graphs.
     pub answer: Answer<Option<Bytes>>,
 }
 
-/// A job for a lane.
 pub enum Job {
-    /// Runs a step.
+    /// Runs a step of the decoder.
     Step(Box<StepJob>),
-    /// Runs a launch.
+    /// Runs a batch of the vision encoder.
     Encode(Box<EncodeJob>),
-    /// Copies blocks or rows, beside passes.
+    /// Copies blocks or rows, concurrent with passes.
     Copy(Box<CopyJob>),
-    /// Runs a worst case.
+    /// Runs a worst case and measures its footprint.
     Stress(Box<StressJob>),
-    /// Captures a graph.
+    /// Captures the graphs of one size.
     Capture(CaptureJob),
-    /// Drops the graphs of this size, if there are any.
+    /// Drops the graphs of this size, if they exist.
     Forget {
-        /// The number of rows.
         rows: usize,
-        /// Called when they are dropped.
+        /// Given when the graphs are dropped.
         answer: Answer<()>,
     },
-    /// Does nothing. It wakes the lane, so that it sees that it is being shut down.
+    /// Does nothing. The job wakes the lane, which then notices that it is being shut down.
     Wake,
-    /// Makes the device refuse launches: of those after this job, `after` succeed, and then `count` fail; see
+    /// Makes the device refuse launches: `after` launches after this job succeed, and the `count`
+    /// launches after them fail. See
     /// [`FaultyBackend::fail_launches`](bursar_kernels::FaultyBackend::fail_launches).
     FailLaunches {
-        /// Launches that still succeed.
+        /// Number of launches that still succeed.
         after: usize,
-        /// Launches that are refused.
+        /// Number of launches that are refused.
         count: usize,
     },
-    /// Makes the next step, launch, worst case or capture fail for lack of memory, as when a GPU has none left for the
-    /// driver itself; of several ranks, on the last one. Nothing of that job is begun there.
+    /// Makes the next step, encoder batch, worst case or capture fail for lack of memory, as when a
+    /// GPU has no memory left for the driver itself. With several ranks it fails on the last rank,
+    /// which begins nothing of that job.
     Refuse,
-    /// Makes the thread panic, as a bug would; of several ranks, the last one's. A failing job is only an answer and
-    /// does not end the thread.
+    /// Makes the lane thread panic, as a bug would; with several ranks, the thread of the last
+    /// rank. A failing job, in contrast, is only an answer and does not end the thread.
     Die,
 }
 
 impl LaneError {
-    /// Whether the device refused memory, so that the same job may succeed once other work uses less.
+    /// Whether the device refused memory. The same job may succeed once other work uses less.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, LaneError::Kernel(KernelError::Device(error)) if error.is_refused())
     }
 }
 
 impl Job {
-    /// Whether a serving actor asks for it, in memory that it gave out. A successor of the actor waits for these jobs.
+    /// Whether a serving actor submits this job, for memory that the actor has assigned. The
+    /// successor of a dead actor waits for these jobs.
     pub(super) fn is_served(&self) -> bool {
         matches!(self, Job::Step(_) | Job::Encode(_) | Job::Copy(_))
     }

@@ -1,7 +1,9 @@
-//! A lane: one ordered stream of device work with its own thread and workspace. The thread waits only for its queue and
-//! its device, and answers every job once. A model over several ranks has a thread for each, which all run the same
-//! jobs in the same order, answer together, and end together. It begins the next job while the device runs one, so that
-//! the device never waits for the host between two steps.
+//! A lane: one ordered stream of device work with its thread and workspace.
+//!
+//! The thread waits only for its queue and its device, and answers every job once. A model over
+//! several ranks has one thread per rank. All of them run the same jobs in the same order, answer
+//! together, and end together. A lane begins the next job while the device runs the current one, so
+//! that the device never waits for the host between two steps.
 
 mod begun;
 mod choosing;
@@ -32,28 +34,29 @@ pub use job::{
 };
 pub use model_runner::ModelRunner;
 
-/// Jobs that may wait for a lane. The vision actor has at most two launches running and four copies, the scheduler two steps
-/// and six copies; the rest is for the profile.
+/// Maximum jobs queued for a lane. The vision actor has at most two encoder batches and four copies
+/// in flight, and the scheduler two steps and six copies. The rest is for the profile.
 const QUEUE: usize = 10;
 
-/// Jobs that may wait for another rank's thread than the first: more than the first has taken. So a job that the first
-/// takes is taken by all.
+/// Maximum jobs queued for the thread of a rank other than the first. The limit exceeds the number
+/// of jobs by which such a rank can lag, so every rank accepts a job that the first rank has
+/// accepted.
 const QUEUE_BEHIND: usize = 4 * QUEUE;
 
 /// A handle to a lane's threads.
 #[derive(Clone)]
 pub struct Lane {
     queues: Arc<Queues>,
-    /// Jobs of serving actors, submitted and not answered, for each rank.
+    /// Number of jobs of serving actors that are submitted and not answered, counted once per rank.
     under_way: Arc<UnderWay>,
-    /// One for each rank.
+    /// Closed when the thread of a rank ends, one for each rank.
     ended: Vec<watch::Receiver<()>>,
 }
 
-/// The ends of a lane's queues that jobs go into, one for each rank.
+/// The sending ends of a lane's queues, one for each rank.
 struct Queues {
     ranks: Vec<SyncSender<Job>>,
-    /// Held while a job goes to all ranks, so that all get the same order.
+    /// Held while a job is sent to all ranks, so that all ranks get jobs in the same order.
     order: Mutex<()>,
     shut_down: AtomicBool,
 }
@@ -61,16 +64,18 @@ struct Queues {
 type UnderWay = watch::Sender<usize>;
 
 impl Lane {
-    /// Starts a thread that runs jobs on `runner`. The thread ends when the last handle is dropped, or with a panic.
-    /// Once the device is past its remaining jobs, they are answered with [`LaneError::Gone`].
+    /// Starts a thread that runs jobs on `runner`. The thread ends when the last handle is dropped,
+    /// or with a panic. When the device has completed the work in flight, the remaining jobs are
+    /// answered with [`LaneError::Gone`].
     pub fn start<B: Backend + Send + 'static>(name: &str, runner: ModelRunner<B>, timeline: Timeline) -> Lane {
         Lane::of_ranks(name, vec![(runner, timeline)])
     }
 
-    /// As [`start`](Self::start), a thread for each rank. When one ends, all do.
+    /// Starts a thread for each rank, as [`start`](Self::start) does for one. When one thread ends,
+    /// all end.
     ///
     /// # Panics
-    /// Without a rank.
+    /// If `ranks` is empty.
     pub fn of_ranks<B: Backend + Send + 'static>(name: &str, ranks: Vec<(ModelRunner<B>, Timeline)>) -> Lane {
         let (queues, jobs): (Vec<_>, Vec<_>) = (0..ranks.len()).map(|rank| sync_channel(queue_of(rank))).unzip();
         let queues = Arc::new(Queues::of(queues));
@@ -82,8 +87,9 @@ impl Lane {
             thread::Builder::new()
                 .name(name)
                 .spawn(move || {
-                    // Dropped in reverse order: the device is past all work, then the timeline settles, then the memory
-                    // goes, and only then is the end announced.
+                    // These are dropped in reverse order, after the jobs: the device completes all
+                    // work, the timeline settles, the memory is released, and only then is the end
+                    // announced.
                     let _running = running;
                     let runner = runner;
                     let jobs = jobs;
@@ -97,7 +103,7 @@ impl Lane {
         Lane { queues, under_way, ended }
     }
 
-    /// A lane whose jobs a test runs.
+    /// Creates a lane whose jobs the test runs itself.
     #[cfg(test)]
     pub(crate) fn by_hand() -> (Lane, std::sync::mpsc::Receiver<Job>) {
         let (queue, jobs) = sync_channel(QUEUE);
@@ -109,14 +115,16 @@ impl Lane {
     pub fn submit(&self, job: Job) {
         let is_counted = job.is_served();
         let jobs = job.for_each_of(self.queues.ranks.len());
-        // Counted first, because the threads may finish it before this returns.
+        // The jobs are counted first, because the threads may finish them before this function
+        // returns.
         if is_counted {
             self.under_way.send_modify(|under_way| *under_way += jobs.len());
         }
         let in_order = self.queues.order.lock().unwrap_or_else(PoisonError::into_inner);
         let mut refused = Vec::new();
         for (queue, job) in self.queues.ranks.iter().zip(jobs) {
-            // Ranks before one that does not take a job find that it does not come.
+            // If a rank does not accept the job, the ranks before it notice in a collective that it
+            // does not take part.
             let sent = if refused.is_empty() { queue.try_send(job) } else { Err(TrySendError::Disconnected(job)) };
             match sent {
                 Ok(()) => {}
@@ -133,9 +141,10 @@ impl Lane {
         }
     }
 
-    /// Waits until no step or launch of a serving actor is running, or the thread has ended. A successor of a dead
-    /// actor calls this, because its predecessor's jobs still use memory. Captures and worst cases are not waited for:
-    /// no replaceable actor asks for them, they touch nothing that one gave out, and they run in order.
+    /// Waits until no step, encoder batch or copy of a serving actor is in flight, or the thread
+    /// has ended. A successor of a dead actor calls this, because jobs of its predecessor still use
+    /// memory. Captures and worst cases are not waited for: they run in order, no replaceable actor
+    /// submits them, and they touch no memory that such an actor has assigned.
     pub async fn idle(&self) {
         let mut under_way = self.under_way.subscribe();
         tokio::select! {
@@ -144,12 +153,12 @@ impl Lane {
         }
     }
 
-    /// Whether all threads still run.
     pub fn is_alive(&self) -> bool {
         self.ended.iter().all(|ended| ended.has_changed().is_ok())
     }
 
-    /// Waits until all threads have ended and released their memory. Waiting does not keep them alive.
+    /// Waits until all threads have ended and released their memory. The returned future does not
+    /// keep the threads alive.
     pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let ended = self.ended.clone();
         async move {
@@ -159,8 +168,9 @@ impl Lane {
         }
     }
 
-    /// Shuts the threads down: they finish the jobs that they have begun, fail the queued ones, and end. Waits until
-    /// they have released their memory. Required before that memory may be revoked.
+    /// Shuts the threads down: they finish the jobs that they have begun, fail the queued jobs, and
+    /// end. Waits until the threads have released their memory, which is required before that
+    /// memory may be revoked.
     pub async fn shut_down(&self) {
         self.queues.shut_down();
         self.ended().await;
@@ -179,17 +189,17 @@ impl Queues {
     fn shut_down(&self) {
         self.shut_down.store(true, Ordering::Release);
         for queue in &self.ranks {
-            // If the queue is full, its next job wakes the thread just as well.
+            // If the queue is full, the next queued job wakes the thread instead.
             drop(queue.try_send(Job::Wake));
         }
     }
 }
 
-/// Held by the thread of each rank: when it drops, all of them end.
+/// Held by the thread of each rank. Dropping it shuts the threads of all ranks down.
 struct Together(Weak<Queues>);
 
 impl Together {
-    /// Also true once no handle is left.
+    /// Whether the lane is shut down or its last handle is dropped.
     fn are_shut_down(&self) -> bool {
         self.0.upgrade().is_none_or(|queues| queues.shut_down.load(Ordering::Acquire))
     }

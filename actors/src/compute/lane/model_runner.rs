@@ -1,4 +1,4 @@
-//! What a lane runs jobs on: a backend, a workspace, the model and the caches.
+//! The model runner of a lane: a backend, a workspace, the model and the caches.
 
 use std::{
     cell::{Cell, RefCell},
@@ -31,25 +31,26 @@ use crate::{
     supervise::InjectedFault,
 };
 
-/// What a lane runs jobs on. It belongs to the lane's thread.
+/// Runs the jobs of a lane. It belongs to the lane's thread.
 pub struct ModelRunner<B> {
-    /// Dropped first, because graphs use everything below.
+    /// Dropped first, because graphs use all fields below.
     pub(super) graphs: Graphs,
     pub(super) backend: FaultyBackend<B>,
     pub(super) workspace: Workspace,
     pub(super) model: Arc<Model>,
     pub(super) memory: Arc<EngineMemory>,
-    /// Parameters of a step during upload. The pasts of hundreds of sequences take megabytes.
+    /// Reused buffer for sampling parameters during upload. The past tokens of hundreds of
+    /// sequences take megabytes.
     pub(super) question: Cell<Vec<u32>>,
-    /// Whether the next job is refused memory.
+    /// Whether the next job fails as if the device had refused memory.
     refuses: Cell<bool>,
     is_apart: Cell<bool>,
-    /// None for a model without experts.
+    /// `None` for a model without experts.
     pub(super) loads: Option<RefCell<ExpertLoads>>,
 }
 
 impl<B: Backend> ModelRunner<B> {
-    /// A runner that computes with `backend` in `workspace`, which must belong to `memory`.
+    /// Creates a runner that computes with `backend` in `workspace`, which must belong to `memory`.
     pub fn new(backend: B, workspace: Arc<Segment>, model: Arc<Model>, memory: Arc<EngineMemory>) -> Self {
         let workspace = Workspace::of_rank(workspace, model.rank().index());
         let (question, refuses, is_apart) = (Cell::default(), Cell::default(), Cell::default());
@@ -62,8 +63,9 @@ impl<B: Backend> ModelRunner<B> {
         self.model.rank()
     }
 
-    /// Launches all of a job without waiting for the device; later jobs run after it. Only a job that needs
-    /// intermediate numbers waits for them here, such as a worst case under stress.
+    /// Launches all work of a job without waiting for the device. Later jobs run after it. Only a
+    /// job that needs intermediate results waits for the device here, such as a worst case under
+    /// stress.
     pub(super) fn begin(&self, job: Job) -> Pending {
         match job {
             Job::Step(job) => {
@@ -108,13 +110,15 @@ impl<B: Backend> ModelRunner<B> {
         }
     }
 
-    /// Waits until the device is past everything launched here. Returns at once if the device is lost.
+    /// Waits until the device has completed all work launched here. Returns at once if the device
+    /// is lost.
     pub(super) fn wait_for_device(&self) {
         drop(self.backend.wait_for_all());
     }
 
-    /// Returns the outcome. After a failed job it is unknown what still runs, so this waits for the device first. Where
-    /// the ranks went apart and no device is lost, this lane can do no more, and one that starts again can.
+    /// Returns the outcome. After a failed job it is unknown which work is still running, so this
+    /// waits for the device first. If the ranks are out of step although no device is lost, this
+    /// lane cannot continue and stops, and a new lane can take its place.
     pub(super) fn past<T>(&self, outcome: Result<T, LaneError>) -> Result<T, LaneError> {
         outcome.map_err(|error| {
             self.wait_for_device();
@@ -135,13 +139,14 @@ impl<B: Backend> ModelRunner<B> {
         })
     }
 
-    /// Whether this rank can exchange nothing with the others any more.
+    /// Whether this rank is out of step with the others and can take part in no more collectives.
     pub(super) fn is_apart(&self) -> bool {
         self.is_apart.get()
     }
 
-    /// Runs `run`, unless a fault plan refuses it memory. Ranks that are linked and run it may be anywhere in it when it
-    /// fails on this one: then this rank ends, and tells the others.
+    /// Runs `run`, unless an injected fault refuses memory to it. If it fails on this rank of
+    /// several linked ranks, the other ranks may be at any point of the same work. This rank then
+    /// stops, and aborts the collectives so that the others stop too.
     pub(super) fn unless_refused<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
         let outcome = if self.refuses.take() { self.refused() } else { self.past_on_panic(run) };
         if outcome.is_err() && self.backend.rank().of() > 1 {
@@ -159,8 +164,8 @@ impl<B: Backend> ModelRunner<B> {
         Err(KernelError::Device(DeviceError::Refused { asked, free, hint }).into())
     }
 
-    /// Runs `run`. If it panics, this waits for the device before the job is dropped, because launched work still uses
-    /// what the job holds.
+    /// Runs `run`. If it panics, this waits for the device before the job is dropped, because
+    /// launched work still uses memory that the job holds.
     fn past_on_panic<T>(&self, run: impl FnOnce() -> T) -> T {
         let past = PastOnDrop(self);
         let given = run();
@@ -182,7 +187,8 @@ impl<B: Backend> ModelRunner<B> {
             let logits = self.model.step(scope, &job.batch, &caches, of, |scope, rows| scores.score(scope, rows))?;
             let scores = scores.download(scope)?;
             let rows = logits.rows();
-            // After the layers are launched: a device computes them while the host builds masks.
+            // The choices are built after the layers are launched, so that the device computes
+            // while the host builds masks.
             let choices = TokenChoice::of(&job.choices, buffers.shape().vocabulary);
             match &choices {
                 TokenChoice::Likeliest { .. } => buffers.take_likeliest(scope, &logits)?,
@@ -196,7 +202,7 @@ impl<B: Backend> ModelRunner<B> {
         Ok(RunningStep { choosing, scores, is_by_graph: false, loads: None })
     }
 
-    /// Starts the download of how often each expert was chosen, if it is time to look.
+    /// Starts the download of how often each expert was chosen, if a read is due.
     fn look_at_experts(&self) -> Result<Option<PendingLoads>, LaneError> {
         let (Some(loads), Some(counters)) = (&self.loads, self.model.expert_loads()) else { return Ok(None) };
         if !loads.borrow_mut().is_due(Instant::now()) {
@@ -205,7 +211,7 @@ impl<B: Backend> ModelRunner<B> {
         self.pass(|scope, _| Ok(Some(scope.download_later(counters)?)))
     }
 
-    /// Writes the parameters of a launch that chooses from `rows` rows to the sampling buffers.
+    /// Writes the sampling parameters of `rows` rows to the sampling buffers.
     pub(super) fn ask(
         &self,
         scope: &Scope<'_, FaultyBackend<B>>,
@@ -224,8 +230,8 @@ impl<B: Backend> ModelRunner<B> {
         self.autotune(|| self.stress_autotuned(pass, depth))
     }
 
-    /// Runs work whose results are discarded. Then the backend measures the products that it met, in the workspace that
-    /// the work has released.
+    /// Runs work whose results are discarded. Then the backend measures the GEMMs that it
+    /// encountered, in the workspace that the work has released.
     pub(super) fn autotune<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
         self.backend.autotune(true);
         let outcome = run().and_then(|given| {

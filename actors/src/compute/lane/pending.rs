@@ -1,4 +1,5 @@
-//! A job that has begun: what it has launched, how its results are read, and where they go.
+//! A job that has begun: its launched work, the decoding of its results, and the delivery of its
+//! answer.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{Backend, ops::transfer::Later};
@@ -12,7 +13,8 @@ use super::{
 };
 use crate::compute::expert_loads::PendingLoads;
 
-/// A job and what it has launched. What the job holds stays until the device is past it.
+/// A job and its launched work. Everything that the job holds stays alive until the device has
+/// completed the work.
 pub(super) enum Pending {
     Step(Box<StepJob>, Result<RunningStep, LaneError>),
     Encode(Box<EncodeJob>, Result<Later<u32>, LaneError>),
@@ -22,13 +24,13 @@ pub(super) enum Pending {
     Nothing,
 }
 
-/// A step on the device.
+/// A step that runs on the device.
 pub(super) struct RunningStep {
     pub(super) choosing: Choosing,
-    /// None if nothing is scored.
+    /// `None` if no token is scored.
     pub(super) scores: Option<Scored>,
     pub(super) is_by_graph: bool,
-    /// How often each expert was chosen, if it was time to look.
+    /// Counts of how often each expert was chosen, if a read was due.
     pub(super) loads: Option<PendingLoads>,
 }
 
@@ -42,14 +44,15 @@ impl Pending {
         }
     }
 
-    /// Whether the next job may begin before this one is answered. True for a step, whose tokens stay on the device for
-    /// the next, and for a launch of pictures.
+    /// Whether the next job may begin before this one is answered. True for a step, whose tokens
+    /// stay on the device for the next step, and for an encoder batch.
     pub(super) fn may_be_followed(&self) -> bool {
         matches!(self, Pending::Step(_, Ok(_)) | Pending::Encode(_, Ok(_)))
     }
 
-    /// Waits until the device is past the job, including what a failed job had launched, because that still uses what
-    /// the job holds. Returns the call that answers the job, to be made once the job counts as finished.
+    /// Waits until the device has completed the job. This includes work that a failed job had
+    /// launched, because that work still uses memory that the job holds. Returns the closure that
+    /// answers the job. The caller runs it once the job counts as finished.
     pub(super) fn finish<B: Backend>(self, runner: &ModelRunner<B>) -> Box<dyn FnOnce()> {
         match self {
             Pending::Step(job, launched) => {
@@ -78,7 +81,7 @@ impl Pending {
         }
     }
 
-    /// Whether a serving actor asked for it, as in `Job::is_served`.
+    /// Whether a serving actor submitted the job; see `Job::is_served`.
     pub(super) fn is_served(&self) -> bool {
         matches!(self, Pending::Step(..) | Pending::Encode(..))
     }

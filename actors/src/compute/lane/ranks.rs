@@ -1,4 +1,4 @@
-//! Jobs of several ranks: each gets the same work, and one answer is made of all.
+//! Jobs of several ranks: each rank gets the same work, and their answers are joined into one.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -11,7 +11,7 @@ use bursar_model::worst_cases::Footprint;
 use super::job::{Answer, CaptureJob, CopyJob, EncodeJob, Job, LaneError, StepJob, StressJob};
 
 impl Job {
-    /// The same job for each of `ranks` ranks.
+    /// Copies the job for each of `ranks` ranks.
     pub(super) fn for_each_of(self, ranks: usize) -> Vec<Job> {
         if ranks == 1 {
             return vec![self];
@@ -24,7 +24,7 @@ impl Job {
                     let spans = if rank == 0 { spans.clone() } else { Vec::new() };
                     Job::Step(Box::new(StepJob { batch, choices, scores, pins: pins.clone(), spans, answer }))
                 };
-                // All ranks have the same logits, and so chose the same.
+                // All ranks have the same logits, so they have chosen the same tokens.
                 answer.of_each(ranks, |first, _| first).into_iter().enumerate().map(step).collect()
             }
             Job::Encode(job) => {
@@ -41,7 +41,8 @@ impl Job {
                     let (to_host, to_device) = (to_host.clone(), to_device.clone());
                     Job::Copy(Box::new(CopyJob { of, to_host, to_device, answer }))
                 };
-                // Each rank has a part of every block and all of every row, and they copy at the same time.
+                // Each rank copies its part of every block, or every row. The ranks copy at the
+                // same time, so the longest time counts.
                 answer.of_each(ranks, Duration::max).into_iter().map(copy).collect()
             }
             Job::Stress(job) => {
@@ -51,7 +52,7 @@ impl Job {
                 answer.of_each(ranks, larger).into_iter().map(stress).collect()
             }
             Job::Capture(CaptureJob { rows, answer }) => {
-                // What is leased is leased on every rank.
+                // A lease takes the same number of bytes on every rank, so the largest rank counts.
                 let answers = answer.of_each(ranks, Option::<Bytes>::max);
                 answers.into_iter().map(|answer| Job::Capture(CaptureJob { rows, answer })).collect()
             }
@@ -66,17 +67,17 @@ impl Job {
     }
 }
 
-/// A fault of one rank.
+/// Injects a fault on the last rank only.
 fn only_last(ranks: usize, fault: Job) -> Vec<Job> {
     (1..ranks).map(|_| Job::Wake).chain([fault]).collect()
 }
 
-/// What both fit in.
+/// A footprint that is large enough for both.
 fn larger(one: Footprint, other: Footprint) -> Footprint {
     Footprint { workspace: one.workspace.max(other.workspace), ..one }
 }
 
-/// The answers of some ranks, until all have come.
+/// Collects the answers of all ranks.
 struct Joint<T> {
     answer: Option<Answer<T>>,
     left: usize,
@@ -84,8 +85,9 @@ struct Joint<T> {
 }
 
 impl<T: Send + 'static> Answer<T> {
-    /// An answer for each of `ranks` ranks. Once all are given, this one is given what `join` makes of them, the first
-    /// rank's first, or why one failed.
+    /// Creates an answer for each of `ranks` ranks. Once all of them are given, `join` combines the
+    /// outcomes, starting with that of rank 0, and `self` gets the result. If a rank failed, `self`
+    /// gets its error.
     fn of_each(self, ranks: usize, join: fn(T, T) -> T) -> Vec<Answer<T>> {
         let joint = Arc::new(Mutex::new(Joint { answer: Some(self), left: ranks, found: None }));
         let of = |rank| {
@@ -98,7 +100,7 @@ impl<T: Send + 'static> Answer<T> {
 
 impl<T> Joint<T> {
     fn take(joint: &Mutex<Self>, rank: usize, outcome: Result<T, LaneError>, join: fn(T, T) -> T) {
-        // A poisoned one is whole: each change is one assignment.
+        // A poisoned value is still consistent, because each change is one assignment.
         let mut joint = joint.lock().unwrap_or_else(PoisonError::into_inner);
         joint.left -= 1;
         joint.found = Some(match (joint.found.take(), outcome) {
@@ -119,7 +121,8 @@ impl<T> Joint<T> {
 }
 
 impl LaneError {
-    /// The cause before what follows from it: a rank that was refused memory or has ended, before those that it left.
+    /// Whether this error is closer to the cause than `other`. A rank that was refused memory or
+    /// whose kernel failed makes the other ranks fail too.
     fn tells_more_than(&self, other: &LaneError) -> bool {
         let weight = |error: &LaneError| match error {
             error if error.is_out_of_memory() => 0,

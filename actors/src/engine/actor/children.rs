@@ -1,4 +1,4 @@
-//! The serving actors: which there are, and how they start.
+//! The serving actors and their start.
 
 use std::sync::Arc;
 
@@ -25,15 +25,15 @@ use crate::{
     vision::{VisionActor, VisionArguments, VisionMessage},
 };
 
-/// The serving actors, in start order. The scheduler's sequences may point at pictures that vision handed out, so
-/// vision's death also ends the scheduler.
+/// The serving actors, in start order. The scheduler's sequences may refer to vision cache rows
+/// that the vision actor assigned, so the death of the vision actor also ends the scheduler.
 #[derive(Default)]
 pub struct Children {
     pub(super) vision: Option<ActorRef<VisionMessage>>,
     pub(super) scheduler: Option<ActorRef<SchedulerMessage>>,
 }
 
-/// The roles of the children, by place.
+/// The roles of the children, in start order.
 pub(super) const CHILDREN: [Role; 2] = [Role::Vision, Role::Scheduler];
 
 impl Children {
@@ -45,7 +45,8 @@ impl Children {
         self.cells().iter().position(|child| child.as_ref().is_some_and(|child| child.get_id() == cell.get_id()))
     }
 
-    /// The death of one of these, or none if the dead actor is none of them: it was stopped for another's restart.
+    /// The death of one of these children. Returns `None` if the dead actor is not a child any
+    /// more, because it was stopped for the restart of another child.
     pub(super) fn death(&self, cell: &ActorCell, reason: String) -> Option<Input<ActorParts>> {
         let place = self.place(cell)?;
         Some(Input::ChildDied { actor: CHILDREN[place], first: place, reason })
@@ -55,7 +56,7 @@ impl Children {
 impl core::Children for Children {
     type Child = ActorCell;
 
-    /// Forgets the children from `first` on. Returns those that may still be alive, last first.
+    /// Removes the children from `first` on. Returns those that may still be alive, last first.
     fn take_from(&mut self, first: usize) -> Vec<ActorCell> {
         let cells = self.cells();
         if first == 0 {
@@ -67,7 +68,6 @@ impl core::Children for Children {
 }
 
 impl EngineState {
-    /// Starts serving actors.
     pub(super) async fn start_children(
         &mut self,
         myself: &ActorRef<EngineMessage>,
@@ -150,7 +150,8 @@ impl EngineState {
         };
         let arguments = VisionArguments {
             budget: self.arguments.budget.clone(),
-            // Tasks hold its leases of host memory, which end with them even if the actor dies first.
+            // Tasks of the vision actor hold leases of host memory. These leases end with the
+            // tasks, even if the actor dies first.
             owner: self.arguments.vision_owner(),
             model_label: self.arguments.label.clone(),
             model: model.of_first_rank(),
@@ -169,8 +170,9 @@ impl EngineState {
         Ok(Some(VisionActor::spawn_linked(None, VisionActor, arguments, myself.get_cell()).await?.0))
     }
 
-    /// Waits for the jobs that dead actors left on the lanes, because these still write where successors will. A lane
-    /// whose thread has died starts again on the same memory.
+    /// Waits for the jobs that dead actors left on the lanes, because these jobs still write to
+    /// memory that the successors will use. A lane whose thread has died is started again on the
+    /// same memory.
     async fn revive_lanes(
         &mut self,
         myself: &ActorRef<EngineMessage>,
@@ -197,11 +199,11 @@ impl EngineState {
     }
 }
 
-/// Where the serving actor of a lane reports that memory was refused.
+/// Reports that the device refused memory to a lane, on behalf of the lane's serving actor.
 fn refusal_sink(myself: &ActorRef<EngineMessage>, which: WhichLane, generation: u64) -> RefusalSink {
     let myself = myself.clone();
     Arc::new(move |error| {
-        // An engine that is gone has taken its actors along.
+        // If the engine has ended, its actors have ended too.
         drop(myself.send_message(EngineMessage::Refused { which, generation, error }));
     })
 }

@@ -1,4 +1,4 @@
-//! Carries out what the core of an engine decides.
+//! Execution of the effects of the engine state machine.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use crate::{
 };
 
 impl EngineState {
-    /// Takes an input, and those that follow from its effects.
+    /// Processes an input, and the inputs that follow from its effects.
     pub(super) async fn step(
         &mut self,
         myself: &ActorRef<EngineMessage>,
@@ -41,7 +41,8 @@ impl EngineState {
         Ok(())
     }
 
-    /// Carries out one effect. Returns the input that follows, if one does; such an effect is the last of its step.
+    /// Carries out one effect. Returns the input that follows, if the effect has one. Such an
+    /// effect is the last of its step.
     async fn carry_out(
         &mut self,
         myself: &ActorRef<EngineMessage>,
@@ -83,7 +84,7 @@ impl EngineState {
             Effect::Start(start) => return self.start_children(myself, start).await.map(Some),
             Effect::TellOfReady => (self.arguments.progress)(Progress::Ready),
             Effect::LetIn(serving) => {
-                // Requests go on from here, so everything else is published first.
+                // Requests continue from here, so everything else is published first.
                 self.show();
                 self.arguments.kept.keep_record(&serving.record, serving.refusals > 0);
                 self.arguments.show(Status::Ready(serving));
@@ -91,7 +92,7 @@ impl EngineState {
             Effect::ShowStarting => self.arguments.show(Status::Starting),
             Effect::Stop(children) => {
                 for child in children {
-                    // A dead child answers at once. The others are stopped before any successor starts.
+                    // A dead child answers at once. Each child ends before any successor starts.
                     drop(child.kill_and_wait(None).await);
                 }
             }
@@ -130,7 +131,8 @@ impl EngineState {
         let StartPlan { inputs, records, woken, .. } = size.plan;
         let woken = woken.filter(|_| size.is_warm);
         let envelope = inputs.envelope.clone();
-        // One sequence of the full context, or a whole step, so that requests can finish one at a time if need be.
+        // The cache must hold one sequence of the full context, or a whole step, so that requests
+        // can finish one at a time if necessary.
         let (number, least_tokens) = (size.attempt, envelope.context_tokens.max(envelope.step_tokens));
         let options = &self.arguments.options;
         let attempt = Attempt {
@@ -187,7 +189,7 @@ impl EngineState {
             Outcome::Died { .. } => AttemptEnd::Died,
             Outcome::Failed { .. } => AttemptEnd::Error,
         };
-        // An attempt that was ready and is then refused memory while it serves counts once.
+        // An attempt that became ready and is refused memory later, while it serves, counts once.
         if report.phase != Phase::Serve || report.outcome == Outcome::Ready {
             metric::PROFILE_ATTEMPTS_TOTAL.add(&(model, end), 1);
         }

@@ -1,4 +1,4 @@
-//! What an engine shows of its model: running actors, permits, and how long the start took.
+//! Gauges of a model: running actors, permits, and the duration of the start.
 
 use bursar_budgets::Class;
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl EngineState {
-    /// Sets the gauges. Counters start at 0.
+    /// Sets the gauges, and registers counters at 0.
     pub(super) fn show(&self) {
         let model = &self.arguments.label;
         metric::expect_model(model);
@@ -30,7 +30,7 @@ impl EngineState {
         metric::PERMITS.set(&(model.clone(), Permit::Patches), record.launch_patches);
         metric::PROFILE_TARGET_TOKENS.set(model, record.kv_tokens());
         metric::PROFILE_SECONDS.set(model, serving.sized_within());
-        // Always 0 here: a peak that differs from the plan ends an attempt.
+        // The error is always 0 here, because a peak that differs from the plan ends an attempt.
         for class in [Class::StepWorkspace, Class::VisionWorkspace] {
             metric::PLAN_ERROR_BYTES.set(&(model.clone(), class), 0);
         }

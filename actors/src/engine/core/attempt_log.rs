@@ -1,27 +1,27 @@
-//! The attempts of an engine with a report of each.
+//! The attempts of an engine, with a report of each.
 
 use std::time::Duration;
 
 use crate::profile::{AttemptReport, AttemptState, Attempts, Evidence, Outcome, Phase, ProfileError};
 
-/// The attempts, and a report for each that has ended and for the one that serves.
+/// The attempts, with a report for each attempt that has ended and for the one that serves.
 #[derive(Debug)]
 pub struct AttemptLog {
     attempts: Attempts,
     reports: Vec<AttemptReport>,
 }
 
-/// What follows a failed attempt.
+/// The consequence of a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Another attempt, after this wait.
+    /// There is another attempt, after this wait.
     Again(Duration),
-    /// It was the last.
+    /// The attempt was the last one.
     Last,
 }
 
 impl AttemptLog {
-    /// Before the first attempt. A target that the user fixed never shrinks.
+    /// Starts before the first attempt. A target that the user fixed never shrinks.
     pub fn new(is_pinned: bool) -> Self {
         AttemptLog { attempts: Attempts::new(is_pinned), reports: Vec::new() }
     }
@@ -31,32 +31,33 @@ impl AttemptLog {
         self.attempts.number()
     }
 
-    /// Attempts so far that were refused memory.
+    /// The number of attempts so far that were refused memory.
     pub fn shrinks(&self) -> u32 {
         self.attempts.shrinks()
     }
 
-    /// Blocks that an attempt found room for before any was refused.
+    /// The number of blocks that fit according to the measurement of an attempt, before any attempt
+    /// was refused memory.
     pub fn measured(&self) -> Option<usize> {
         self.attempts.measured()
     }
 
-    /// Blocks that the current attempt asks for, as far as known.
+    /// The number of blocks that the current attempt asks for, as far as known.
     pub fn target(&self) -> usize {
         self.attempts.target()
     }
 
-    /// The reports so far.
     pub fn reports(&self) -> &[AttemptReport] {
         &self.reports
     }
 
-    /// The plan expects `blocks` to fit.
+    /// Records that `blocks` should fit according to the plan.
     pub fn plan(&mut self, blocks: usize) {
         self.attempts.plan(blocks);
     }
 
-    /// Reports the current attempt as far as it got. An earlier report of it is replaced.
+    /// Adds a report of the progress and outcome of the current attempt. It replaces an earlier
+    /// report of the same attempt.
     pub fn report(&mut self, passed: &AttemptState, outcome: Outcome) -> AttemptReport {
         passed.measured.into_iter().for_each(|blocks| self.attempts.measure(blocks));
         let target = passed.target.unwrap_or_else(|| self.attempts.target());
@@ -66,8 +67,8 @@ impl AttemptLog {
         report
     }
 
-    /// The current attempt failed in this way. An attempt that relied on a recorded profile is followed by one that
-    /// measures anew, whatever its error was, because that may succeed.
+    /// Records that the current attempt failed. An attempt that relied on a recorded profile is
+    /// followed by one that measures anew, regardless of the error, because that may succeed.
     pub fn failed(&mut self, outcome: &Outcome, was_warm: bool, now: Duration) -> Verdict {
         let wait = if was_warm {
             self.attempts.forgone(now)
@@ -78,8 +79,8 @@ impl AttemptLog {
         wait.filter(|_| may_go_on).map_or(Verdict::Last, Verdict::Again)
     }
 
-    /// The latest evidence of refused memory. An attempt may be too small only because earlier ones were refused
-    /// memory: it too ended for lack of memory.
+    /// The latest evidence of refused memory. The last attempt may have failed with another error
+    /// only because earlier refusals had made it too small, so its cause is a lack of memory too.
     pub fn last_evidence(&self) -> Option<&Evidence> {
         self.reports.iter().rev().find_map(|report| match &report.outcome {
             Outcome::Refused { evidence } => Some(evidence),
@@ -88,7 +89,7 @@ impl AttemptLog {
     }
 }
 
-/// How an attempt ended that got this far and failed with `error`.
+/// The outcome of an attempt that made this progress and failed with `error`.
 pub fn outcome_of(passed: &AttemptState, error: &ProfileError) -> Outcome {
     let said = error.to_string();
     match (passed.evidence.clone(), error.is_death()) {

@@ -1,4 +1,4 @@
-//! What an engine's decisions hear.
+//! Inputs of the engine state machine.
 
 use super::Parts;
 use crate::{
@@ -8,115 +8,98 @@ use crate::{
     tree::Role,
 };
 
-/// An event for the engine.
 pub enum Input<P: Parts> {
-    /// The wait before this attempt is over. The first attempt, number 0, has none.
+    /// The wait before this attempt has ended. Attempt 0, the first, has no wait.
     Attempt {
-        /// The attempt's number.
         attempt: u32,
     },
-    /// The weights are loaded.
     Loaded {
-        /// What was planned.
         plan: Planned<P>,
-        /// Its worst cases.
         needs: P::MemoryRequirements,
-        /// What was loaded.
         loaded: P::Loaded,
     },
-    /// The weights were refused memory.
+    /// The device or the budget refused memory for the weights.
     LoadRefused {
         /// The plan, if planning succeeded.
         plan: Option<Planned<P>>,
-        /// Why.
         error: ProfileError,
     },
-    /// Planning or loading failed in a way that no other attempt would change.
+    /// Planning or loading failed with an error that a further attempt would not avoid.
     LoadFailed(StartError),
-    /// An attempt has ended. If its death was heard of first, this is late and ignored.
+    /// An attempt has ended. If the death of its actor was reported first, this input is ignored.
     Profiled {
-        /// The attempt's number.
         attempt: u32,
-        /// The sized model, or why sizing failed.
+        /// The sized model, or the reason why sizing failed.
         outcome: Result<Sized<P>, ProfileError>,
     },
-    /// The actor of the current attempt died.
     ProfileDied {
-        /// The reason of its death.
         reason: String,
     },
-    /// All that the failed attempt held is back. Follows [`Effect::TakeBack`](super::Effect::TakeBack).
+    /// All memory of the failed attempt has been taken back. Follows
+    /// [`Effect::TakeBack`](super::Effect::TakeBack).
     TakenBack {
-        /// Why the attempt failed.
         error: ProfileError,
-        /// How far it got.
+        /// The progress of the attempt.
         passed: AttemptState,
     },
-    /// The knobs that would help are known.
+    /// The knobs that would help have been found.
     Advised(Vec<Suggestion>),
     /// The serving actors have started. Follows [`Effect::Start`](super::Effect::Start).
     Started {
-        /// All of them.
         children: P::Children,
-        /// The model as they use it: a lane may have been replaced.
+        /// The model that the actors use. It differs from before if a lane was replaced.
         profiled: P::Profiled,
-        /// For requests.
         serving: P::Serving,
     },
-    /// The device refused memory to a step or launch while serving.
+    /// The device refused memory to a step or encoder batch while serving.
     Refused {
-        /// The lane of the actor that was told.
+        /// The lane of the actor that received the error.
         which: WhichLane,
-        /// The start of serving actors to which that actor belongs.
+        /// The number of the start that created that actor.
         generation: u64,
-        /// The lane's error.
         error: LaneError,
     },
-    /// The lanes are idle and the refusal is understood. Follows [`Effect::Assess`](super::Effect::Assess).
+    /// The lanes are idle and the refusal has been analyzed. Follows
+    /// [`Effect::Assess`](super::Effect::Assess).
     Assessed {
         /// The refusal, as the error of an attempt.
         error: ProfileError,
-        /// What was asked for, and what there was.
+        /// The bytes requested, and the bytes that were available.
         evidence: Evidence,
     },
-    /// An order about keys and values, or the end of a change.
+    /// An order about the KV cache, or the end of a resize.
     Pool(PoolInput),
-    /// A serving actor died.
     ChildDied {
-        /// Its role.
         actor: Role,
-        /// The first of the serving actors that restart for it.
+        /// The first serving actor that restarts because of this death. All later ones restart too.
         first: usize,
-        /// The reason of its death.
         reason: String,
     },
-    /// The wait before a restart is over.
+    /// The wait before a restart has ended.
     Restart {
-        /// The number of the restart. If another child died meanwhile, there is a newer one.
+        /// The number of the restart. It is outdated if another child has died meanwhile.
         restart: u64,
     },
 }
 
-/// What planning found.
+/// The result of planning.
 pub struct Planned<P: Parts> {
-    /// The plan.
     pub plan: P::Plan,
-    /// Blocks of keys and values that should fit.
+    /// KV cache blocks that should fit.
     pub blocks: usize,
-    /// A recorded profile applies.
+    /// Whether a recorded profile applies.
     pub is_warm: bool,
 }
 
-/// What a successful attempt found.
+/// The result of a successful attempt.
 pub struct Sized<P: Parts> {
-    /// The sized model.
     pub profiled: P::Profiled,
-    /// The fewest blocks with which every request can still finish.
+    /// The smallest number of blocks with which every request can still finish.
     pub floor: usize,
-    /// Blocks that were stressed.
+    /// The number of blocks that were stress-tested.
     pub blocks: usize,
-    /// The most blocks that there may be later.
+    /// The largest number of blocks later, including borrowed memory.
     pub limit: usize,
-    /// How the attempt went.
+    /// The progress of the attempt.
     pub passed: AttemptState,
 }

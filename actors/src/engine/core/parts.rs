@@ -1,30 +1,31 @@
-//! What phases hold and decisions pass on without a look inside.
+//! Opaque data that phases own and the state machine only moves.
 
-/// The kinds of things that an engine holds. Decisions only move them, so tests can use names in their place.
+/// Types of the data that an engine owns. The state machine only moves this data, so tests can use
+/// names in its place.
 pub trait Parts {
-    /// What planning found, without the worst cases.
+    /// The plan without its worst cases.
     type Plan: Clone;
-    /// The worst cases of a plan. They hold blank pictures, which are large, so they are kept until READY only.
+    /// The worst cases of a plan. They contain blank pictures, which are large, so they are kept
+    /// only until READY.
     type MemoryRequirements: Clone;
-    /// What is loaded before sizing.
+    /// The loaded model, before sizing.
     type Loaded: Clone;
     /// A sized model: its record, memory and threads.
     type Profiled: Clone;
-    /// The serving actors, or those of them that run.
+    /// The serving actors that currently run.
     type Children: Children + Default;
-    /// The serving actors, as requests see them.
+    /// The serving actors and the data that requests need.
     type Serving;
 }
 
 /// Serving actors in start order.
 pub trait Children {
-    /// One of them.
     type Child;
 
-    /// Forgets the children from `first` on, and any others that cannot go on without them. Returns those that may
-    /// still be alive, last first.
+    /// Removes the children from `first` on, and any others that cannot continue without them.
+    /// Returns the removed children that may still be alive, last first.
     fn take_from(&mut self, first: usize) -> Vec<Self::Child>;
 }
 
-/// A child of these parts.
+/// The child type of `P`.
 pub type Child<P> = <<P as Parts>::Children as Children>::Child;

@@ -1,4 +1,4 @@
-//! Serving: deaths of its actors, refused memory, and keys and values that change size.
+//! The serving phase: deaths of its actors, refused memory, and resizes of the KV cache.
 
 use std::{mem, time::Duration};
 
@@ -14,53 +14,54 @@ use crate::{
     tree::Role,
 };
 
-/// What an engine has from READY on.
+/// The state of an engine from READY on.
 pub struct Serving<P: Parts> {
     plan: P::Plan,
     is_warm: bool,
     loaded: P::Loaded,
     profiled: P::Profiled,
-    /// The attempt that owns what serving uses. Later attempts that only shrink the cache keep this owner.
+    /// The attempt that owns the memory that serving uses. Later attempts that only shrink the
+    /// cache keep this owner.
     attempt: u32,
-    /// How long that attempt took.
+    /// The duration of that attempt.
     sized_within: Duration,
-    /// How far the current attempt got.
+    /// The progress of the current attempt.
     passed: AttemptState,
     pool: PoolCore,
     restarts: RestartLog,
-    /// Starts of serving actors so far.
+    /// The number of starts of serving actors so far.
     starts: u64,
-    /// The start that created the vision actor, which can outlive its siblings.
+    /// The number of the start that created the vision actor, which can outlive the scheduler.
     vision_since: u64,
     deaths: u64,
-    /// The last attempt in which a fault plan refused a step memory.
+    /// The last attempt in which an injected fault refused memory to a step.
     injected: Option<u32>,
     actors: Actors<P>,
 }
 
 /// The serving actors.
 enum Actors<P: Parts> {
-    /// All of them serve.
+    /// All actors serve.
     Up(P::Children),
-    /// Some died. After a wait, all from `first` on start; the others go on.
+    /// Some actors died. After a wait, all actors from `first` on start. The others continue.
     Restarting { restart: u64, first: usize, kept: P::Children },
-    /// They are being started.
+    /// The actors are being started.
     Starting(Cause),
-    /// Memory was refused. They start again once keys and values have shrunk.
+    /// Memory was refused. The actors start again after the KV cache has shrunk.
     Stopped,
 }
 
 /// Why serving actors start.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Cause {
-    /// An attempt has succeeded, or keys and values have shrunk.
+    /// An attempt has succeeded, or the KV cache has shrunk after a refusal.
     Attempt,
-    /// Some of them died.
+    /// Some actors died.
     Death,
 }
 
 impl<P: Parts> Serving<P> {
-    /// Serves what an attempt sized. `began` is when that attempt began.
+    /// Begins to serve with the result of an attempt. `began` is the time when that attempt began.
     pub(super) fn begin(
         model: (Planned<P>, P::Loaded),
         sized: Sized<P>,
@@ -85,14 +86,15 @@ impl<P: Parts> Serving<P> {
             injected: None,
             actors: Actors::Stopped,
         };
-        // The budget hears of it before it answers for the gate, so that READY needs nothing more of it.
+        // The budget gets the bounds before it answers for the gate, so that READY requires no
+        // further answer from it.
         serving.obey(step);
         step.effect(Effect::Freeze);
         serving.start(0, P::Children::default(), Cause::Attempt, step);
         Phase::Serving(serving)
     }
 
-    /// The serving actors that run. None while all of them are being replaced.
+    /// The serving actors that run. `None` while all of them are being replaced.
     pub fn children(&self) -> Option<&P::Children> {
         match &self.actors {
             Actors::Up(children) | Actors::Restarting { kept: children, .. } => Some(children),
@@ -100,17 +102,16 @@ impl<P: Parts> Serving<P> {
         }
     }
 
-    /// The sized model.
     pub fn profiled(&self) -> &P::Profiled {
         &self.profiled
     }
 
-    /// How long the attempt took that sized it.
+    /// The duration of the attempt that sized the model.
     pub fn sized_within(&self) -> Duration {
         self.sized_within
     }
 
-    /// The sized model, with the attempt that owns what it leases.
+    /// The sized model, and the attempt that owns its leases.
     pub fn sized(&self) -> SizedBy<P> {
         SizedBy { profiled: self.profiled.clone(), attempt: self.attempt }
     }
@@ -123,7 +124,7 @@ impl<P: Parts> Serving<P> {
             Input::Pool(input) => self.pool(input, step),
             Input::ChildDied { actor, first, reason } => self.child_died(actor, first, &reason, step),
             Input::Restart { restart } => self.restart(restart, step),
-            // News of attempts before READY.
+            // Late events of attempts before READY.
             _ => Phase::Serving(self),
         }
     }
@@ -150,7 +151,8 @@ impl<P: Parts> Serving<P> {
         step.effect(Effect::Start(start));
     }
 
-    /// Whether the fault plan refuses a step of the current attempt memory, which it does once.
+    /// Whether an injected fault refuses memory to a step of the current attempt. That happens once
+    /// per attempt.
     fn refuses_a_step(&mut self, step: &Step<'_, P>) -> bool {
         let number = step.log.number();
         let is_due = step.rules.faults.is_due(profile::Phase::Serve, number) && self.injected != Some(number);
@@ -180,7 +182,7 @@ impl<P: Parts> Serving<P> {
     }
 
     fn child_died(mut self, actor: Role, first: usize, reason: &str, step: &mut Step<'_, P>) -> Phase<P> {
-        // A restart already pending becomes part of this one.
+        // A pending restart is merged into this one.
         let (pending, mut kept) = match mem::replace(&mut self.actors, Actors::Stopped) {
             Actors::Up(children) => (None, children),
             Actors::Restarting { first, kept, .. } => (Some(first), kept),
@@ -218,8 +220,8 @@ impl<P: Parts> Serving<P> {
         Phase::Serving(self)
     }
 
-    /// Whether the actor started for a lane in that generation is still the current one. Otherwise it was replaced, or
-    /// will be.
+    /// Whether the actor that was started for a lane in that generation is still the current one.
+    /// Otherwise it has been replaced or will be.
     fn serves_on(&self, which: WhichLane, generation: u64) -> bool {
         match (which, &self.actors) {
             (WhichLane::Step, Actors::Up(_)) => generation == self.starts,
@@ -229,7 +231,7 @@ impl<P: Parts> Serving<P> {
         }
     }
 
-    /// Takes the children that run, which leaves none.
+    /// Removes and returns all running children.
     fn take_children(&mut self) -> Vec<Child<P>> {
         match mem::replace(&mut self.actors, Actors::Stopped) {
             Actors::Up(mut children) | Actors::Restarting { kept: mut children, .. } => children.take_from(0),
@@ -237,8 +239,9 @@ impl<P: Parts> Serving<P> {
         }
     }
 
-    /// Stops the serving actors. Once keys and values have shrunk by five per cent, successors do the refused work
-    /// again. Weights, workspaces and graphs stay as they are. A restart already pending becomes part of this one.
+    /// Stops the serving actors. After the KV cache has shrunk by five per cent, their successors
+    /// repeat the refused work. Weights, workspaces and graphs are kept. A pending restart is
+    /// merged into this one.
     fn refused(mut self, which: WhichLane, generation: u64, error: LaneError, step: &mut Step<'_, P>) -> Phase<P> {
         if self.serves_on(which, generation) {
             step.effect(Effect::CheckDevice);
@@ -259,7 +262,7 @@ impl<P: Parts> Serving<P> {
         }
         self.passed = AttemptState::default();
         let shrink = match step.rules.is_pinned {
-            // A size that the user fixed stays, as it does at the start.
+            // A size that the user fixed is kept, as at the start.
             true => PoolInput::Pause,
             false => PoolInput::Cap(step.log.target()),
         };
@@ -268,12 +271,12 @@ impl<P: Parts> Serving<P> {
         Phase::Serving(self)
     }
 
-    /// Starts serving again, once keys and values have shrunk as ordered.
+    /// Starts serving again, after the KV cache has shrunk as ordered.
     fn serve_again(&mut self, step: &mut Step<'_, P>) {
         if self.pool.is_quiet() {
             return;
         }
-        // Registers the lower maximum, so that the budget offers no growth above it.
+        // Declares the lower maximum, so that the budget offers no growth above it.
         self.obey(step);
         (self.passed.measured, self.passed.target) = (None, Some(self.pool.most()));
         self.start(0, P::Children::default(), Cause::Attempt, step);
@@ -287,7 +290,7 @@ impl<P: Parts> Serving<P> {
         Phase::Serving(self)
     }
 
-    /// Passes an input on to the pool, and on what follows from it.
+    /// Passes an input to the pool, and adds the effects that follow.
     pub(super) fn change_pool(&mut self, input: PoolInput, step: &mut Step<'_, P>) {
         let from = self.pool.blocks();
         let change = self.pool.step(input);

@@ -1,4 +1,5 @@
-//! Stories of an engine, told by what it has done. Here all that is held has a name only.
+//! Tests of the engine state machine, which compare its effects as text. All owned data is replaced
+//! by names.
 
 use bursar_budgets::{Bytes, DeviceError};
 use bursar_kernels::KernelError;
@@ -13,7 +14,7 @@ use crate::{
 
 mod serving;
 
-/// Everything that is held, by name.
+/// Parts that are only names.
 struct Names;
 
 impl Parts for Names {
@@ -22,13 +23,12 @@ impl Parts for Names {
     type Loaded = &'static str;
     type Profiled = &'static str;
     type Children = Cast;
-    /// The start of serving actors.
+    /// The number of the start of serving actors.
     type Serving = u64;
 }
 
 const ROLES: [&str; 2] = ["vision", "scheduler"];
 
-/// The serving actors that run.
 #[derive(Clone, Default)]
 struct Cast(Vec<&'static str>);
 
@@ -42,13 +42,13 @@ impl Children for Cast {
     }
 }
 
-/// An engine, and the device and actors that answer it at once.
+/// An engine, with a device and actors that answer at once.
 struct Bed {
     core: EngineCore<Names>,
     now: Duration,
-    /// How far the current attempt got.
+    /// The progress of the current attempt.
     passed: AttemptState,
-    /// Keys and values are changing size.
+    /// Whether the KV cache is being resized.
     is_changing: bool,
     heard: Vec<String>,
 }
@@ -70,7 +70,7 @@ fn refused() -> LaneError {
     LaneError::Kernel(KernelError::Device(DeviceError::Refused { asked, free, hint }))
 }
 
-/// The error of an attempt to which the device refused memory.
+/// The error of an attempt that was refused memory by the device.
 fn short() -> ProfileError {
     ProfileError::Stress { worst_case: "steps", source: refused() }
 }
@@ -86,14 +86,14 @@ impl Bed {
         }
     }
 
-    /// An engine whose weights are loaded and whose first attempt runs.
+    /// Creates an engine whose weights are loaded and whose first attempt runs.
     fn sizing(rules: Rules, is_warm: bool) -> Self {
         let mut bed = Bed::new(rules);
         bed.give(Input::Attempt { attempt: 0 }).loaded(is_warm).hear();
         bed
     }
 
-    /// An engine that serves with 100 blocks, at least 16.
+    /// Creates an engine that serves with 100 blocks, and at least 16.
     fn serving(rules: Rules) -> Self {
         let mut bed = Bed::sizing(rules, false);
         bed.sized(0).hear();
@@ -135,13 +135,13 @@ impl Bed {
         }
     }
 
-    /// The change of keys and values has ended.
+    /// Ends the resize of the KV cache.
     fn changed(&mut self) -> &mut Self {
         self.is_changing = false;
         self.give(Input::Pool(PoolInput::Ended(crate::engine::Outcome::Done)))
     }
 
-    /// What was done since this was last asked.
+    /// Removes and returns the effects since the last call, as text.
     fn hear(&mut self) -> Vec<String> {
         std::mem::take(&mut self.heard)
     }
@@ -151,21 +151,21 @@ impl Bed {
         self.give(Input::Loaded { plan, needs: "worst cases", loaded: "weights" })
     }
 
-    /// The attempt ends well, with 100 blocks.
+    /// Ends the attempt successfully, with 100 blocks.
     fn sized(&mut self, attempt: u32) -> &mut Self {
         let passed = AttemptState { phase: Some(At::Validate), measured: Some(100), target: Some(100), evidence: None };
         let sized = Sized { profiled: "sized", floor: 16, blocks: 100, limit: 100, passed };
         self.give(Input::Profiled { attempt, outcome: Ok(sized) })
     }
 
-    /// The attempt is refused memory.
+    /// Ends the attempt with a refusal of memory.
     fn refuse(&mut self, attempt: u32) -> &mut Self {
         self.passed =
             AttemptState { phase: Some(At::Back), evidence: Some(evidence(At::Back)), ..AttemptState::default() };
         self.give(Input::Profiled { attempt, outcome: Err(short()) })
     }
 
-    /// The attempt fails in a way that no other attempt would change.
+    /// Ends the attempt with an error that a further attempt would not avoid.
     fn break_plan(&mut self, attempt: u32) -> &mut Self {
         let error = ProfileError::TooSmall { tokens: 1, context_tokens: 2 };
         self.give(Input::Profiled { attempt, outcome: Err(error) })
@@ -181,7 +181,7 @@ impl Bed {
     }
 }
 
-/// An effect in words. Of an end only that there is one, and its reason.
+/// Formats an effect as text. For a failure, the text contains only the reason.
 fn told(effect: &Effect<Names>) -> Option<String> {
     Some(match effect {
         Effect::Load { attempt } => format!("load for {attempt}"),
@@ -220,7 +220,7 @@ fn told(effect: &Effect<Names>) -> Option<String> {
         Effect::LetIn(generation) => format!("let in to {generation}"),
         Effect::ShowStarting => "starting".to_owned(),
         Effect::Stop(children) => format!("stop {}", children.join(", ")),
-        // The input that follows tells.
+        // The input that follows is visible in the text.
         Effect::Assess { .. } => return None,
         Effect::RestartAfter { restart, wait } => format!("restart {restart} after {wait:?}"),
         Effect::TellOfResize { from, to } => format!("from {from} to {to}"),
@@ -352,7 +352,7 @@ proptest! {
         let mut bed = Bed::new(Rules { is_pinned: inputs.len() % 2 == 0, ..rules() });
         let is_end = |told: &String| told.starts_with("fail") || told.starts_with("give up");
         for (kind, number) in inputs {
-            // Most often the current one.
+            // In most cases this is the current attempt.
             let attempt = bed.core.log.number().saturating_sub(u32::from(number == 0));
             let runs = bed.core.serving().and_then(Serving::children).map_or(0, |children| children.0.len());
             bed.passed = AttemptState { evidence: (number % 2 == 0).then(|| evidence(At::Back)), ..AttemptState::default() };

@@ -1,23 +1,23 @@
-//! The number of blocks of keys and values after READY: pure. One change at a time. Shrinking goes first, and growth is
-//! accepted only while nothing has to shrink.
+//! Pure: the number of KV cache blocks after READY. One change runs at a time. Shrinking takes
+//! precedence, and growth is accepted only while no order to shrink is pending.
 
 use crate::profile::shrunk;
 
-/// An event for the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// Keep at most this many blocks.
+    /// Shrink to at most this many blocks.
     GiveUp(usize),
-    /// The pool may grow to this many blocks.
+    /// The pool may grow to at most this many blocks.
     MayGrow(usize),
-    /// The scheduler serves, or is being replaced.
+    /// Whether the scheduler serves (`true`) or is being replaced.
     Serving(bool),
-    /// Serving was refused memory and is stopped. Keep at most this many blocks, for good. If there are no more than
-    /// that already, give up five per cent, so that the refused work finds memory.
+    /// Serving was refused memory and is stopped. Shrink to at most this many blocks, permanently.
+    /// If the pool is already this small, shrink by five per cent, so that the refused work finds
+    /// memory.
     Cap(usize),
-    /// Serving is stopped until orders already given are carried out.
+    /// Serving is stopped until pending orders are carried out.
     Pause,
-    /// The change in progress has ended.
+    /// The change in progress has ended with this outcome.
     Ended(Outcome),
 }
 
@@ -26,24 +26,20 @@ pub enum Input {
 pub enum Change {
     /// Have the scheduler give up all but the first `to` blocks, then unback the rest.
     Shrink {
-        /// Blocks that stay.
         to: usize,
     },
     /// Back more blocks, then let the scheduler use them.
     Grow {
-        /// Blocks before.
         from: usize,
-        /// Blocks afterwards.
         to: usize,
     },
 }
 
-/// How a change ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The change is complete.
     Done,
-    /// Another process or lease got the memory first. The size is as before.
+    /// Another process or lease took the memory first. The size is as before.
     Refused,
     /// The scheduler died before it answered, and nothing was unbacked.
     Interrupted,
@@ -52,26 +48,27 @@ pub enum Outcome {
 /// The size of the pool, and the change in progress.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolCore {
-    /// Blocks that the serving actors may use. While shrinking, this is the smaller number from the start.
+    /// Blocks that the serving actors may use. During a shrink, this is already the smaller number.
     blocks: usize,
-    /// The least number of blocks: one sequence of the full context, or a whole step.
+    /// The smallest number of blocks: enough for one sequence of the full context, or a whole step.
     floor: usize,
-    /// The model's own share: the blocks at READY, or fewer after a refusal.
+    /// The model's share: the blocks at READY, or fewer after a refusal.
     most: usize,
-    /// The most blocks, with those that others lend.
+    /// The largest number of blocks, including borrowed memory.
     limit: usize,
     serving: bool,
-    /// The smallest size ordered and not begun yet.
+    /// The smallest size that is ordered and not begun yet.
     ordered: Option<usize>,
     under_way: Option<Change>,
-    /// The change in progress waits for a scheduler.
+    /// Whether the change in progress was interrupted and waits for a scheduler.
     interrupted: bool,
-    /// Serving waits until the current change and the ordered one have ended.
+    /// Whether serving waits until the current change and the ordered one have ended.
     quiet: bool,
 }
 
 impl PoolCore {
-    /// A pool of `most` blocks that never shrinks below `floor`, and grows to `limit` with what others lend.
+    /// A pool of `most` blocks that never shrinks below `floor`, and grows up to `limit` with
+    /// borrowed memory.
     pub fn new(floor: usize, most: usize, limit: usize) -> Self {
         let (floor, limit) = (floor.min(most), limit.max(most));
         PoolCore {
@@ -87,32 +84,31 @@ impl PoolCore {
         }
     }
 
-    /// Blocks that the serving actors may use.
+    /// The number of blocks that the serving actors may use.
     pub fn blocks(&self) -> usize {
         self.blocks
     }
 
-    /// The model's own share of blocks.
+    /// The model's share of blocks.
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// The most blocks there may be.
+    /// The largest number of blocks, including borrowed memory.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Whether serving must still wait.
     pub fn is_quiet(&self) -> bool {
         self.quiet
     }
 
-    /// The fewest blocks there may be.
+    /// The smallest number of blocks.
     pub fn floor(&self) -> usize {
         self.floor
     }
 
-    /// Takes one input. Returns the change that begins, or begins again.
+    /// Processes one input. Returns the change that begins or begins again.
     pub fn step(&mut self, input: Input) -> Option<Change> {
         match input {
             Input::GiveUp(to) => {
@@ -129,11 +125,11 @@ impl PoolCore {
             Input::Cap(most) => {
                 assert!(!self.serving, "a pool is capped while nobody serves");
                 (self.most, self.quiet) = (most.clamp(self.floor, self.most), true);
-                // Where memory was refused, none is borrowed.
+                // A model that was refused memory borrows none.
                 self.limit = self.most;
                 let to = match self.most < self.blocks {
                     true => self.most,
-                    // The pool is this small already, and memory was refused all the same.
+                    // The pool is already this small, and memory was refused nevertheless.
                     false => shrunk(self.blocks, 1).max(self.floor),
                 };
                 self.order(to);
@@ -173,7 +169,8 @@ impl PoolCore {
             self.quiet = false;
             return None;
         };
-        // Set at once, so that a scheduler that restarts during the change starts with this size.
+        // The number is set at once, so that a scheduler that restarts during the change starts
+        // with this size.
         self.blocks = to;
         self.under_way = Some(Change::Shrink { to });
         self.under_way
@@ -246,7 +243,7 @@ mod tests {
     fn a_shrink_interrupted_by_a_schedulers_death_restarts_with_the_next() {
         let mut pool = serving();
         assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
-        // The news may arrive before the successor or after it.
+        // The interruption may be reported before or after the successor starts.
         assert_eq!(pool.step(Input::Serving(false)), None);
         assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), None);
         assert_eq!(pool.step(Input::Serving(true)), Some(Change::Shrink { to: 50 }));
@@ -273,7 +270,7 @@ mod tests {
         assert!(!pool.is_quiet());
         pool.step(Input::Serving(true));
         assert_eq!((pool.step(Input::MayGrow(100)), pool.most()), (None, 95));
-        // A pool that is smaller already has nothing to give.
+        // A pool that is already smaller than the cap has nothing to give up.
         assert_eq!(pool.step(Input::GiveUp(40)), Some(Change::Shrink { to: 40 }));
         pool.step(Input::Ended(Outcome::Done));
         pool.step(Input::Serving(false));
@@ -281,7 +278,7 @@ mod tests {
         assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet()), (None, false));
         pool.step(Input::Serving(true));
         assert_eq!(pool.step(Input::MayGrow(100)), Some(Change::Grow { from: 38, to: 90 }));
-        // At the floor nothing is left to give, and serving does not wait.
+        // At the floor there is nothing left to give up, and serving does not wait.
         pool.step(Input::Ended(Outcome::Done));
         pool.step(Input::GiveUp(0));
         pool.step(Input::Ended(Outcome::Done));
@@ -332,14 +329,14 @@ mod tests {
             inputs in proptest::collection::vec((0u8..9, 0usize..130), 1..60),
         ) {
             let mut pool = PoolCore::new(16, 100, 100);
-            // The change begun and not ended.
+            // The change that has begun and not ended.
             let mut begun: Option<Change> = None;
             let mut is_serving = false;
             for (kind, blocks) in inputs {
                 let input = match (kind, begun) {
                     (0 | 1, _) => Input::GiveUp(blocks),
                     (2, _) => Input::MayGrow(blocks),
-                    // No request is let in while the pool is quiet.
+                    // No request is admitted while the pool is quiet.
                     (3, _) if pool.is_quiet() => continue,
                     (3, _) => Input::Serving(blocks % 2 == 0),
                     (7 | 8, _) if is_serving => continue,

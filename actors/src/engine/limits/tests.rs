@@ -1,4 +1,4 @@
-//! A limit that is set is kept or refused. A limit that is not set makes room for it.
+//! Tests of limits: a limit that the user set is kept or refused, and default limits adapt to it.
 
 use bursar_budgets::Hint;
 use bursar_model::{
@@ -22,7 +22,7 @@ fn lowered(checkpoint: &Checkpoint, options: &LoadOptions, is_host: bool) -> Res
     options.lowered(&ModelBounds { family: &family, pictures: checkpoint.image_processor.as_ref(), is_host })
 }
 
-/// Lowers these settings for a GPU.
+/// The effective limits of these settings on a GPU.
 fn on_a_gpu(checkpoint: &Checkpoint, settings: Value) -> Result<EffectiveLimits, StartError> {
     let Value::Object(settings) = settings else { panic!("settings are an object") };
     let (knobs, names) = Knobs::named_from(settings).expect("all of it is known");
@@ -143,6 +143,6 @@ fn impossible_limits_are_blamed_on_the_users_setting() {
         assert!(told.contains(said) && told.contains(blamed), "{settings}: {told}");
         assert!(!told.contains("preprocessor_config"), "no file is to blame: {told}");
     }
-    // A maximum below the model's own minimum lowers the minimum, which was not set.
+    // A maximum below the model's own minimum lowers that minimum, because the user did not set it.
     on_a_gpu(&seven, json!({ "max_pixels": 1600 })).expect("it is served");
 }

@@ -1,4 +1,4 @@
-//! What would have helped an attempt that was refused memory.
+//! Suggestions for an attempt that was refused memory.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::BLOCK_TOKENS;
@@ -9,10 +9,12 @@ use crate::{
     profile::{MemoryState, shrunk},
 };
 
-/// Suggestions that would have freed `missing` bytes, refused to an attempt with `target_tokens` of keys and values:
-/// fewer tokens, or a lower limit. `room` is all memory that the model could have now, if known. If a neighbour holds
-/// so much that no number of tokens fits, only limits are suggested. Knobs that would claim more of the device are left
-/// out.
+/// Suggestions that would have freed the `missing` bytes that were refused to an attempt with
+/// `target_tokens` of KV cache: fewer tokens, or a lower limit.
+///
+/// `room` is all memory that the model could have now, if known. If other processes hold so much
+/// that no number of tokens fits, only limits are suggested. Knobs that would claim more of the
+/// device are left out.
 pub(crate) fn advice(
     question: &Question<'_>,
     target_tokens: usize,
@@ -23,7 +25,8 @@ pub(crate) fn advice(
     let (kv, page) = (question.options.kv(), question.place.page);
     let least = needs.memory_plan_with(least_blocks(&needs, &kv, page)).total();
     let available = least.saturating_sub(missing).min(room.unwrap_or(Bytes::MAX));
-    // A share that the user set applied to the memory then available. Now the minimum is enough.
+    // A fraction that the user set applied to the memory that was available then. Now the minimum
+    // is enough.
     let options = question.options.clone().with_all_memory();
     let place = MemoryState { is_host: question.place.is_host, ..MemoryState::of_available(available, page) };
     let scarce = Question { options: &options, place, ..*question };
@@ -31,7 +34,8 @@ pub(crate) fn advice(
     if kv.is_pinned() {
         return limits;
     }
-    // In whole blocks, and at least five per cent less: the refused bytes may be only the first of several requests.
+    // The number of tokens is in whole blocks and at least five per cent lower, because the refused
+    // bytes may be only the first of several requests.
     let blocks = target_tokens / BLOCK_TOKENS;
     let block = needs.kv_shape.block_bytes() * needs.kv_shape.layers as u64;
     let by_bytes = blocks.saturating_sub(missing.div_ceil(block.max(Bytes(1))) as usize);
@@ -76,11 +80,12 @@ mod tests {
         for room in [None, Some(least), Some(least * 8)] {
             assert!(kv(&asked(&sized, room).0).is_some(), "{room:?}");
         }
-        // No limit is low enough either, because the weights alone need more.
+        // No limit is low enough either, because the weights by themselves need more memory.
         let (knobs, _) = asked(&sized, Some(Bytes::mib(4)));
         assert!(knobs.len() > 1 && knobs.iter().all(|knob| knob.to.is_none()), "{knobs:?}");
         assert!(kv(&asked(&sized, Some(least - page)).0).is_none());
-        // A fixed size is suggested in the unit in which it was set, and fits the room.
+        // A fixed size is suggested in the unit in which the user set it, and fits the available
+        // memory.
         for (pinned, name) in [
             (LoadOptions { kv_tokens: Some(1 << 20), ..sized.clone() }, "kv_tokens"),
             (LoadOptions { kv_bytes: Some(Bytes::gib(2)), ..sized.clone() }, "kv_bytes"),

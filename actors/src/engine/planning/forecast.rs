@@ -1,4 +1,4 @@
-//! What a start will come to on a device, and what would make it fit: by plan, without a device. Pure.
+//! Pure: forecast of a start on a device, by plan and without the device.
 
 use bursar_budgets::{Bytes, Class, MemoryPlan};
 use bursar_kernels::{BLOCK_TOKENS, Target};
@@ -11,52 +11,53 @@ use crate::{
     profile::{KvChoice, KvRoom, MemoryRequirements, MemoryState},
 };
 
-/// Everything that determines a start.
+/// All inputs that determine a start.
 #[derive(Clone, Copy)]
 pub struct Question<'q> {
     /// The model, planned or loaded.
     pub model: &'q Model,
-    /// How its pictures are resized. None for a model without pictures.
+    /// The processor that resizes its pictures. `None` for a model without pictures.
     pub pictures: Option<&'q ImageProcessor>,
-    /// What it would be computed on.
+    /// The target that it would run on.
     pub target: Target,
-    /// The options it would be loaded with.
+    /// The options that it would be loaded with.
     pub options: &'q LoadOptions,
     /// The device's memory as the model would find it.
     pub place: MemoryState,
 }
 
 impl<'q> Question<'q> {
-    /// What bounds the model's inputs before the user sets anything.
+    /// Bounds of the model's inputs before the user sets any limits.
     pub fn own(&self) -> ModelBounds<'q> {
         ModelBounds { family: self.model.config(), pictures: self.pictures, is_host: self.place.is_host }
     }
 
-    /// The largest inputs, and what the model needs for them.
+    /// The largest inputs, and the memory that the model needs for them.
     ///
     /// # Errors
-    /// As [`LoadOptions::lowered`], and [`StartError::Plan`].
+    /// The errors of [`LoadOptions::lowered`], and [`StartError::Plan`].
     pub fn needs(&self) -> Result<(EffectiveLimits, MemoryRequirements), StartError> {
         let inputs = self.options.lowered(&self.own())?;
         let needs = MemoryRequirements::plan(self.model, self.target, &inputs.envelope, self.place.page)?;
         Ok((inputs, needs.with_host(self.options.swap_space)))
     }
 
-    /// Tokens of keys and values that a start settles on; `None` if it does not fit. Unlike a [`Forecast`] it looks for
-    /// nothing that would help.
+    /// KV cache tokens of a start, `None` if it does not fit. Unlike a [`Forecast`], this does not
+    /// look for changes that would help.
     ///
     /// # Errors
-    /// As [`needs`](Self::needs).
+    /// The same as for [`needs`](Self::needs).
     pub fn kv_tokens(&self) -> Result<Option<usize>, StartError> {
         let (inputs, needs) = self.needs()?;
         let settled = settle(&needs, &inputs.envelope, &self.options.kv(), &self.place);
         Ok(settled.ok().map(|blocks| blocks * BLOCK_TOKENS))
     }
 
-    /// The blocks of keys and values that a start with `needs` settles on.
+    /// KV cache blocks of a start with `needs`.
     ///
     /// # Errors
-    /// Why it will not become READY, and what would help. Finding that takes some hundred plans.
+    /// The reason why the start will not become READY, and the changes that would help. Finding
+    /// those takes a few hundred plans.
     pub fn settled(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Result<usize, Box<Unfit>> {
         let settled = settle(needs, &inputs.envelope, &self.options.kv(), &self.place);
         settled.map_err(|lack| Box::new(Unfit { lack, suggestions: self.suggestions(inputs, needs) }))
@@ -68,24 +69,25 @@ impl<'q> Question<'q> {
 pub struct Forecast {
     /// The largest inputs, lowered to the model's limits.
     pub inputs: EffectiveLimits,
-    /// Tokens of keys and values at READY. 0 if it does not fit.
+    /// KV cache tokens at READY. 0 if the model does not fit.
     pub kv_tokens: usize,
-    /// One line per claimant. If it fits, keys and values have the size that they settle on. Otherwise they have the
-    /// minimum, or the size that the user fixed.
+    /// One line per claimant. If the model fits, the KV cache has its size at READY. Otherwise it
+    /// has the minimum, or the size that the user fixed.
     pub plan: MemoryPlan,
     /// Bytes of the device that can be leased.
     pub available: Bytes,
-    /// Bytes left by all claimants, without the canary. 0 if it does not fit.
+    /// Bytes left by all claimants, without the canary. 0 if the model does not fit.
     pub free: Bytes,
-    /// Why it will not become READY, even if no other process takes memory. None if it will.
+    /// Why the model will not become READY even if no other process takes memory. `None` if it
+    /// will.
     pub unfit: Option<Box<Unfit>>,
 }
 
 impl Forecast {
-    /// Computes the forecast. If it does not fit, that takes some hundred plans.
+    /// Computes the forecast. If the model does not fit, that takes a few hundred plans.
     ///
     /// # Errors
-    /// Limits that contradict each other, or shapes that do not match.
+    /// Limits that contradict each other, or tensor shapes that do not match.
     pub fn of(question: &Question<'_>) -> Result<Self, StartError> {
         let ((inputs, needs), available) = (question.needs()?, question.place.available());
         let forecast = |blocks, kv_tokens, unfit: Option<Box<Unfit>>| {
@@ -99,30 +101,29 @@ impl Forecast {
         })
     }
 
-    /// Whether it will become READY if no other process takes memory.
+    /// Whether the model will become READY if no other process takes memory.
     pub fn fits(&self) -> bool {
         self.unfit.is_none()
     }
 
-    /// Sequences that can run at once if each has `tokens` tokens, prompt and reply together: as many as the blocks
-    /// hold, and at most `sequences`.
+    /// Sequences that can run at once if each has `tokens` tokens, prompt and reply together. The
+    /// result is limited by the number of blocks and by `sequences`.
     pub fn concurrency(&self, tokens: usize, sequences: usize) -> usize {
         (self.kv_tokens / BLOCK_TOKENS / tokens.div_ceil(BLOCK_TOKENS).max(1)).min(sequences)
     }
 
-    /// The sum of all lines of a class.
     pub fn of_class(&self, class: &Class) -> Bytes {
         self.plan.of_class(class)
     }
 }
 
-/// The fewest blocks of keys and values for a start: those of the probe, or of a fixed size.
+/// The smallest number of KV cache blocks for a start: the blocks of the probe, or of a fixed size.
 pub(super) fn least_blocks(needs: &MemoryRequirements, kv: &KvChoice, page: Bytes) -> usize {
     let pinned = kv.pinned_tokens(needs.kv_shape, page).unwrap_or(0);
     pinned.div_ceil(BLOCK_TOKENS).max(needs.probe_blocks)
 }
 
-/// The blocks of keys and values that a start settles on, by the same arithmetic as an attempt.
+/// KV cache blocks of a start, computed with the same arithmetic as an attempt.
 pub(super) fn settle(
     needs: &MemoryRequirements,
     envelope: &Envelope,

@@ -1,4 +1,5 @@
-//! The fewest devices that a model fits on, by plan: numbers of ranks are tried from one on.
+//! The smallest number of devices that a model fits on, by plan: numbers of ranks are tried from
+//! one on.
 
 use std::fmt;
 
@@ -14,13 +15,14 @@ use crate::{
     profile::MemoryState,
 };
 
-/// Why a number of devices does not do for a model.
+/// Why a model does not fit on a number of devices.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum RanksLack {
-    /// So many cannot share it out: its heads, columns, experts or blocks of scales do not divide.
+    /// The model cannot be divided among this many ranks, because its heads, columns, experts or
+    /// scale blocks are not divisible.
     #[error("{0}")]
     Cut(String),
-    /// What each of them lacks.
+    /// The resource that each device lacks.
     #[error(transparent)]
     Lack(#[from] Lack),
 }
@@ -31,12 +33,10 @@ impl Serialize for RanksLack {
     }
 }
 
-/// A number of devices that does not do for a model.
+/// A number of devices that a model does not fit on.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RanksTried {
-    /// How many devices.
     pub ranks: usize,
-    /// Why not.
     pub lack: RanksLack,
 }
 
@@ -52,14 +52,13 @@ impl fmt::Display for RanksTried {
     }
 }
 
-/// How many devices share a model out.
+/// The number of devices that a model is split over.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FewestRanks {
-    /// The model's name.
     pub model: String,
-    /// The fewest that it fits on.
+    /// The smallest number that it fits on.
     pub ranks: usize,
-    /// The smaller numbers, none of which does.
+    /// All smaller numbers, with the reason why each is too small.
     pub too_few: Vec<RanksTried>,
 }
 
@@ -72,13 +71,12 @@ impl fmt::Display for FewestRanks {
     }
 }
 
-/// No number of the devices found does for a model.
+/// The model fits on no number of the devices found.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[error("{model} does not fit on any number of these devices ({})", listed(tried))]
 pub struct NoRanksFit {
-    /// The model's name.
     pub model: String,
-    /// Every number, from one on.
+    /// Every number of devices, from one on.
     pub tried: Vec<RanksTried>,
 }
 
@@ -94,23 +92,24 @@ fn listed(tried: &[RanksTried]) -> String {
     tried.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// A model that looks for devices.
+/// A search for the devices of a model.
 #[derive(Clone, Copy)]
 pub struct PlacementQuery<'q> {
     /// The model's name, for messages.
     pub name: &'q str,
-    /// Its checkpoint, maybe without weights.
+    /// Its checkpoint, possibly without weights.
     pub checkpoint: &'q Checkpoint,
     /// The options that it would be loaded with.
     pub options: &'q LoadOptions,
 }
 
 impl PlacementQuery<'_> {
-    /// Tries numbers of devices from one on. `at` gives what a rank of so many would compute on and the memory of the
-    /// fullest of them, or none if there are fewer.
+    /// Tries numbers of devices from one on. `at` takes a number of devices. It returns the target
+    /// of a rank and the memory of the device with the least available memory, or `None` if there
+    /// are fewer devices.
     ///
     /// # Errors
-    /// [`StartError::NoRanksFit`]; any other error of a plan.
+    /// [`StartError::NoRanksFit`], or any other error of a plan.
     pub fn min_ranks(
         &self,
         mut at: impl FnMut(usize) -> Result<Option<(Target, MemoryState)>, StartError>,
@@ -126,10 +125,10 @@ impl PlacementQuery<'_> {
         Err(NoRanksFit { model, tried }.into())
     }
 
-    /// Why `ranks` devices do not do. None if they do.
+    /// Why the model does not fit on `ranks` devices. `None` if it does.
     ///
     /// # Errors
-    /// Those of a plan.
+    /// Any error of a plan.
     pub fn lack(&self, ranks: usize, target: Target, place: MemoryState) -> Result<Option<RanksLack>, StartError> {
         let PlacementQuery { checkpoint, options, .. } = *self;
         let model = match Model::plan_heaviest(checkpoint, &target, ranks) {
@@ -154,7 +153,7 @@ mod tests {
 
     const CPU: Target = Target::Cpu { threads: 1 };
 
-    /// What a search among `found` devices of `capacity` comes to.
+    /// The result of a search among `found` devices of `capacity`.
     fn min_ranks(found: usize, capacity: Bytes) -> Result<FewestRanks, StartError> {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
         let options = LoadOptions { kv_tokens: Some(16384), ..LoadOptions::small() };
@@ -163,7 +162,7 @@ mod tests {
         sought.min_ranks(|ranks| Ok((ranks <= found).then_some((CPU, place))))
     }
 
-    /// What the demo needs of each of so many devices.
+    /// The memory that the demo model needs on each of `ranks` devices.
     fn needed(ranks: usize) -> Bytes {
         let error = min_ranks(ranks, Bytes::mib(1)).expect_err("nothing fits there");
         let StartError::NoRanksFit(NoRanksFit { tried, .. }) = error else { panic!("{error:?}") };

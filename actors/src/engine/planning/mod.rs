@@ -1,4 +1,5 @@
-//! What a start will come to by plan, what it lacks, and what would help. Pure.
+//! Pure: forecast of a start by plan: its sizes, the memory that it lacks, and the changes that
+//! would help.
 
 mod advice;
 mod forecast;

@@ -1,4 +1,5 @@
-//! Which single knob, set to which value, would make a model fit: found by planning again, not by guessing. Pure.
+//! Pure: suggestions of single knobs with a value that would make a model fit, found by planning
+//! again and not by estimates.
 
 use std::fmt;
 
@@ -18,7 +19,6 @@ use crate::{
     profile::{CONTEXT_TOKENS_LEAST, KvChoice, MemoryRequirements, MemoryState},
 };
 
-/// The value of a knob.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Change {
@@ -26,11 +26,11 @@ pub enum Change {
     Count(u64),
     /// A size in bytes.
     Size(Bytes),
-    /// A share. Suggested shares are whole thousandths.
+    /// A fraction. Suggested fractions are multiples of 1/1000.
     KvShare(f64),
 }
 
-/// The value as a user types it.
+/// Formats the value as a user types it.
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -42,28 +42,30 @@ impl fmt::Display for Change {
     }
 }
 
-/// A knob, and the value that alone would make a plan fit.
+/// A knob, and a value with which the plan would fit if no other knob is changed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suggestion {
-    /// Our name for the knob. [`TOTAL`] stands for the device's memory, which is no knob of a model.
+    /// Our name for the knob. [`TOTAL`] is the device's memory, which is not a knob of a model.
     pub knob: &'static str,
-    /// The name by which the user set it, or ours if it was not set.
+    /// The name under which the user set it, or our name if it was not set.
     pub name: String,
-    /// Its value now, lowered to the limits of the model and its processor.
+    /// Its current value, lowered to the limits of the model and its image processor.
     pub from: Change,
-    /// The nearest value with which the plan fits, all else being equal. None if there is none.
+    /// The nearest value with which the plan fits while all other knobs stay the same. `None` if no
+    /// value does.
     pub to: Option<Change>,
-    /// What to set instead of the current setting of that name. None if there is no value, and for the device.
+    /// The setting that replaces the current setting of that name. `None` if there is no suggested
+    /// value, and for the device's memory.
     pub setting: Option<Setting>,
-    /// Bytes that the change makes available, by claiming less or having more. 0 if a share was too small rather than
-    /// the device.
+    /// Bytes that the change makes available, because the model claims less or the device has more.
+    /// 0 if a fraction was too small, and not the device.
     pub frees: Bytes,
 }
 
-/// The name of the device's memory among suggestions.
+/// The name of the device's memory in suggestions.
 pub const TOTAL: &str = "total";
 
-/// The name of the same if host memory stands in for a GPU.
+/// The name of the device's memory if host memory simulates a GPU.
 const CAPACITY: &str = "capacity";
 
 impl Suggestion {
@@ -76,13 +78,13 @@ impl Suggestion {
         Suggestion { knob, name, from, to, setting, frees: if to.is_some() { frees } else { Bytes::ZERO } }
     }
 
-    /// `options` with this knob at the suggested value. None if there is no value, and for the device's memory and the
-    /// canary, which are not the model's.
+    /// `options` with this knob at the suggested value. `None` if there is no value, and for the
+    /// device's memory and the canary, which are not options of a model.
     pub fn over(&self, options: &LoadOptions) -> Option<LoadOptions> {
         with(options, self.knob, self.to?)
     }
 
-    /// All suggestions in one sentence. None if there are none.
+    /// All suggestions in one sentence. `None` if there is no suggestion.
     pub fn advice(all: &[Suggestion]) -> Option<String> {
         let helpful = all.iter().filter_map(|suggestion| match (&*suggestion.name, suggestion.to?) {
             (TOTAL, _) => Some(format!("free {} more of the device's memory", suggestion.frees)),
@@ -97,7 +99,7 @@ impl Suggestion {
     }
 }
 
-/// `options` with one knob set. None for a knob that they do not have.
+/// `options` with one knob set. `None` for a knob that is not one of these options.
 fn with(options: &LoadOptions, knob: &str, to: Change) -> Option<LoadOptions> {
     let mut changed = options.clone();
     let LoadOptions { limits, .. } = &mut changed;
@@ -119,7 +121,7 @@ fn with(options: &LoadOptions, knob: &str, to: Change) -> Option<LoadOptions> {
     Some(changed)
 }
 
-/// A limit of the envelope, lowered in steps of its own unit.
+/// A limit of the envelope, which is lowered in steps of `step`.
 struct Limit {
     knob: &'static str,
     now: u64,
@@ -128,13 +130,14 @@ struct Limit {
     least: u64,
 }
 
-/// Neither is a smaller picture: of 112 x 112 pixels where a token has 28 x 28.
+/// The fewest tokens of a picture to suggest: a picture of 112 x 112 pixels if a token has 28 x 28.
 const PICTURE_TOKENS_LEAST: u64 = 16;
 
-/// The most MiB to search for a capacity, more than any device has.
+/// Upper bound in MiB of the search for a capacity, which is more than any device has.
 const TOTAL_MIB_MOST: u64 = 1 << 30;
 
-/// The share of [`KvShare::expected_of`](super::KvShare::expected_of) for a host device.
+/// The fraction of [`KvShare::expected_of`](crate::profile::KvShare::expected_of) for a host
+/// device.
 const HOST_FRACTION: f64 = 0.9;
 
 impl Question<'_> {
@@ -145,7 +148,7 @@ impl Question<'_> {
         place.chain(search.reductions()).chain(search.share()).collect()
     }
 
-    /// Suggestions for knobs of the model that make it need less.
+    /// Suggestions for knobs of the model that reduce the memory that it needs.
     pub(super) fn reductions(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Vec<Suggestion> {
         Search { question: self, inputs, needs }.reductions().collect()
     }
@@ -166,12 +169,12 @@ impl Search<'_> {
         Suggestion::new(&self.question.options.names, knob, from, to, frees)
     }
 
-    /// Whether the same inputs fit with another size of keys and values, or on another device.
+    /// Whether the same inputs fit with another size of the KV cache, or on another device.
     fn settles(&self, kv: &KvChoice, place: &MemoryState) -> bool {
         settle(self.needs, &self.inputs.envelope, kv, place).is_ok()
     }
 
-    /// The needs under changed options, if they fit.
+    /// The memory requirements with one knob changed. `None` if they do not fit.
     fn needs_with(&self, knob: &str, to: Change) -> Option<MemoryRequirements> {
         let options = with(self.question.options, knob, to)?;
         let changed = Question { options: &options, ..*self.question };
@@ -179,7 +182,7 @@ impl Search<'_> {
         settle(&needs, &inputs.envelope, &options.kv(), &changed.place).is_ok().then_some(needs)
     }
 
-    /// The least that a start needs.
+    /// The minimum memory of a start.
     fn needed(&self, needs: &MemoryRequirements) -> Bytes {
         let blocks = least_blocks(needs, &self.question.options.kv(), self.question.place.page);
         needs.memory_plan_with(blocks).total()
@@ -195,7 +198,7 @@ impl Search<'_> {
         if place.is_host { Suggestion { name: CAPACITY.to_owned(), ..total } } else { total }
     }
 
-    /// A smaller canary, if one helps.
+    /// A smaller canary, if a smaller one is possible.
     fn canary(&self) -> Option<Suggestion> {
         let (place, kv) = (self.question.place, self.question.options.kv());
         let now = place.canary();
@@ -206,14 +209,15 @@ impl Search<'_> {
         Some(self.suggestion("canary", Change::Size(now), to.map(Change::Size), frees))
     }
 
-    /// The limits to lower. Pictures are limited in the unit that the user set, or in pixels.
+    /// The limits that can be lowered. Pictures are limited in the unit that the user set, or in
+    /// pixels.
     fn limits(&self) -> Vec<Limit> {
         let Envelope {
             context_tokens, sequences, step_tokens, picture_patches, largest_pictures, launch_patches, ..
         } = self.inputs.envelope;
         let limit = |knob, now: usize, least: usize| Limit { knob, now: now as u64, step: 1, least: least as u64 };
         let mut limits = vec![
-            // A step has at least one token for each sequence.
+            // A step has at least one token per sequence.
             limit("step_tokens", step_tokens, sequences),
             limit("sequences", sequences, 1),
             limit("context_tokens", context_tokens, CONTEXT_TOKENS_LEAST),
@@ -232,7 +236,6 @@ impl Search<'_> {
         limits
     }
 
-    /// The suggestion for a limit.
     fn limit(&self, limit: &Limit) -> Suggestion {
         let Limit { knob, now, step, least } = *limit;
         let plan = |steps: u64| self.needs_with(knob, Change::Count(steps * step));
@@ -242,13 +245,14 @@ impl Search<'_> {
         self.suggestion(knob, Change::Count(now), to.map(|steps| Change::Count(steps * step)), frees)
     }
 
-    /// The suggestion for a fixed size of keys and values: the largest smaller one that fits, or, if it is too small
-    /// for a context, the context.
+    /// The suggestion for a fixed size of the KV cache: the largest smaller size that fits. If the
+    /// size is too small for one context, it is the size of the context.
     fn fixed(&self) -> Option<Suggestion> {
         let (shape, place, kv) = (self.needs.kv_shape, self.question.place, self.question.options.kv());
         let context = self.inputs.envelope.context_tokens.next_multiple_of(BLOCK_TOKENS) as u64;
         let bytes = |tokens: u64| KvMemory::bytes(shape, (tokens as usize).div_ceil(BLOCK_TOKENS), place.page);
-        // To grow, only the minimum is tried. To shrink, the largest value that fits.
+        // To grow, only the minimum is tried. To shrink, the search finds the largest value that
+        // fits.
         let nearest = |now: u64, least: u64, step: u64, fits: &dyn Fn(u64) -> bool| {
             if now < least {
                 Some(least.div_ceil(step)).filter(|steps| fits(*steps))
@@ -269,7 +273,8 @@ impl Search<'_> {
         Some(self.suggestion("kv_bytes", Change::Size(now), to.map(Change::Size), frees))
     }
 
-    /// A larger share for keys and values, if a share decides. A share that was not set is a host device's default.
+    /// A larger fraction for the KV cache, if a fraction determines its size. A fraction that was
+    /// not set is a host device's default.
     fn share(&self) -> Option<Suggestion> {
         let (place, kv) = (self.question.place, self.question.options.kv());
         let (knob, now) = match (kv.device_fraction, kv.memory_fraction) {
@@ -292,8 +297,8 @@ impl Search<'_> {
     }
 }
 
-/// The largest of `low..=high` that fits, found by bisection: if a value fits, all smaller ones do. None if `low` does
-/// not.
+/// The largest of `low..=high` that fits, found by bisection: if a value fits, all smaller values
+/// fit. `None` if `low` does not fit.
 fn most(low: u64, high: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
     if low > high || !fits(low) {
         return None;
@@ -306,8 +311,8 @@ fn most(low: u64, high: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
     Some(good)
 }
 
-/// The smallest of `low..=high` that fits, found by bisection: if a value fits, all larger ones do. None if `high` does
-/// not.
+/// The smallest of `low..=high` that fits, found by bisection: if a value fits, all larger values
+/// fit. `None` if `high` does not fit.
 fn least(low: u64, high: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
     if low > high || !fits(high) {
         return None;

@@ -1,14 +1,13 @@
-//! Why a start is refused by plan, and what would make it fit.
+//! Refusal of a start by plan, and the changes that would make it fit.
 
 use bursar_budgets::{Bytes, Hint};
 use thiserror::Error;
 
 use super::Suggestion;
 
-/// What is missing.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum Lack {
-    /// Memory, for the model's minimum or for a fixed size of keys and values.
+    /// Memory is missing for the model's minimum, or for a fixed size of the KV cache.
     #[error(
         "it needs {} ({needed}), but only {} ({available}) can be leased: {} ({short_by}) short",
         needed.exact(),
@@ -16,35 +15,33 @@ pub enum Lack {
         short_by.exact()
     )]
     Memory {
-        /// Bytes of the plan.
         needed: Bytes,
-        /// Bytes available.
         available: Bytes,
-        /// Bytes missing.
         short_by: Bytes,
     },
-    /// Keys and values for one sequence: a fixed size or share, or the room left, is too small.
+    /// The KV cache is too small for one sequence, because of a fixed size, a fraction, or too
+    /// little free memory.
     #[error("the KV cache would hold {tokens} tokens, but one sequence may have {context_tokens}")]
     Tokens {
-        /// Tokens that they would hold.
+        /// Tokens that the cache would hold.
         tokens: usize,
         /// Tokens that a sequence may have.
         context_tokens: usize,
     },
 }
 
-/// Why a start will not become READY. A plan and a start use the same words.
+/// Why a start will not become READY. A plan and a start report it with the same text.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[error("the model does not fit: {lack}")]
 pub struct Unfit {
-    /// What is missing.
     pub lack: Lack,
-    /// Each knob with the value that alone would make it fit. Knobs that cannot help have no value.
+    /// Each knob with a value that makes the model fit if no other knob is changed. Knobs that
+    /// cannot help have no value.
     pub suggestions: Vec<Suggestion>,
 }
 
 impl Unfit {
-    /// Bytes of memory missing. 0 if something else is missing.
+    /// Missing bytes of memory. 0 if something else is missing.
     pub fn short_by(&self) -> Bytes {
         match self.lack {
             Lack::Memory { short_by, .. } => short_by,

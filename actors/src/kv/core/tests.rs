@@ -1,4 +1,5 @@
-//! Stories of blocks: which sequences hold and share them, and what they still contain.
+//! Tests of the block pool: which sequences hold and share blocks, and the content that free blocks
+//! keep.
 
 use proptest::prelude::*;
 
@@ -10,24 +11,26 @@ mod host;
 const A: SequenceId = SequenceId(1);
 const B: SequenceId = SequenceId(2);
 
-/// A sequence that grows to `tokens` tokens and holds `held` in its blocks.
+/// The request of a sequence that grows to `tokens` tokens and holds `held` tokens in its blocks.
 fn demand(sequence: SequenceId, held: usize, tokens: usize) -> BlockRequest {
     BlockRequest { sequence, held, more: tokens - held, tokens, prefix: Vec::new() }
 }
 
-/// Keys of the whole blocks of `tokens` tokens that all begin as `name` does.
+/// Keys of the whole blocks of a sequence of `tokens` tokens. All sequences with the same `name`
+/// begin alike.
 fn keys(name: u32, tokens: usize) -> Vec<PrefixKey> {
     let mut keys = bursar_model::flow::PrefixKeys::default();
     keys.extend(&vec![name; tokens], &vec![[0; 3]; tokens], &[]);
     keys.as_slice().to_vec()
 }
 
-/// A new sequence of `tokens` tokens that begins like all others of this `name`.
+/// The request of a new sequence of `tokens` tokens that begins like all others of this `name`.
 fn alike(sequence: SequenceId, name: u32, tokens: usize, more: usize) -> BlockRequest {
     BlockRequest { sequence, held: 0, more, tokens, prefix: keys(name, tokens - 1) }
 }
 
-/// Names the whole blocks of a sequence that holds `tokens` tokens of this `name`, and tells of them.
+/// Names the whole blocks of a sequence that holds `tokens` tokens of this `name`, and adds their
+/// events.
 fn fill(kv: &mut KvCore, sequence: SequenceId, name: u32, tokens: usize) {
     let keys = keys(name, tokens);
     for place in kv.name(sequence, 0, &keys) {
@@ -43,7 +46,7 @@ fn fill(kv: &mut KvCore, sequence: SequenceId, name: u32, tokens: usize) {
     }
 }
 
-/// What a listener knows who has heard all events so far.
+/// Applies all new events to the set of blocks that a listener knows.
 fn hear(kv: &mut KvCore, known: &mut BTreeSet<PrefixKey>) {
     for event in kv.take_events() {
         match event {
@@ -98,7 +101,7 @@ fn released_blocks_stay_cached_until_their_place_is_needed() {
     let again = kv.allot(&[alike(A, 7, 33, 33)]);
     assert_eq!(again.tables[0].held, 32);
     kv.release(A);
-    // Another sequence needs two blocks: the blank one, and the cached one from the end.
+    // Another sequence needs two blocks: the blank one, and the last cached one.
     kv.allot(&[demand(B, 0, 32)]);
     kv.release(B);
     assert_eq!(kv.allot(&[alike(A, 7, 33, 33)]).tables[0].held, 16, "the beginning is still there");
@@ -120,7 +123,7 @@ fn shared_blocks_do_not_count_as_room() {
     kv.allot(&[demand(A, 0, 32)]);
     fill(&mut kv, A, 7, 32);
     kv.release(A);
-    // Two of three free blocks are those it shares. It would need two more.
+    // B shares two of the three free blocks. It would need two more.
     let allotment = kv.allot(&[alike(B, 7, 64, 64)]);
     assert_eq!((allotment.tables.len(), allotment.short_by), (0, 1));
     assert_eq!(kv.usage(), KvUse { blocks: 3, held: 0, cached: 2 }, "and nothing has changed");
@@ -142,7 +145,7 @@ fn a_step_partly_served_by_shared_blocks_asks_for_the_rest() {
     let mut kv = KvCore::new(8);
     kv.allot(&[demand(A, 0, 48)]);
     fill(&mut kv, A, 7, 48);
-    // It has 50 tokens, 48 of them are cached, and the step has room for 20.
+    // B has 50 tokens, 48 of them are cached, and the step has room for 20.
     let table = &kv.allot(&[alike(B, 7, 50, 20)]).tables[0];
     assert_eq!((table.held, table.blocks.len()), (48, 4));
 }
@@ -220,14 +223,15 @@ fn a_lost_block_is_noticed_unless_the_pool_is_large() {
 }
 
 proptest! {
-    /// Compared with a model that only remembers what was written where. A sequence told that tokens are cached finds
-    /// the content of its own beginning. No block of one sequence is written by another, and none is lost.
+    /// Compares the pool with a model that only remembers which content was written to which block.
+    /// A sequence whose tokens are reported as cached finds the content of its own beginning. No
+    /// block of one sequence is written by another, and no block is lost.
     #[test]
     fn no_block_is_lost_or_shared_wrongly_and_names_match_content(
         steps in proptest::collection::vec((0u8..5, 0u64..6, 1usize..90, 0u32..3), 1..120),
     ) {
         let mut kv = KvCore::new(12);
-        // What each block contains: the name, and the block's index in its sequence.
+        // The content of each block: the name, and the block's index in its sequence.
         let mut content: Vec<Option<(u32, usize)>> = vec![None; 12];
         let mut alive: BTreeMap<u64, (u32, usize)> = BTreeMap::new();
         for (kind, number, tokens, name) in steps {
@@ -238,7 +242,7 @@ proptest! {
                 continue;
             }
             if kind == 1 {
-                // Resizes the pool. Exactly the sequences that held a lost block are told.
+                // Resizes the pool. Exactly the sequences that held a lost block are returned.
                 let to = tokens / 5;
                 let before = kv.blocks();
                 let tables = kv.tables.clone();

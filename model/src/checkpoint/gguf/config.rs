@@ -1,5 +1,6 @@
-//! The `config.json` of a GGUF file: its settings by the names of transformers (5.17, `integrations/ggml.py`). What
-//! changes results and has no such name is refused.
+//! The `config.json` that is generated for a GGUF file: its settings under the names of
+//! transformers (5.17, `integrations/ggml.py`). A setting that changes results and has no such name
+//! is refused.
 
 use serde_json::{Map, Value, json};
 
@@ -10,7 +11,7 @@ use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::stored::Stored;
 use crate::checkpoint::tensors::TensorType;
 
-/// Settings with a name of their own in `config.json`.
+/// Settings that have an equivalent key in `config.json`.
 const NAMED: [(&str, &str); 7] = [
     ("block_count", "num_hidden_layers"),
     ("context_length", "max_position_embeddings"),
@@ -51,11 +52,11 @@ const READ: [&str; 15] = [
     SLOW,
     // Whether the model was trained with the scaling.
     "rope.scaling.finetuned",
-    // Where the rows' order is from; it is the same for all of an architecture.
+    // The source of the row order, which is the same for all files of an architecture.
     "tensor_data_layout",
 ];
 
-/// What is known of a file before its tensors are placed.
+/// Settings of a file that are known before its tensors are located.
 pub(super) struct Config {
     pub architecture: GgufArchitecture,
     pub heads: usize,
@@ -103,7 +104,8 @@ impl Config {
     }
 }
 
-/// What the tensors say: rows of the vocabulary, biases, a tied head, and the type of the matrices.
+/// Settings that follow from the tensors: the vocabulary size, biases, a tied head, and the type of
+/// the matrices.
 fn of_tensors(header: &Header<'_>, fields: &mut Map<String, Value>) {
     let has = |name: &str| header.tensors.iter().any(|tensor| tensor.name == name);
     if let Some(embedding) = header.tensors.iter().find(|tensor| tensor.name == "token_embd.weight") {
@@ -116,7 +118,8 @@ fn of_tensors(header: &Header<'_>, fields: &mut Map<String, Value>) {
     let dtype = match matrices_type(header) {
         TensorType::F16 => "float16",
         TensorType::F32 if header.tensors.iter().all(|tensor| is_whole(tensor.kind)) => "float32",
-        // Of blocks no type is the own one; these architectures are trained in this.
+        // Quantized blocks do not show the original type. These architectures are trained in
+        // bfloat16.
         TensorType::F32 | TensorType::BF16 | TensorType::F8E4M3 => "bfloat16",
     };
     fields.insert("dtype".to_owned(), dtype.into());
@@ -153,7 +156,8 @@ impl Keys<'_, '_> {
         self.settings.refused(&self.name(key), value, supported)
     }
 
-    /// Settings of an architecture are few, and say how it computes: one that is not known may not be ignored.
+    /// Refuses unknown settings of the architecture. An architecture has few settings, and they
+    /// determine the computation, so an unknown setting must not be ignored.
     fn refuse_unknown(&self) -> Result<(), CheckpointError> {
         let is_read = |key: &str| READ.contains(&key) || NAMED.iter().any(|(named, _)| *named == key);
         let is_neutral = |value: &Setting<'_>| {
@@ -172,7 +176,7 @@ impl Keys<'_, '_> {
         }
     }
 
-    /// Elements of a head, which keys and values share and of which all rotate.
+    /// Elements of a head. Keys and values must have the same number, and all of them must rotate.
     fn head_dim(&self, heads: u64) -> Result<u64, CheckpointError> {
         let (keys, rotated) = (self.number(KEY_LENGTH)?, self.number(ROTATED)?);
         let even = || self.required("embedding_length").map(|hidden| hidden.checked_div(heads).unwrap_or(0));
@@ -196,11 +200,11 @@ impl Keys<'_, '_> {
         }
     }
 
-    /// `rope_scaling` of the settings, or of the divisors if the file has those.
+    /// `rope_scaling` from the settings, or from the divisors if the file has them.
     fn rope_scaling(&self, by_divisors: Option<Value>) -> Result<Option<Value>, CheckpointError> {
         let name = self.name(SCALING);
         let factor = self.float(FACTOR)?.filter(|factor| *factor != 0.0);
-        // Without a type a factor means linear scaling, as in llama.cpp.
+        // Without a type, a factor means linear scaling, as in llama.cpp.
         let kind = match self.settings.text(&name)? {
             Some(kind) => kind,
             None if factor.is_some_and(|factor| factor != 1.0) => "linear",

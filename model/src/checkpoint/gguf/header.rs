@@ -1,5 +1,5 @@
-//! The header of a GGUF file: its settings by name, and the place of each tensor. Nothing is copied, no count is
-//! believed, and every length is held against the bytes that are there.
+//! The header of a GGUF file: its settings by name, and the location of each tensor. Nothing is
+//! copied, no count is trusted, and every length is checked against the bytes of the file.
 //!
 //! The format: ggml-org/ggml, `docs/gguf.md`, versions 2 and 3, little-endian.
 
@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::checkpoint::checkpoint_files::TEXT_BYTES_MAX;
 
-/// What a header may hold at most: far more than any file does, and little memory.
+/// Limits for the content of a header: far more than any file has, and little memory.
 const SETTINGS_MAX: u64 = 1 << 16;
 const TENSORS_MAX: u64 = 1 << 17;
 const AXES_MAX: u32 = 4;
@@ -16,21 +16,21 @@ const AXES_MAX: u32 = 4;
 const ALIGNMENT: &str = "general.alignment";
 const ALIGNMENT_DEFAULT: u64 = 32;
 
-/// A value of the settings.
+/// The value of a setting.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Setting<'f> {
-    /// u8 to u64.
+    /// An integer from u8 to u64.
     Unsigned(u64),
-    /// i8 to i64.
+    /// An integer from i8 to i64.
     Signed(i64),
-    /// f32 and f64.
+    /// An f32 or f64 number.
     Float(f64),
     Bool(bool),
     Text(&'f str),
     List(List<'f>),
 }
 
-/// A list of settings of one kind, each checked, none copied.
+/// A list of values of one kind. All values are checked, and no value is copied.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct List<'f> {
     kind: u32,
@@ -38,28 +38,27 @@ pub struct List<'f> {
     bytes: &'f [u8],
 }
 
-/// A tensor as the header lists it.
+/// The entry of a tensor in the header.
 #[derive(Debug, PartialEq)]
 pub struct Listed<'f> {
     pub name: &'f str,
-    /// Slowest axis first, as everywhere here; the file has it the other way round.
+    /// Slowest axis first, as everywhere in this crate. The file has the reverse order.
     pub shape: Vec<usize>,
-    /// ggml's number of the element type.
+    /// ggml's number for the element type.
     pub kind: u32,
     /// Bytes from the start of the tensors' data.
     pub offset: u64,
 }
 
-/// A parsed header.
 #[derive(Debug)]
 pub struct Header<'f> {
     pub settings: BTreeMap<&'f str, Setting<'f>>,
     pub tensors: Vec<Listed<'f>>,
-    /// The bytes that list the tensors.
+    /// The byte range of the list of tensors.
     pub listing: Range<usize>,
-    /// Where the tensors' data starts.
+    /// The byte at which the tensors' data starts.
     pub data: usize,
-    /// What each tensor's offset is a multiple of.
+    /// Each tensor's offset is a multiple of this number of bytes.
     pub alignment: u64,
 }
 
@@ -67,7 +66,7 @@ impl<'f> Header<'f> {
     /// Reads the header at the start of `file`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A description of what is wrong with the header.
     pub fn read(file: &'f [u8]) -> Result<Self, String> {
         let mut from = Cursor { file, at: 0 };
         if from.take(4)? != b"GGUF" {
@@ -93,7 +92,7 @@ impl<'f> Header<'f> {
     }
 }
 
-/// Reads forwards, and never beyond the end.
+/// A reader that moves forward and never reads beyond the end.
 struct Cursor<'f> {
     file: &'f [u8],
     at: usize,
@@ -169,7 +168,7 @@ impl<'f> Cursor<'f> {
         })
     }
 
-    /// Walks over a list, so that all of it is known to be there and to be readable.
+    /// Reads a whole list once, to check that it is complete and valid.
     fn list(&mut self) -> Result<List<'f>, String> {
         let (kind, count, start) = (self.u32()?, self.u64()?, self.at);
         for _ in 0..count {
@@ -194,18 +193,17 @@ impl<'f> Cursor<'f> {
     }
 }
 
-/// The number that says a setting is a list.
+/// The type number of a list.
 const LIST: u32 = 9;
 
 impl<'f> List<'f> {
-    /// The entries.
     pub fn iter(&self) -> impl Iterator<Item = Setting<'f>> {
         let (mut from, kind) = (Cursor { file: self.bytes, at: 0 }, self.kind);
         (0..self.count).map(move |_| from.setting(kind).expect("the list was walked over when it was read"))
     }
 }
 
-/// A list by its length, anything else as it is.
+/// Shows a list by its length, and any other value itself.
 impl std::fmt::Display for Setting<'_> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -1,5 +1,6 @@
-//! A GGUF file as a checkpoint: settings, vocabulary and weights in one file. From its metadata the files of a Hugging
-//! Face folder are made, which the rest of this crate reads as any other's.
+//! A GGUF file as a checkpoint: settings, vocabulary and weights in one file. The files of a
+//! Hugging Face folder are generated from its metadata, and the rest of this crate reads them like
+//! those of any other checkpoint.
 
 mod config;
 mod header;
@@ -15,14 +16,15 @@ use self::header::{Header, Setting};
 use super::error::CheckpointError;
 use super::shard::{Content, Shard};
 
-/// What a family says about its GGUF files.
+/// A family's description of its GGUF files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GgufArchitecture {
-    /// `general.architecture`, the prefix of its settings, and `model_type` in the `config.json` that is made.
+    /// `general.architecture`, the prefix of the settings, and `model_type` in the generated
+    /// `config.json`.
     pub name: &'static str,
-    /// `architectures` in that.
+    /// `architectures` in the generated `config.json`.
     pub class: &'static str,
-    /// Whether the rows of queries and keys are for rotary pairs of neighbours.
+    /// Whether the rows of queries and keys are ordered for rotary pairs of adjacent elements.
     pub has_paired_rows: bool,
 }
 
@@ -35,12 +37,12 @@ pub struct GgufFile {
 }
 
 impl GgufFile {
-    /// Maps the file at `path`, which is of one of the `known` architectures, checks its header, and makes the small
-    /// files. No weight is read.
+    /// Maps the file at `path`, checks its header, and generates the small files. The file must
+    /// have one of the `known` architectures. No weight is read.
     ///
     /// # Errors
-    /// [`CheckpointError::NoGguf`] or [`CheckpointError::Unreadable`]; [`CheckpointError::Header`] for a damaged file;
-    /// [`CheckpointError::Setting`] for one that says what is not supported.
+    /// [`CheckpointError::NoGguf`] or [`CheckpointError::Unreadable`]; [`CheckpointError::Header`]
+    /// for a damaged file; [`CheckpointError::Setting`] for a file with an unsupported setting.
     pub fn open(path: &Path, known: &[GgufArchitecture]) -> Result<Self, CheckpointError> {
         let file = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         let missing = || CheckpointError::NoGguf { path: path.display().to_string() };
@@ -58,17 +60,16 @@ impl GgufFile {
         Ok(GgufFile { path: path.to_owned(), files, shard: Shard::new(&file, content, listing, tensors) })
     }
 
-    /// Its path, for messages.
+    /// The file's path, for messages.
     pub(super) fn place(&self) -> String {
         self.path.display().to_string()
     }
 
-    /// A file that was made of its metadata.
+    /// A file that was generated from the metadata.
     pub(super) fn read(&self, file: &str) -> Option<&[u8]> {
         self.files.get(file).map(Vec::as_slice)
     }
 
-    /// Its weights.
     pub(super) fn shard(&self) -> Shard {
         self.shard.clone()
     }
@@ -81,7 +82,7 @@ struct Settings<'f> {
 }
 
 impl<'f> Settings<'f> {
-    /// Refuses files that are no whole model.
+    /// Refuses files that are not a complete model.
     fn check(&self) -> Result<(), CheckpointError> {
         if let Some(kind) = self.text("general.type")?
             && kind != "model"
@@ -106,7 +107,7 @@ impl<'f> Settings<'f> {
         self.values.get(name).copied()
     }
 
-    /// A count or an id.
+    /// A setting that is a count or an id.
     fn number(&self, name: &str) -> Result<Option<u64>, CheckpointError> {
         let number = |value| match value {
             Setting::Unsigned(number) => Ok(number),
@@ -129,7 +130,7 @@ impl<'f> Settings<'f> {
         self.read(name, |value| if let Setting::Text(text) = value { Ok(text) } else { Err(value) }, "a text")
     }
 
-    /// A list of texts.
+    /// A setting that is a list of texts.
     fn texts(&self, name: &str) -> Result<Option<Vec<&'f str>>, CheckpointError> {
         let text = |value| if let Setting::Text(text) = value { Some(text) } else { None };
         let texts = |value| match value {
@@ -139,7 +140,7 @@ impl<'f> Settings<'f> {
         self.read(name, texts, "a list of texts")
     }
 
-    /// A list of whole numbers.
+    /// A setting that is a list of whole numbers.
     fn numbers(&self, name: &str) -> Result<Option<Vec<i64>>, CheckpointError> {
         let number = |value| match value {
             Setting::Signed(number) => Some(number),
@@ -172,10 +173,10 @@ impl<'f> Settings<'f> {
     }
 }
 
-/// A text of the file for an error, which may be megabytes.
+/// Truncates a text of the file for an error message, because it may have megabytes.
 fn cut_short(text: String) -> String {
     text.chars().take(SHOWN_MAX).collect()
 }
 
-/// Characters of a text of the file that an error shows.
+/// Maximum number of characters of a text of the file in an error message.
 const SHOWN_MAX: usize = 200;

@@ -1,5 +1,6 @@
-//! The divisors of rotary frequencies that files of Llama 3.1 and later have in place of the settings they follow from.
-//! Those are found again: `config.json` has settings, and a divisor for each pair has no place there.
+//! Divisors of rotary frequencies. GGUF files of Llama 3.1 and later have these divisors in place
+//! of the settings from which they follow. The settings are recovered from the divisors, because
+//! `config.json` has keys for settings but not for one divisor per pair.
 
 use std::f64::consts::TAU;
 
@@ -12,17 +13,19 @@ use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::stored::Stored;
 use crate::checkpoint::tensors::TensorType;
 
-/// The tensor that has them.
+/// The tensor with the divisors.
 pub(super) const TENSOR: &str = "rope_freqs.weight";
 
-/// Largest relative difference between a divisor and what the settings give for it; the file has them as f32.
+/// Largest relative difference between a divisor in the file, which is an f32, and the divisor that
+/// follows from the settings.
 const TOLERANCE: f64 = 1e-5;
 
-/// `rope_scaling` of the type `llama3` whose divisors the file has; `None` if it has none, or only ones. The base of
-/// the frequencies is `theta`, and `pairs` of elements rotate.
+/// The `rope_scaling` of type `llama3` that gives the divisors of the file; `None` if the file has
+/// no divisors, or if all of them are 1. `theta` is the base of the frequencies, and `pairs` is the
+/// number of pairs of elements that rotate.
 ///
 /// # Errors
-/// They are no such divisors.
+/// The divisors do not follow from settings of this type.
 pub(super) fn scaling(
     settings: &Settings<'_>,
     header: &Header<'_>,
@@ -44,9 +47,10 @@ pub(super) fn scaling(
     fitted(&divisors, theta).map(Some).ok_or_else(|| settings.refused(TENSOR, format!("{divisors:.3?}"), supported))
 }
 
-/// The settings from which these divisors follow. Low frequencies are divided by the greatest; a divided share falls in
-/// a line with the frequency, and two points of it give the line. Its settings are only known up to a common factor, so
-/// `low_freq_factor` is 1, as released.
+/// The settings from which these divisors follow. The largest divisor, which divides low
+/// frequencies, is `factor`. For blended frequencies, the share that is kept is a linear function
+/// of the frequency, and two points determine this line. The line gives the settings only up to a
+/// common factor, so `low_freq_factor` is set to 1, as in releases.
 fn fitted(divisors: &[f64], theta: f64) -> Option<Value> {
     let factor = *divisors.last()?;
     let kept = |divisor: f64| (divisor.recip() - factor.recip()) / (1.0 - factor.recip());
@@ -58,7 +62,7 @@ fn fitted(divisors: &[f64], theta: f64) -> Option<Value> {
     }
     let slope = (kept(divisors[first]) - kept(divisors[last])) / (frequency(first) - frequency(last));
     let high = 1.0 + (slope * frequency(first) - kept(divisors[first])).recip();
-    // The f32 of the file leave noise in what was a round number.
+    // The f32 numbers of the file leave noise in a value that was round.
     let high = (high * 100.0).round() / 100.0;
     let context = (slope * TAU * (high - 1.0)).round();
     let follows = |(pair, divisor): (usize, &f64)| {
@@ -82,7 +86,7 @@ fn fitted(divisors: &[f64], theta: f64) -> Option<Value> {
 mod tests {
     use super::*;
 
-    /// As llama.cpp writes them (`convert_hf_to_gguf.py`).
+    /// Divisors as llama.cpp writes them (`convert_hf_to_gguf.py`).
     fn divisors([factor, low, high, context]: [f64; 4], theta: f64, pairs: usize) -> Vec<f64> {
         let divisor = |pair: usize| {
             let turns = context * theta.powf(-(pair as f64) / pairs as f64) / TAU;

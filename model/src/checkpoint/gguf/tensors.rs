@@ -1,4 +1,5 @@
-//! The tensors of a GGUF file by the names of a Hugging Face checkpoint, and where they lie.
+//! The tensors of a GGUF file under the names of a Hugging Face checkpoint, and their locations in
+//! the file.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,11 +12,11 @@ use crate::checkpoint::shard::{StoredTensor, Unread};
 use crate::checkpoint::stored::{BlockType, Stored};
 use crate::checkpoint::tensors::TensorType;
 
-/// The names of a file without layers.
+/// Names of tensors outside the layers, in GGUF and in Hugging Face checkpoints.
 const OUTSIDE: [(&str, &str); 3] =
     [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
 
-/// The names within a layer.
+/// Names of tensors within a layer, in GGUF and in Hugging Face checkpoints.
 const INSIDE: [(&str, &str); 11] = [
     ("attn_norm", "input_layernorm"),
     (QUERIES, "self_attn.q_proj"),
@@ -32,7 +33,8 @@ const INSIDE: [(&str, &str); 11] = [
 const QUERIES: &str = "attn_q";
 const KEYS: &str = "attn_k";
 
-/// Every tensor of a file of `file_bytes` bytes, but for the frequencies that the configuration has.
+/// All tensors of a file of `file_bytes` bytes, except the rotary divisors, which become part of
+/// the configuration.
 pub(super) fn places(
     settings: &Settings<'_>,
     header: &Header<'_>,
@@ -60,7 +62,8 @@ pub(super) fn places(
     }
 }
 
-/// The bytes of a tensor in the file. Of an unknown type only the start is known.
+/// The byte range of a tensor in the file. It is empty for an unknown type, whose size is not
+/// known.
 pub(super) fn bytes(tensor: &Listed<'_>, header: &Header<'_>, file_bytes: usize) -> Result<Range<usize>, String> {
     let Listed { name, shape, offset, .. } = tensor;
     let start = usize::try_from(*offset).ok().and_then(|offset| header.data.checked_add(offset));
@@ -83,7 +86,8 @@ pub(super) fn bytes(tensor: &Listed<'_>, header: &Header<'_>, file_bytes: usize)
     Ok(start..end.filter(|end| *end <= file_bytes).ok_or_else(beyond)?)
 }
 
-/// The type that matrices are read as. Parts that are fused later must be of one type, so all of a file are.
+/// The type that matrices are read as. It is the same for all matrices of a file, because parts
+/// that are fused later must have the same type.
 pub(super) fn matrices_type(header: &Header<'_>) -> TensorType {
     let mut matrices = header.tensors.iter().filter(|tensor| tensor.shape.len() > 1).map(|tensor| stored(tensor.kind));
     match matrices.next() {
@@ -92,7 +96,8 @@ pub(super) fn matrices_type(header: &Header<'_>) -> TensorType {
     }
 }
 
-/// Vectors are fused with none of another type.
+/// The type that a tensor is read as. Vectors keep their type, because they are never fused with
+/// vectors of another type.
 fn dtype(stored: Stored, tensor: &Listed<'_>, matrices: TensorType) -> TensorType {
     match stored {
         Stored::Plain(own) if tensor.shape.len() == 1 => own,
@@ -100,7 +105,8 @@ fn dtype(stored: Stored, tensor: &Listed<'_>, matrices: TensorType) -> TensorTyp
     }
 }
 
-/// Heads whose rows are paired, for queries and keys of an architecture that pairs them.
+/// Number of heads with paired rows, for queries and keys of an architecture that pairs them;
+/// otherwise 0.
 fn paired_heads(tensor: &Listed<'_>, config: &Config) -> Result<usize, String> {
     let heads = match part(tensor.name) {
         Some(QUERIES) => config.heads,
@@ -114,13 +120,14 @@ fn paired_heads(tensor: &Listed<'_>, config: &Config) -> Result<usize, String> {
     }
 }
 
-/// The name within a layer, without the layer and the suffix.
+/// The part of a tensor name within a layer, without the layer and the suffix.
 fn part(name: &str) -> Option<&str> {
     let (_, part) = name.strip_prefix("blk.")?.split_once('.')?;
     Some(part.rsplit_once('.')?.0)
 }
 
-/// The name of a Hugging Face checkpoint; a name that is not known stays, and no layer claims it.
+/// The tensor's name in a Hugging Face checkpoint. An unknown name is not changed, and no layer
+/// claims it.
 fn translated(name: &str) -> String {
     let within = || {
         let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
@@ -136,7 +143,7 @@ fn translated(name: &str) -> String {
     within().or_else(outside).unwrap_or_else(|| name.to_owned())
 }
 
-/// ggml's numbers of the types that are read.
+/// The storage for ggml's number of a type; `None` if the type is not supported.
 pub(super) fn stored(kind: u32) -> Option<Stored> {
     Some(match kind {
         0 => Stored::Plain(TensorType::F32),
@@ -154,7 +161,7 @@ pub(super) fn stored(kind: u32) -> Option<Stored> {
     })
 }
 
-/// ggml's names of the types that are not read: ggml-org/ggml, `include/ggml.h`, `ggml_type`.
+/// ggml's names of the types that are not supported: ggml-org/ggml, `include/ggml.h`, `ggml_type`.
 const UNREAD: [(u32, &str); 22] = [
     (9, "Q8_1"),
     (10, "Q2_K"),

@@ -1,4 +1,5 @@
-//! The tokenizer, the chat templates and the generation defaults of a GGUF file, as the files of a folder.
+//! The tokenizer, the chat templates and the generation defaults of a GGUF file, converted to the
+//! files of a Hugging Face folder.
 
 use std::collections::BTreeMap;
 
@@ -24,11 +25,11 @@ const SPECIAL: [(&str, &str); 4] =
 /// Tokens that end a text, a turn and a message.
 const ENDS: [&str; 3] = ["eos", "eot", "eom"];
 
-/// Special tokens that end a turn, a message or a text by their names in the architectures that are read, as llama.cpp has
-/// them (`src/llama-vocab.cpp`, `special_eog_ids`).
+/// Names of special tokens that end a turn, a message or a text in the supported architectures, as
+/// in llama.cpp (`src/llama-vocab.cpp`, `special_eog_ids`).
 const NAMED_ENDS: [&str; 5] = ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>"];
 
-/// Sampling that the file recommends, by the names of `generation_config.json`.
+/// Sampling settings that a file can recommend, with their names in `generation_config.json`.
 const SAMPLING: [(&str, &str); 5] = [
     ("general.sampling.temp", "temperature"),
     ("general.sampling.top_k", "top_k"),
@@ -37,7 +38,7 @@ const SAMPLING: [(&str, &str); 5] = [
     ("general.sampling.penalty_repeat", "repetition_penalty"),
 ];
 
-/// The files by name.
+/// The generated files, by name.
 pub(super) fn of(settings: &Settings<'_>) -> Result<BTreeMap<&'static str, Vec<u8>>, CheckpointError> {
     let tokens = settings.required(TOKENS, settings.texts(TOKENS)?)?;
     let ids = Ids { settings, tokens: &tokens };
@@ -64,14 +65,14 @@ fn tokenizer(settings: &Settings<'_>, tokens: Vec<&str>) -> Result<Vec<u8>, Chec
     Ok(TokenLists { tokens, kinds, merges, splitter }.tokenizer_json()?)
 }
 
-/// The ids that settings name.
+/// Token ids that are given in the settings.
 struct Ids<'s, 'f> {
     settings: &'s Settings<'f>,
     tokens: &'s [&'f str],
 }
 
 impl<'f> Ids<'_, 'f> {
-    /// The id of a role, and its text. It must be one of the tokens.
+    /// The id and the text of the token with this role. The id must be one of the file's tokens.
     fn id(&self, role: &str) -> Result<Option<(u64, &'f str)>, CheckpointError> {
         let name = format!("tokenizer.ggml.{role}_token_id");
         let Some(id) = self.settings.number(&name)? else { return Ok(None) };
@@ -102,7 +103,8 @@ impl<'f> Ids<'_, 'f> {
         Ok(Value::Object(config))
     }
 
-    /// Special tokens that are known by their names as ends. Most files name one of their ends only.
+    /// The ids of special tokens whose names are in [`NAMED_ENDS`]. Most files declare only one of
+    /// their end tokens.
     fn named_ends(&self) -> Result<Vec<u64>, CheckpointError> {
         let kinds = self.settings.numbers(KINDS)?.unwrap_or_default();
         let tokens = self.tokens.iter().zip(kinds).zip(0..);

@@ -32,7 +32,7 @@ pub(super) struct RemoteFile {
     pub bytes: u64,
 }
 
-/// One repository on the hub.
+/// A repository on the hub.
 pub(super) struct Remote<'a> {
     agent: Agent,
     endpoint: &'a str,

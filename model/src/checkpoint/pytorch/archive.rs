@@ -1,26 +1,27 @@
-//! The entries of a zip archive, in place: torch stores them without compression, so that they can be mapped. Lengths
-//! are held against the bytes that are there, and no count is believed. The format: PKWARE's APPNOTE.TXT 6.3.10.
+//! The entries of a zip archive, without copying them: torch stores entries without compression, so
+//! that they can be mapped. Lengths are checked against the bytes of the file, and no count is
+//! trusted. The format: PKWARE's APPNOTE.TXT 6.3.10.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Signatures, and the bytes of what they begin without names and extra fields.
+/// Signatures of records, and the bytes of each record without names and extra fields.
 const END: (&[u8], usize) = (b"PK\x05\x06", 22);
 const END_64: (&[u8], usize) = (b"PK\x06\x06", 56);
 const LOCATOR_64: (&[u8], usize) = (b"PK\x06\x07", 20);
 const LISTED: (&[u8], usize) = (b"PK\x01\x02", 46);
 const LOCAL: (&[u8], usize) = (b"PK\x03\x04", 30);
 
-/// Longest comment after the end record.
+/// Maximum length of the comment after the end record, in bytes.
 const COMMENT_MAX: usize = u16::MAX as usize;
-/// A length or an offset that stands in an extra field instead.
+/// The value of a length or an offset that is stored in an extra field instead.
 const ELSEWHERE: u64 = u32::MAX as u64;
 const EXTRA_64: u64 = 1;
 
-/// Every entry's place by its name.
+/// The byte range of every entry, by name.
 ///
 /// # Errors
-/// What is wrong with the archive.
+/// A description of what is wrong with the archive.
 pub(super) fn entries(file: &[u8]) -> Result<BTreeMap<&str, Range<usize>>, String> {
     let (mut at, count) = directory(file)?;
     let mut entries = BTreeMap::new();
@@ -44,7 +45,7 @@ pub(super) fn entries(file: &[u8]) -> Result<BTreeMap<&str, Range<usize>>, Strin
     Ok(entries)
 }
 
-/// The start of the list of entries, and how many it has.
+/// The start of the list of entries, and the number of entries.
 fn directory(file: &[u8]) -> Result<(usize, u64), String> {
     let earliest = file.len().saturating_sub(END.1 + COMMENT_MAX);
     let found = file[earliest..].windows(END.0.len()).rposition(|bytes| bytes == END.0);
@@ -58,7 +59,7 @@ fn directory(file: &[u8]) -> Result<(usize, u64), String> {
     Ok((place(start)?, count))
 }
 
-/// Bytes with and without compression, and where the local header is.
+/// The number of bytes without and with compression, and the offset of the local header.
 fn sizes(record: &[u8], mut extra: &[u8]) -> Option<[u64; 3]> {
     let mut sizes = [24, 20, 42].map(|place| number(record, place, 4));
     while extra.len() >= 4 {

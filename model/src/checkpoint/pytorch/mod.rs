@@ -1,5 +1,6 @@
-//! A file of weights that `torch.save` has written, `pytorch_model.bin`: a zip archive of storages, and a pickle that
-//! says which tensor lies where. Tensors are read in place, and nothing of the pickle is run.
+//! A file of weights that `torch.save` has written, `pytorch_model.bin`: a zip archive of storages,
+//! and a pickle that has the location of each tensor. Tensors are read in place, and nothing in the
+//! pickle is executed.
 
 mod archive;
 mod pickle;
@@ -14,14 +15,15 @@ use super::shard::{Content, Shard, StoredTensor, Unread};
 use super::stored::Stored;
 use super::tensors::TensorType;
 
-/// Largest pickle: some 50,000 tensors. Each of its bytes may make a value of 32.
+/// Size limit of a pickle, enough for about 50,000 tensors. Each byte of a pickle may create a
+/// value of 32 bytes.
 const PICKLE_BYTES_MAX: usize = 8 << 20;
 
 /// Maps a file and finds its tensors. `None` if there is no such file, or only a Git LFS pointer.
 ///
 /// # Errors
-/// [`CheckpointError::Unreadable`]; [`CheckpointError::Header`] for a damaged file; [`CheckpointError::Setting`] for
-/// one of torch before 1.6.
+/// [`CheckpointError::Unreadable`]; [`CheckpointError::Header`] for a damaged file;
+/// [`CheckpointError::Setting`] for a file of torch before 1.6.
 pub(super) fn open(source: &CheckpointSource, file: &str) -> Result<Option<Shard>, CheckpointError> {
     let Some(content) = Content::open(source, file)? else { return Ok(None) };
     if !content.bytes().starts_with(b"PK") {
@@ -34,7 +36,7 @@ pub(super) fn open(source: &CheckpointSource, file: &str) -> Result<Option<Shard
     Ok(Some(Shard::new(file, content, pickle, tensors)))
 }
 
-/// The pickle's place in the file, and every tensor's.
+/// The byte range of the pickle, and the location of every tensor.
 fn tensors(file: &[u8]) -> Result<(Range<usize>, BTreeMap<String, StoredTensor>), String> {
     const PICKLE: &str = "data.pkl";
     let entries = archive::entries(file)?;
@@ -60,7 +62,7 @@ fn tensors(file: &[u8]) -> Result<(Range<usize>, BTreeMap<String, StoredTensor>)
     Ok((range.clone(), tensors))
 }
 
-/// A pickle beside the storages that it names.
+/// A pickle, and the storages that it names.
 struct State<'f> {
     pickle: Pickle<'f>,
     folder: &'f str,
@@ -72,7 +74,8 @@ impl State<'_> {
         let arguments = self.arguments(value).ok_or("is not a tensor")?;
         let [storage, offset, shape, strides, ..] = *arguments else { return Err("is not a tensor".to_owned()) };
         let (dtype, storage) = self.storage(storage).ok_or("refers to a storage that the file lacks")?;
-        // These are copied, and many tensors of a file may name the same.
+        // The number of axes is limited because shapes and strides are copied, and many tensors of
+        // a file may refer to the same tuple.
         let axes = |tuple| self.pickle.numbers(tuple, AXES_MAX);
         let numbers = self.pickle.number(offset).zip(axes(shape)).zip(axes(strides));
         let ((offset, shape), strides) =
@@ -91,7 +94,8 @@ impl State<'_> {
         }
     }
 
-    /// The arguments with which torch makes a tensor, which may be in a parameter.
+    /// The arguments of the call that rebuilds a tensor in torch. The tensor may be wrapped in a
+    /// parameter.
     fn arguments(&self, value: Node) -> Option<&[Node]> {
         let Value::Call(callable, arguments) = *self.pickle.value(value) else { return None };
         let arguments = self.pickle.tuple(arguments)?;
@@ -106,7 +110,7 @@ impl State<'_> {
         }
     }
 
-    /// The type of a storage, and its bytes.
+    /// The type and the byte range of a storage.
     fn storage(&self, node: Node) -> Option<(Result<TensorType, Unread>, Range<usize>)> {
         let Value::Storage(name) = *self.pickle.value(node) else { return None };
         let [_, class, key, ..] = *self.pickle.tuple(name)? else { return None };
@@ -122,10 +126,10 @@ impl State<'_> {
     }
 }
 
-/// The most axes of a tensor. No weight has more than four.
+/// Maximum number of axes of a tensor. No weight has more than four.
 const AXES_MAX: usize = 8;
 
-/// The number of elements, which must follow each other in the storage.
+/// The number of elements. They must be contiguous in the storage.
 fn elements(shape: &[usize], strides: &[usize]) -> Result<usize, String> {
     if shape.len() != strides.len() {
         return Err("has no stride for each axis".to_owned());

@@ -1,14 +1,15 @@
-//! The pickled dictionary of tensors that `torch.save` writes. It is read, and nothing in it is run: a value is a node,
-//! written once and named by its number, so that no file makes more of them than it has bytes.
+//! The pickled dictionary of tensors that `torch.save` writes. It is only read, and nothing in it
+//! is executed. A value is a node that is stored once and referred to by its index, so no file
+//! creates more nodes than it has bytes.
 //!
-//! The format: CPython, `Lib/pickletools.py`, protocols 2 to 4; `torch/_utils.py` for what the calls mean.
+//! The format: CPython, `Lib/pickletools.py`, protocols 2 to 4; `torch/_utils.py` for the meaning
+//! of the calls.
 
 use std::collections::HashMap;
 
-/// The number of a value.
+/// The index of a value.
 pub(super) type Node = usize;
 
-/// A value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value<'f> {
     None,
@@ -21,14 +22,14 @@ pub(super) enum Value<'f> {
     Tuple(Vec<Node>),
     List,
     Dict(Vec<(Node, Node)>),
-    /// What calling a global would give.
+    /// The result of calling a global, which is never called.
     Call(Node, Node),
     /// A storage, by the tuple that names it.
     Storage(Node),
     Mark,
 }
 
-/// Every value of a pickle, and which is the outermost.
+/// All values of a pickle, and the index of the outermost one.
 #[derive(Debug)]
 pub(super) struct Pickle<'f> {
     values: Vec<Value<'f>>,
@@ -37,7 +38,7 @@ pub(super) struct Pickle<'f> {
 
 impl<'f> Pickle<'f> {
     /// # Errors
-    /// What is wrong with it.
+    /// A description of what is wrong with the pickle.
     pub fn read(bytes: &'f [u8]) -> Result<Self, String> {
         let mut reader = Reader { bytes, at: 0, values: Vec::new(), stack: Vec::new(), memo: HashMap::new() };
         loop {
@@ -62,12 +63,12 @@ impl<'f> Pickle<'f> {
         if let Value::Text(text) = self.value(node) { Some(text) } else { None }
     }
 
-    /// A number that is not negative.
+    /// The value of a non-negative integer.
     pub fn number(&self, node: Node) -> Option<usize> {
         if let Value::Int(number) = self.value(node) { usize::try_from(*number).ok() } else { None }
     }
 
-    /// A tuple of up to `most` such numbers.
+    /// The values of a tuple of up to `most` non-negative integers.
     pub fn numbers(&self, node: Node, most: usize) -> Option<Vec<usize>> {
         self.tuple(node).filter(|entries| entries.len() <= most)?.iter().map(|entry| self.number(*entry)).collect()
     }
@@ -82,7 +83,7 @@ struct Reader<'f> {
 }
 
 impl<'f> Reader<'f> {
-    /// Reads one instruction; the outermost value at the end.
+    /// Reads one instruction. Returns the outermost value when the pickle ends.
     fn step(&mut self) -> Result<Option<Node>, &'static str> {
         match self.number(1)? as u8 {
             0x80 => drop(self.take(1)?),
@@ -130,7 +131,8 @@ impl<'f> Reader<'f> {
                 self.insert(entries)?;
             }
             b'R' | 0x81 => self.call()?,
-            // A state that a value is given: torch keeps versions of modules there.
+            // The instruction sets the state of a value. It is ignored, because torch stores only
+            // the versions of modules there.
             b'b' => drop(self.pop()?),
             b'Q' => {
                 let name = self.pop()?;
@@ -152,7 +154,6 @@ impl<'f> Reader<'f> {
         Ok(taken)
     }
 
-    /// A little-endian number.
     fn number(&mut self, bytes: usize) -> Result<u64, &'static str> {
         Ok(self.take(bytes)?.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
@@ -188,7 +189,7 @@ impl<'f> Reader<'f> {
         line.map_err(|_| "it has a name that is not UTF-8")
     }
 
-    /// A global whose module and name were pushed.
+    /// A global whose module and name were pushed before.
     fn global(&mut self) -> Result<(), &'static str> {
         let (name, module) = (self.pop()?, self.pop()?);
         let (Value::Text(module), Value::Text(name)) = (&self.values[module], &self.values[name]) else {
@@ -207,7 +208,7 @@ impl<'f> Reader<'f> {
         self.stack.pop().ok_or("its stack is empty")
     }
 
-    /// Everything since the last mark.
+    /// Removes and returns all nodes since the last mark.
     fn marked(&mut self) -> Result<Vec<Node>, &'static str> {
         let mark = self.stack.iter().rposition(|node| self.values[*node] == Value::Mark).ok_or("it has no mark")?;
         let marked = self.stack.split_off(mark + 1);

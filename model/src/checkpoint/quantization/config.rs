@@ -1,31 +1,33 @@
-//! `quantization_config` of `config.json`, and `hf_quant_config.json`: FP8 of transformers, of compressed-tensors and of
-//! ModelOpt. What is not known is refused by name.
+//! `quantization_config` of `config.json`, and `hf_quant_config.json`: the FP8 formats of
+//! transformers, compressed-tensors and ModelOpt. Unknown settings are refused by name.
 
 use serde_json::{Map, Value, json};
 
 use super::{Fp8Scheme, Modules, QuantizationError, QuantizationMethod, RoundedBy, ScaledBy, StoredFp8};
 
-/// Characters of a value that an error shows.
+/// Maximum number of characters of a value in an error message.
 const SHOWN: usize = 60;
 
 const CONFIG: &str = "config.json";
-/// The part of it that says how weights are quantised.
+/// The key of `config.json` that has the quantization settings.
 pub(crate) const SETTINGS: &str = "quantization_config";
-/// ModelOpt's own file, which older releases have instead of a part of `config.json`.
+/// ModelOpt's separate file, which older releases have instead of a key of `config.json`.
 pub(crate) const MODELOPT: &str = "hf_quant_config.json";
-/// The part of it that counts.
+/// The key of ModelOpt's file that has the settings.
 const MODELOPT_PART: &str = "quantization";
 
-/// The part of compressed-tensors' settings that says how zeros are left out.
+/// The key of compressed-tensors' settings that describes the compression of zeros.
 const SPARSITY: &str = "sparsity_config";
 
-/// Formats of compressed-tensors with a byte for each number. Early releases wrote the second for FP8 too.
+/// Formats of compressed-tensors with one byte per element. Early releases also wrote the second
+/// format for FP8.
 const FLOAT_QUANTIZED: [&str; 2] = ["float-quantized", "naive-quantized"];
 
-/// Reads what a checkpoint says about its weights; `None` if they are plain. `place` is where the file has the settings.
+/// Reads the quantization format of a checkpoint; `None` if its weights are not quantized. `place`
+/// is the path of the settings in the file.
 ///
 /// # Errors
-/// A setting that is not known, or whose value is not supported.
+/// A setting is unknown, or its value is not supported.
 pub(crate) fn stored_formats(
     (config, place): (&Map<String, Value>, &str),
     modelopt: Option<&Value>,
@@ -34,7 +36,7 @@ pub(crate) fn stored_formats(
         let part = Fields { place: format!("{place}."), ..part };
         let own = Fields::part(part.file, &part.place, part.fields, MODELOPT_PART)?;
         return match (part.text("quant_method"), own) {
-            // The content of ModelOpt's own file.
+            // This is the content of ModelOpt's separate file.
             (Some("modelopt") | None, Some(own)) => {
                 part.refuse_others(&["quant_method", "producer", MODELOPT_PART])?;
                 tensor(&own).map(Some)
@@ -54,7 +56,7 @@ pub(crate) fn stored_formats(
     }
 }
 
-/// FP8 of transformers, as Qwen releases it (5.17, `FineGrainedFP8Config`).
+/// Reads the FP8 format of transformers, as in Qwen's releases (5.17, `FineGrainedFP8Config`).
 fn block(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
     part.among("fmt", &[json!("e4m3"), Value::Null], "e4m3")?;
     part.among("activation_scheme", &[json!("dynamic"), Value::Null], "dynamic")?;
@@ -74,7 +76,8 @@ fn block(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
     Ok(StoredFp8 { method, scheme, scale: "weight_scale_inv", plain })
 }
 
-/// FP8 of compressed-tensors, as llm-compressor writes it: one group of all linear layers.
+/// Reads the FP8 format of compressed-tensors as llm-compressor writes it: one group of all linear
+/// layers.
 fn compressed(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
     part.among("format", &FLOAT_QUANTIZED.map(Value::from), "float-quantized")?;
     part.among("quantization_status", &[json!("compressed"), json!("frozen"), Value::Null], "compressed")?;
@@ -89,7 +92,7 @@ fn compressed(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
         "kv_cache_scheme",
         SPARSITY,
     ])?;
-    // Releases of 2024 say that nothing is left out, and how many zeros there are.
+    // Releases of 2024 state that no zeros are left out, and how many zeros there are.
     if let Some(sparsity) = Fields::part(part.file, &part.place, part.fields, SPARSITY)? {
         sparsity.among("format", &[json!("dense")], "dense")?;
     }
@@ -145,8 +148,8 @@ fn compressed(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
     Ok(StoredFp8 { method, scheme, scale: "weight_scale", plain })
 }
 
-/// Checks how keys and values are scaled, if `kv_cache_scheme` says it: a layer has one scale of each, or one for each head
-/// if `strategies` has that.
+/// Checks the scaling of keys and values, if `kv_cache_scheme` defines it: a layer has one scale
+/// for keys and one for values, or one per head if `strategies` allows it.
 fn check_cache_scheme(
     part: &Fields<'_>,
     strategies: &[Value],
@@ -161,7 +164,7 @@ fn check_cache_scheme(
     scheme.refuse_others(&["num_bits", "type", "symmetric", "dynamic", "strategy", "observer", "observer_kwargs"])
 }
 
-/// FP8 of ModelOpt, as NVIDIA releases it.
+/// Reads the FP8 format of ModelOpt, as in NVIDIA's releases.
 fn tensor(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
     let is_by_channel = match part.text("quant_algo") {
         Some("FP8" | "fp8") => false,
@@ -190,8 +193,9 @@ fn tensor(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
     Ok(StoredFp8 { method, scheme, scale: "weight_scale", plain })
 }
 
-/// Checks the groups that ModelOpt writes into `config.json`: each repeats that all is E4M3, and if not by channel that each
-/// matrix has a scale (`convert_hf_config.py`, which of channels and tokens says no more).
+/// Checks the groups that ModelOpt writes into `config.json`. Each group repeats that all numbers
+/// are E4M3 and, unless the scales are per channel, that each matrix has one scale. For scales per
+/// channel and per token, `convert_hf_config.py` writes nothing more.
 fn check_modelopt_groups(part: &Fields<'_>, is_by_channel: bool) -> Result<(), QuantizationError> {
     let Some(groups) = Fields::part(part.file, &part.place, part.fields, "config_groups")? else { return Ok(()) };
     for name in groups.fields.keys() {
@@ -210,7 +214,7 @@ fn check_modelopt_groups(part: &Fields<'_>, is_by_channel: bool) -> Result<(), Q
     Ok(())
 }
 
-/// An object of a file.
+/// A JSON object of a settings file.
 struct Fields<'c> {
     file: &'static str,
     place: String,
@@ -233,7 +237,7 @@ impl<'c> Fields<'c> {
         }
     }
 
-    /// An object that must be there.
+    /// The object `name`, which must exist.
     fn inner(&self, name: &str) -> Result<Fields<'c>, QuantizationError> {
         Fields::part(self.file, &self.place, self.fields, name)?.ok_or_else(|| self.refused(name, "an object"))
     }
@@ -242,7 +246,7 @@ impl<'c> Fields<'c> {
         self.fields.get(name)?.as_str()
     }
 
-    /// The modules of whichever lists are there.
+    /// The modules of all the lists in `names` that exist.
     fn modules(&self, names: &[&str]) -> Result<Modules, QuantizationError> {
         let mut entries = Vec::new();
         for name in names {
@@ -257,14 +261,14 @@ impl<'c> Fields<'c> {
         Modules::new(self.file, entries)
     }
 
-    /// Refuses numbers of another type than E4M3.
+    /// Refuses number formats other than E4M3.
     fn are_e4m3(&self) -> Result<(), QuantizationError> {
         self.among("num_bits", &[json!(8)], "8")?;
         self.among("type", &[json!("float")], "float")?;
         self.among("symmetric", &[json!(true), Value::Null], "true")
     }
 
-    /// Refuses a value that is not `among`; `null` among them allows that there is none.
+    /// Refuses a value that is not in `among`. If `among` has null, the key may be missing.
     fn among(&self, name: &str, among: &[Value], supported: &'static str) -> Result<(), QuantizationError> {
         if among.contains(self.fields.get(name).unwrap_or(&Value::Null)) {
             Ok(())
@@ -273,7 +277,7 @@ impl<'c> Fields<'c> {
         }
     }
 
-    /// Refuses keys that are not `known`, unless their value means none.
+    /// Refuses keys that are not in `known`, unless their value is null, false or empty.
     fn refuse_others(&self, known: &[&str]) -> Result<(), QuantizationError> {
         let is_none = |value: &Value| match value {
             Value::Null | Value::Bool(false) => true,
@@ -297,7 +301,7 @@ impl<'c> Fields<'c> {
     }
 }
 
-/// A value cut short, a text without quotes.
+/// A truncated value. A text is shown without quotes.
 fn shown(value: &Value) -> String {
     let mut value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     if let Some((end, _)) = value.char_indices().nth(SHOWN) {

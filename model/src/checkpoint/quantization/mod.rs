@@ -1,4 +1,5 @@
-//! Which weights of a checkpoint are FP8, and how: as its configuration says, or as a user asks for.
+//! The FP8 weights of a checkpoint and their format, from its configuration or from the user's
+//! choice.
 
 mod config;
 mod modules;
@@ -13,36 +14,37 @@ pub(super) use config::{MODELOPT, SETTINGS, stored_formats};
 pub use modules::Modules;
 pub(crate) use modules::OUTER;
 
-/// How a user wants the weights of a plain checkpoint rounded while they load, or has named a checkpoint's own format.
+/// The quantization that a user asks for: how to quantize an unquantized checkpoint while it loads,
+/// or the name of the checkpoint's own format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WeightQuantization {
-    /// The checkpoint's own FP8, or else by channel.
+    /// The checkpoint's own FP8 format, or FP8 per channel if the checkpoint is not quantized.
     #[default]
     Fp8,
-    /// FP8 with a scale for each output, and for each row of activations.
+    /// FP8 with one scale per output channel, and one per row of activations.
     Fp8PerChannel,
-    /// FP8 with a scale for each block of 128 x 128, and for each 128 columns of a row of activations.
+    /// FP8 with one scale per block of 128 x 128, and one per 128 columns of a row of activations.
     Fp8PerBlock,
-    /// FP8 with a scale for each matrix, and for each row of activations.
+    /// FP8 with one scale per matrix, and one per row of activations.
     Fp8PerTensor,
-    /// The checkpoint's own FP8, which compressed-tensors has written.
+    /// The checkpoint's own FP8 format, written by compressed-tensors.
     CompressedTensors,
-    /// The checkpoint's own FP8, which ModelOpt has written.
+    /// The checkpoint's own FP8 format, written by ModelOpt.
     ModelOpt,
 }
 
 impl WeightQuantization {
-    /// Those that round plain weights, in the order of a help text.
+    /// The values that quantize weights while they load, in the order of a help text.
     pub const ROUNDING: [WeightQuantization; 4] = [
         WeightQuantization::Fp8,
         WeightQuantization::Fp8PerChannel,
         WeightQuantization::Fp8PerBlock,
         WeightQuantization::Fp8PerTensor,
     ];
-    /// Those that only name what has quantised a checkpoint.
+    /// The values that only name the tool that quantized a checkpoint.
     pub const STORED: [WeightQuantization; 2] = [WeightQuantization::CompressedTensors, WeightQuantization::ModelOpt];
 
-    /// Its name, which is vLLM's.
+    /// The name, which is the same as in vLLM.
     pub fn name(self) -> &'static str {
         match self {
             WeightQuantization::Fp8 => "fp8",
@@ -54,7 +56,8 @@ impl WeightQuantization {
         }
     }
 
-    /// What weights that are rounded while they load become; `None` if it rounds none.
+    /// The scheme of weights that are quantized while they load; `None` if no weights are quantized
+    /// then.
     fn scheme(self) -> Option<Fp8Scheme> {
         match self {
             WeightQuantization::Fp8 | WeightQuantization::Fp8PerChannel => Some(Fp8Scheme::CHANNEL),
@@ -66,7 +69,7 @@ impl WeightQuantization {
         }
     }
 
-    /// Whether it names what a checkpoint has.
+    /// Whether this choice agrees with the format that a checkpoint has.
     fn names(self, stored: &StoredFp8) -> bool {
         match self {
             WeightQuantization::Fp8 => true,
@@ -86,7 +89,6 @@ impl FromStr for WeightQuantization {
     }
 }
 
-/// Its name.
 impl Serialize for WeightQuantization {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.name())
@@ -99,52 +101,48 @@ impl fmt::Display for WeightQuantization {
     }
 }
 
-/// What has a scale of its own in a weight.
+/// The parts of a weight that have separate scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaledBy {
     /// Each block of 128 x 128.
     Block,
-    /// Each output.
+    /// Each output channel, which is a row.
     Row,
-    /// Each matrix.
     Tensor,
 }
 
-/// What has a scale of its own in activations.
+/// The parts of activations that have separate scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoundedBy {
-    /// Each 128 columns of a row, by their largest number.
+    /// Each group of 128 columns of a row. The scale follows from the largest magnitude.
     Group,
-    /// Each row, by its largest number.
+    /// Each row. The scale follows from the largest magnitude.
     Row,
-    /// All activations of a product: the checkpoint has the scale.
+    /// All activations of a GEMM. The scale comes from the checkpoint.
     Fixed,
 }
 
 /// How an FP8 weight and its activations are scaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Scheme {
-    /// What has a scale in the weight.
     pub weights: ScaledBy,
-    /// What has one in activations.
     pub activations: RoundedBy,
 }
 
 impl Fp8Scheme {
-    /// Qwen's and DeepSeek's releases.
+    /// The scheme of Qwen's and DeepSeek's releases.
     pub const BLOCK: Fp8Scheme = Fp8Scheme { weights: ScaledBy::Block, activations: RoundedBy::Group };
-    /// `FP8-dynamic` of compressed-tensors.
+    /// The scheme `FP8-dynamic` of compressed-tensors.
     pub const CHANNEL: Fp8Scheme = Fp8Scheme { weights: ScaledBy::Row, activations: RoundedBy::Row };
 }
 
-/// What has quantised a checkpoint.
+/// The tool that quantized a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QuantizationMethod {
-    /// transformers' own FP8, as Qwen and DeepSeek release it.
+    /// The FP8 format of transformers, as in releases of Qwen and DeepSeek.
     Fp8,
-    /// llm-compressor and others that write compressed-tensors.
+    /// llm-compressor and other tools that write compressed-tensors.
     CompressedTensors,
-    /// NVIDIA's ModelOpt.
     ModelOpt,
 }
 
@@ -169,44 +167,43 @@ impl fmt::Display for Fp8Scheme {
     }
 }
 
-/// FP8 weights that a checkpoint has.
+/// The format of FP8 weights in a checkpoint.
 #[derive(Clone, Debug)]
 pub struct StoredFp8 {
-    /// What has written them.
     pub method: QuantizationMethod,
-    /// How they are scaled.
     pub scheme: Fp8Scheme,
-    /// The end of the names of their scales: `weight_scale_inv` or `weight_scale`.
+    /// Suffix of the names of the scales: `weight_scale_inv` or `weight_scale`.
     pub scale: &'static str,
-    /// The modules that are plain.
+    /// The modules that are not quantized.
     pub plain: Modules,
 }
 
 /// The formats of a model's weights.
 #[derive(Clone, Debug)]
 pub enum WeightFormats {
-    /// All are plain.
+    /// No weights are quantized.
     Plain,
-    /// Some are FP8 in the checkpoint.
+    /// Some weights are FP8 in the checkpoint.
     Stored(StoredFp8),
-    /// The decoder's projections are rounded while they load.
+    /// The decoder's projections are quantized while they load.
     Made(Fp8Scheme),
 }
 
 impl WeightFormats {
-    /// The name of what rounds weights while they load, or has rounded the checkpoint; `None` if all are plain.
+    /// The name of the quantization that is applied while loading or was applied to the checkpoint;
+    /// `None` if no weights are quantized.
     pub fn name(&self) -> Option<&'static str> {
         match self {
             WeightFormats::Plain => None,
             WeightFormats::Stored(stored) => Some(stored.method.name()),
             WeightFormats::Made(scheme) => {
-                // The first is another name of the second.
+                // The first entry is skipped because it is another name of the second.
                 WeightQuantization::ROUNDING[1..].iter().find(|one| one.scheme() == Some(*scheme)).map(|one| one.name())
             }
         }
     }
 
-    /// What a checkpoint has, and what a user asks for.
+    /// Combines the format that a checkpoint has with the user's choice.
     ///
     /// # Errors
     /// [`QuantizationError::Twice`] and [`QuantizationError::Plain`].
@@ -221,59 +218,49 @@ impl WeightFormats {
     }
 }
 
-/// A checkpoint whose quantisation is not served.
+/// The quantization of a checkpoint is not supported.
 #[derive(Debug, Error)]
 pub enum QuantizationError {
     /// A setting is missing, or has a value that is not supported.
     #[error("{file}: {field} is {value}; supported: {supported}")]
     Setting {
-        /// The file's name.
         file: &'static str,
-        /// The setting's name, with its place in the file.
+        /// The setting's path in the file.
         field: String,
-        /// Its value, cut short.
+        /// The value, truncated to 60 characters.
         value: String,
-        /// The values that are supported.
         supported: &'static str,
     },
     /// A setting that this crate does not know.
     #[error("{file}: {field} is {value}; this setting is unknown and may change what the model computes")]
     Unknown {
-        /// The file's name.
         file: &'static str,
-        /// The setting's name, with its place in the file.
+        /// The setting's path in the file.
         field: String,
-        /// Its value, cut short.
+        /// The value, truncated to 60 characters.
         value: String,
     },
-    /// A pattern of modules is no regular expression.
+    /// A pattern of modules is not a valid regular expression.
     #[error("{file}: the module pattern {pattern:?} is not valid: {reason}")]
     Pattern {
-        /// The file's name.
         file: &'static str,
-        /// The pattern.
         pattern: String,
-        /// What is wrong with it.
         reason: String,
     },
-    /// The file of settings is no JSON object.
+    /// The settings file is not a JSON object.
     #[error("{file} is not a JSON object: {reason}")]
     Malformed {
-        /// The file's name.
         file: &'static str,
-        /// What is wrong with it.
         reason: String,
     },
-    /// The checkpoint is quantised in another way already.
+    /// The checkpoint is already quantized in another way.
     #[error("quantization is {asked}, but the checkpoint is already quantized in another way")]
     Twice {
-        /// What was asked for.
         asked: WeightQuantization,
     },
-    /// What should have quantised the checkpoint has not.
+    /// The user names the tool that quantized the checkpoint, but the checkpoint is not quantized.
     #[error("quantization is {asked}, but the checkpoint's weights are not quantized")]
     Plain {
-        /// What was asked for.
         asked: WeightQuantization,
     },
 }

@@ -1,4 +1,4 @@
-//! Lists of modules by name, as quantised checkpoints have them.
+//! Lists of modules by name, as in quantized checkpoints.
 
 use std::collections::BTreeSet;
 
@@ -6,30 +6,33 @@ use regex::Regex;
 
 use super::QuantizationError;
 
-/// Modules that a list names.
+/// The modules that a list names.
 ///
-/// An entry names a module if its parts between dots stand in the module's name one after the other: `lm_head`,
-/// `visual` or `model.layers.0.mlp.gate`. That is what transformers (5.17, `should_convert_module`: a prefix or an end)
-/// and vLLM (0.26, `is_layer_skipped`: whole names) have in common, without `layers.1` meaning `layers.10` as well. The
-/// parts `model` and `language_model` do not count, as releases of a model differ in them. With a `*`, which stands for
-/// anything, an entry is the whole name, and `?` and brackets are themselves; after `re:` it is a regular expression that
-/// the name begins with. Both are held against every name that the module has in some release: ModelOpt writes
-/// `model.visual*` for files that say `visual.` (vLLM's issue 28072).
+/// An entry matches a module if the dot-separated parts of the entry are consecutive parts of the
+/// module's name, as in `lm_head`, `visual` or `model.layers.0.mlp.gate`. This is what transformers
+/// (5.17, `should_convert_module`: a prefix or a suffix) and vLLM (0.26, `is_layer_skipped`: whole
+/// names) have in common, except that `layers.1` does not also match `layers.10`. The parts `model`
+/// and `language_model` are ignored, because releases of a model differ in them.
+///
+/// An entry with a `*`, which matches any text, must match the whole name; `?` and brackets are
+/// literal characters. An entry that starts with `re:` is a regular expression that must match the
+/// start of the name. Both are tested against every name that the module has in any release:
+/// ModelOpt writes `model.visual*` for files with the prefix `visual.` (vLLM's issue 28072).
 #[derive(Clone, Debug, Default)]
 pub struct Modules {
-    /// What counts of each name.
+    /// Each name without the ignored parts.
     names: BTreeSet<String>,
     patterns: Vec<Regex>,
 }
 
-/// Parts of names that releases of one model differ in.
+/// Parts of names in which releases of one model differ. They are ignored.
 pub(crate) const OUTER: [&str; 2] = ["model", "language_model"];
 
-/// What stands before a decoder's names in one release or another.
+/// Prefixes of a decoder's names in different releases.
 const BEFORE_DECODER: [&str; 5] = ["", "model.", "language_model.", "model.language_model.", "language_model.model."];
-/// The same of a tower and what joins it to a decoder.
+/// Prefixes of the names of a vision tower and of the layers that connect it to a decoder.
 const BEFORE_TOWER: [&str; 2] = ["", "model."];
-/// The first parts of a decoder's names that count.
+/// First parts of a decoder's names, after the ignored parts.
 const DECODER: [&str; 4] = ["layers", "embed_tokens", "norm", "lm_head"];
 
 impl Modules {
@@ -67,7 +70,7 @@ impl Modules {
         self.patterns.iter().any(is_named)
     }
 
-    /// Whether some parts of `name`, one after the other, are an entry.
+    /// Whether some consecutive parts of `name` form an entry.
     fn names_a_part_of(&self, name: &str) -> bool {
         let ends: Vec<usize> = name.match_indices('.').map(|(at, _)| at).chain([name.len()]).collect();
         let starts = std::iter::once(0).chain(name.match_indices('.').map(|(at, _)| at + 1));
@@ -75,13 +78,13 @@ impl Modules {
     }
 }
 
-/// The parts of a name that count; all if none would be left.
+/// The name without the ignored parts, or the whole name if nothing would be left.
 fn inner(name: &str) -> String {
     let parts: Vec<&str> = name.split('.').filter(|part| !OUTER.contains(part)).collect();
     if parts.is_empty() { name.to_owned() } else { parts.join(".") }
 }
 
-/// The names of the module `inner` in releases of its model.
+/// All names of the module `inner` in releases of its model.
 fn elsewhere(inner: &str) -> Vec<String> {
     let first = inner.split('.').next().unwrap_or_default();
     let before = if DECODER.contains(&first) { &BEFORE_DECODER[..] } else { &BEFORE_TOWER };

@@ -1,4 +1,4 @@
-//! Stories of serving: deaths, refused memory, and keys and values that change size.
+//! Tests of serving: deaths, refused memory, and resizes of the KV cache.
 
 use super::*;
 
@@ -76,7 +76,7 @@ fn a_refusal_counts_only_from_actors_that_serve_now() {
     assert_eq!(bed.refuse_serving(WhichLane::Step, 1).hear(), [""; 0], "its actor is gone");
     bed.give(Input::Restart { restart: 1 }).hear();
     assert_eq!(bed.refuse_serving(WhichLane::Step, 1).hear(), [""; 0], "a successor serves");
-    // Vision outlived the restart, so it is still of the first start.
+    // The vision actor outlived the restart, so it still belongs to the first start.
     assert_eq!(bed.refuse_serving(WhichLane::Vision, 2).hear(), [""; 0]);
     assert_eq!(bed.refuse_serving(WhichLane::Vision, 1).hear()[2], "stop scheduler, vision");
     assert_eq!(bed.refuse_serving(WhichLane::Vision, 1).hear(), [""; 0], "it is being handled");

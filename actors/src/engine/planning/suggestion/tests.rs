@@ -1,4 +1,5 @@
-//! What is suggested fits, alone, and no nearer value does.
+//! Tests of suggestions: each suggested value fits if no other knob is changed, and no nearer value
+//! does.
 
 use std::sync::Arc;
 
@@ -19,7 +20,6 @@ use crate::{
 
 const PAGE: Bytes = Bytes::mib(2);
 
-/// A model to plan for.
 struct Subject {
     checkpoint: Checkpoint,
     model: Model,
@@ -84,7 +84,7 @@ fn checked(question: &Question<'_>) -> Vec<&'static str> {
         let Suggestion { knob, from, to: Some(to), .. } = suggestion else { continue };
         helpful.push(*knob);
         assert!(fits_with(question, suggestion, *to), "{knob} {to} instead of {from} was said to fit");
-        // A value nearer to the current one does not fit.
+        // A value nearer to the current value does not fit.
         let step = if *knob == "picture_pixels" { 28 * 28 } else { 1 };
         let nearer = match (*to, *from) {
             (Change::Count(to), Change::Count(from)) if to < from => Change::Count(to + step),

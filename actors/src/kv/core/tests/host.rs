@@ -1,4 +1,4 @@
-//! Stories of blocks that leave the device for host memory, and come back.
+//! Tests of blocks that are copied to host memory and back.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ fn copy(block: u32, slot: u32) -> BlockCopy {
     BlockCopy { block, slot }
 }
 
-/// Three blocks on the device, with two of A's that were computed and pushed out by B.
+/// Three blocks on the device. Two of them held content computed by A, which B has displaced.
 fn pushed_out() -> KvCore {
     let mut kv = KvCore::new(3).with_host(4);
     kv.allot(&[demand(A, 0, 33)]);
@@ -102,9 +102,9 @@ fn what_has_not_left_a_tail_when_the_pool_shrinks_is_forgotten() {
     assert_eq!(kv.beginning(&keys(7, 32)), Beginning { blocks: 1, resident: 0, missing: 1, has_room: true });
 }
 
-/// Memory as the device has it, with copies that run as late as they may.
+/// Contents of device and host memory. Copies run as late as they may.
 struct Memory {
-    /// What each block and each slot contains: the name, and the block's index in its sequence.
+    /// The content of each block and each slot: the name, and the block's index in its sequence.
     device: Vec<Option<(u32, usize)>>,
     host: Vec<Option<(u32, usize)>>,
     copies: VecDeque<(bool, BlockCopy)>,
@@ -123,16 +123,17 @@ impl Memory {
         }
     }
 
-    /// A step begins: it comes after all copies to the host.
+    /// Runs all copies to the host, which must end before a step begins.
     fn step(&mut self) {
         self.run(self.copies.iter().rposition(|(is_to_host, _)| *is_to_host).map_or(0, |last| last + 1));
     }
 }
 
 proptest! {
-    /// Compared with memory that only copies what it is told to. Whatever has a name is, on the device and on the host,
-    /// what was computed under that name; what a sequence is told to have is its own beginning; no block has two uses;
-    /// who hears all events knows what there is.
+    /// Compares the pool with memory that only makes the requested copies. A named block or slot
+    /// has the content that was computed under that name. The tokens that a sequence is reported to
+    /// hold are its own beginning. No block has two uses. A listener that receives all events knows
+    /// all blocks.
     #[test]
     fn content_is_what_was_written_wherever_it_went(
         slots in 1usize..20,
@@ -140,7 +141,7 @@ proptest! {
     ) {
         let mut kv = KvCore::new(9).with_host(slots);
         let mut memory = Memory { device: vec![None; 9], host: vec![None; slots], copies: VecDeque::new() };
-        // Name and tokens of each sequence, and those that wait for copies.
+        // Name and tokens of each sequence, and the sequences that wait for copies.
         let mut alive: BTreeMap<u64, (u32, usize)> = BTreeMap::new();
         let mut fetching: VecDeque<u64> = VecDeque::new();
         let mut known = BTreeSet::new();
@@ -200,7 +201,7 @@ proptest! {
                         continue;
                     }
                     let allotment = kv.allot(&[wanted]);
-                    // A step that is not launched leaves what is to leave for later.
+                    // If no step is launched, the copies to the host are left for later.
                     let Some(table) = allotment.tables.first() else { continue };
                     let to_host = kv.take_leaving();
                     memory.begin(Copies { to_host, ..Copies::default() });
