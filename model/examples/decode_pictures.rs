@@ -1,5 +1,6 @@
-//! Decodes picture files for `tests/pictures/compare.py`: one path per line of standard input. For each it writes
-//! `<number>.rgb` (a line with width and height, then the pixels) into the folder given as argument, or prints the error.
+//! Decodes picture files for `tests/pictures/compare.py`. Reads one path per line from standard
+//! input. For each file, writes `<number>.rgb` (a line with width and height, then the pixels) into
+//! the folder given as argument, or prints the error.
 
 use std::io::{BufRead, Write};
 use std::path::Path;

@@ -11,7 +11,8 @@ use std::{
 
 use thiserror::Error;
 
-/// Size limit in bytes. This module writes no larger file, so a larger file is foreign.
+/// Size limit in bytes. This module writes no larger file, so a larger file was written by
+/// something else.
 pub const BYTES_MAX: u64 = 1 << 20;
 
 /// A temporary file older than this was left by a process that died while writing.
@@ -129,8 +130,8 @@ impl CacheFile {
         format!(".{}.", self.name)
     }
 
-    /// Removes temporary files that processes left when they died while writing. Files that cannot be examined or
-    /// removed stay.
+    /// Removes temporary files that processes left when they died while writing. Files that cannot
+    /// be examined or removed stay.
     fn remove_leavings(&self) {
         let start = self.aside_start();
         let is_left = |path: &Path| {

@@ -48,14 +48,15 @@ impl RequestCost {
         RequestCost { cache_rows: all.cache_rows.min(tokens), ..all }
     }
 
-    /// The cost of the largest request that an envelope admits. `merge` is `None` for a model that takes no pictures.
+    /// The cost of the largest request that an envelope admits. `merge` is `None` for a model that
+    /// takes no pictures.
     pub fn largest(envelope: &Envelope, merge: Option<MergeSize>) -> Self {
         let picture = merge.map(|merge| EncoderCost::of(envelope.picture_patches, merge));
         let pictures = picture.into_iter().flat_map(|picture| std::iter::repeat_n(picture, envelope.largest_pictures));
         RequestCost::of(envelope.context_tokens, pictures)
     }
 
-    /// Whether every resource is within its `limit`.
+    /// Whether no resource exceeds the same resource of `limit`.
     pub fn is_within(&self, limit: &RequestCost) -> bool {
         let RequestCost { tokens, blocks, picture_patches, cache_rows } = *self;
         tokens <= limit.tokens

@@ -1,4 +1,5 @@
-//! The envelope: the largest inputs that may reach the device. Larger inputs are resized or refused, never tried.
+//! The envelope: the largest inputs that may reach the device. Larger inputs are resized or
+//! refused, never tried.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,8 +17,8 @@ pub struct Envelope {
     pub picture_patches: usize,
     /// Pictures of a request, over all turns.
     pub pictures: usize,
-    /// Pictures of the largest size that the encoder cache is sized for. A request may have more pictures, up to
-    /// `pictures`, if together they have no more patches than these.
+    /// Pictures of the largest size that the encoder cache is sized for. A request may have more
+    /// pictures, up to `pictures`, if together they have no more patches than these.
     pub largest_pictures: usize,
     /// Frames of a request's videos, over all turns; 0 refuses videos. Frames have no separate
     /// patch limit: they are resized to the part of [`video_patches`](Self::video_patches) that the

@@ -86,7 +86,8 @@ impl Model {
     /// far and the total, and decides whether to continue.
     ///
     /// # Errors
-    /// As [`plan`](Self::plan); [`LoadError::Kernel`] if a copy fails; [`LoadError::Stopped`] if `progress` breaks.
+    /// As [`plan`](Self::plan); [`LoadError::Kernel`] if a copy fails; [`LoadError::Stopped`] if
+    /// `progress` breaks.
     ///
     /// # Panics
     /// If less of the segment is backed than the weights take.
@@ -216,9 +217,10 @@ impl Model {
         self.family.pack(&vec![pictures.to_vec(); self.picture_ranks()])
     }
 
-    /// Runs the vision encoder and writes the results to the rows of `cache` `[rows, width]`, where
-    /// `width` is the width of a [`EmbeddingLayout`](crate::blocks::vision::EmbeddingLayout). If pictures are
-    /// distributed over ranks, each rank encodes its own pictures, and all ranks receive all rows.
+    /// Runs the vision encoder and writes the results to the rows of `cache` `[rows, width]`. The
+    /// [`EmbeddingLayout`](crate::blocks::vision::EmbeddingLayout) determines `width`. If pictures
+    /// are distributed over ranks, each rank encodes its own pictures, and all ranks receive all
+    /// rows.
     pub fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -439,7 +441,7 @@ fn upload_swapped<B: Backend>(
     })
 }
 
-/// Rounds a tensor of the checkpoint to FP8, and copies the result and its scales.
+/// Quantizes a tensor of the checkpoint to FP8, and copies the result and its scales.
 fn upload_to_fp8<B: Backend>(
     backend: &B,
     found: &TensorInfo<'_>,
@@ -480,7 +482,7 @@ fn upload_to_fp8<B: Backend>(
 /// Copies `source` to the address `to`.
 fn fill<B: Backend>(backend: &B, source: &[u8], to: Address) -> Result<(), LoadError> {
     // The copy ignores the element type.
-    // SAFETY: the map laid this copy out inside the segment, which `load_rank` holds and has checked to be backed.
+    // SAFETY: `to` is inside the segment, which `load_rank` holds and has checked to be backed.
     let mut out = unsafe { Tensor::persistent(to, [source.len()], DType::U8) };
     Ok(transfer::fill(backend, source, &mut out)?)
 }
@@ -488,7 +490,8 @@ fn fill<B: Backend>(backend: &B, source: &[u8], to: Address) -> Result<(), LoadE
 /// Minimum number of rows that one thread pads.
 const PADDED_BY_A_THREAD: usize = 64;
 
-/// The rows of a file's tensor, each followed by `zeros` zero elements. They are written to `room` unless `zeros` is 0.
+/// The rows of a file's tensor, each followed by `zeros` zero elements. They are written to `room`
+/// unless `zeros` is 0.
 fn padded<'s>(bytes: &'s [u8], dtype: DType, (columns, zeros): (usize, usize), room: &'s mut Vec<u8>) -> &'s [u8] {
     if zeros == 0 {
         return bytes;

@@ -236,7 +236,8 @@ macro_rules! families {
                 }
             }
 
-            /// The texts that mark pictures and videos in a rendered prompt; `None` for a family without pictures.
+            /// The texts that mark pictures and videos in a rendered prompt; `None` for a family
+            /// without pictures.
             pub fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
                 match self {
                     $(FamilyConfig::$name(config) => config.placeholder_texts(),)*
@@ -258,8 +259,8 @@ macro_rules! families {
                 }
             }
 
-            /// Expands each placeholder to one token per embedding of its picture or video, and gives every token its
-            /// position. A video takes one span per step of time.
+            /// Expands each placeholder to one token per embedding of its picture or video, and
+            /// gives every token its position. A video takes one span per step of time.
             ///
             /// # Errors
             /// The prompt has more or fewer placeholders than `visuals` has pictures or videos, or

@@ -1,4 +1,5 @@
-//! The kinds of work that serving puts on a device. A kind that no worst case covers does not compile.
+//! The kinds of work that serving puts on a device. A kind that no worst case covers does not
+//! compile.
 
 /// A kind of work with separate memory requirements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,7 +10,7 @@ pub enum Workload {
     Merge,
     /// Reading prompts, in chunks.
     Prefill,
-    /// One token for every sequence, at the full context length.
+    /// Generating a token for every sequence, at the full context length.
     Decode,
     /// Log-probabilities of prompt tokens.
     Score,
@@ -43,20 +44,20 @@ pub struct WorstCaseKind {
 }
 
 impl WorstCaseKind {
-    /// One launch of the largest pictures.
+    /// A launch of the largest pictures.
     pub const LARGEST_PICTURES: WorstCaseKind = WorstCaseKind {
         name: "vision: as many of the largest pictures as a launch takes",
         workloads: &[Workload::Encode],
     };
-    /// One launch of the smallest pictures.
+    /// A launch of the smallest pictures.
     pub const SMALLEST_PICTURES: WorstCaseKind =
         WorstCaseKind { name: "vision: a launch of the smallest pictures", workloads: &[Workload::Encode] };
-    /// One step of prompts in every sequence, every token scored.
+    /// A step with prompts in every sequence, in which every token is scored.
     pub const PROMPTS: WorstCaseKind = WorstCaseKind {
         name: "step: prompts in every sequence, all of it pictures, every token scored",
         workloads: &[Workload::Merge, Workload::Prefill, Workload::Score, Workload::Choose],
     };
-    /// One step in which every sequence decodes at the full context.
+    /// A step in which every sequence decodes at the full context.
     pub const DECODES: WorstCaseKind = WorstCaseKind {
         name: "step: every sequence decodes at the full context",
         workloads: &[Workload::Decode, Workload::Choose],

@@ -1,5 +1,5 @@
-//! The envelope's worst cases: the largest passes that can ever reach the device. They are planned before loading and
-//! run under stress before serving, by the same code.
+//! The envelope's worst cases: the largest passes that can ever reach the device. They are planned
+//! before loading and run under stress before serving, by the same code.
 
 use bursar_budgets::{Bytes, Workspace};
 use bursar_kernels::{
@@ -62,7 +62,7 @@ pub struct CacheCapacity {
     pub cache_rows: usize,
 }
 
-/// The worst cases of `envelope` for `model`, limited to the caches `room`.
+/// The worst cases of `envelope` for `model`, limited to the cache capacity `room`.
 pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> Vec<WorstCase> {
     let mut worst_cases = Vec::new();
     let request = RequestCost::largest(envelope, model.config().merge());
@@ -245,7 +245,7 @@ fn run_choosing<B: Backend>(
 
 /// Sampling requests in which each row asks for every feature: penalties over as many past tokens
 /// as the context has, half of them prompt tokens; a mask; the maximum number of biases and
-/// forbidden tokens; every limit; and reports.
+/// forbidden tokens; top-k, top-p and min-p; and reports of log-probabilities.
 fn everything(batch: &StepBatch, vocabulary: usize) -> Vec<u32> {
     let row = SampleRow {
         temperature: 0.9,

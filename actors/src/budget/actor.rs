@@ -184,8 +184,8 @@ impl Actor for BudgetActor {
             }
             BudgetMessage::Measure(reply) => {
                 // While a model is being sized, the ledger must not count memory that the model has
-                // taken but not leased yet as foreign. The answer includes that memory; the ledger
-                // does not.
+                // taken but not leased yet as foreign. The answer counts that memory as foreign,
+                // but the ledger is not updated.
                 let (memory, seen) =
                     if state.ledger.is_profiling() { state.seen()?.unzip() } else { (state.measure()?, None) };
                 // The caller may have installed a metrics recorder since the last update. It
@@ -263,8 +263,8 @@ impl BudgetState {
             self.step(Input::Gate { model, to });
         }
         for lease in ending {
-            // A lease that still waits for a fence is freed when the fence passes. No memory of the
-            // other leases is left to wait for.
+            // A lease that still waits for a fence is freed when the fence passes. The other leases
+            // have no memory left to wait for.
             let passed = !self.mailbox.books().watch.waits_for(lease);
             self.step(Input::Release { lease, passed });
         }

@@ -20,7 +20,7 @@ pub struct Lendable {
     pub floor: Bytes,
     /// Its size at READY.
     pub share: Bytes,
-    /// The largest size that it can use, which is its number of reserved addresses.
+    /// The largest size that it can use: the bytes of its reserved addresses.
     pub limit: Bytes,
     /// Unit of growth. The lease grows in multiples of it.
     pub step: Bytes,
@@ -61,11 +61,12 @@ pub struct Headroom {
 pub struct Lending {
     /// A model must have been idle for this long before it lends.
     idle: Duration,
-    /// Time for which a model must not have called its share back before it lends again.
+    /// How long a model must not have called its share back before it lends again.
     patience: Duration,
     idle_since: BTreeMap<LeaseId, Duration>,
-    /// Leases that were ordered to lend. The value is the time since which a model that needs its
-    /// share has all of it; the model may still be carrying out an earlier order to shrink.
+    /// Leases that were ordered to lend. The value is the time since which the lease has its whole
+    /// share again while its model needs it, or `None` before that. The entry stays for `idle`
+    /// after that time, because the model may still be carrying out an earlier order to shrink.
     lenders: BTreeMap<LeaseId, Option<Duration>>,
     recalled: BTreeMap<LeaseId, Duration>,
 }

@@ -59,6 +59,6 @@ pub enum BudgetMessage {
     /// Checks whether other processes hold more memory than at the last probe. The actor sends it
     /// to itself.
     QuickCheck,
-    /// Makes the actor fail, for tests.
+    /// Makes the actor fail on purpose.
     InjectFault(FaultInjection),
 }

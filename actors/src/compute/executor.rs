@@ -42,8 +42,8 @@ enum OfRank {
 /// How long a rank waits for the other ranks before they count as dead.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long a rank that has encoded its own pictures waits for the others. Whole pictures are
-/// distributed, so the other ranks may have all the work. The death of a rank is noticed at once.
+/// How long a rank that has encoded its own pictures waits for the others. Each picture is encoded
+/// by one rank, so the other ranks may have all the work. The death of a rank is noticed at once.
 const PICTURES_PATIENCE: Duration = Duration::from_secs(600);
 
 /// The loaded kernels of a GPU.
@@ -150,7 +150,7 @@ impl Executor {
     }
 
     /// Starts a lane over the ranks' `workspace`, which must belong to `memory`. `is_linked` links
-    /// the ranks. Ranks that run steps or distribute pictures among each other must be linked.
+    /// the ranks, which is required if they run steps or encode different pictures.
     ///
     /// # Errors
     /// A GPU refuses a stream or page-locked memory.

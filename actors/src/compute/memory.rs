@@ -25,7 +25,6 @@ use crate::compute::graph::{Captured, GraphShape};
 pub struct EngineMemory(Option<EngineParts>);
 
 pub struct EngineParts {
-    /// Temporaries of steps.
     pub step_workspace: Arc<Segment>,
     /// Buffers in which a step chooses tokens and from which the next step reads them.
     pub sampling: SamplingMemory,
@@ -33,7 +32,6 @@ pub struct EngineParts {
     pub vision_workspace: Option<Arc<Segment>>,
     /// Embeddings of pictures (encoder cache). `None` for a model without pictures.
     pub vision_cache: Option<VisionCache>,
-    /// The KV cache.
     pub kv: KvMemory,
     /// Host memory for KV cache blocks that are evicted from the device. `None` if the user set no
     /// `swap_space`.

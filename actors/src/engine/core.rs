@@ -39,7 +39,7 @@ pub struct Rules {
     pub children: usize,
     /// Whether the user fixed the size of the KV cache.
     pub is_pinned: bool,
-    /// Injected refusals of memory, for tests.
+    /// Refusals of memory to inject on purpose.
     pub faults: FaultPlan,
 }
 

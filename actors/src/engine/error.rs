@@ -30,7 +30,7 @@ pub enum StartError {
     /// The runtime's device has fewer ranks than the model asks for.
     #[error("`ranks` asks for {wanted} devices, but the runtime has {has}")]
     TooFewDevices {
-        /// [`LoadOptions::ranks`](super::LoadOptions::ranks).
+        /// The value of [`LoadOptions::ranks`](super::LoadOptions::ranks).
         wanted: usize,
         has: usize,
     },
@@ -49,14 +49,14 @@ pub enum StartError {
     /// The device does not support the requested type of the KV cache.
     #[error(transparent)]
     KvCacheType(#[from] KvCacheTypeError),
-    /// A fraction of memory is not in the range above 0 up to 1.
+    /// A fraction of memory is not above 0 and at most 1.
     #[error("`{name}` is {value}; expected a number above 0 and at most 1")]
     MemoryFraction {
         /// The option, under the name that the user set.
         name: &'static str,
         value: f64,
     },
-    /// The runtime can lease less host memory than the KV cache swap space needs.
+    /// The runtime can lease less host memory than `swap_space` needs.
     #[error("`swap_space` needs {needed} of host memory, but only {available} can be leased")]
     HostMemory {
         /// Bytes needed for all devices.

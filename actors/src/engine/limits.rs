@@ -12,9 +12,8 @@ use bursar_model::{
 use super::StartError;
 use crate::knobs::{Limits, LoadOptions, Names};
 
-/// The smallest default for the patches of an encoder batch: one picture of 896 x 896 pixels, so
-/// that smaller pictures share a batch. A smaller batch gains nothing, because it does not fill a
-/// GPU.
+/// Minimum default size of an encoder batch, in patches: one picture of 896 x 896 pixels, so that
+/// smaller pictures share a batch. A smaller batch gains nothing, because it does not fill a GPU.
 const SHARED_LAUNCH_PATCHES: usize = 4096;
 
 /// Bounds of a model's inputs before the user sets any limits.

@@ -68,7 +68,7 @@ pub enum EngineMessage {
     /// Sets the gauges again, for a metrics recorder that was installed since. The engine sends
     /// this message to itself.
     Show,
-    /// Makes the engine fail, for tests.
+    /// Makes the engine fail on purpose.
     InjectFault(FaultInjection),
     /// Makes a GPU refuse kernel launches of a lane: the next `after` succeed, and then `count`
     /// fail. Does nothing on a device without launches.

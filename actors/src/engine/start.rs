@@ -31,8 +31,8 @@ use crate::{
     tree::{self, Role},
 };
 
-/// How many times other models are asked for memory. Another start, or a lease of the user that
-/// waits, may take what they gave.
+/// How many times other models are asked for memory. Another start, or a waiting lease of user
+/// code, may take what they gave up.
 const ROOM_TRIES: usize = 3;
 
 /// The result of planning, before any memory is taken, without the worst cases.
@@ -75,7 +75,8 @@ pub struct LoadFailed {
 
 #[derive(Debug)]
 pub(super) enum LoadError {
-    /// The device or the budget refused memory for the weights. A later attempt may succeed.
+    /// The device or the budget refused memory for the weights. A later attempt may succeed, or an
+    /// attempt that needs less memory in addition to the weights.
     Refused(ProfileError),
     /// A failure that a further attempt would not avoid.
     Start(StartError),
@@ -320,9 +321,9 @@ impl EngineArguments {
     }
 
     /// Makes other models give up the missing memory (ADR 5). A lease of all memory that the start
-    /// needs waits, as a lease of the user would, but ahead of those. It is dropped when the gate
-    /// is open again, and the start then takes its own leases. Returns `false` if the other models
-    /// cannot give up enough, or do not in time.
+    /// needs waits in the queue like a lease of user code, but with a higher priority. It is
+    /// dropped when the gate is open again, and the start then takes its own leases. Returns
+    /// `false` if the other models cannot give up enough, or do not in time.
     async fn is_given_room(&self, lack: &Lack) -> Result<bool, StartError> {
         let Lack::Memory { needed, short_by, .. } = *lack else { return Ok(false) };
         if short_by > self.budget.would_be_given() {

@@ -12,7 +12,7 @@ pub enum Status {
     /// Not ready yet, or actors are being replaced after a death.
     Starting,
     Ready(Serving),
-    /// A wake failed, or a load that may wait for memory. The runtime decides what follows.
+    /// A wake has failed, or a load that may wait for memory has. The runtime decides what follows.
     NotWoken(Arc<StartError>),
     Failed(Arc<StartError>),
     /// The model was shut down, or was given up after a crash loop.

@@ -31,99 +31,95 @@ use crate::{
     vision::PinnedSet,
 };
 
-/// How long the second step of a burst waits for prompts that arrived with the first. The timer makes it one or two
-/// milliseconds. The first step takes eleven, with a prompt of 512 tokens and 7B's shape on an H200.
+/// How long the second step of a burst waits for prompts that arrived with the first. The timer
+/// makes this one or two milliseconds. For comparison, the first step takes eleven with a prompt of
+/// 512 tokens and a model of 7B's shape on an H200.
 const GATHERING: Duration = Duration::from_millis(1);
 
-/// Runs steps for as long as there is a sequence.
+/// Runs steps as long as there are sequences.
 pub struct SchedulerActor;
 
-/// The arguments of a scheduler.
 pub struct SchedulerArguments {
     /// The permits of the profile record.
     pub limits: Limits,
-    /// The lane that runs steps.
     pub lane: Lane,
     /// The model's label in metrics.
     pub model: Label,
-    /// Bytes of a block over all layers, for metrics.
+    /// Bytes of one block over all layers, for metrics.
     pub block_bytes: Bytes,
     /// Called when a step is refused memory. The engine then replaces this actor.
     pub refused: RefusalSink,
-    /// The promised token interval, and what is known to keep it.
+    /// The promised token interval, and the costs used to keep it.
     pub pacing: Pacing,
-    /// The shares of tenants.
     pub tenant_weights: TenantWeights,
-    /// Blocks that host memory holds. 0 for no host tier.
+    /// Blocks that fit in host memory. 0 means no host tier.
     pub host_slots: usize,
-    /// Where it says how much it needs its blocks. None if it neither lends nor borrows any.
+    /// Receives the model's demand for blocks. `None` if the model neither lends nor borrows any.
     pub demand: Option<Arc<SharedKvDemand>>,
-    /// Where it tells how blocks are used.
+    /// Receives the usage of the blocks.
     pub kv_use: watch::Sender<KvUse>,
-    /// Where it tells of blocks that sequences may begin with.
+    /// Receives the events of blocks in the prefix cache.
     pub block_log: Arc<BlockLog>,
 }
 
-/// The state of a scheduler.
 pub struct SchedulerState {
     core: SchedulerCore,
     callers: BTreeMap<SequenceId, Caller>,
     arguments: SchedulerArguments,
     /// Steps that the lane has, the oldest first.
     under_way: VecDeque<UnderWay>,
-    /// When it began: the core's clock counts from then.
+    /// When the scheduler began. The core's clock counts from then.
     began: Instant,
-    /// Blocks were short a moment ago.
+    /// Until when the model counts as waiting for blocks.
     waiting_until: Option<Instant>,
     /// When the last step ended.
     stepped_at: Instant,
-    /// What the current message has counted so far.
+    /// Counts since the last [`count`](Self::count).
     counted: Counted,
-    /// A step was refused memory. The engine knows, and is about to replace this actor.
+    /// A step was refused memory. The engine has been informed, and is about to replace this actor.
     is_refused: bool,
-    /// The tokens of the step that just ended, beyond the ids that the core needs.
+    /// The tokens of the step that just ended, with the details that the core does not need.
     chosen: BTreeMap<SequenceId, Result<Token, SamplingError>>,
-    /// Engines waiting for a change of the pool's size.
+    /// Pending replies to changes of the pool's size.
     resizing: Vec<Responder<()>>,
-    /// What lately kept tokens.
+    /// The latest events that may have delayed tokens.
     delays: Delays,
 }
 
-/// A step that the lane has.
+/// A step that was submitted to the lane and has not ended.
 struct UnderWay {
-    /// Whether it computes prompts.
     has_prompts: bool,
     /// Whether pictures were encoded when it was planned.
     encodes: bool,
     /// The sequence of each row of logits.
     rows: Vec<ChosenRow>,
-    /// The prompts that it scores.
+    /// The prompt tokens that the step scores.
     scored: Vec<Scored>,
     launched: Instant,
 }
 
-/// Counters that are recorded once per message rather than once per sequence: a step has hundreds.
+/// Counters that are recorded once per message instead of once per sequence, because a step has
+/// hundreds of sequences.
 #[derive(Default)]
 struct Counted {
-    /// Tokens delivered.
     generated: usize,
-    /// Tokens of sequences that began (`sought`), and those of them that were cached (`found`).
+    /// Tokens of sequences that began (`sought`), and how many of them were cached (`found`).
     sought: usize,
     found: usize,
     /// The core's preemptions when they were last recorded.
     preempted: Preemptions,
 }
 
-/// The caller of a sequence, and what is held for it.
+/// The caller of a sequence, and the resources held for it.
 struct Caller {
-    /// None once the caller has gone.
+    /// `None` once the caller has disconnected.
     deliveries: Option<mpsc::Sender<Delivery>>,
-    /// The sequence's pictures. None once no later step reads them.
+    /// The sequence's pictures. `None` once no later step reads them.
     pins: Option<Arc<PinnedSet>>,
     span: Span,
-    /// Whether a step has been planned with it.
+    /// Whether a step with the sequence has been planned.
     has_begun: bool,
-    /// When its latest token was ready, and whether it lost its blocks since.
+    /// When the sequence's latest token was ready, and whether it has lost its blocks since.
     last_token: Option<Instant>,
     was_preempted: bool,
 }
@@ -170,7 +166,8 @@ impl Actor for SchedulerActor {
         state.core.step(Input::Now(state.began.elapsed()));
         state.core.step(Input::Encodes(state.arguments.pacing.card.encodes()));
         let effects = match message {
-            // Dropped unread: the driver submits its request again to the successor.
+            // Messages are dropped unread, because the driver submits its request again to the
+            // successor.
             _ if state.is_refused && !matches!(message, SchedulerMessage::InjectFault(_)) => return Ok(()),
             SchedulerMessage::Stepped(Err(error)) | SchedulerMessage::Copied(Err(error))
                 if error.is_out_of_memory() =>
@@ -184,14 +181,15 @@ impl Actor for SchedulerActor {
                 span.in_scope(|| {
                     debug!(sequence = sequence.id.0, tokens = sequence.tokens.len(), "waiting for blocks")
                 });
-                // One that had tokens comes again because it lost its place.
+                // A sequence that had tokens is admitted again because it lost its blocks.
                 let (deliveries, was_preempted) = (Some(deliveries), last_token.is_some());
                 let caller = Caller { deliveries, pins, span, has_begun: false, last_token, was_preempted };
                 state.callers.insert(sequence.id, caller);
                 state.core.step(Input::Admit(Box::new(sequence)))
             }
             SchedulerMessage::Cancel(sequence) => state.cancel(sequence),
-            // A failed step leaves its sequences half done. Die, so that their drivers submit them again.
+            // A failed step leaves its sequences incomplete. The actor dies, so that their drivers
+            // submit them again.
             SchedulerMessage::Stepped(outcome) => {
                 let (took, stepped) = state.stepped(outcome?);
                 state.core.step(took);
@@ -234,14 +232,14 @@ impl Actor for SchedulerActor {
 }
 
 impl Drop for SchedulerState {
-    /// Counts what was delivered before a death too.
+    /// Also records the counts of a message during which the actor dies.
     fn drop(&mut self) {
         self.count();
         self.arguments.block_log.close();
     }
 }
 
-/// How long after blocks were short a model still counts as hungry.
+/// How long a model still counts as waiting for blocks after they were short.
 const HUNGRY_FOR: Duration = Duration::from_secs(1);
 
 impl SchedulerState {
@@ -264,7 +262,8 @@ impl SchedulerState {
         self.count();
     }
 
-    /// Says how much the model needs its blocks. It stays hungry for a while, so that the budget is not told at each step.
+    /// Publishes how much the model needs its blocks. The demand stays at `WaitingForBlocks` for a
+    /// while, so that the budget is not notified at each step.
     fn tell_need(&mut self) {
         let Some(demand) = &self.arguments.demand else { return };
         let (now, preempted) = (Instant::now(), self.core.preemptions().for_blocks);
@@ -278,14 +277,14 @@ impl SchedulerState {
         });
     }
 
-    /// Sets the gauges that change with the pool alone.
+    /// Sets the gauges that change only with the pool's size.
     fn show_pool(&self) {
         let model = &self.arguments.model;
         metric::KV_BLOCKS.set(model, self.core.kv().blocks());
         metric::KV_BLOCK_TOKENS.set(model, BLOCK_TOKENS);
     }
 
-    /// Records what has been counted since the last call.
+    /// Records the counts since the last call.
     fn count(&mut self) {
         let model = &self.arguments.model;
         let preempted = self.core.preemptions();
@@ -362,7 +361,8 @@ impl SchedulerState {
             Effect::Released(sequences) => {
                 for id in sequences {
                     self.trace(id, || debug!("blocks released"));
-                    // A preempted sequence still has a caller. Callers of ended ones are dropped.
+                    // A preempted sequence still has a caller. The callers of ended sequences are
+                    // dropped.
                     if !self.core.is_known(id) {
                         self.callers.remove(&id);
                     } else if let Some(caller) = self.callers.get_mut(&id) {
@@ -380,8 +380,8 @@ impl SchedulerState {
         Vec::new()
     }
 
-    /// The caller has gone. Blocks that a running step fills may serve others. The pictures stay until the steps that
-    /// read them have run.
+    /// Cancels a sequence whose caller has disconnected. Blocks that a running step fills may serve
+    /// other sequences. The pictures stay until the steps that read them have run.
     fn cancel(&mut self, sequence: SequenceId) -> Vec<Effect> {
         let effects = self.core.step(Input::Cancel(sequence));
         if !self.core.is_known(sequence) {
@@ -392,7 +392,7 @@ impl SchedulerState {
         effects
     }
 
-    /// Splits the lane's answer: time and ids for the core, the rest for callers.
+    /// Splits the lane's answer: the time and the token ids for the core, the rest for callers.
     fn stepped(&mut self, Stepped { chosen, scores, is_by_graph, imbalance }: Stepped) -> (Input, Input) {
         let model = &self.arguments.model;
         if is_by_graph {
@@ -405,7 +405,7 @@ impl SchedulerState {
         }
         let UnderWay { rows, scored, launched, has_prompts, encodes } =
             self.under_way.pop_front().expect("the lane answers what it was given, in order");
-        // A step queued after another begins when that one has ended.
+        // A step that was queued after another one begins when that one has ended.
         let begun = launched.max(std::mem::replace(&mut self.stepped_at, Instant::now()));
         let took = self.stepped_at - begun;
         metric::STEP_SECONDS.record(model, took);
@@ -420,7 +420,7 @@ impl SchedulerState {
         (Input::Took(took.as_micros() as u64), Input::Stepped(tokens))
     }
 
-    /// A token was handed out: counts it if it is later than was promised.
+    /// Records that a token was delivered, and counts it if it is later than promised.
     fn keep_time(&mut self, sequence: SequenceId) {
         let Some(caller) = self.callers.get_mut(&sequence) else { return };
         let was_preempted = std::mem::take(&mut caller.was_preempted);
@@ -441,8 +441,9 @@ impl SchedulerState {
         }
     }
 
-    /// The spans of requests whose events the lane records for a step: those that begin with it, and those whose
-    /// prompts it continues. A decoding request takes one step per token, too many to be worth reading.
+    /// The spans of requests whose events the lane records for a step: requests that begin with
+    /// this step, and requests whose prompts it continues. A decoding request takes one step per
+    /// token, which would be too many events to read.
     fn spans(&mut self, plan: &StepPlan) -> Vec<Span> {
         if !enabled!(Level::DEBUG) {
             return Vec::new();
@@ -456,7 +457,7 @@ impl SchedulerState {
         plan.parts.iter().zip(tokens).filter_map(span).collect()
     }
 
-    /// Delivers to the caller. False if the caller has gone.
+    /// Delivers to the caller. Returns `false` if the caller has disconnected.
     fn deliver(&self, sequence: SequenceId, delivery: Delivery) -> bool {
         let deliveries = self.callers.get(&sequence).and_then(|caller| caller.deliveries.as_ref());
         deliveries.is_some_and(|deliveries| deliveries.try_send(delivery).is_ok())
@@ -472,7 +473,7 @@ impl SchedulerState {
         let pins = plan.shown.read.iter().filter_map(|id| self.callers.get(id)?.pins.clone());
         let pins = pins.map(|pins| pins as Arc<dyn Send + Sync>).collect();
         let spans = self.spans(&plan);
-        // From here on only the steps that read these pictures hold them.
+        // From here on, only the steps that read these pictures hold them.
         for past in &plan.shown.past {
             self.callers.get_mut(past).into_iter().for_each(|caller| caller.pins = None);
         }
@@ -481,7 +482,7 @@ impl SchedulerState {
         self.under_way.push_back(UnderWay { has_prompts, encodes, rows, scored, launched });
         metric::STEP_TOKENS.record(&self.arguments.model, plan.batch.token_count());
         let answer = Answer::to(move |outcome| {
-            // An actor that is gone does not need the answer.
+            // An actor that has ended does not need the answer.
             drop(myself.send_message(SchedulerMessage::Stepped(outcome)));
         });
         let job = StepJob { batch: plan.batch, choices, scores, pins, spans, answer };
@@ -495,7 +496,7 @@ impl SchedulerState {
         }
         metric::PREFIX_CACHE_HOST_HITS_TOTAL.add(model, to_device.len() * BLOCK_TOKENS);
         let answer = Answer::to(move |outcome| {
-            // An actor that is gone does not need the answer.
+            // An actor that has ended does not need the answer.
             drop(myself.send_message(SchedulerMessage::Copied(outcome)));
         });
         self.arguments.lane.submit(Job::Copy(Box::new(CopyJob { of: Copied::Blocks, to_host, to_device, answer })));

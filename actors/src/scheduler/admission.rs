@@ -1,21 +1,22 @@
-//! Admission by predicted peak ("Past-Future", ASPLOS'25, arXiv 2507.10150): the most tokens that the pool will have to
-//! hold, if every sequence runs as long as expected.
+//! Admission by predicted peak ("Past-Future", ASPLOS'25, arXiv 2507.10150). The peak is the most
+//! tokens that the pool will have to hold if every sequence runs as long as expected.
 
 use std::collections::BTreeMap;
 
-/// A sequence's tokens, held and expected.
+/// The tokens of a sequence, held and expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceForecast {
-    /// Tokens that it holds or is about to prefill.
+    /// Tokens that the sequence holds or is about to prefill.
     pub held: usize,
-    /// Tokens still expected.
+    /// Tokens that the sequence is still expected to produce.
     pub to_come: usize,
 }
 
-/// The most tokens held at once in the future, in whole blocks of `block` tokens per sequence.
+/// The most tokens that will be held at once, in whole blocks of `block` tokens per sequence.
 ///
-/// The pool is fullest when some sequence ends. Sort the sequences by their expected tokens, most first. When the
-/// `i`-th ends, the `i` longest are left, and each has grown by what the `i`-th still expected.
+/// The pool is fullest when some sequence ends. Sort the sequences by their expected tokens, most
+/// first. When the `i`-th sequence ends, the `i` longest are left, and each has grown by the number
+/// of tokens that the `i`-th still expected.
 pub fn predicted_peak(forecasts: &mut [SequenceForecast], block: usize) -> usize {
     forecasts.sort_by_key(|forecast| std::cmp::Reverse(forecast.to_come));
     let mut held = 0;
@@ -27,16 +28,17 @@ pub fn predicted_peak(forecasts: &mut [SequenceForecast], block: usize) -> usize
     peak
 }
 
-/// How long replies were lately, by the limit that their requests set: who asks for 20 tokens wants another kind of reply
-/// than who asks for 4,000.
+/// Lengths of recent replies, by the limit that their requests set. A client that asks for 20
+/// tokens wants another kind of reply than one that asks for 4,000.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReplyLengths {
     all: Lengths,
-    /// By the limit's power of two.
+    /// By the power of two of the limit.
     by_limit: BTreeMap<u32, Lengths>,
 }
 
-/// Lengths of replies: for each half of an octave, how many there were and their tokens, the newest counting most.
+/// Lengths of replies: for each half of an octave, the number of replies and the sum of their
+/// tokens. The newest replies have the largest weight.
 #[derive(Clone, Debug, Default)]
 struct Lengths {
     bins: BTreeMap<u32, (f64, f64)>,
@@ -44,7 +46,7 @@ struct Lengths {
 }
 
 impl ReplyLengths {
-    /// Replies from which on a limit's own lengths count.
+    /// The number of replies from which on a limit's own lengths are used.
     const ENOUGH: u32 = 8;
 
     pub(super) fn record(&mut self, limit: usize, tokens: usize) {
@@ -52,9 +54,13 @@ impl ReplyLengths {
         self.by_limit.entry(octave(limit)).or_default().record(tokens);
     }
 
-    /// Tokens expected of a sequence that has produced `produced` of at most `limit` and may produce `remaining` more: the
-    /// mean of the replies that were longer than `produced`, less `produced`, and at least a tenth of `produced`. While the
-    /// pool is busy it is what nine of ten of those with such a limit had. Without any it is `remaining`.
+    /// Tokens that a sequence is expected to produce, after `produced` of at most `limit` tokens,
+    /// with `remaining` tokens allowed.
+    ///
+    /// The result is the mean of the replies that were longer than `produced`, minus `produced`,
+    /// and at least a tenth of `produced`. While the pool is busy, it is instead the length that
+    /// nine of ten replies with such a limit did not exceed, minus `produced`. Without any such
+    /// reply it is `remaining`.
     pub(super) fn expected(&self, limit: usize, produced: usize, remaining: usize, busy: bool) -> usize {
         let of_limit = self.by_limit.get(&octave(limit)).filter(|lengths| lengths.replies >= Self::ENOUGH);
         if busy {
@@ -70,7 +76,7 @@ impl ReplyLengths {
 }
 
 impl Lengths {
-    /// What is left of a reply's weight with each later one.
+    /// The factor by which each new reply reduces the weight of older ones.
     const KEPT: f64 = 0.95;
 
     fn record(&mut self, tokens: usize) {
@@ -83,22 +89,23 @@ impl Lengths {
         (*count, *sum) = (*count + 1.0, *sum + tokens as f64);
     }
 
-    /// What is this light was too long ago.
+    /// A bin with a smaller weight has only replies that are too old to count.
     const WEIGHTLESS: f64 = 0.01;
 
-    /// The bins above that of `produced`.
+    /// The bins above the bin of `produced`.
     fn beyond(&self, produced: usize) -> impl DoubleEndedIterator<Item = (f64, f64)> {
         let from = if produced == 0 { 0 } else { half_octave(produced) + 1 };
         self.bins.range(from..).map(|(_, bin)| *bin)
     }
 
-    /// The mean of the lengths in them. 0 if there were none lately.
+    /// The mean of the lengths in the bins above `produced`. 0 if there were no such replies
+    /// lately.
     fn mean_beyond(&self, produced: usize) -> f64 {
         let (count, sum) = self.beyond(produced).fold((0.0, 0.0), |all, bin| (all.0 + bin.0, all.1 + bin.1));
         if count > Self::WEIGHTLESS { sum / count } else { 0.0 }
     }
 
-    /// The mean of the bin that nine of ten of them reach at most.
+    /// The mean of the bin that nine of ten replies longer than `produced` do not exceed.
     fn most_beyond(&self, produced: usize) -> Option<usize> {
         let all: f64 = self.beyond(produced).map(|(count, _)| count).sum();
         let mut above = 0.0;
@@ -114,7 +121,7 @@ fn octave(tokens: usize) -> u32 {
     tokens.max(1).ilog2()
 }
 
-/// Two for each octave: below and above one and a half times its beginning.
+/// Two bins for each octave: below and above one and a half times its beginning.
 fn half_octave(tokens: usize) -> u32 {
     let octave = octave(tokens);
     octave * 2 + u32::from(tokens * 2 >= 3 << octave)
@@ -126,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    /// Grows all sequences token by token and takes the maximum.
+    /// Grows all sequences token by token and returns the maximum.
     fn simulated(forecasts: &[SequenceForecast]) -> usize {
         let last = forecasts.iter().map(|o| o.to_come).max().unwrap_or(0);
         (0..=last)

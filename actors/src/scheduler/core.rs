@@ -1,10 +1,12 @@
-//! The scheduler's decisions: pure. Continuous batching (Orca, OSDI'22) with chunked prefill beside decode (Sarathi,
-//! arXiv 2308.16369). Preempted sequences are recomputed, or fetched from host memory.
+//! The scheduler's decisions: pure. Continuous batching (Orca, OSDI'22) with chunked prefill next
+//! to decode (Sarathi, arXiv 2308.16369). Preempted sequences are recomputed, or fetched from host
+//! memory.
 //!
-//! The next step is planned while one runs: look-ahead of exactly one, as in NanoFlow (arXiv 2408.12757) and SGLang's
-//! overlap scheduler. A token not chosen yet is fed as its place in the running step's choices. If it turns out to end
-//! its sequence, that sequence's share of the next step is wasted. No sequence is preempted for a step planned ahead,
-//! and no block that a running step uses is given back.
+//! The next step is planned while one runs: look-ahead of exactly one step, as in NanoFlow (arXiv
+//! 2408.12757) and SGLang's overlap scheduler. A token that has not been chosen yet is passed to
+//! the step as its row in the running step's choices. If that token ends its sequence, the
+//! sequence's part of the next step is wasted. No sequence is preempted for a step planned ahead,
+//! and no block that a running step uses is released.
 
 mod admit;
 mod chunk;
@@ -33,39 +35,40 @@ use crate::{
     tenant::{Tenant, TenantWeights},
 };
 
-/// A step is planned ahead if at most one in this many running sequences must be left out, because the host must see
-/// its token first. Such a sequence joins only every other step. In return the others need not wait for the host, which
-/// takes less than a tenth of a step. The bound keeps the loss below the gain.
+/// A step is planned ahead if at most one in this many running sequences must be left out because
+/// the host must see its token first. Such a sequence takes part only in every other step. In
+/// return, the other sequences need not wait for the host, which takes less than a tenth of a step.
+/// The bound keeps the loss below the gain.
 const LEFT_OUT: usize = 16;
 
-/// What a step may hold: the permits of the profile record.
+/// The limits of a step and of the pool: the permits of the profile record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Sequences in a step.
     pub sequences: usize,
     /// Tokens in a step.
     pub step_tokens: usize,
-    /// Tokens that all blocks together can hold at first.
+    /// Tokens that all blocks together can hold at first, before any resize.
     pub kv_tokens: usize,
 }
 
 /// An event for the scheduler.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// A new sequence waits.
+    /// A new sequence is queued.
     Admit(Box<NewSequence>),
-    /// A caller has gone.
+    /// The caller of this sequence has disconnected.
     Cancel(SequenceId),
-    /// The oldest running step has ended. Holds the token of each row of logits, in the plan's order: none where
-    /// the logits are not numbers.
+    /// The oldest running step has ended. Holds the token of each row of logits, in the plan's
+    /// order, or `None` where the logits are not numbers.
     Stepped(Vec<Option<u32>>),
     /// Use this many blocks. A smaller pool takes effect when the running steps have ended.
     Resize(usize),
     /// The answer to [`Effect::Gather`], a moment later.
     Gathered,
-    /// The oldest running step took this many µs. Its [`Input::Stepped`] follows.
+    /// The oldest running step took this many µs. The step's [`Input::Stepped`] follows.
     Took(u64),
-    /// Whether pictures are being encoded on the same card.
+    /// Whether pictures are being encoded on the same GPU.
     Encodes(bool),
     /// The time since the scheduler began. It never goes back.
     Now(Duration),
@@ -73,31 +76,34 @@ pub enum Input {
     Copied(u64),
 }
 
-/// What the scheduler must do, in order.
+/// An action of the scheduler. Actions must be taken in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Run a step after the one that may be running. The answer comes as [`Input::Stepped`].
+    /// Run a step after the one that may be running. The answer arrives as [`Input::Stepped`].
     Run(Box<StepPlan>),
-    /// Copy blocks, after earlier copies and before later steps. The answer comes as [`Input::Copied`].
+    /// Copy blocks, after earlier copies and before later steps. The answer arrives as
+    /// [`Input::Copied`].
     Copy(Box<Copies>),
-    /// These sequences have no blocks and wait: the next step lacks this many blocks.
+    /// These sequences wait without blocks, because the next step lacks this many blocks.
     Short(Vec<SequenceId>, usize),
-    /// A sequence begins, and this many of its tokens need not be computed. Sent once per sequence.
+    /// A sequence begins, and this many of its tokens are cached. Sent once per sequence.
     Found(SequenceId, usize),
     /// A sequence has a new token.
     Token(SequenceId, u32),
     /// A sequence has ended by itself.
     Finished(SequenceId, Finish),
-    /// A sequence has lost its blocks, and had released its pictures before. It is forgotten here. Its driver admits it
-    /// again, under the same id, when it holds its pictures again.
+    /// A sequence has lost its blocks, after it had released its pictures. The scheduler forgets
+    /// the sequence. The driver admits it again, under the same id, when it has the pictures again.
     ComeAgain(SequenceId),
-    /// A sequence without blocks has missed this deadline, or could not meet it any more. It is forgotten.
+    /// A sequence without blocks has missed this deadline, or could no longer meet it. The
+    /// scheduler forgets the sequence.
     Late(SequenceId, Deadline),
     /// These sequences hold no blocks any more.
     Released(Vec<SequenceId>),
-    /// Send [`Input::Gathered`] after a moment: more prompts of the same burst may be on their way.
+    /// Send [`Input::Gathered`] after a moment, because more prompts of the same burst may be about
+    /// to arrive.
     Gather,
-    /// A [`Input::Resize`] is complete: no running or later step uses other blocks.
+    /// An [`Input::Resize`] is complete: no running or later step uses other blocks.
     Resized,
 }
 
@@ -106,54 +112,55 @@ pub enum Effect {
 pub struct Preemptions {
     /// A step lacked blocks.
     pub for_blocks: usize,
-    /// A more urgent sequence needed the place or the blocks.
+    /// A more urgent sequence needed the permit or the blocks.
     pub for_priority: usize,
     /// The pool shrank.
     pub by_shrinks: usize,
 }
 
-/// The scheduler's state, blocks included.
+/// The scheduler's state, including the blocks.
 #[derive(Debug)]
 pub struct SchedulerCore {
     limits: Limits,
     kv: KvCore,
-    /// By age, whether new, preempted or admitted again, because ids are given in order of arrival. `queue.rs` has the
-    /// order in which they are admitted.
+    /// Waiting sequences by age, whether new, preempted or admitted again. Ids are given in order
+    /// of arrival, so the order of ids is the order of age. `queue.rs` has the order of admission.
     waiting: BTreeMap<SequenceId, Sequence>,
-    /// In order of age too.
+    /// Running sequences, also by age.
     running: BTreeMap<SequenceId, Sequence>,
-    /// The steps that the lane has, the older first. At most two.
+    /// The steps that the lane has, the oldest first. At most two.
     under_way: VecDeque<StepUnderWay>,
     /// Whether steps are ever planned while others run.
     looks_ahead: bool,
-    /// There were too few blocks for the next step while this one runs, or sequences are to make way for an urgent one.
-    /// It is planned when this one has ended.
+    /// There were too few blocks for the next step while this one runs, or sequences are to be
+    /// preempted for an urgent one. The next step is planned when this one has ended.
     look_ahead_paused: bool,
-    /// The running step began with a prompt on an idle device. The next step waits a moment for the rest of the burst.
-    /// Otherwise it would run for a single token while the rest waits.
+    /// The running step began with a prompt on an idle device. The next step waits a moment for the
+    /// rest of the burst. Otherwise the next step would run for a single token while the rest
+    /// waits.
     gathers: bool,
-    /// A sequence was preempted for others. No new one is admitted before a step has run.
+    /// A sequence was preempted for others. No new sequence is admitted before a step has run.
     admission_paused: bool,
-    /// Some wait though there are permits for them.
+    /// Some sequences wait although there are permits for them.
     lacks_blocks: bool,
     /// The pool must shrink to this many blocks. Nothing is planned until the running steps have ended, because they may
     /// use any block.
     shrinks_to: Option<usize>,
     replies: ReplyLengths,
-    /// By how many tokens predictions of replies missed that have ended since this was last taken.
+    /// Errors, in tokens, of the predicted lengths of replies that have ended since the last
+    /// [`take_prediction_errors`](Self::take_prediction_errors).
     missed_by: Vec<usize>,
     preemptions: Preemptions,
-    /// What is remembered of those that are to come again.
+    /// The history of sequences that their drivers will admit again.
     sent_away: BTreeMap<SequenceId, admit::Past>,
-    /// What tenants were given.
     tenants: Tenants,
-    /// The time since it began.
+    /// The time since the scheduler began.
     now: Duration,
-    /// When the oldest that waits is next.
+    /// The oldest waiting sequence, and when it is next.
     turn: OldestWaiting<SequenceId>,
-    /// The promised token interval. None: steps beside running streams are as large as others.
+    /// The promised token interval. `None`: steps next to running streams are as large as others.
     pace: Option<Pace>,
-    /// Pictures are being encoded on the same card.
+    /// Whether pictures are being encoded on the same GPU.
     encodes: bool,
     copies: host::HostCopies,
 }
@@ -187,7 +194,8 @@ impl SchedulerCore {
         }
     }
 
-    /// Plans each step only after the previous one has ended. The tokens must be the same.
+    /// Plans each step only after the previous one has ended. The tokens are the same with and
+    /// without look-ahead.
     #[must_use]
     pub fn without_look_ahead(mut self) -> Self {
         self.looks_ahead = false;
@@ -201,14 +209,14 @@ impl SchedulerCore {
         self
     }
 
-    /// Shares the model out by these weights.
+    /// Divides the service among tenants by `weights`.
     #[must_use]
     pub fn with_tenants(mut self, weights: TenantWeights) -> Self {
         self.tenants = Tenants::new(weights);
         self
     }
 
-    /// Takes one input. Returns what must be done.
+    /// Processes one input. Returns the actions to take.
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
@@ -234,7 +242,7 @@ impl SchedulerCore {
         self.shrink_when_idle(&mut effects);
         self.drop_late(&mut effects);
         if self.kv.has_host() && self.shrinks_to.is_none() {
-            // While steps run, what sequences begin with comes already.
+            // Blocks that sequences begin with are already fetched while steps run.
             self.admit_what_fits(&mut effects);
             self.fetch(&mut effects);
         }
@@ -253,22 +261,22 @@ impl SchedulerCore {
         self.lacks_blocks
     }
 
-    /// Preemptions so far.
     pub fn preemptions(&self) -> Preemptions {
         self.preemptions
     }
 
-    /// By how many tokens predictions missed the replies that have ended since the last call.
+    /// Errors, in tokens, of the predicted lengths of replies that have ended since the last call.
     pub fn take_prediction_errors(&mut self) -> Vec<usize> {
         std::mem::take(&mut self.missed_by)
     }
 
-    /// The tokens that were computed since the last call, by tenants that have a weight, and of the `other` ones.
+    /// The tokens that were computed since the last call, for each tenant with a weight, and for
+    /// all others together as `other`.
     pub fn take_tenants_tokens(&mut self) -> BTreeMap<Tenant, usize> {
         self.tenants.take_used()
     }
 
-    /// What happened to named blocks since the last call.
+    /// Events of named blocks since the last call.
     pub fn take_block_events(&mut self) -> Vec<BlockEvent> {
         self.kv.take_events()
     }
@@ -278,7 +286,6 @@ impl SchedulerCore {
         self.kv.blocks() * BLOCK_TOKENS
     }
 
-    /// The blocks.
     pub fn kv(&self) -> &KvCore {
         &self.kv
     }
@@ -310,7 +317,8 @@ impl SchedulerCore {
         }
     }
 
-    /// Takes a sequence from those that run. One that has not begun costs its tenant nothing.
+    /// Removes a sequence from the running ones. A sequence that has not begun costs its tenant
+    /// nothing.
     fn take_out(&mut self, id: SequenceId) -> Option<Sequence> {
         let mut sequence = self.running.remove(&id)?;
         if sequence.charge == Charge::Whole {
@@ -320,8 +328,8 @@ impl SchedulerCore {
         Some(sequence)
     }
 
-    /// Whether the next step can be planned: none is running, or one is and the host must see the tokens of few
-    /// sequences first.
+    /// Whether the next step can be planned: no step is running, or one is, and the host must see
+    /// the tokens of only a few sequences first.
     fn may_plan(&self) -> bool {
         match self.under_way.len() {
             _ if self.shrinks_to.is_some() => false,
@@ -338,17 +346,18 @@ impl SchedulerCore {
         waiting * LEFT_OUT <= self.running.len()
     }
 
-    /// Prepares the next step, or changes something so that another try may succeed. False if nothing can run.
+    /// Prepares the next step, or changes the state so that another try may succeed. Returns
+    /// `false` if nothing can run.
     fn prepare_step(&mut self, effects: &mut Vec<Effect>) -> bool {
         self.admit_what_fits(effects);
         self.fetch(effects);
         let shares = self.shares();
-        // Sequences make way for an urgent one when the running step has ended.
+        // Sequences are preempted for an urgent one when the running step has ended.
         if shares.is_empty() || self.look_ahead_paused {
             return false;
         }
         match self.take_blocks(shares, effects) {
-            // All of them went back to their drivers.
+            // All sequences were sent back to their drivers.
             Some((shares, _)) if shares.is_empty() => {}
             Some((shares, tables)) => self.launch_step(&shares, &tables, effects),
             // Preempt only after the running step, when it is known which sequences have ended.
@@ -360,8 +369,8 @@ impl SchedulerCore {
         true
     }
 
-    /// Takes the blocks that the step needs. Returns the shares without their cached tokens and a block table for each,
-    /// or none if blocks are short.
+    /// Takes the blocks that the step needs. Returns the shares without their cached tokens, and a
+    /// block table for each share. Returns `None` if there are too few blocks.
     fn take_blocks(
         &mut self,
         mut shares: Vec<SequenceTokens>,
@@ -388,8 +397,8 @@ impl SchedulerCore {
                 return None;
             }
             let left: usize = shares.iter().map(|share| share.tokens).sum();
-            // Cached tokens leave room in the step for more. This repeats a bounded number of times, because each
-            // sequence is looked up once.
+            // Cached tokens leave room in the step for more tokens. This repeats a bounded number
+            // of times, because each sequence is looked up once.
             let more = if left < wanted { self.shares() } else { Vec::new() };
             if more.iter().map(|share| share.tokens).sum::<usize>() <= left {
                 return Some((shares, tables));
@@ -398,7 +407,8 @@ impl SchedulerCore {
         }
     }
 
-    /// Sends sequences to their drivers for the rows of pictures whose blocks have gone meanwhile.
+    /// Sends sequences back to their drivers because the cached blocks that should hold their
+    /// pictures are gone. The drivers must get rows for these pictures.
     fn send_for_pictures(&mut self, sequences: Vec<SequenceId>, effects: &mut Vec<Effect>) {
         for id in &sequences {
             let sequence = self.take_out(*id).expect("it has a share");
@@ -418,8 +428,8 @@ impl SchedulerCore {
         }
     }
 
-    /// Whether the running step computes a new sequence's beginning. The sequence then waits for that step, as it would
-    /// without look-ahead, rather than compute the same again.
+    /// Whether the running step computes the beginning of a new sequence. The sequence then waits
+    /// for that step, as it would without look-ahead, instead of computing the same tokens again.
     fn finds_more_soon(&self, sequence: &Sequence) -> bool {
         if sequence.has_begun {
             return false;
@@ -439,7 +449,6 @@ impl SchedulerCore {
         effects.extend(self.gathers.then_some(Effect::Gather));
     }
 
-    /// Packs the batch of a step.
     fn plan(&self, shares: &[SequenceTokens], tables: &[Table]) -> StepPlan {
         let parts: Vec<_> = shares.iter().map(|share| (share.tokens, &self.running[&share.sequence])).collect();
         let pictures: Vec<_> = parts.iter().map(|(count, sequence)| sequence.pictures_in_next(*count)).collect();
@@ -476,7 +485,7 @@ impl SchedulerCore {
         StepPlan { batch: StepBatch::pack(&packed), parts, rows, scored, shown }
     }
 
-    /// Records that the lane has the step.
+    /// Records that a step was submitted to the lane.
     fn launch(&mut self, shares: &[SequenceTokens], plan: &StepPlan) {
         let StepPlan { rows, shown, .. } = plan;
         let (work, pictures) = (self.work(shares), self.encodes);
@@ -496,7 +505,7 @@ impl SchedulerCore {
         self.under_way.push_back(step);
     }
 
-    /// Skips the part of a sequence's beginning that others have computed.
+    /// Skips the first tokens of a sequence that are already cached.
     fn take_found(&mut self, share: &mut SequenceTokens, table: &Table, effects: &mut Vec<Effect>) {
         assert_eq!(table.sequence, share.sequence, "the allotment answers the demands in order");
         let sequence = self.running.get_mut(&share.sequence).expect("it has a share");
@@ -515,7 +524,8 @@ impl SchedulerCore {
         }
     }
 
-    /// Queues a sequence that has no blocks any more, or sends it back to its driver for its pictures.
+    /// Queues a sequence that has lost its blocks, or sends it back to its driver to get its
+    /// pictures.
     fn begin_again(&mut self, mut sequence: Sequence, effects: &mut Vec<Effect>) {
         if sequence.can_begin_again() {
             sequence.forget_cache();
@@ -533,7 +543,7 @@ impl SchedulerCore {
         let mut ended = Vec::new();
         for PartUnderWay { sequence: id, end, chooses } in step.parts {
             let chosen = chooses.then(|| *tokens.next().expect("a token for each row of logits"));
-            // A sequence that has ended in the meantime: its share was wasted.
+            // The sequence has ended in the meantime, so its part of the step was wasted.
             let Some(sequence) = self.running.get_mut(&id) else { continue };
             sequence.to_come -= usize::from(chooses);
             if let Some(Some(_)) = chosen {

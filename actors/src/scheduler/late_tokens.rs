@@ -1,22 +1,22 @@
-//! Why a token was late: pure.
+//! The reason for which a token was late: pure.
 
 use tokio::time::Instant;
 
 use crate::metric::Late;
 
-/// When steps last ended that may have kept tokens.
+/// The latest events that may have delayed tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Delays {
-    /// The latest step with prompts.
+    /// When the latest step with prompts ended.
     prompts: Option<Instant>,
-    /// The latest step beside pictures.
+    /// When the latest step ended during which pictures were being encoded.
     pictures: Option<Instant>,
-    /// The latest change of the pool's size, or the order for it.
+    /// When the pool was last resized, or was last ordered to be.
     pub(super) resized: Option<Instant>,
 }
 
 impl Delays {
-    /// A step ended at `at`.
+    /// Records a step that ended at `at`.
     pub(super) fn stepped(&mut self, at: Instant, has_prompts: bool, beside_pictures: bool) {
         if has_prompts {
             self.prompts = Some(at);
@@ -26,8 +26,9 @@ impl Delays {
         }
     }
 
-    /// Why a token was late whose predecessor came at `last`. Pictures come before prompts: prompts are planned to keep
-    /// the promise, and pictures change what a plan relied on.
+    /// The reason for which a token was late. The sequence's previous token was ready at `last`.
+    /// Pictures take precedence over prompts: prompts are planned to keep the promise, and pictures
+    /// change the conditions that a plan relied on.
     pub(super) fn reason(&self, last: Instant, was_preempted: bool) -> Late {
         let since = |at: Option<Instant>| at.is_some_and(|at| at > last);
         match () {

@@ -1,4 +1,4 @@
-//! What the scheduler can be told.
+//! Messages of the scheduler actor.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,84 +19,87 @@ use crate::{
     vision::PinnedSet,
 };
 
-/// Messages from chat drivers (credit: one per accepted request), the step lane (one answer per step and copy, at most two
-/// steps and six copies running) and the engine.
+/// Messages from chat drivers (credit: one per accepted request), from the step lane (one answer
+/// per step and copy, with at most two steps and six copies running) and from the engine.
 pub enum SchedulerMessage {
     /// Admits a sequence.
     Admit(Box<Admission>),
-    /// The caller has gone, and nothing more is delivered. An unknown sequence is ignored.
+    /// The caller has disconnected, and nothing more is delivered. An unknown sequence is ignored.
     Cancel(SequenceId),
     /// The lane's answer to a step, in the plan's order.
     Stepped(Result<Stepped, LaneError>),
-    /// The lane's answer to copies of blocks: how long the device took.
+    /// The lane's answer to copies of blocks: how long they took on the device.
     Copied(Result<Duration, LaneError>),
     /// Changes the number of blocks; see [`crate::tree::RESIZE_POOL`]. Credit: the engine changes one size at a time.
     Resize {
         /// The new number of blocks.
         blocks: usize,
-        /// Answered when no running or later step uses another block.
+        /// Answered when no running or later step uses a block beyond the new number.
         reply: Responder<()>,
     },
-    /// A burst has had time to arrive. The actor sends this to itself, once per step that began on an idle device.
+    /// More requests of a burst have had time to arrive. The actor sends this to itself, once per
+    /// step that began on an idle device.
     Gathered,
-    /// How many tokens of a sequence with these names blocks hold; see [`crate::tree::LOOK_UP_PREFIX`]. They may be gone
-    /// when it is admitted.
+    /// Asks how many tokens of a sequence with these block names are cached; see
+    /// [`crate::tree::LOOK_UP_PREFIX`]. The blocks may be evicted before the sequence is admitted.
     LookUp {
-        /// The names of its first blocks.
+        /// The names of the sequence's first blocks.
         prefix: PrefixKeys,
-        /// The answer.
         reply: Responder<usize>,
     },
-    /// How the blocks of keys and values are used. Anyone may ask.
+    /// Asks how the blocks of keys and values are used. Any caller may ask.
     KvUse(Responder<KvUse>),
-    /// Sets the gauges again. The actor sends this to itself, for a recorder installed since.
+    /// Sets the gauges again, in case a recorder was installed since. The actor sends this to
+    /// itself.
     Show,
     /// Fails the actor on purpose.
     InjectFault(FaultInjection),
 }
 
-/// A sequence, with what decisions about it do not need.
+/// A sequence, with its data that the scheduler's decisions do not need.
 pub struct Admission {
-    /// The sequence.
     pub sequence: NewSequence,
-    /// Holds its pictures' rows of the vision cache until no later step reads them.
+    /// Keeps the rows of the sequence's pictures in the vision cache until no later step reads
+    /// them.
     pub pins: Option<Arc<PinnedSet>>,
-    /// Where tokens are delivered. It must have room for every token, the scores of the prompt, the cached tokens and
-    /// the end: a full channel counts as a caller that has gone.
+    /// The channel for deliveries. It must have room for every token, the scores of the prompt, the
+    /// number of cached tokens, and the end. A full channel counts as a disconnected caller.
     pub deliveries: mpsc::Sender<Delivery>,
     /// The request's `tracing` span.
     pub span: Span,
-    /// When its latest token was ready. None before the first.
+    /// When the sequence's latest token was ready. `None` before the first token.
     pub last_token: Option<Instant>,
 }
 
-/// What a driver receives for its sequence.
+/// A message to the driver of a sequence.
 #[derive(Clone, PartialEq)]
 pub enum Delivery {
-    /// The sequence begins, and others have computed this many of its tokens.
+    /// The sequence begins, and this many of its tokens were found cached.
     Found(usize),
     /// Scores of prompt tokens. Each token is scored once.
     Scores {
         /// The index of the first scored token.
         first: usize,
-        /// The log-probabilities. None where the logits are not numbers.
+        /// The log-probabilities. `None` where the logits are not numbers.
         scores: Vec<Option<LogProbabilities>>,
     },
-    /// The next token, and when its step ended: the driver may be delayed by its caller.
+    /// The next token, and when its step ended. The driver may read this late, because its caller
+    /// may delay it.
     Token(Token, Instant),
-    /// The end.
+    /// The sequence ended by itself.
     Finished(Finish),
-    /// The sequence has lost its blocks and its pictures, or found no blocks for pictures without rows. The driver must
-    /// admit it again with all that it has produced.
-    /// The last delivery of this admission.
+    /// The sequence has lost its blocks and its pictures, or the cached blocks that should replace
+    /// pictures without rows are gone. The driver must admit it again with all tokens that it has
+    /// produced. This is the last delivery of this admission.
     ComeAgain,
-    /// The sequence waited and missed this deadline, or could not meet it any more: the end.
+    /// The sequence missed this deadline while it waited, or could no longer meet it. The sequence
+    /// has ended.
     Late(Deadline),
     /// The sequence ended because no token could be chosen.
     Broken(Arc<SamplingError>),
 }
 
-/// Shows kinds and counts, never the tokens, because they are the user's text.
+/// Prints kinds and counts, never the tokens, because they are the user's text.
 impl std::fmt::Debug for Delivery {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

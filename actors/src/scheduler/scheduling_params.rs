@@ -1,14 +1,14 @@
-//! A sequence's standing among those that wait.
+//! The properties that decide a sequence's order among waiting sequences.
 
 use crate::{deadline::Deadlines, tenant::Tenant};
 
-/// What decides when a sequence is served, besides its age, and whether.
+/// The properties, in addition to its age, that decide when a sequence is served, and whether it is
+/// served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SchedulingParams {
     /// Lower is served earlier, as in vLLM.
     pub priority: i32,
-    /// Whose it is.
     pub tenant: Tenant,
-    /// The time left for each deadline that is still to be met.
+    /// The time left for each deadline that has not been met yet.
     pub left: Deadlines,
 }

@@ -1,4 +1,4 @@
-//! A sequence: its tokens, how many of them are computed, and the places of its pictures.
+//! A sequence: its tokens, how many of them are computed, and the positions of its pictures.
 
 use std::{borrow::Cow, fmt, ops::Range, sync::Arc};
 
@@ -14,41 +14,42 @@ use crate::{
     kv::{SequenceId, StoredBlock},
 };
 
-/// A sequence to admit. One whose work was lost is admitted again, with the tokens that it had produced.
+/// A sequence to admit. A sequence that lost its work is admitted again, with the tokens that it
+/// has produced.
 #[derive(Clone)]
 pub struct NewSequence {
-    /// Unique, except that a sequence that was told to come again keeps its id.
+    /// Unique, except that a sequence keeps its id when it is admitted again after a
+    /// [`ComeAgain`](super::Delivery::ComeAgain).
     pub id: SequenceId,
-    /// The prompt, and the tokens produced before this admission. At least one.
+    /// The prompt, followed by the tokens produced before this admission. At least one token.
     pub tokens: Vec<u32>,
     /// The position of each token.
     pub positions: Vec<[u32; POSITION_AXES]>,
     /// The position of the next token, on all axes.
     pub next_position: u32,
-    /// How many of `tokens` were produced.
+    /// How many of `tokens` were produced. They are the last ones.
     pub produced: usize,
-    /// The most tokens that it may produce, including `produced`.
+    /// The most tokens that the sequence may produce, including `produced`.
     pub tokens_max: usize,
     /// Placeholders, and the embeddings that replace them.
     pub pictures: Vec<Placeholder>,
-    /// Names of its whole blocks, as far as known; see [`name_blocks`](NewSequence::name_blocks).
+    /// Names of the sequence's whole blocks, as far as known; see
+    /// [`name_blocks`](NewSequence::name_blocks).
     pub prefix: PrefixKeys,
-    /// What decides when it is served, besides its age.
     pub scheduling_params: SchedulingParams,
-    /// Shared by samples of one prompt, whose blocks then count once.
+    /// The same for all samples of one prompt, whose shared blocks then count once.
     pub group: Option<u64>,
-    /// How many of the likeliest tokens to report beside each prompt token's log-probability. None: prompts are not
-    /// scored.
+    /// How many of the likeliest tokens to report with each prompt token's log-probability. `None`:
+    /// the prompt is not scored.
     pub score_prompt: Option<usize>,
     /// Tokens that end the reply.
     pub stop_tokens: Arc<[u32]>,
-    /// How its tokens are chosen.
     pub sampler: Arc<Sampler>,
     /// The prompt tokens that the sampler [reads](Sampler::read_of).
     pub prompt_read: Arc<[u32]>,
 }
 
-/// Shows counts, never the tokens, because they are the user's text.
+/// Prints counts, never the tokens, because they are the user's text.
 impl fmt::Debug for NewSequence {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let NewSequence { id, tokens, produced, tokens_max, .. } = self;
@@ -57,8 +58,8 @@ impl fmt::Debug for NewSequence {
 }
 
 impl NewSequence {
-    /// Names the blocks that have become whole since the last call. A driver calls this for a long prompt before it
-    /// submits it, so that the scheduler need not.
+    /// Names the blocks that have become whole since the last call. The driver of a long prompt
+    /// calls this before it submits the sequence, so that the scheduler need not spend time on it.
     pub fn name_blocks(&mut self) {
         if self.tokens.len() / BLOCK_TOKENS > self.prefix.as_slice().len() {
             let pictures: Vec<_> = self.pictures.iter().map(|picture| picture.content.clone()).collect();
@@ -75,85 +76,89 @@ impl NewSequence {
     }
 }
 
-/// A picture's place in the prompt, and its embeddings in the vision cache.
+/// A picture's tokens in the prompt, and its embeddings in the vision cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placeholder {
-    /// The prompt tokens that stand for the picture, and its content.
+    /// The placeholder tokens of the picture in the prompt, and the picture's content.
     pub content: ContentSpan,
-    /// The row of the vision cache for each of those tokens. Empty if blocks are counted on that hold them: without these
-    /// the sequence is told to come again.
+    /// The row of the vision cache for each of these tokens. Empty if cached blocks are expected to
+    /// hold the tokens. If these blocks are gone, the driver receives
+    /// [`ComeAgain`](super::Delivery::ComeAgain).
     pub cache_rows: Arc<[u32]>,
 }
 
-/// Why a sequence ended by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// It produced this token, which ends it.
+    /// The sequence produced this token, which ends it.
     Stop(u32),
-    /// It produced as many tokens as it may.
+    /// The sequence produced as many tokens as it may.
     Length,
-    /// Its logits were not numbers, so no token could be chosen.
+    /// The logits were not numbers, so no token could be chosen.
     Broken,
 }
 
-/// A sequence in the scheduler.
 #[derive(Clone, Debug)]
 pub(super) struct Sequence {
     pub(super) spec: NewSequence,
-    /// Tokens of the prompt.
     pub(super) prompt: usize,
     /// Tokens whose keys and values will be in the cache when the running steps have ended.
     pub(super) cached: usize,
-    /// Tokens that running steps will choose: their number is known, their ids are not.
+    /// Tokens that running steps will choose. Their number is known, but their ids are not.
     pub(super) to_come: usize,
-    /// The row of its step's choices that will hold the last of them.
+    /// The row of the last of these tokens in the choices of its step.
     pub(super) chosen_at: u32,
-    /// Tokens whose blocks have been named.
+    /// Tokens in blocks that have been named.
     pub(super) named: usize,
-    /// Tokens whose logits have scored the next token.
+    /// Tokens whose logits have been used to score the next token.
     pub(super) scored: usize,
-    /// The number of cached tokens has been reported.
+    /// Whether the number of cached tokens has been reported.
     pub(super) has_begun: bool,
-    /// Its caller has gone. It ends with its running steps.
+    /// The caller has disconnected. The sequence ends with its running steps.
     pub(super) cancelled: bool,
-    /// Its blocks are being filled from host memory. No step may use them, and they are not given back.
+    /// The sequence's blocks are being filled from host memory. No step may use them, and they are
+    /// not released.
     pub(super) is_fetching: bool,
-    /// Its pictures are held in the vision cache, until the last of them is in a step.
+    /// Whether the sequence's pictures are pinned in the vision cache. They are until the last of
+    /// them is in a step.
     pub(super) holds_pictures: bool,
-    /// Its first tokens, up to the last picture without rows: it begins with blocks that hold these, or not at all.
+    /// The number of first tokens, up to the end of the last picture without rows, that cached
+    /// blocks must hold. Otherwise the sequence cannot begin.
     pub(super) must_find: usize,
-    /// How often it lost its blocks to others.
+    /// How often the sequence lost its blocks to other sequences.
     pub(super) preemptions: u32,
-    /// How often it lost its blocks to shrinks.
+    /// How often the sequence lost its blocks because the pool shrank.
     pub(super) shrinks: u32,
-    /// What its tenant pays for its prompt.
+    /// How much of the prompt the tenant has been charged for.
     pub(super) charge: Charge,
-    /// It was admitted because it had waited longest. It makes way for none: that would take its turn from it.
+    /// The sequence was admitted because it had waited longest. It is not preempted for a more
+    /// urgent sequence, because it would lose its turn again.
     pub(super) has_turn: bool,
-    /// When it must have got how far, on the clock of [`Input::Now`](super::Input::Now).
+    /// The times of the deadlines, on the clock of [`Input::Now`](super::Input::Now).
     pub(super) due: Deadlines,
-    /// How many were admitted before it while it was next and did not fit.
+    /// How many sequences were admitted before this one while it was next and did not fit.
     pub(super) passed: u32,
-    /// Tokens that it was expected to produce in all when it was first admitted.
+    /// The total number of tokens that the sequence was expected to produce when it was first
+    /// admitted.
     pub(super) expected: Option<usize>,
 }
 
-/// What a sequence's tenant pays for its prompt: what is computed of it, once.
+/// How much of a sequence's prompt its tenant has been charged for. Each computed token is charged
+/// once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Charge {
-    /// Nothing.
     #[default]
     None,
-    /// All of it. The sequence runs and has not begun; if it leaves so, this is given back.
+    /// The whole prompt. The sequence runs and has not begun. If it leaves before it begins, the
+    /// charge is refunded.
     Whole,
-    /// What it did not find computed when it began. This is for good.
+    /// The tokens that were not cached when the sequence began. This charge is final.
     Computed,
 }
 
-/// The tokens that a step runs of a sequence.
+/// The tokens of a sequence that a step runs.
 pub(super) struct NextTokens<'a> {
     pub(super) tokens: &'a [u32],
-    /// One more after them.
+    /// A further token after `tokens`, which has not been chosen yet.
     pub(super) unseen: Option<UnseenToken>,
     pub(super) positions: Cow<'a, [[u32; POSITION_AXES]]>,
 }
@@ -193,17 +198,17 @@ impl Sequence {
         self.spec.id
     }
 
-    /// Its tokens, including those that running steps will choose.
+    /// The sequence's tokens, including those that running steps will choose.
     pub(super) fn tokens(&self) -> usize {
         self.spec.tokens.len() + self.to_come
     }
 
-    /// Tokens that it has produced, including those that running steps will choose.
+    /// Tokens that the sequence has produced, including those that running steps will choose.
     pub(super) fn produced(&self) -> usize {
         self.spec.produced + self.to_come
     }
 
-    /// Tokens that no step has been planned for: one while decoding, more before.
+    /// Tokens that no step has been planned for: one while decoding, more before that.
     pub(super) fn pending(&self) -> usize {
         self.tokens() - self.cached
     }
@@ -212,38 +217,42 @@ impl Sequence {
         self.pending() == 1 && self.produced() > 0
     }
 
-    /// Tokens that it may still produce.
+    /// Tokens that the sequence may still produce.
     pub(super) fn remaining(&self) -> usize {
         self.spec.tokens_max.saturating_sub(self.produced())
     }
 
-    /// Whether the running steps end it, whatever they choose.
+    /// Whether the running steps end the sequence, whatever they choose.
     pub(super) fn is_complete(&self) -> bool {
         self.to_come > 0 && self.remaining() == 0
     }
 
-    /// Whether no further step is planned for it: the running ones end it, or its caller has gone.
+    /// Whether no further step is planned for the sequence, because the running steps end it or its
+    /// caller has disconnected.
     pub(super) fn is_over(&self) -> bool {
         self.is_complete() || self.cancelled
     }
 
-    /// Whether nothing more can be planned for it until the host has seen what the running steps choose.
+    /// Whether nothing more can be planned for the sequence until the host has seen the choices of
+    /// the running steps.
     pub(super) fn waits_to_be_seen(&self) -> bool {
         self.to_come > 0 && self.spec.must_be_seen()
     }
 
-    /// Its last token, if the running step has yet to choose it.
+    /// The sequence's last token, if the running step has yet to choose it.
     pub(super) fn unseen(&self) -> Option<UnseenToken> {
         (self.to_come > 0).then_some(UnseenToken { row: self.chosen_at })
     }
 
-    /// Its next `count` tokens, with the positions of all of them. A token not chosen yet comes last.
+    /// The sequence's next `count` tokens, with the positions of all of them. A token that has not
+    /// been chosen yet is the last.
     pub(super) fn next(&self, count: usize) -> NextTokens<'_> {
         assert!(self.to_come <= 1, "{} is planned two steps ahead", self.id());
         let (known, end) = (self.spec.tokens.len(), self.cached + count);
         let stretch = self.cached..end.min(known);
         let (tokens, positions) = (&self.spec.tokens[stretch.clone()], &self.spec.positions[stretch]);
-        // A step that chooses has run all known tokens, so the next one has only its choice to run.
+        // A step that chooses a token runs all known tokens, so the next step runs only the chosen
+        // token.
         let unseen = self.unseen();
         let positions = match unseen {
             None => positions.into(),
@@ -252,8 +261,8 @@ impl Sequence {
         NextTokens { tokens, unseen, positions }
     }
 
-    /// Records a planned step that runs its next `count` tokens and, if `chosen_at` is given, chooses the following
-    /// token in that row.
+    /// Records a planned step that runs the sequence's next `count` tokens. If `chosen_at` is
+    /// given, the step chooses the following token in that row.
     pub(super) fn launch(&mut self, count: usize, chosen_at: Option<u32>) {
         self.cached += count;
         self.scored = self.scored.max(self.cached);
@@ -263,8 +272,9 @@ impl Sequence {
         }
     }
 
-    /// Names of the blocks that it may take from others. One token is left to compute, because its logits are needed. A
-    /// prompt whose every token is scored takes none.
+    /// Names of the cached blocks that the sequence may share. At least one token is left to
+    /// compute, because its logits are needed. A prompt whose tokens are all scored shares no
+    /// blocks.
     pub(super) fn takeable(&self) -> &[PrefixKey] {
         let blocks = match (self.cached, self.spec.score_prompt) {
             (0, None) => (self.spec.tokens.len() - 1) / BLOCK_TOKENS,
@@ -273,14 +283,15 @@ impl Sequence {
         &self.spec.prefix.as_slice()[..blocks]
     }
 
-    /// The blocks that may be named once a token was chosen after `end` tokens: the index of the first, and their
-    /// names. Before that, the computed values might not be numbers.
+    /// The blocks that may be named once a token was chosen after `end` tokens: the index of the
+    /// first block, and the names. Before a token is chosen, the computed values might not be
+    /// numbers.
     pub(super) fn filled(&self, end: usize) -> (usize, &[PrefixKey]) {
         let first = self.named / BLOCK_TOKENS;
         (first, &self.spec.prefix.as_slice()[first..end / BLOCK_TOKENS])
     }
 
-    /// What its whole block at this place has.
+    /// The content of the sequence's whole block with this index.
     pub(super) fn block(&self, place: usize) -> StoredBlock {
         let (keys, range) = (self.spec.prefix.as_slice(), place * BLOCK_TOKENS..(place + 1) * BLOCK_TOKENS);
         let contents = self.spec.pictures.iter().map(|picture| &picture.content);
@@ -295,21 +306,22 @@ impl Sequence {
         }
     }
 
-    /// Whether it can take blocks that `other` fills with its first `end` tokens, and cannot take yet.
+    /// Whether the sequence can share blocks that `other` fills with its first `end` tokens, and
+    /// that are not available yet.
     pub(super) fn begins_as(&self, other: &Sequence, end: usize) -> bool {
         let (first, keys) = other.filled(end);
         let wanted = self.takeable().get(first);
-        // A name covers everything before it, so comparing the first is enough.
+        // A name covers everything before its block, so comparing the first name is enough.
         wanted.is_some_and(|wanted| keys.first() == Some(wanted))
     }
 
-    /// Prompt tokens in whole blocks: what all samples of one prompt share.
+    /// Prompt tokens in whole blocks, which all samples of one prompt share.
     pub(super) fn shared_tokens(&self) -> usize {
         (self.prompt - 1) / BLOCK_TOKENS * BLOCK_TOKENS
     }
 
-    /// Which of the next `count` tokens are followed by a prompt token to score. None is scored twice, even if it is
-    /// computed again.
+    /// The range of the next `count` tokens that are followed by a prompt token to score. No token
+    /// is scored twice, even if it is computed again.
     pub(super) fn scored_in_next(&self, count: usize) -> Range<usize> {
         if self.spec.score_prompt.is_none() {
             return 0..0;
@@ -318,25 +330,27 @@ impl Sequence {
         self.scored.saturating_sub(self.cached).min(end)..end
     }
 
-    /// Whether its pictures are no longer needed after its next `count` tokens.
+    /// Whether the sequence's pictures are no longer needed after its next `count` tokens.
     pub(super) fn is_past_pictures_after(&self, count: usize) -> bool {
         let end = self.spec.pictures.iter().map(|picture| picture.content.tokens.end).max();
         self.holds_pictures && end.is_some_and(|end| self.cached + count >= end)
     }
 
-    /// Whether it can be recomputed from its beginning without getting its pictures again.
+    /// Whether the sequence can be recomputed from its beginning without requesting its pictures
+    /// again.
     pub(super) fn can_begin_again(&self) -> bool {
         self.spec.pictures.is_empty() || self.holds_pictures && self.must_find == 0
     }
 
-    /// Forgets its blocks: everything must be recomputed. No running step may include it.
+    /// Forgets the sequence's blocks, so that everything must be recomputed. No running step may
+    /// include the sequence.
     pub(super) fn forget_cache(&mut self) {
         assert_eq!(self.to_come, 0, "{} is still to be chosen for", self.id());
         self.cached = 0;
         self.named = 0;
     }
 
-    /// Adds the next token. Returns whether and how the sequence has ended.
+    /// Adds the next token. Returns how the sequence has ended, if it has.
     pub(super) fn push(&mut self, token: u32) -> Option<Finish> {
         let spec = &mut self.spec;
         spec.tokens.push(token);
@@ -350,7 +364,7 @@ impl Sequence {
         (spec.produced >= spec.tokens_max).then_some(Finish::Length)
     }
 
-    /// The pictures with tokens among the next `count` tokens, cut to those.
+    /// The pictures with tokens among the next `count` tokens, cut to that range.
     pub(super) fn pictures_in_next(&self, count: usize) -> Vec<EmbeddingRows<'_>> {
         let (start, end) = (self.cached, self.cached + count);
         let cut = |place: &Range<usize>| place.start.max(start)..place.end.min(end);

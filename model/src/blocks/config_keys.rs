@@ -7,7 +7,7 @@ use super::decoder_config::ConfigError;
 
 /// Keys with which other families, and modified models of this family, select a different
 /// computation. Keys of rotary positions are matched by prefix instead, because every family has
-/// invented its own.
+/// invented its own keys.
 const CHANGING: [&str; 10] = [
     "attn_logit_softcapping",
     "attn_output_gate",
@@ -27,8 +27,8 @@ const CHANGING_PREFIXES: [&str; 3] = ["rope_", "mrope_", "rotary_"];
 /// only.
 const QUANTIZATION: &str = "quantization_config";
 
-/// Keys that have one of these prefixes and are read by
-/// [`RopeConfig`](super::rope_config::RopeConfig).
+/// Keys with one of the [`CHANGING_PREFIXES`] that [`RopeConfig`](super::rope_config::RopeConfig)
+/// reads.
 const ROPE: [&str; 3] = ["rope_theta", "rope_scaling", "rope_parameters"];
 
 /// Maximum number of characters of a value in an error message.
@@ -79,7 +79,7 @@ pub fn refuse_window(place: &str, given: &Map<String, Value>) -> Result<(), Conf
     }
 }
 
-/// The error that refuses `key`, with its value cut short.
+/// The error that refuses `key`, with its value truncated.
 pub fn unknown(place: &str, key: &str, value: &Value) -> ConfigError {
     let mut value = value.to_string();
     if let Some((end, _)) = value.char_indices().nth(SHOWN) {

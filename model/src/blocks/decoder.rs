@@ -122,8 +122,8 @@ pub struct StepCaches<'a> {
     /// Keys and values, one entry per layer. A step runs only the first layers, as many as there
     /// are entries.
     pub layers: &'a [KvLayer],
-    /// `[rows, width]`: the vision cache, with rows as in [`EmbeddingLayout`]. The width determines the
-    /// number of parts.
+    /// `[rows, width]`: the vision cache, with rows as in [`EmbeddingLayout`]. The width determines
+    /// the number of parts.
     pub pictures: Option<&'a Tensor<'a>>,
     /// `[rows]` u32: the tokens that the previous step sampled, one per row of its logits. Tokens
     /// that the host has not seen yet are read from here; see [`StepBatch::tokens`].
@@ -346,7 +346,8 @@ impl Decoder {
         Ok(logits.into_column_range(0..tokens))
     }
 
-    /// Embeds the tokens, `[tokens, hidden]`, and replaces the placeholders with the pictures' embeddings.
+    /// Embeds the tokens, `[tokens, hidden]`, and replaces the placeholders with the pictures'
+    /// embeddings.
     fn embed<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

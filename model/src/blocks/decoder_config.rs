@@ -39,7 +39,8 @@ pub enum ConfigError {
     Contradiction(String),
 }
 
-/// Greater than the width of any model. Up to it, no product of a configuration's numbers overflows.
+/// Greater than the width of any model. Products of a configuration's numbers do not overflow up to
+/// this width.
 pub const WIDTH_MAX: usize = 1 << 20;
 
 /// Greater than the number of heads, the elements of a head, and the number of layers of any model.
@@ -86,7 +87,7 @@ pub enum AxesRule {
 /// The biases and norms of the layers of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerKind {
-    /// Qwen2: queries, keys and values have biases, and no other projections.
+    /// Qwen2: only queries, keys and values have biases.
     QkvBias,
     /// Llama: `attention_bias` gives all four projections of attention a bias, `mlp_bias` the three
     /// of the MLP.
@@ -131,8 +132,8 @@ impl DecoderConfig {
         Ok(decoder)
     }
 
-    /// Reads the text fields of a `config.json`, over the family's defaults. `place` is the fields' prefix in errors:
-    /// empty, or `text_config.`.
+    /// Reads the text fields of a `config.json`, over the family's defaults. `place` is the fields'
+    /// prefix in errors: empty, or `text_config.`.
     pub fn read(place: &str, given: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
         config_keys::refuse_unknown(place, given)?;
         let given = config_keys::over(&defaults.fields, given);

@@ -32,7 +32,7 @@ impl GatedMlp {
         self.gate_up.reads()
     }
 
-    /// Adds the MLP of `normed` `[rows, hidden]` to `hidden` `[rows, hidden]`.
+    /// Runs the MLP on `normed` `[rows, hidden]` and adds the result to `hidden` `[rows, hidden]`.
     pub fn forward<'a, B: Backend>(
         &'a self,
         scope: &Scope<'_, B>,

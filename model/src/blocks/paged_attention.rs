@@ -46,8 +46,8 @@ impl PagedAttention {
         Ok(qkv)
     }
 
-    /// Attention of the queries in `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]` over `cache`. Returns
-    /// `[tokens, heads * head_dim]`.
+    /// Attention of the queries in `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]` over
+    /// `cache`. Returns `[tokens, heads * head_dim]`.
     pub fn attend<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

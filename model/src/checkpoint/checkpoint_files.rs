@@ -73,8 +73,8 @@ impl CheckpointSource {
     /// Like [`read`](Self::read), for a file that must exist.
     ///
     /// # Errors
-    /// As [`read`](Self::read); [`CheckpointError::MissingFile`], [`CheckpointError::MissingFolder`] or
-    /// [`CheckpointError::Adapter`].
+    /// As [`read`](Self::read); [`CheckpointError::MissingFile`],
+    /// [`CheckpointError::MissingFolder`] or [`CheckpointError::Adapter`].
     pub fn require(&self, file: &str) -> Result<Cow<'static, [u8]>, CheckpointError> {
         if let Some(content) = self.read(file)? {
             return Ok(content);
@@ -226,7 +226,8 @@ impl TextFiles {
         self.named().find(|(known, _)| *known == name)?.1
     }
 
-    /// A part of the tokenizer. If it is missing, the error names tokenizer.json, the file that users know.
+    /// A part of the tokenizer. If it is missing, the error names tokenizer.json, the file that
+    /// users know.
     ///
     /// # Errors
     /// [`CheckpointError::MissingFile`].

@@ -30,10 +30,12 @@ pub struct Checkpoint {
     /// `generation_config.json`. If it has no end tokens, they are taken from `config.json`, or
     /// else from its text part and from the tokenizer.
     pub generation: GenerationDefaults,
-    /// From `processor_config.json`, or else `preprocessor_config.json`; `None` for models without pictures.
+    /// From `processor_config.json`, or else `preprocessor_config.json`; `None` for models without
+    /// pictures.
     pub image_processor: Option<ImageProcessor>,
-    /// From `processor_config.json`, or else `video_preprocessor_config.json`, or else `preprocessor_config.json`, as
-    /// transformers reads them (5.17, `video_processing_utils.py`); `None` if none of them has settings for videos.
+    /// From `processor_config.json`, or else `video_preprocessor_config.json`, or else
+    /// `preprocessor_config.json`, as transformers reads them (5.17, `video_processing_utils.py`);
+    /// `None` if none of them has settings for videos.
     pub video_processor: Option<VideoProcessor>,
     pub template: Arc<ChatTemplate>,
     /// All weights by name.
@@ -49,7 +51,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens and checks a checkpoint. No weight is read, and the tokenizer is not [parsed](Self::prompts) yet.
+    /// Opens and checks a checkpoint. No weight is read, and the tokenizer is not
+    /// [parsed](Self::prompts) yet.
     ///
     /// # Errors
     /// [`CheckpointError`] if a file is missing, damaged or hostile.
@@ -77,7 +80,8 @@ impl Checkpoint {
             tokenizer_config: files.get("tokenizer_config.json"),
         })?;
         let template = Arc::new(ChatTemplate::new(templates, TemplateLimits::default())?);
-        // Refuses a missing or truncated file here, before anything is leased for the model.
+        // A missing or truncated tokenizer file is refused here, before anything is leased for the
+        // model.
         TokenizerFiles::of(&files)?.check()?;
         let processors = ProcessorFiles::read(&files, &config)?;
         let video_processor = processors

@@ -1,13 +1,14 @@
-//! An untrained checkpoint: the settings and the vocabulary size of a real one, and weights drawn at random on the
-//! device. It has the speed and the memory of its shape, but its replies mean nothing.
+//! An untrained checkpoint: the settings and the vocabulary size of a real one, and weights drawn
+//! at random on the device. It has the speed and the memory of its shape, but its replies mean
+//! nothing.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
 use super::checkpoint_files::CheckpointSource;
 use super::error::CheckpointError;
 
-/// Standard deviation of the weights: `initializer_range` of the released checkpoints. With norms between the layers,
-/// activations stay finite at any depth.
+/// Standard deviation of the weights: `initializer_range` of the released checkpoints. With norms
+/// between the layers, activations stay finite at any depth.
 pub const DEVIATION: f32 = 0.02;
 
 /// Settings and vocabulary in memory, and a seed for the weights. Tensors are drawn directly on the

@@ -284,7 +284,8 @@ impl TensorIndex {
         shard.tensor(name).ok_or_else(missing)?
     }
 
-    /// The type and the content of the tensor `name` with `axes` axes, if tensors are drawn at random.
+    /// The type and the content of the tensor `name` with `axes` axes, if tensors are drawn at
+    /// random.
     pub fn random(&self, name: &str, axes: usize) -> Option<(DType, RandomTensor)> {
         let drawn = self.drawn.as_ref()?;
         Some((drawn.dtype, RandomCheckpoint::tensor(drawn.seed, name, axes)))

@@ -1,4 +1,5 @@
-//! One folder per model family, with everything that only this family needs. No family imports another.
+//! Model families. Each folder holds everything that only this family needs. No family imports
+//! another.
 
 pub mod internvl;
 pub mod llama;

@@ -1,4 +1,5 @@
-//! The model of a family with pictures: its vision tower before a decoder. A family says what its tower is.
+//! Model of a family with pictures: a vision tower followed by a decoder. Each family defines its
+//! tower.
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor};
 
@@ -13,27 +14,28 @@ use crate::{
     weights::{WeightError, WeightMap},
 };
 
-/// A family's vision tower.
+/// Vision tower of a family.
 pub trait Tower: Sized {
-    /// The family's configuration.
     type Config: Settings;
 
-    /// Pictures packed for one launch.
+    /// Pictures packed for one encode batch.
     type Batch: AsRef<PackedImages> + Clone + std::fmt::Debug + PartialEq;
 
-    /// Claims the tower's weights and then the decoder's, each under the names of the checkpoint.
+    /// Claims the weights of the tower and then of the decoder, each under the names that the
+    /// checkpoint uses.
     fn claim_model(config: Self::Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError>;
 
-    /// Packs pictures, each with the rows of the vision cache for its embeddings. No pixel is copied.
+    /// Packs pictures, each with the rows of the vision cache for its embeddings. No pixel is
+    /// copied.
     ///
     /// # Panics
-    /// As [`PackedImages::push`].
+    /// The panics of [`PackedImages::push`].
     fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> Self::Batch;
 
-    /// Runs the tower over `batch`, through the layers of `depth`, and writes the [`EmbeddingLayout`]s to their rows of
-    /// `cache` `[rows, width]`.
+    /// Runs the tower over `batch`, through the layers of `depth`, and writes the
+    /// [`EmbeddingLayout`]s to their rows of `cache` `[rows, width]`.
     ///
-    /// [`EmbeddingLayout`]: crate::blocks::vision::PictureRow
+    /// [`EmbeddingLayout`]: crate::blocks::vision::EmbeddingLayout
     fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -43,7 +45,8 @@ pub trait Tower: Sized {
     ) -> Result<(), KernelError>;
 }
 
-/// Pictures packed for one launch: what each rank encodes of them, or one entry of which every rank encodes all.
+/// Pictures packed for one encode batch, with one entry per rank. A single entry means that every
+/// rank encodes all pictures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncodeBatch<B> {
     of_ranks: Vec<B>,
@@ -55,11 +58,11 @@ impl<B: AsRef<PackedImages>> EncodeBatch<B> {
     }
 }
 
-/// The weights of a family with pictures.
+/// Weights of a family with pictures.
 pub struct VisionLanguageModel<T> {
-    /// Turns pictures into rows of the vision cache.
+    /// Encodes pictures to rows of the vision cache.
     tower: T,
-    /// Turns these and text into logits.
+    /// Computes logits from these rows and text.
     decoder: Decoder,
 }
 

@@ -1,4 +1,4 @@
-//! Copies into a weight segment: the source, the destination and the conversion of each one.
+//! Copies into a weight segment: the source, the destination and the conversion of each copy.
 
 use bursar_budgets::{Address, Bytes};
 use bursar_kernels::DType;

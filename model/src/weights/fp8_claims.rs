@@ -145,9 +145,8 @@ impl WeightMap<'_> {
         }
     }
 
-    /// Claims `module.weight` of modules, each with its number of rows, one after the other. If the
-    /// scale of activations is in the checkpoint, it is the one for `inputs`, which are the same
-    /// modules or more.
+    /// Claims `module.weight` of modules, each with its number of rows, one after the other. Fixed
+    /// scales of activations are read for `inputs`, which are the same modules or more.
     pub(super) fn weight(
         &mut self,
         modules: &[(String, RankShard)],

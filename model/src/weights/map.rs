@@ -21,8 +21,8 @@ const NOWHERE: Address = Address(1 << 40);
 /// Number of names that an error about extra tensors lists.
 const EXTRA_SHOWN: usize = 3;
 
-/// Buffers that older versions of transformers saved with the weights. They are computed from the configuration here,
-/// as transformers itself does now.
+/// Buffers that older versions of transformers saved with the weights. They are computed from the
+/// configuration here, as transformers itself does now.
 const BUFFERS: [&str; 2] = [".rotary_emb.inv_freq", ".rotary_pos_emb.inv_freq"];
 
 /// The storage of a tensor in the segment.
@@ -101,8 +101,9 @@ impl<'c> WeightMap<'c> {
     /// A map of the segment that starts at `base`.
     ///
     /// # Safety
-    /// `base` must be the start of at least [`used`](WeightMap::used) bytes of backed memory, as counted after the last
-    /// claim. The memory must stay backed for as long as a tensor of the map is used.
+    /// `base` must be the start of at least [`used`](WeightMap::used) bytes of backed memory, as
+    /// counted after the last claim. The memory must stay backed for as long as a tensor of the map
+    /// is used.
     pub unsafe fn at(checkpoint: &'c Checkpoint, target: Target, formats: WeightFormats, base: Address) -> Self {
         WeightMap { base, ..WeightMap::dry(checkpoint, target, formats) }
     }
@@ -219,7 +220,8 @@ impl<'c> WeightMap<'c> {
     }
 
     /// Claims the projections `gate` and `up` `[intermediate, hidden]` as one layer, and `down`
-    /// `[hidden, intermediate]`. The target may pad `intermediate`; the added rows and columns are zeros.
+    /// `[hidden, intermediate]`. The target may pad `intermediate`; the added rows and columns are
+    /// zeros.
     pub fn gated(
         &mut self,
         [gate, up, down]: [&str; 3],
@@ -320,7 +322,8 @@ impl<'c> WeightMap<'c> {
 
     /// The tensor at an address.
     pub(super) fn tensor_at(&self, to: Address, shape: impl Into<Shape>, dtype: DType) -> Tensor<'static> {
-        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never computed with.
+        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never
+        // computed with.
         unsafe { Tensor::persistent(to, shape, dtype) }
     }
 
@@ -362,7 +365,8 @@ impl<'c> WeightMap<'c> {
         self.align();
         let bytes = DType::F32.bytes(numbers.len());
         let to = self.place(bytes, (numbers.len(), 0), DType::F32, WeightSource::Constant(numbers.to_vec()));
-        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never computed with.
+        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never
+        // computed with.
         unsafe { Tensor::persistent(to, [numbers.len()], DType::F32) }
     }
 
@@ -372,14 +376,15 @@ impl<'c> WeightMap<'c> {
         self.align();
         let line = DType::U32.bytes(columns);
         let to = self.place(line * rows as u64, (columns, 0), DType::U32, WeightSource::Zeros);
-        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never computed with.
+        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never
+        // computed with.
         let tensor = |to, shape: [usize; 2]| unsafe { Tensor::persistent(to, shape, DType::U32) };
         let each = |row: usize| tensor(to.offset(line * row as u64), [1, columns]).into_shape([columns]);
         (tensor(to, [rows, columns]), (0..rows).map(each).collect())
     }
 
-    /// Whether the checkpoint has a tensor with this name, to choose among several spellings. Always false for a random
-    /// checkpoint.
+    /// Whether the checkpoint has a tensor with this name, to choose among several spellings.
+    /// Always false for a random checkpoint.
     pub fn has(&self, name: &str) -> bool {
         self.checkpoint.tensors.contains(name)
     }
@@ -503,7 +508,8 @@ impl<'c> WeightMap<'c> {
             }
         }
         let (to, dtype) = whole.expect("a claim names at least one tensor");
-        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never computed with.
+        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never
+        // computed with.
         let whole = unsafe {
             let dtype = place.kept.unwrap_or_else(|| self.target.weight(dtype));
             match (place.rows, place.columns) {

@@ -12,13 +12,13 @@ pub struct RoutingSkew {
 }
 
 /// The largest share of all rows that an expert gets. A logit that is above its mean as often as
-/// below it exceeds a higher threshold in less than half of all rows, however large its deviation
+/// below it exceeds any higher threshold in less than half of all rows, however large its deviation
 /// is.
 const LARGEST_SHARE: f64 = 0.45;
 
 impl RoutingSkew {
-    /// The standard deviation of each expert's logits, for a router of `experts` experts. The ranks
-    /// of the experts are drawn from `seed`.
+    /// The standard deviation of each expert's logits, for a router of `experts` experts. Each
+    /// expert's popularity rank is drawn from `seed`.
     ///
     /// A row chooses the experts whose logits exceed a threshold. The threshold is similar for all
     /// rows, since the same number of logits exceeds it in each row. If the mean of a logit is
@@ -34,8 +34,8 @@ impl RoutingSkew {
         deviations
     }
 
-    /// The intended share of rows for the expert of each rank. The shares add up to `top`, as far
-    /// as [`LARGEST_SHARE`] allows.
+    /// The intended share of rows for the expert of each popularity rank. The shares add up to
+    /// `top`, as far as [`LARGEST_SHARE`] allows.
     fn shares(&self, experts: usize) -> Vec<f64> {
         let of_scale = |scale: f64| {
             let share = move |rank: usize| (scale * (rank as f64).powf(-f64::from(self.exponent))).min(LARGEST_SHARE);

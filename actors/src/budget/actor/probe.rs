@@ -1,5 +1,5 @@
-//! The watcher of the device: the driver's free bytes are compared with the ledger, and differences
-//! lead to orders.
+//! The watcher of the device: it compares the driver's free bytes with the ledger and orders leases
+//! to shrink or grow.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ impl BudgetState {
     pub(super) fn look(&mut self) -> Result<(), DeviceError> {
         // A model that is being sized takes memory before it leases it: graphs during capture,
         // modules at their first use. That memory cannot be distinguished from memory of another
-        // process. Sizing asks for a measurement itself when all is leased.
+        // process. Sizing requests a measurement itself once everything is leased.
         let is_profiling = self.ledger.is_profiling();
         self.let_go();
         let memory = if is_profiling {
@@ -69,8 +69,8 @@ impl BudgetState {
 
     /// Stops counting memory as overhead that this process no longer holds outside leases.
     fn let_go(&mut self) {
-        // A tenant may have leased memory that it has not taken yet. That memory would hide the
-        // same number of bytes held outside leases.
+        // User code may have leased memory that it has not allocated yet. Such a lease would hide
+        // the same number of bytes held outside leases.
         let has_tenants = self.mailbox.leases().iter().any(|lease| matches!(lease.class, Class::External(_)));
         let Some(held) = self.beside() else { return };
         if self.is_settled() && !has_tenants {
@@ -82,8 +82,8 @@ impl BudgetState {
     }
 
     /// Sends the ledger the smallest number of bytes that other processes can hold: used bytes that
-    /// are not ours. A lease whose addresses are unknown (a tenant's own allocations) hides foreign
-    /// memory until the tenant has allocated all of it. The driver answers within microseconds,
+    /// are not ours. A lease of user code counts as used from the start, so it hides as many
+    /// foreign bytes until the code has allocated them. The driver answers within microseconds,
     /// even while memory is being backed. Returns the driver's numbers, or `None` if the device is
     /// lost.
     ///
@@ -127,7 +127,7 @@ impl BudgetState {
             seen => seen?,
         };
         if self.ledger.is_profiling() || !(is_settled && self.is_settled()) {
-            // The first measurement has no earlier values, so its own are used.
+            // There are no earlier values at the first measurement, so it is used unchanged.
             let known = self.gpus.iter().map(Some).chain(std::iter::repeat(None));
             let with = |(card, known): (gpus::Gpu, Option<&gpus::Gpu>)| match known {
                 Some(known) => card.with_others_of(known),

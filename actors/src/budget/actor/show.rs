@@ -44,7 +44,8 @@ impl BudgetState {
         }
     }
 
-    /// Reports how much of the canary was given up or taken back since the last report, by this actor or a predecessor.
+    /// Reports how much of the canary was given up or taken back since the last report, by this
+    /// actor or a predecessor.
     pub(super) fn tell_of_canary(&self) {
         let canary = self.ledger.account(Memory::Device).canary;
         let before = std::mem::replace(&mut self.mailbox.books().canary_told, canary);

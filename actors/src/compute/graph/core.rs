@@ -4,8 +4,8 @@
 /// the cost of a row is negligible compared with the weights that the step reads.
 const STEP: usize = 8;
 
-/// The numbers of rows for which decode steps of at most `sequences` rows are captured: 1, 2, 4, 8, then multiples of
-/// 8, and `sequences` itself.
+/// The numbers of rows for which decode steps of at most `sequences` rows are captured: 1, 2, 4, 8,
+/// then multiples of 8, and `sequences` itself.
 pub fn buckets(sequences: usize) -> Vec<usize> {
     (1..=sequences).filter(|rows| bucket(*rows, sequences) == Some(*rows)).collect()
 }

@@ -62,13 +62,13 @@ impl<T> Drop for Answer<T> {
 #[derive(Clone, Debug)]
 pub struct Choice {
     pub sampler: Arc<Sampler>,
-    /// The index of this token in the sequence, so that a seed gives the same token in any batch and after any restart.
+    /// Index of this token in the sequence, so that a seed gives the same token in any batch and
+    /// after any restart.
     pub position: u64,
     /// The tokens before `position`, if the sampler reads them.
     pub past: Option<PastTokens>,
 }
 
-/// The tokens before a position.
 #[derive(Clone)]
 pub struct PastTokens {
     /// The prompt tokens that the sampler [reads](Sampler::read_of).
@@ -105,7 +105,7 @@ pub struct Stepped {
     /// only its own sequence.
     pub chosen: Vec<Result<Token, SamplingError>>,
     /// Log-probabilities of the scored tokens, in the job's order. `None` where the logits are not
-    /// finite numbers.
+    /// numbers or the token does not exist.
     pub scores: Vec<Option<LogProbabilities>>,
     /// Whether a captured graph ran the step.
     pub is_by_graph: bool,

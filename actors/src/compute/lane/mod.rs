@@ -87,9 +87,9 @@ impl Lane {
             thread::Builder::new()
                 .name(name)
                 .spawn(move || {
-                    // These are dropped in reverse order, after the jobs: the device completes all
-                    // work, the timeline settles, the memory is released, and only then is the end
-                    // announced.
+                    // These locals are dropped in reverse order, after the jobs in flight. First
+                    // the device completes all work and the timeline settles, then the memory is
+                    // released, and only then is the end announced.
                     let _running = running;
                     let runner = runner;
                     let jobs = jobs;

@@ -86,8 +86,8 @@ struct Joint<T> {
 
 impl<T: Send + 'static> Answer<T> {
     /// Creates an answer for each of `ranks` ranks. Once all of them are given, `join` combines the
-    /// outcomes, starting with that of rank 0, and `self` gets the result. If a rank failed, `self`
-    /// gets its error.
+    /// outcomes, starting with that of rank 0, and `self` gets the result. If ranks failed, `self`
+    /// gets the error that is closest to the cause.
     fn of_each(self, ranks: usize, join: fn(T, T) -> T) -> Vec<Answer<T>> {
         let joint = Arc::new(Mutex::new(Joint { answer: Some(self), left: ranks, found: None }));
         let of = |rank| {

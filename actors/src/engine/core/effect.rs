@@ -155,6 +155,6 @@ pub struct Start<P: Parts> {
     pub most: usize,
     /// The number of earlier refusals of memory.
     pub refusals: u32,
-    /// Whether memory is refused to the first step, for tests.
+    /// Whether memory is refused to the first step on purpose.
     pub refuses_a_step: bool,
 }

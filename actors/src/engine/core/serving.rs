@@ -39,7 +39,6 @@ pub struct Serving<P: Parts> {
     actors: Actors<P>,
 }
 
-/// The serving actors.
 enum Actors<P: Parts> {
     /// All actors serve.
     Up(P::Children),

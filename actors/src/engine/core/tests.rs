@@ -181,7 +181,7 @@ impl Bed {
     }
 }
 
-/// Formats an effect as text. For a failure, the text contains only the reason.
+/// Formats an effect as text, `None` if the effect has no text.
 fn told(effect: &Effect<Names>) -> Option<String> {
     Some(match effect {
         Effect::Load { attempt } => format!("load for {attempt}"),
@@ -220,7 +220,7 @@ fn told(effect: &Effect<Names>) -> Option<String> {
         Effect::LetIn(generation) => format!("let in to {generation}"),
         Effect::ShowStarting => "starting".to_owned(),
         Effect::Stop(children) => format!("stop {}", children.join(", ")),
-        // The input that follows is visible in the text.
+        // `Assess` has no text, because the input that follows shows it.
         Effect::Assess { .. } => return None,
         Effect::RestartAfter { restart, wait } => format!("restart {restart} after {wait:?}"),
         Effect::TellOfResize { from, to } => format!("from {from} to {to}"),

@@ -1,4 +1,5 @@
-//! What the scheduler actor holds for its sequences, and for how long.
+//! Tests of the resources that the scheduler actor holds for its sequences, and of how long it
+//! holds them.
 
 use std::sync::mpsc::Receiver;
 
@@ -46,7 +47,7 @@ impl Actor for Gallery {
 
 const PICTURE: PictureHash = PictureHash([7; 32]);
 
-/// A prompt of four tokens, two of them a picture's.
+/// A prompt of four tokens, two of which belong to a picture.
 fn sequence(id: u64) -> NewSequence {
     let content = ContentSpan { tokens: 1..3, hash: PICTURE };
     NewSequence {
@@ -77,8 +78,8 @@ async fn next_step(jobs: &Receiver<Job>) -> Box<StepJob> {
     }
 }
 
-/// A scheduler with a lane whose jobs the test runs, and a vision actor that reports released pictures. One sequence
-/// with a picture is admitted.
+/// A scheduler with a lane whose jobs the test runs, and a vision actor that reports released
+/// pictures. One sequence with a picture is admitted.
 struct Bed {
     scheduler: ActorRef<SchedulerMessage>,
     jobs: Receiver<Job>,
@@ -110,7 +111,7 @@ impl Bed {
         Bed { scheduler, jobs, unpinned, vision }
     }
 
-    /// Admits a sequence that holds the picture. Returns its deliveries.
+    /// Admits a sequence that holds the picture. Returns the receiver of its deliveries.
     fn admit(&self, sequence: NewSequence) -> mpsc::Receiver<Delivery> {
         let picture = PinnedRows { key: PICTURE, grid: Grid { t: 1, h: 2, w: 4 }, rows: [0, 1].into() };
         let pins = Some(Arc::new(PinnedSet { pictures: vec![picture], vision: self.vision.clone() }));
@@ -121,7 +122,7 @@ impl Bed {
     }
 
     async fn holds_the_picture(&mut self) -> bool {
-        // All actors share this thread: each has had its turn.
+        // All actors share this thread, and each has run by now.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
@@ -129,7 +130,7 @@ impl Bed {
     }
 }
 
-/// Runs the step: the device is past it.
+/// Ends the step, as if the device had executed it.
 fn end(step: Box<StepJob>) {
     let chosen = (0..step.choices.len()).map(|_| Ok(Token { id: 9, position: 0, log_probabilities: None })).collect();
     let StepJob { answer, pins, .. } = *step;
@@ -175,8 +176,8 @@ async fn a_cancelled_sequences_picture_stays_until_its_last_step_has_run() {
 
 #[tokio::test]
 async fn a_sequence_preempted_after_its_pictures_may_return_as_itself() {
-    // Four blocks for two sequences that want three each in the end: the younger is preempted on the way. Both are let in
-    // as the answer before was short.
+    // There are four blocks for two sequences that need three each in the end, so the younger is
+    // preempted on the way. Both are admitted because the previous reply was short.
     let bed = Bed::new(4).await;
     let mut short = bed.admit(NewSequence { tokens_max: 1, ..sequence(1) });
     end(next_step(&bed.jobs).await);
@@ -202,7 +203,7 @@ async fn a_sequence_preempted_after_its_pictures_may_return_as_itself() {
     assert_eq!(heard.last(), Some(&Delivery::ComeAgain), "the last that it hears");
     let tokens = heard.iter().filter(|delivery| matches!(delivery, Delivery::Token(..))).count();
     assert!(tokens > 0, "it had let go of its picture");
-    // What its driver does once the picture is in the cache again.
+    // The driver does this once the picture is in the cache again.
     let mut again = long(3);
     again.tokens.extend(vec![9; tokens]);
     again.positions.extend(vec![[0; 3]; tokens]);

@@ -1,4 +1,4 @@
-//! Which sequences run and which wait: admission by predicted peak, and preemption where the prediction was wrong.
+//! Admission by predicted peak, and preemption where the prediction was wrong.
 
 use std::collections::BTreeSet;
 
@@ -14,15 +14,18 @@ use crate::{
     },
 };
 
-/// A sequence that lost its blocks to others this often is admitted again only when the pool holds it to its end, and then
-/// keeps them while others lose theirs. Only a shrink takes what lies in its tail from it too, because blocks cannot be moved.
-/// Shrinks do not count: they take from many at once, of which few would be admitted again at a time.
+/// A sequence that was preempted this often for other sequences is admitted again only when the
+/// pool can hold it to its end. It then keeps its blocks while other sequences lose theirs. Only a
+/// shrink still takes its blocks in the removed tail, because blocks cannot be moved. Losses to
+/// shrinks do not count: a shrink takes blocks from many sequences at once, and only a few of them
+/// could then be admitted again at a time.
 const PREEMPTIONS_MAX: u32 = 2;
 
-/// Sequences sent back to their drivers whose past is remembered. Drivers that never come back leave theirs.
+/// The most sequences sent back to their drivers whose history is kept. Drivers that never admit
+/// theirs again would otherwise leave entries forever.
 const REMEMBERED: usize = 1024;
 
-/// What is remembered of a sequence that was sent back to its driver.
+/// The history of a sequence that was sent back to its driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Past {
     preemptions: u32,
@@ -31,7 +34,7 @@ pub(super) struct Past {
 }
 
 impl SchedulerCore {
-    /// A sequence comes, or comes again.
+    /// Queues a sequence that is new, or that its driver admits again.
     pub(super) fn arrive(&mut self, spec: NewSequence) {
         let Past { preemptions, shrinks, charge } = self.sent_away.remove(&spec.id).unwrap_or_default();
         let waiting = self.waiting.values().map(|sequence| &sequence.spec.scheduling_params.tenant);
@@ -42,7 +45,7 @@ impl SchedulerCore {
         self.wait(Sequence { preemptions, shrinks, charge, due, ..Sequence::new(spec) });
     }
 
-    /// Its driver is to admit it again.
+    /// Keeps the history of a sequence that its driver will admit again.
     pub(super) fn remember(&mut self, sequence: &Sequence) {
         let Sequence { preemptions, shrinks, charge, .. } = *sequence;
         let past = Past { preemptions, shrinks, charge };
@@ -55,7 +58,8 @@ impl SchedulerCore {
     }
 
     pub(super) fn admit_what_fits(&mut self, effects: &mut Vec<Effect>) {
-        // Those that it was paused for may have gone while their blocks came from host memory, without a step.
+        // The sequences that admission was paused for may have left without a step, while their
+        // blocks were being fetched from host memory.
         self.admission_paused &= !self.running.is_empty();
         while !self.admission_paused
             && let Some(id) = self.next_to_admit(effects)
@@ -77,9 +81,11 @@ impl SchedulerCore {
             !self.waiting.is_empty() && !self.admission_paused && self.running.len() < self.limits.sequences;
     }
 
-    /// The sequence that is next, if it fits beside the running ones, or if less urgent ones can make way for it.
-    /// Otherwise one that may pass it and fits: when too many have, or it lost its blocks before, all wait until there is
-    /// room for it. If none runs it always fits: a request too large for the empty pool was refused earlier.
+    /// Returns the next sequence if it fits next to the running ones, or if less urgent ones can be
+    /// preempted for it. Otherwise returns a sequence that may overtake it and fits. If too many
+    /// have overtaken it, or if it lost its blocks before, all sequences wait until it fits. If no
+    /// sequence runs, the next one always fits, because a request too large for the empty pool was
+    /// refused earlier.
     fn next_to_admit(&mut self, effects: &mut Vec<Effect>) -> Option<SequenceId> {
         let is_full = self.running.len() >= self.limits.sequences;
         if self.waiting.is_empty() || is_full && !self.some_may_make_way() {
@@ -110,8 +116,8 @@ impl SchedulerCore {
         self.waiting.values().map(priority).min() < self.running.values().map(priority).max()
     }
 
-    /// Preempts as few of the `less_urgent` as `next` needs to fit, the least urgent of them. No other is admitted before
-    /// a step has run.
+    /// Preempts the smallest number of the `less_urgent` sequences, the least urgent of them, that
+    /// lets `next` fit. No other sequence is admitted before a step has run.
     fn make_way(
         &mut self,
         next: SequenceId,
@@ -119,7 +125,7 @@ impl SchedulerCore {
         effects: &mut Vec<Effect>,
     ) -> SequenceId {
         let fits = |gone: &[SequenceId]| self.fits_without(&self.waiting[&next], gone);
-        // Mostly the first is enough, so not all are tried.
+        // The first sequence is usually enough, so the list is not searched as a whole at first.
         let mut some = 1;
         while some < less_urgent.len() && !fits(&less_urgent[..some]) {
             some *= 2;
@@ -137,8 +143,9 @@ impl SchedulerCore {
         next
     }
 
-    /// Whether `next` has a place, and the pool can hold it, beside the running sequences but for `gone`, by prediction.
-    /// Blocks that several share count once.
+    /// Whether there is a permit for `next`, and whether the pool can hold it, by prediction,
+    /// together with the running sequences except `gone`. Blocks that several sequences share count
+    /// once.
     fn fits_without(&self, next: &Sequence, gone: &[SequenceId]) -> bool {
         let stay: Vec<_> = self.running.values().filter(|sequence| !gone.contains(&sequence.id())).collect();
         if stay.len() >= self.limits.sequences {
@@ -148,7 +155,8 @@ impl SchedulerCore {
         let busy = held * 2 > self.kv_tokens();
         let mut groups = BTreeSet::new();
         let mut forecast = |sequence: &Sequence, is_next: bool| {
-            // Samples of one prompt will share its whole blocks. Those that have blocks share them already.
+            // Samples of one prompt will share its whole blocks. Samples that have blocks already
+            // share them.
             let is_sample = sequence.spec.group.is_some_and(|group| !groups.insert(group));
             let of_group = if is_sample && sequence.cached == 0 { sequence.shared_tokens() } else { 0 };
             let found = if is_next { self.kv.held_prefix(sequence.takeable()) * BLOCK_TOKENS } else { 0 };
@@ -162,27 +170,28 @@ impl SchedulerCore {
         fits && (!next.is_kept() || self.keeps(next, &stay))
     }
 
-    /// Tokens that the sequence is expected to produce yet.
+    /// Tokens that the sequence is still expected to produce.
     fn expected(&self, sequence: &Sequence, busy: bool) -> usize {
         self.replies.expected(sequence.spec.tokens_max, sequence.produced(), sequence.remaining(), busy)
     }
 
-    /// Whether the pool holds `next` and every other kept sequence of those that stay to their ends, whatever the rest
-    /// does.
+    /// Whether the pool can hold `next` and every kept sequence in `stay` to their ends, regardless
+    /// of the others.
     fn keeps(&self, next: &Sequence, stay: &[&Sequence]) -> bool {
         let kept = stay.iter().copied().filter(|sequence| sequence.is_kept()).chain([next]);
         let tokens = |s: &Sequence| (s.tokens() + s.remaining()).next_multiple_of(BLOCK_TOKENS);
         kept.map(tokens).sum::<usize>() <= self.kv_tokens()
     }
 
-    /// Preempts the youngest of the least urgent sequences, to be recomputed later, so that the oldest of the most urgent
-    /// makes progress. One that was preempted often is spared while there is another.
+    /// Preempts the youngest of the least urgent sequences, which is recomputed later, so that the
+    /// oldest of the most urgent ones makes progress. A sequence that was preempted often is spared
+    /// while there is another one.
     pub(super) fn preempt_for_blocks(&mut self, effects: &mut Vec<Effect>) {
         let least_urgent = |is_spared: fn(&Sequence) -> bool| {
             let may_go = self.running.values().filter(|sequence| !is_spared(sequence));
             may_go.map(Sequence::urgency).max().map(|(_, id)| id)
         };
-        // All are spared only in a pool that has shrunk.
+        // All running sequences are spared ones only in a pool that has shrunk.
         let id = least_urgent(Sequence::is_kept).or_else(|| least_urgent(|_| false)).expect("a sequence lacks blocks");
         self.admission_paused = true;
         self.preemptions.for_blocks += 1;
@@ -190,8 +199,8 @@ impl SchedulerCore {
         assert!(!self.running.is_empty(), "{id} alone does not fit the pool; it should have been refused at the door");
     }
 
-    /// Takes the blocks of a sequence. Its pictures may have left the vision cache since it read them. Only its driver can
-    /// get them back.
+    /// Preempts a running sequence. Its pictures may have left the vision cache since it read them,
+    /// and only its driver can get them back.
     fn preempt(&mut self, id: SequenceId, effects: &mut Vec<Effect>) {
         let mut sequence = self.take_out(id).expect("it runs");
         sequence.preemptions += 1;
@@ -201,12 +210,12 @@ impl SchedulerCore {
 }
 
 impl Sequence {
-    /// How often it lost its blocks.
+    /// How often the sequence lost its blocks, for any reason.
     pub(super) fn losses(&self) -> u32 {
         self.preemptions + self.shrinks
     }
 
-    /// Whether it keeps its blocks while others lose theirs.
+    /// Whether the sequence keeps its blocks while others lose theirs.
     pub(super) fn is_kept(&self) -> bool {
         self.preemptions >= PREEMPTIONS_MAX
     }

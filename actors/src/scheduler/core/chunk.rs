@@ -1,16 +1,17 @@
-//! What a step runs: a token of each decoding sequence, and chunks of prompts. While replies are under way, a promised
-//! token interval bounds the prompts, by what steps cost.
+//! The tokens that a step runs: one for each decoding sequence, and chunks of prompts. While
+//! replies are in progress, a promised token interval limits the prompt tokens, by the step costs.
 
 use super::{SchedulerCore, Sequence, SequenceTokens};
 use crate::pace::{Pace, StepWork};
 
-/// Prompt tokens that a step takes beside decoding, whatever is promised: a prompt always makes progress. Larger chunks
-/// are whole multiples.
+/// Prompt tokens that a step always takes next to decoding, so that a prompt makes progress
+/// whatever is promised. Larger chunks are whole multiples.
 const CHUNK_LEAST: usize = 16;
 
 impl SchedulerCore {
-    /// One token for each decoding sequence, then chunks of prompts up to the step's limit, the oldest first. Beside
-    /// running replies, up to what the promised interval allows.
+    /// One token for each decoding sequence, then chunks of prompts up to the step's limit, the
+    /// oldest first. While replies are in progress, the chunks are limited to the tokens that the
+    /// promised interval allows.
     pub(super) fn shares(&self) -> Vec<SequenceTokens> {
         let runs = |sequence: &&Sequence| {
             !sequence.is_over()
@@ -19,7 +20,7 @@ impl SchedulerCore {
                 && !self.waits_for_host(sequence)
         };
         let (decoding, prompts): (Vec<_>, Vec<_>) = self.running.values().filter(runs).partition(|s| s.is_decoding());
-        // A step has at least as many tokens as sequences.
+        // The step's limit has at least as many tokens as sequences.
         let mut shares: Vec<_> = decoding.iter().map(|s| SequenceTokens { sequence: s.id(), tokens: 1 }).collect();
         let room = self.limits.step_tokens - shares.len();
         let paced = self.pace.as_ref().filter(|_| !prompts.is_empty() && self.has_streams());
@@ -41,7 +42,6 @@ impl SchedulerCore {
         self.running.values().any(|s| s.is_decoding() && !s.is_over())
     }
 
-    /// What the step of these shares computes.
     pub(super) fn work(&self, shares: &[SequenceTokens]) -> StepWork {
         let mut work = StepWork::default();
         for share in shares {
@@ -50,20 +50,21 @@ impl SchedulerCore {
         work
     }
 
-    /// The oldest running step took this long.
+    /// Learns that the oldest running step took `micros` µs.
     pub(super) fn learn(&mut self, micros: u64) {
         if let (Some(pace), Some(step)) = (&mut self.pace, self.under_way.front()) {
             pace.costs.learn(&step.work, step.pictures, micros);
         }
     }
 
-    /// Pictures are now encoded on the same card, or no longer.
+    /// Notes whether pictures are being encoded on the same GPU now.
     pub(super) fn now_encodes(&mut self, encodes: bool) {
         self.encodes = encodes;
         self.under_way.iter_mut().for_each(|step| step.pictures |= encodes);
     }
 
-    /// The most prompt tokens with which the step keeps the promise. None if all that fit the step do.
+    /// The most prompt tokens with which the step keeps the promise. `None` if all tokens that fit
+    /// the step keep it.
     fn within_pace(&self, pace: &Pace, decoding: &[&Sequence], prompts: &[&Sequence], room: usize) -> Option<usize> {
         let mut alone = StepWork::default();
         decoding.iter().for_each(|sequence| add(&mut alone, sequence, 1));
@@ -79,7 +80,8 @@ impl SchedulerCore {
         if keeps(room) {
             return None;
         }
-        // In whole multiples of the least chunk: `low` keeps the promise or is the least, `high` does not keep it.
+        // Chunks are whole multiples of the least chunk. `low` keeps the promise or is the least
+        // chunk, and `high` does not keep it.
         let (mut low, mut high) = (1, room.div_ceil(CHUNK_LEAST));
         while low + 1 < high {
             let middle = low.midpoint(high);
@@ -88,8 +90,8 @@ impl SchedulerCore {
         Some((low * CHUNK_LEAST).min(room))
     }
 
-    /// Whether a sequence whose tokens the host must see first is left out of every other step. Its interval is then two
-    /// steps.
+    /// Whether a sequence whose tokens the host must see first is left out of every other step. Its
+    /// token interval is then two steps.
     fn some_join_every_other_step(&self) -> bool {
         let must_be_seen = |s: &Sequence| s.is_decoding() && s.spec.must_be_seen();
         self.looks_ahead && self.running.len() >= super::LEFT_OUT && self.running.values().any(must_be_seen)
@@ -100,7 +102,7 @@ fn add(work: &mut StepWork, sequence: &Sequence, tokens: usize) {
     if sequence.is_decoding() { work.add_decoding(sequence.tokens()) } else { work.add_prompt(sequence.cached, tokens) }
 }
 
-/// Tokens for each prompt: all of the oldest, then of the next.
+/// Tokens for each prompt: all of the oldest prompt, then of the next.
 fn in_order(prompts: &[&Sequence], mut room: usize) -> Vec<usize> {
     let take = |sequence: &&Sequence| {
         let tokens = sequence.pending().min(room);
@@ -110,8 +112,9 @@ fn in_order(prompts: &[&Sequence], mut room: usize) -> Vec<usize> {
     prompts.iter().map(take).collect()
 }
 
-/// Tokens for each prompt where there is no room for all: the oldest gets half, so that it is never overtaken for good.
-/// Those with the least left get the rest, because each of them ends a wait soon.
+/// Tokens for each prompt where there is no room for all. The oldest prompt gets half, so that it
+/// is never overtaken forever. The rest goes to the prompts with the fewest tokens left, because
+/// each of them ends a wait soon.
 fn split(prompts: &[&Sequence], room: usize) -> Vec<usize> {
     let mut tokens = vec![0; prompts.len()];
     let Some(oldest) = prompts.first() else { return tokens };

@@ -1,4 +1,5 @@
-//! Blocks that leave for host memory, and come back for sequences that begin with them (ADR 15).
+//! Blocks that are copied to host memory, and copied back for sequences that begin with them (ADR
+//! 15).
 
 use std::collections::VecDeque;
 
@@ -10,17 +11,17 @@ use crate::{
     pace::CopyCosts,
 };
 
-/// Copies under way from which on none begins but those that a step needs. The lane's queue has room for them and for
-/// those of two steps.
+/// The number of running copies from which on only copies that a step needs begin. The lane's queue
+/// has room for these copies and for those of two steps.
 const AHEAD: usize = 4;
 
-/// The share of the pool that is kept blank where there is a host tier, so that steps seldom wait for what leaves.
+/// With a host tier, 1 / `BLANK_SHARE` of the pool is kept blank, so that steps seldom wait for
+/// copies to the host.
 const BLANK_SHARE: usize = 16;
 
-/// The host tier as the scheduler sees it.
 #[derive(Debug, Default)]
 pub(super) struct HostCopies {
-    /// Those that the lane has, the oldest first.
+    /// The copies that the lane has, the oldest first.
     under_way: VecDeque<CopyUnderWay>,
     costs: CopyCosts,
 }
@@ -28,13 +29,14 @@ pub(super) struct HostCopies {
 #[derive(Debug)]
 struct CopyUnderWay {
     blocks: usize,
-    /// The sequence whose blocks come with it, and the tokens that it then has.
+    /// The sequence that this copy fetches blocks for, and the number of tokens that the sequence
+    /// has afterwards.
     fetches: Option<(SequenceId, usize)>,
 }
 
 impl SchedulerCore {
-    /// Keeps up to `slots` blocks in host memory. They come back where `costs` say that this is quicker than computing
-    /// them.
+    /// Keeps up to `slots` blocks in host memory. They are copied back where `costs` say that this
+    /// is quicker than recomputing them.
     #[must_use]
     pub fn with_host(mut self, slots: usize, costs: CopyCosts) -> Self {
         self.kv = self.kv.with_host(slots);
@@ -42,17 +44,17 @@ impl SchedulerCore {
         self
     }
 
-    /// Copies that the lane has. Nothing that they touch may go.
+    /// Whether the lane has copies. Blocks and slots that they use must not be removed.
     pub(super) fn is_copying(&self) -> bool {
         !self.copies.under_way.is_empty()
     }
 
-    /// Whether blocks of a sequence are on their way.
+    /// Whether blocks are being fetched for a sequence.
     pub(super) fn is_fetching(&self) -> bool {
         self.copies.under_way.iter().any(|copy| copy.fetches.is_some())
     }
 
-    /// Hands copies to the lane.
+    /// Submits copies to the lane, if there are any.
     fn copy(&mut self, copies: Copies, fetches: Option<(SequenceId, usize)>, effects: &mut Vec<Effect>) {
         if !copies.is_empty() {
             self.copies.under_way.push_back(CopyUnderWay { blocks: copies.len(), fetches });
@@ -60,13 +62,14 @@ impl SchedulerCore {
         }
     }
 
-    /// Before a step: what it overwrites goes to the host.
+    /// Copies content to the host that the next step would overwrite.
     pub(super) fn copy_leaving(&mut self, effects: &mut Vec<Effect>) {
         let to_host = self.kv.take_leaving();
         self.copy(Copies { to_host, ..Copies::default() }, None, effects);
     }
 
-    /// After a step: blocks that later ones will need leave already.
+    /// Makes blocks blank that later steps will need, by copying their content to the host ahead of
+    /// time.
     pub(super) fn copy_ahead(&mut self, effects: &mut Vec<Effect>) {
         if !self.kv.has_host() || self.shrinks_to.is_some() || self.copies.under_way.len() >= AHEAD {
             return;
@@ -76,7 +79,8 @@ impl SchedulerCore {
         self.copy_leaving(effects);
     }
 
-    /// Begins to fetch what admitted sequences begin with and only the host has, the oldest first.
+    /// Begins to fetch blocks that admitted sequences begin with and only the host has, for the
+    /// oldest sequence first.
     pub(super) fn fetch(&mut self, effects: &mut Vec<Effect>) {
         if !self.kv.has_host() || self.shrinks_to.is_some() {
             return;
@@ -89,7 +93,8 @@ impl SchedulerCore {
             }
             let sequence = self.running.get_mut(&id).expect("it runs");
             let prefix = sequence.takeable();
-            // What another brings is found when it has come.
+            // Blocks that are being fetched for another sequence are found on the device
+            // afterwards.
             if self.kv.is_coming(prefix) {
                 continue;
             }
@@ -101,7 +106,7 @@ impl SchedulerCore {
         }
     }
 
-    /// Whether a sequence is to wait for blocks from host memory rather than compute them.
+    /// Whether a sequence should wait for blocks from host memory instead of recomputing them.
     pub(super) fn waits_for_host(&self, sequence: &Sequence) -> bool {
         if sequence.is_fetching {
             return true;
@@ -117,7 +122,7 @@ impl SchedulerCore {
             && (self.kv.is_coming(prefix) || found.has_room)
     }
 
-    /// The oldest copies have ended, after so many µs.
+    /// The oldest copies have ended, after `micros` µs.
     pub(super) fn copied(&mut self, micros: u64, effects: &mut Vec<Effect>) {
         let copy = self.copies.under_way.pop_front().expect("copies ended that were not under way");
         self.copies.costs.learn(copy.blocks, micros);

@@ -1,5 +1,5 @@
-//! A pool that shrinks and grows while sequences run. No sequence is preempted while a step runs, so shrinking waits
-//! for the lane's steps and plans no new ones.
+//! A pool that shrinks and grows while sequences run. No sequence is preempted while a step runs.
+//! Shrinking therefore waits for the lane's steps, and no new ones are planned meanwhile.
 
 use std::cmp::Reverse;
 
@@ -11,18 +11,19 @@ impl SchedulerCore {
             self.shrinks_to = Some(blocks);
             return;
         }
-        // The same number as before after all, or more.
+        // A pending shrink is canceled, because the new size is not smaller than the current one.
         self.shrinks_to = None;
         if blocks > self.kv.blocks() {
             self.kv.grow(blocks);
-            // What did not fit before may fit now.
+            // Sequences that did not fit before may fit now.
             self.look_ahead_paused = false;
         }
         effects.push(Effect::Resized);
     }
 
-    /// Shrinks the pool if no running step or copy can use a block that goes. Sequences that lose blocks are preempted, the
-    /// least urgent of those first that lost the fewest: what the last ones had is found again for longest.
+    /// Shrinks the pool if no running step or copy can use a removed block. Sequences that lose
+    /// blocks are preempted, in the order of kept ones last, fewest losses first, and least urgent
+    /// first. The content of sequences that are released last stays cached for longest.
     pub(super) fn shrink_when_idle(&mut self, effects: &mut Vec<Effect>) {
         let is_idle = self.under_way.is_empty() && !self.is_copying();
         let Some(to) = self.shrinks_to.take_if(|_| is_idle) else { return };
@@ -41,7 +42,7 @@ impl SchedulerCore {
         effects.extend((!holders.is_empty()).then_some(Effect::Released(holders)));
         self.copy_leaving(effects);
         if self.is_copying() {
-            // What the tail has goes to the host first.
+            // The content of the tail is copied to the host first.
             self.shrinks_to = Some(to);
             return;
         }

@@ -1,5 +1,5 @@
-//! Who of those that wait is admitted next, by the [`order`](crate::order) that pictures have too. What cannot be served in
-//! time goes before it has taken a block.
+//! The order in which waiting sequences are admitted, by the [`order`](crate::order) that pictures
+//! use too. Sequences that cannot be served in time are dropped before they take a block.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -14,15 +14,17 @@ use crate::{
 };
 
 impl Sequence {
-    /// Least for the most urgent; of those, for the oldest.
+    /// A sort key: smallest for the most urgent sequence, and for the oldest among equally urgent
+    /// ones.
     pub(super) fn urgency(&self) -> (i32, SequenceId) {
         (self.spec.scheduling_params.priority, self.id())
     }
 }
 
 impl SchedulerCore {
-    /// The waiting sequences that may be admitted next, in order: the one that is next, and some that may pass it if it
-    /// does not fit. Among equally urgent ones those that lost their blocks come first, because readers wait for them.
+    /// The waiting sequences that may be admitted next, in order: the next one, followed by some
+    /// that may overtake it if it does not fit. Among equally urgent sequences, those that lost
+    /// their blocks come first, because readers wait for them.
     pub(super) fn next_in_order(&self) -> Vec<SequenceId> {
         let place = |sequence: &Sequence| {
             let (priority, id) = sequence.urgency();
@@ -32,7 +34,7 @@ impl SchedulerCore {
         self.turn.order(self.oldest(), self.waiting.values().map(place))
     }
 
-    /// The oldest that waits, if it is its turn.
+    /// The oldest waiting sequence, if its turn has come.
     pub(super) fn turn_of(&self) -> Option<SequenceId> {
         self.turn.of(self.oldest())
     }
@@ -41,19 +43,21 @@ impl SchedulerCore {
         self.waiting.first_key_value().map(|(oldest, _)| *oldest)
     }
 
-    /// Whether another may still be admitted before `next`, which does not fit. None passes one that lost its blocks.
+    /// Whether another sequence may still be admitted before `next`, which does not fit. No
+    /// sequence overtakes one that lost its blocks.
     pub(super) fn may_be_passed(&self, next: SequenceId) -> bool {
         let next = &self.waiting[&next];
         next.losses() == 0 && next.passed < PASSES_MAX
     }
 
-    /// Counts an admission against the turn of the oldest. `id` still waits.
+    /// Counts the admission of `id`, which is still in the queue, while the oldest sequence waits.
     pub(super) fn count_turn(&mut self, id: SequenceId) {
         self.turn.count(self.oldest(), id);
     }
 
-    /// Drops the sequences that can no longer be served in time: those that wait, and those that were admitted and had no
-    /// share of a step yet. Those whose blocks a copy fills go when it has ended.
+    /// Drops the sequences that can no longer be served in time: waiting ones, and admitted ones
+    /// that have not been part of a step yet. A sequence whose blocks a copy is filling is dropped
+    /// after the copy has ended.
     pub(super) fn drop_late(&mut self, effects: &mut Vec<Effect>) {
         let missed = |sequence: &Sequence| Some((sequence.id(), self.missed(sequence)?));
         let without_share = self.running.values().filter(|s| !s.has_begun && !s.cancelled && !s.is_fetching);
@@ -61,13 +65,14 @@ impl SchedulerCore {
         for (id, deadline) in late {
             self.waiting.remove(&id);
             self.take_out(id);
-            // What came from host memory stays known.
+            // Blocks that were fetched from host memory keep their names and content.
             self.kv.release(id);
             effects.push(Effect::Late(id, deadline));
         }
     }
 
-    /// The deadline that a sequence has missed, or would miss if it had a share of the next step.
+    /// The deadline that a sequence has missed, or would miss even if it were part of the next
+    /// step.
     fn missed(&self, sequence: &Sequence) -> Option<Deadline> {
         let Deadlines { queue, first_token, reply } = sequence.due;
         if !sequence.has_begun && queue.is_some_and(|due| due < self.now) {
@@ -76,13 +81,13 @@ impl SchedulerCore {
         let first_token = first_token.filter(|_| sequence.spec.produced == 0);
         let due = [(first_token, Deadline::FirstToken), (reply, Deadline::Reply)];
         let first = due.into_iter().filter_map(|(due, deadline)| Some((due?, deadline))).min()?;
-        // What blocks hold is looked up only where it matters.
+        // The cached blocks are looked up only where they can make a difference.
         let is_missed = |found| first.0 < self.now + self.until_token(sequence, found);
         (is_missed(0) && is_missed(self.kv.known_prefix(sequence.takeable()) * BLOCK_TOKENS)).then_some(first.1)
     }
 
-    /// The least time until the sequence's next token, by what steps cost: that of one step with its tokens alone, but
-    /// for those `found` in blocks. Zero where no costs are known.
+    /// The shortest time until the sequence's next token, by the step costs: one step with only
+    /// this sequence, in which `found` tokens are cached. Zero if no costs are known.
     fn until_token(&self, sequence: &Sequence, found: usize) -> Duration {
         let Some(pace) = &self.pace else { return Duration::ZERO };
         let mut work = StepWork::default();
@@ -90,8 +95,8 @@ impl SchedulerCore {
         Duration::from_micros(pace.costs.predict(&work, false))
     }
 
-    /// The running sequences that are less urgent than `next` and may lose their blocks once more, the least urgent and
-    /// youngest first.
+    /// The running sequences that are less urgent than `next` and may be preempted once more, the
+    /// least urgent and youngest first.
     pub(super) fn less_urgent(&self, next: &Sequence) -> Vec<SequenceId> {
         let priority = next.spec.scheduling_params.priority;
         let may_go = |s: &&Sequence| {

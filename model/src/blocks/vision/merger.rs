@@ -59,8 +59,8 @@ impl Merger {
         })
     }
 
-    /// Merges `hidden` `[patches, hidden]` and writes the embeddings to the rows `rows` `[embeddings]` of `out`
-    /// `[any, out]`.
+    /// Merges `hidden` `[patches, hidden]` and writes the embeddings to the rows `rows`
+    /// `[embeddings]` of `out` `[any, out]`.
     pub fn scatter<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

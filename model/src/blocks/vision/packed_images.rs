@@ -1,4 +1,5 @@
-//! Pictures packed for one launch of a vision tower: their frames, and the order in which patches are cut from them.
+//! Pictures packed for one launch of a vision tower: their frames, and the order in which patches
+//! are cut from them.
 
 use std::sync::Arc;
 
@@ -134,7 +135,8 @@ impl PackedImages {
         Ok(PatchPlaces { places, layout })
     }
 
-    /// Uploads the frames and cuts them into `patches` `[patches, values]`. The uploaded bytes are freed on return.
+    /// Uploads the frames and cuts them into `patches` `[patches, values]`. The uploaded bytes are
+    /// freed on return.
     pub fn cut<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

@@ -3,8 +3,8 @@
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor};
 
-/// Rows that a rank sends at a time. The limit makes the exchange take less of the workspace than
-/// the tower.
+/// Rows that a rank sends at a time. The limit keeps the workspace of the exchange below the
+/// workspace of the tower.
 const ROWS_AT_ONCE: usize = 256;
 
 /// Assigns each picture to one of `ranks` ranks by its number of patches, and returns the indices

@@ -1,4 +1,5 @@
-//! Pictures and videos in a prompt: one placeholder token per merged patch, and positions on three axes.
+//! Pictures and videos in a prompt: one placeholder token per merged patch, and positions on three
+//! axes.
 
 use std::cmp::Ordering;
 

@@ -23,7 +23,7 @@ pub enum HubError {
     /// The proxy's address does not parse.
     #[error("the address of the proxy is not valid")]
     Proxy,
-    /// The hub does not answer.
+    /// The hub does not respond.
     #[error("{endpoint} could not be reached: {reason}")]
     Unreachable {
         endpoint: String,
@@ -39,8 +39,8 @@ pub enum HubError {
     NoRepository {
         repository: String,
     },
-    /// The token, or the lack of one, does not give access to the model. The hub's answer is the same for private
-    /// models and for models that do not exist.
+    /// The token, or the lack of a token, does not give access to the model. The hub's response is
+    /// the same for private models and for models that do not exist.
     #[error("the hub refused access to {repository} with status {status}")]
     Refused {
         repository: String,

@@ -18,38 +18,31 @@ use crate::{
     flow::Grid,
 };
 
-/// The family's configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The text part.
     pub decoder: DecoderConfig,
-    /// The vision part.
     pub vision: VisionConfig,
-    /// The placeholder token.
     pub image_token: u32,
-    /// Who wrote the checkpoint.
     pub layout: Layout,
 }
 
-/// Who wrote a checkpoint.
+/// Origin of a checkpoint, which determines its keys and weight names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// transformers' conversion.
     Converted,
-    /// The model's authors, for the code that comes with it.
+    /// The original release by the model's authors, for the code that comes with it.
     Released,
 }
 
-/// The sizes and settings of the vision tower and the merger.
+/// Sizes and settings of the vision tower and the merger.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VisionConfig {
-    /// Number of layers.
     pub layers: usize,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Width of the MLP.
     pub intermediate: usize,
-    /// Attention heads.
     pub heads: usize,
     /// Pixels along a side of a tile.
     pub image_size: usize,
@@ -59,15 +52,15 @@ pub struct VisionConfig {
     pub merge: MergeSize,
     /// Width of the decoder.
     pub out: usize,
-    /// Which norm the layers have.
+    /// Norm of the layers.
     pub norm: NormKind,
-    /// Added to the variance, or to the mean square.
+    /// Added to the variance (layer norm) or to the mean square (RMS norm).
     pub norm_epsilon: f32,
     /// Whether the projection of queries, keys and values has a bias.
     pub has_qkv_bias: bool,
-    /// Whether queries and keys are normalised.
+    /// Whether queries and keys are normalized.
     pub has_qk_norm: bool,
-    /// Added to the mean square there.
+    /// Added to the mean square in the norm of queries and keys.
     pub qk_norm_epsilon: f32,
 }
 
@@ -91,7 +84,7 @@ struct Fields {
     use_mask_token: bool,
 }
 
-/// A side of a square, once or twice.
+/// The side of a square, given once or twice.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(untagged)]
 enum Side {
@@ -117,7 +110,7 @@ impl Layout {
         if is_released { Layout::Released } else { Layout::Converted }
     }
 
-    /// The key of the text model's part.
+    /// Key of the text model's part of `config.json`.
     fn text_key(self) -> &'static str {
         match self {
             Layout::Converted => "text_config",
@@ -125,8 +118,8 @@ impl Layout {
         }
     }
 
-    /// Defaults of `InternVLVisionConfig` (transformers 5.17, `configuration_internvl.py`), or of `InternVisionConfig`
-    /// (`configuration_intern_vit.py` of the releases).
+    /// Defaults of `InternVLVisionConfig` (transformers 5.17, `configuration_internvl.py`), or of
+    /// `InternVisionConfig` (`configuration_intern_vit.py` of the releases).
     fn vision_defaults(self) -> Value {
         let common = json!({
             "num_channels": 3,
@@ -164,7 +157,7 @@ impl Layout {
 }
 
 impl Config {
-    /// Reads `config.json`, and checks the checkpoint's processors of pictures and of videos against it.
+    /// Reads `config.json` and checks the checkpoint's picture and video processors against it.
     pub fn read(checkpoint: &Checkpoint, text: ReadText) -> Result<Self, ConfigError> {
         let (config, layout) = (&checkpoint.config, Layout::of(checkpoint));
         config_keys::refuse_unknown("", config)?;
@@ -184,7 +177,7 @@ impl Config {
     }
 }
 
-/// Refuses values that change what is computed.
+/// Refuses values that change the computation.
 fn check_settings(config: &Map<String, Value>, layout: Layout) -> Result<(), ConfigError> {
     let supported: &[(&str, Value, &'static str)] = match layout {
         Layout::Converted => &[
@@ -192,7 +185,7 @@ fn check_settings(config: &Map<String, Value>, layout: Layout) -> Result<(), Con
             ("vision_feature_layer", json!(-1), "-1"),
             ("vision_feature_select_strategy", json!("default"), "default"),
         ],
-        // What joins patches is v1 where nothing is said.
+        // Without `ps_version`, the pixel shuffle that joins patches is v1.
         Layout::Released => &[
             ("ps_version", json!("v2"), "v2"),
             ("select_layer", json!(-1), "-1"),
@@ -211,7 +204,7 @@ fn check_settings(config: &Map<String, Value>, layout: Layout) -> Result<(), Con
     }
 }
 
-/// Reads `downsample_ratio`: 0.5 merges two by two patches.
+/// Reads `downsample_ratio`. 0.5 merges two by two patches.
 fn merge(config: &Map<String, Value>) -> Result<MergeSize, ConfigError> {
     let ratio = config.get("downsample_ratio").map(f64::deserialize).transpose()?.unwrap_or(0.5);
     if ratio == 0.5 {
@@ -225,8 +218,9 @@ fn merge(config: &Map<String, Value>) -> Result<MergeSize, ConfigError> {
     }
 }
 
-/// Reads the text model's part. Where the top level does not say whether the head is tied, a checkpoint that has a head
-/// uses it: transformers ties by default, and then only what is equal.
+/// Reads the text model's part. If the top level does not say whether the head is tied and the
+/// checkpoint has a head, that head is used: transformers ties by default, but only if the tensors
+/// are equal.
 fn decoder(checkpoint: &Checkpoint, layout: Layout, read: ReadText) -> Result<DecoderConfig, ConfigError> {
     let (key, none) = (layout.text_key(), Map::new());
     let text = config_keys::part(&checkpoint.config, key)?.unwrap_or(&none);
@@ -242,19 +236,20 @@ fn decoder(checkpoint: &Checkpoint, layout: Layout, read: ReadText) -> Result<De
     let heads = ["lm_head.weight", "language_model.lm_head.weight"];
     decoder.tied_embeddings = match said(&checkpoint.config)? {
         Some(is_tied) => is_tied,
-        // What is only planned has no tensors to ask.
+        // A checkpoint that is only planned has no tensors to look up.
         None if is_drawn(checkpoint) => said(text)?.unwrap_or(false),
         None => !heads.iter().any(|head| checkpoint.tensors.contains(head)) && said(text)?.unwrap_or(true),
     };
     Ok(decoder)
 }
 
-/// Whether the weights are drawn, or only planned.
+/// Whether the weights are random or only planned.
 fn is_drawn(checkpoint: &Checkpoint) -> bool {
     checkpoint.tensors.random("lm_head.weight", 2).is_some()
 }
 
-/// Released checkpoints have the placeholder's id only in their vocabulary. A plan may have none: any id will do there.
+/// Placeholder token. Released checkpoints have its id only in their vocabulary. A planned
+/// checkpoint may have no vocabulary, and then any id will do.
 fn image_token(checkpoint: &Checkpoint, layout: Layout) -> Result<u32, ConfigError> {
     let said = checkpoint.config.get("image_token_id").map(u32::deserialize).transpose()?;
     match (said, layout) {
@@ -296,7 +291,7 @@ impl VisionConfig {
             norm_epsilon: fields.layer_norm_eps,
             has_qkv_bias: fields.attention_bias,
             has_qk_norm: fields.use_qk_norm,
-            // transformers has a constant there.
+            // transformers uses a constant here.
             qk_norm_epsilon: if layout == Layout::Released { fields.layer_norm_eps } else { 1e-6 },
         }
         .with_whole_tiles()
@@ -314,23 +309,22 @@ impl VisionConfig {
         }
     }
 
-    /// Pixels of a patch, which has one frame and three colour channels.
+    /// Size of a patch, which has one frame and three color channels.
     pub fn patch(&self) -> PatchSize {
         PatchSize { side: self.patch_size, frames: 1 }
     }
 
-    /// The patches of a tile.
     pub fn tile(&self) -> Grid {
         let side = (self.image_size / self.patch_size) as u32;
         Grid { t: 1, h: side, w: side }
     }
 
-    /// What the tower leaves for each token.
+    /// Layout of the vision cache row that the tower writes for each token.
     pub fn row(&self) -> EmbeddingLayout {
         EmbeddingLayout::plain(self.out)
     }
 
-    /// What other keys say of a tile must follow from its sizes.
+    /// Checks that other keys about a tile agree with its sizes.
     fn check_counts(&self, config: &Map<String, Value>) -> Result<(), ConfigError> {
         let tokens = self.tile().tokens(self.merge);
         for (key, expected) in [("image_seq_length", tokens), ("force_image_size", self.image_size)] {

@@ -1,6 +1,6 @@
-//! InternVL 3 and 3.5 (arXiv 2504.10479, 2508.18265): InternViT sees a picture as tiles of one size, and a text model
-//! of another family reads their embeddings in line. Released checkpoints and transformers' conversions of them are
-//! read.
+//! InternVL 3 and 3.5 (arXiv 2504.10479, 2508.18265). InternViT sees a picture as tiles of one
+//! size, and a text model of another family reads the embeddings in place of placeholders. Released
+//! checkpoints and transformers' conversions of them are supported.
 
 mod config;
 mod names;
@@ -32,7 +32,7 @@ const ARCHITECTURES: [(&str, &str); 2] =
 impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] = &ARCHITECTURES;
 
-    /// Every kind of work. The encoder sees a video as pictures, so videos add none.
+    /// Every kind of work. The encoder sees a video as pictures, so videos add no kind.
     const WORKLOADS: &'static [Workload] = Workload::ALL;
 
     type Shape = Shape;
@@ -75,5 +75,4 @@ impl Settings for Config {
     }
 }
 
-/// The family's weights.
 pub type Model = VisionLanguageModel<vision::VisionTower>;

@@ -1,34 +1,30 @@
-//! What the layouts of checkpoints call the weights.
+//! Names of the weights in the checkpoint layouts.
 
 use super::config::{Config, Layout};
 use crate::{blocks::vision::LayerNames, weights::WeightMap};
 
-/// The names of one layout. Those of a layer are without its prefix.
+/// Names of one layout. The names within a layer lack the layer's prefix.
 pub struct Names {
-    /// The class token.
     pub class: String,
     /// The positions of the class token and of the patches.
     pub positions: String,
-    /// The projection of a patch.
     pub patch: String,
-    /// Layer `index` is this, a dot and the index.
+    /// Prefix of the layers. Layer `index` is named with this prefix, a dot and the index.
     pub layers: String,
-    /// The parts of a layer.
     pub layer: LayerNames,
-    /// The merger's norm and matrices.
+    /// Norm and matrices of the merger.
     pub merger: [String; 3],
-    /// The text model.
     pub decoder: &'static str,
-    /// The text model's output projection.
+    /// Output projection of the text model.
     pub head: &'static str,
 }
 
 impl Names {
-    /// The names of `config`'s layout.
     pub fn of(config: &Config, map: &WeightMap<'_>) -> Self {
         let mut names = match config.layout {
             Layout::Released => Names::released(),
-            // transformers has renamed what it loads since 4.56, and may write either.
+            // transformers has renamed the weights when loading since 4.56, and may write either
+            // set of names.
             Layout::Converted if map.has("vision_tower.embeddings.cls_token") => {
                 Names::converted("", "language_model.model", "language_model.lm_head.weight")
             }
@@ -40,7 +36,8 @@ impl Names {
         names
     }
 
-    /// `modeling_intern_vit.py` and `modeling_internvl_chat.py`, which released checkpoints bring along.
+    /// Names of `modeling_intern_vit.py` and `modeling_internvl_chat.py`, which come with released
+    /// checkpoints.
     fn released() -> Self {
         let tower = |part: &str| format!("vision_model.{part}");
         Names {
@@ -59,7 +56,7 @@ impl Names {
         }
     }
 
-    /// `modeling_internvl.py` of transformers 5.17.
+    /// Names of `modeling_internvl.py` in transformers 5.17.
     fn converted(prefix: &str, decoder: &'static str, head: &'static str) -> Self {
         let tower = |part: &str| format!("{prefix}vision_tower.{part}");
         Names {

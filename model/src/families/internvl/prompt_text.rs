@@ -1,24 +1,25 @@
-//! Pictures and videos as they stand in the text of a prompt: each picture between two tokens, and each frame of a
-//! video as a picture with its number in front.
+//! Text of pictures and videos in a prompt: each picture is enclosed in two tokens, and each frame
+//! of a video is a picture preceded by its number.
 
 use crate::{flow::MediaGrid, text::PlaceholderTexts};
 
-/// Stands for a picture, and is repeated for its embeddings.
+/// Placeholder of a picture, which is repeated for each of its embeddings.
 pub const IMAGE: &str = "<IMG_CONTEXT>";
-/// Stands for a video. Only the vocabularies of transformers' conversions have it.
+/// Placeholder of a video. Only the vocabularies of transformers' conversions have it.
 const VIDEO: &str = "<video>";
 const START: &str = "<img>";
 const END: &str = "</img>";
 
-/// What templates write for pictures and videos.
+/// Texts that templates write for pictures and videos.
 pub const PLACEHOLDERS: PlaceholderTexts = PlaceholderTexts { image: IMAGE, video: VIDEO, before: "", after: "\n" };
 
-/// Tokens of a frame's text up to `Frame999: `: one for each digit, the word, the colon, a space, a new line, and the
-/// two around the placeholder.
+/// Tokens of a frame's text up to `Frame999: `: one for each digit, the word, the colon, a space, a
+/// new line, and the two around the placeholder.
 pub const STEP_TOKENS: usize = 9;
 
-/// Writes each picture and video in place of its placeholder in `rendered`, as `processing_internvl.py` of transformers
-/// 5.17 does. Left as it is where placeholders and `visuals` differ in number or order; laying it out then fails.
+/// Writes each picture and video in place of its placeholder in `rendered`, as
+/// `processing_internvl.py` of transformers 5.17 does. Returns `rendered` unchanged if the
+/// placeholders and `visuals` differ in number or order. Laying out the prompt then fails.
 pub fn write(rendered: String, visuals: &[MediaGrid]) -> String {
     write_all(&rendered, visuals).unwrap_or(rendered)
 }

@@ -1,14 +1,15 @@
-//! The settings of this family's models, for checkpoints with random weights or without weights.
+//! Settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers are from arXiv 2504.10479 (table 1) and 2508.18265 (table 1), and those of the text models from their
-//! own releases. No head is tied: the parameters that the papers count have both.
+//! The numbers are from arXiv 2504.10479 (table 1) and 2508.18265 (table 1), and the numbers of the
+//! text models are from their own releases. No head is tied: the parameter counts of the papers
+//! include both the embedding and the head.
 
 use serde_json::{Value, json};
 
 use crate::blocks::decoder_shape::{DecoderShape, ShapeText};
 use crate::families::{Files, ReleasedShape};
 
-/// The sizes of a model, without its weights.
+/// Sizes of a model, without its weights.
 pub struct Shape {
     name: &'static str,
     text_type: &'static str,
@@ -43,13 +44,13 @@ const TEXT: ShapeText = ShapeText {
     ends: &["<|im_end|>", "<|endoftext|>"],
 };
 
-/// A model of version 3, on Qwen2.5.
+/// A model of version 3, based on Qwen2.5.
 const fn three(name: &'static str, sizes: [usize; 5], vision: VisionShape) -> Shape {
     let decoder = DecoderShape::small(sizes, 32_768);
     Shape { name, text_type: "qwen2", decoder: DecoderShape { vocabulary: 151_674, ..untied(decoder) }, vision }
 }
 
-/// A model of version 3.5, on Qwen3.
+/// A model of version 3.5, based on Qwen3.
 const fn three_and_a_half(name: &'static str, sizes: [usize; 5], vision: VisionShape) -> Shape {
     let decoder = DecoderShape { head_dim: Some(128), ..DecoderShape::small(sizes, 40_960) };
     Shape { name, text_type: "qwen3", decoder: untied(decoder), vision }
@@ -59,7 +60,8 @@ const fn untied(decoder: DecoderShape) -> DecoderShape {
     DecoderShape { text: TEXT, is_tied: false, ..decoder }
 }
 
-/// Each shape: hidden width, MLP width, layers, query heads, key and value heads of its text model; its tower.
+/// Columns: hidden width, MLP width, layers, query heads, key and value heads of the text model;
+/// vision tower.
 pub const SHAPES: [Shape; 13] = [
     three("internvl3-1b", [896, 4864, 24, 14, 2], SMALL_TOWER),
     three("internvl3-2b", [1536, 8960, 28, 12, 2], SMALL_TOWER),
@@ -130,8 +132,8 @@ impl Shape {
     }
 }
 
-/// The files of the processors that belong to this `config.json`: those of the conversions, or the one of the releases,
-/// which has its tiles in `config.json`.
+/// Settings files of the processors that belong to this `config.json`: those of transformers'
+/// conversions, or the single file of the releases, whose tile settings are in `config.json`.
 pub fn processors(config: &Value) -> Files {
     let side = &config["vision_config"]["image_size"];
     let side = side.as_u64().or(side[0].as_u64()).unwrap_or(448);

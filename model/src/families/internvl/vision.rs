@@ -1,4 +1,4 @@
-//! The vision tower: patches of tiles to rows of the vision cache.
+//! The vision tower, which encodes patches of tiles to rows of the vision cache.
 
 use std::ops::Range;
 
@@ -22,19 +22,19 @@ use crate::{
     weights::{WeightError, WeightMap},
 };
 
-/// Added to the variance in the merger's norm: torch's default, which no configuration names.
+/// Added to the variance in the merger's norm. This is torch's default, which no configuration file
+/// names.
 const MERGER_EPSILON: f32 = 1e-5;
 
-/// The tower's weights.
 pub struct VisionTower {
     config: VisionConfig,
     class: Tensor<'static>,    // [1, hidden]
-    embedding: PatchEmbedding, // the class token's position is the first
+    embedding: PatchEmbedding, // the class token's position comes first
     layers: Vec<TowerLayer>,
     merger: Merger,
 }
 
-/// The rows of a launch: each tile has its class token in front of its patches.
+/// Rows of an encode batch. Each tile has its class token in front of its patches.
 struct Rows {
     pictures: usize,
     of_tile: usize,
@@ -58,7 +58,7 @@ impl Rows {
         self.each_tile().flat_map(|rows| rows.skip(1)).collect()
     }
 
-    /// Uploads the stretches in which the rows of a tile attend to each other.
+    /// Uploads the stretches of rows that attend to each other: one stretch per tile.
     fn seen<'s, B: Backend>(&self, scope: &'s Scope<'_, B>) -> Result<Stretches<'s>, KernelError> {
         let starts: Vec<u32> = (0..=self.pictures).map(|tile| (tile * self.of_tile) as u32).collect();
         stretches(scope, &starts)
@@ -97,13 +97,13 @@ impl Tower for VisionTower {
         for layer in &self.layers[..depth.of(self.layers.len())] {
             layer.forward(&scope, None, &seen, &mut hidden)?;
         }
-        let patches = scope.gather_rows(&hidden, &patch_rows)?; // the classes have done their part
+        let patches = scope.gather_rows(&hidden, &patch_rows)?; // class tokens are no longer needed
         self.merger.scatter(&scope, &patches, &cache_rows, cache)
     }
 }
 
 impl VisionTower {
-    /// Claims the tower's weights and the merger's.
+    /// Claims the weights of the tower and the merger.
     fn claim(config: VisionConfig, names: &Names, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         map.expect_plain_tower();
         let (hidden, patches) = (config.hidden, config.tile().patches());

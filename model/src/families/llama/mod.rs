@@ -1,5 +1,5 @@
-//! Llama 3 (arXiv 2407.21783) and models with its architecture, text only: SmolLM2 (arXiv 2502.02737) and Mistral 7B
-//! (arXiv 2310.06825) without its window.
+//! Llama 3 (arXiv 2407.21783) and models with its architecture, text only: SmolLM2 (arXiv
+//! 2502.02737) and Mistral 7B (arXiv 2310.06825) without its sliding window.
 
 mod shape;
 
@@ -13,7 +13,7 @@ use crate::{
 };
 use shape::Shape;
 
-/// The family's configuration: a decoder and nothing else.
+/// Configuration of the family, which is only a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config(DecoderConfig);
 
@@ -34,7 +34,7 @@ impl Settings for Config {
         let defaults = if is_mistral { mistral_defaults() } else { llama_defaults() };
         let decoder = DecoderConfig::read("", &checkpoint.config, &defaults)?;
         let window = match checkpoint.config.get("sliding_window") {
-            // The class's own default.
+            // Default of `MistralConfig`.
             None if is_mistral => Some(4096),
             window => window.and_then(serde_json::Value::as_u64),
         };
@@ -56,7 +56,7 @@ impl Settings for Config {
 const LLAMA: &str = "llama";
 const MISTRAL: &str = "mistral";
 
-/// The defaults of `LlamaConfig` (transformers 5.17, `configuration_llama.py`).
+/// Defaults of `LlamaConfig` (transformers 5.17, `configuration_llama.py`).
 fn llama_defaults() -> DecoderDefaults {
     let fields = json!({
         "vocab_size": 32_000,
@@ -72,7 +72,7 @@ fn llama_defaults() -> DecoderDefaults {
     DecoderDefaults { fields, rope_types: &["default"], axes: AxesRule::One, layer: LayerKind::ConfiguredBias }
 }
 
-/// The defaults of `MistralConfig` (transformers 5.17, `configuration_mistral.py`).
+/// Defaults of `MistralConfig` (transformers 5.17, `configuration_mistral.py`).
 fn mistral_defaults() -> DecoderDefaults {
     let fields = json!({
         "vocab_size": 32_000,

@@ -1,14 +1,15 @@
-//! The settings of this family's models, for checkpoints with random weights or without weights.
+//! Settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers are from `config.json` of meta-llama/*, HuggingFaceTB/SmolLM2-* and mistralai/Mistral-7B-v0.3 on
-//! huggingface.co (arXiv 2407.21783, table 3; arXiv 2502.02737). All have Llama 3's control tokens here.
+//! The numbers are from `config.json` of meta-llama/*, HuggingFaceTB/SmolLM2-* and
+//! mistralai/Mistral-7B-v0.3 on huggingface.co (arXiv 2407.21783, table 3; arXiv 2502.02737). All
+//! shapes use Llama 3's control tokens.
 
 use serde_json::json;
 
 use crate::blocks::decoder_shape::{DecoderShape, ShapeText};
 use crate::families::{Files, ReleasedShape};
 
-/// Llama 3's text.
+/// Control tokens and chat template of Llama 3.
 const TEXT: ShapeText = ShapeText {
     control: &[
         "<|begin_of_text|>",
@@ -25,16 +26,16 @@ const TEXT: ShapeText = ShapeText {
     ends: &["<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"],
 };
 
-/// Who made the model.
 #[derive(Clone, Copy)]
 enum Maker {
-    /// Meta. Rotary frequencies are divided by this, from 8,192 tokens on; 1: they are not.
+    /// Meta. Rotary frequencies are divided by this number from 8,192 tokens on. 1 leaves them
+    /// unchanged.
     Llama(u32),
     SmolLm,
     Mistral,
 }
 
-/// The sizes of a model, without its weights.
+/// Sizes of a model, without its weights.
 pub struct Shape {
     name: &'static str,
     maker: Maker,
@@ -54,7 +55,8 @@ const fn released(name: &'static str, maker: Maker, sizes: [usize; 5], is_tied: 
     Shape { name, maker, decoder }
 }
 
-/// Each shape: hidden width, MLP width, layers, query heads, key and value heads; whether its head is tied.
+/// Columns: hidden width, MLP width, layers, query heads, key and value heads; whether the head is
+/// tied.
 pub const SHAPES: [Shape; 11] = [
     released("llama-3-8b", Maker::Llama(1), [4096, 14_336, 32, 32, 8], false),
     released("llama-3-70b", Maker::Llama(1), [8192, 28_672, 80, 64, 8], false),

@@ -1,4 +1,4 @@
-//! Qwen2 and Qwen2.5, text only (arXiv 2407.10671, 2412.15115); QwQ-32B is one.
+//! Qwen2 and Qwen2.5, text only (arXiv 2407.10671, 2412.15115). QwQ-32B belongs to this family.
 
 mod shape;
 
@@ -12,7 +12,7 @@ use crate::{
 };
 use shape::Shape;
 
-/// The family's configuration: a decoder and nothing else.
+/// Configuration of the family, which is only a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config(DecoderConfig);
 
@@ -43,7 +43,7 @@ impl Settings for Config {
     }
 }
 
-/// The defaults of `Qwen2Config` (transformers 5.17, `configuration_qwen2.py`).
+/// Defaults of `Qwen2Config` (transformers 5.17, `configuration_qwen2.py`).
 fn defaults() -> DecoderDefaults {
     let fields = json!({
         "vocab_size": 151_936,

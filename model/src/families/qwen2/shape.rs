@@ -1,18 +1,19 @@
-//! The settings of this family's models, for checkpoints with random weights or without weights.
+//! Settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers are from `config.json` of Qwen/Qwen2.5-*-Instruct and Qwen/QwQ-32B on huggingface.co (arXiv 2412.15115,
-//! table 1). Base models from 7B on have 131,072 tokens of context, as QwQ-32B did before May 2025 (QwenLM/QwQ#26).
+//! The numbers are from `config.json` of Qwen/Qwen2.5-*-Instruct and Qwen/QwQ-32B on huggingface.co
+//! (arXiv 2412.15115, table 1). Base models from 7B on have 131,072 tokens of context, as QwQ-32B
+//! did before May 2025 (QwenLM/QwQ#26).
 
 use crate::blocks::decoder_shape::DecoderShape;
 use crate::families::{Files, ReleasedShape};
 
-/// The sizes of a model, without its weights.
+/// Sizes of a model, without its weights.
 pub struct Shape {
     name: &'static str,
     decoder: DecoderShape,
 }
 
-/// Each shape: hidden width, MLP width, layers, query heads, key and value heads; context tokens.
+/// Columns: hidden width, MLP width, layers, query heads, key and value heads; context tokens.
 pub const SHAPES: [Shape; 8] = [
     Shape { name: "qwen2.5-0.5b", decoder: DecoderShape::small([896, 4864, 24, 14, 2], 32_768) },
     Shape { name: "qwen2.5-1.5b", decoder: DecoderShape::small([1536, 8960, 28, 12, 2], 32_768) },

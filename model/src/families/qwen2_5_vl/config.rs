@@ -13,21 +13,17 @@ use crate::{
     families::Settings,
 };
 
-/// The family's configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The text part.
     pub decoder: DecoderConfig,
-    /// The vision part.
     pub vision: VisionConfig,
-    /// The placeholder tokens.
     pub tokens: PlaceholderTokens,
 }
 
-/// The sizes and settings of the vision tower.
+/// Sizes and settings of the vision tower.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct VisionConfig {
-    /// What it has in common with other towers.
+    /// Settings shared with the towers of other families.
     #[serde(flatten)]
     pub tower: TowerConfig,
     /// Width of the residual stream.
@@ -45,9 +41,9 @@ pub struct VisionConfig {
 }
 
 impl VisionConfig {
-    /// Reads `vision_config` over the defaults of `Qwen2_5_VLVisionConfig` (transformers 5.17,
-    /// `configuration_qwen2_5_vl.py`). transformers saves only what differs from its defaults, and released files were
-    /// saved by it.
+    /// Reads `vision_config` on top of the defaults of `Qwen2_5_VLVisionConfig` (transformers 5.17,
+    /// `configuration_qwen2_5_vl.py`). The defaults matter because transformers wrote the released
+    /// files, and it saves only settings that differ from its defaults.
     fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
         let defaults = json!({
             "depth": 32,
@@ -73,7 +69,7 @@ impl VisionConfig {
         self.window_size / self.tower.patch_size / self.tower.spatial_merge_size
     }
 
-    /// Elements of a head.
+    /// Elements per attention head.
     pub fn head_dim(&self) -> usize {
         self.hidden_size / self.tower.num_heads
     }
@@ -108,7 +104,7 @@ impl VisionConfig {
 }
 
 impl Config {
-    /// Reads `config.json`, and checks the checkpoint's processors against it.
+    /// Reads `config.json` and checks the checkpoint's processors against it.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
         let config = &checkpoint.config;
         let decoder = DecoderConfig::read_nested(config, &defaults())?;
@@ -121,8 +117,8 @@ impl Config {
     }
 }
 
-/// The defaults of `Qwen2_5_VLTextConfig` (transformers 5.17, `configuration_qwen2_5_vl.py`; the sections are from
-/// `modeling_qwen2_5_vl.py`).
+/// Defaults of `Qwen2_5_VLTextConfig` (transformers 5.17, `configuration_qwen2_5_vl.py`; the
+/// sections are from `modeling_qwen2_5_vl.py`).
 fn defaults() -> DecoderDefaults {
     let fields = json!({
         "vocab_size": 152_064,

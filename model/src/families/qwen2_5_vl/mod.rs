@@ -1,5 +1,5 @@
-//! Qwen2.5-VL (arXiv 2502.13923): a vision tower of windowed and full attention before a Qwen2.5 decoder with
-//! multimodal rotary positions.
+//! Qwen2.5-VL (arXiv 2502.13923): a vision tower with windowed and full attention, followed by a
+//! Qwen2.5 decoder with multimodal rotary positions.
 
 mod config;
 mod shape;
@@ -31,7 +31,7 @@ impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] =
         &[("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl")];
 
-    /// Every kind of work. The encoder sees a video as pictures, so videos add none.
+    /// Every kind of work. The encoder sees a video as pictures, so videos add no kind.
     const WORKLOADS: &'static [Workload] = Workload::ALL;
 
     type Shape = Shape;
@@ -68,5 +68,4 @@ impl Settings for Config {
     }
 }
 
-/// The family's weights.
 pub type Model = VisionLanguageModel<vision::VisionTower>;

@@ -1,14 +1,15 @@
-//! The settings of this family's models, for checkpoints with random weights or without weights.
+//! Settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers are from `config.json` and `preprocessor_config.json` of Qwen/Qwen2.5-VL-*-Instruct on huggingface.co.
-//! Table 1 of arXiv 2502.13923 gives all towers an MLP of 3,456, but those of 3B and 7B were released with 3,420.
+//! The numbers are from `config.json` and `preprocessor_config.json` of Qwen/Qwen2.5-VL-*-Instruct
+//! on huggingface.co. Table 1 of arXiv 2502.13923 gives all towers an MLP of 3,456, but the 3B and
+//! 7B towers were released with 3,420.
 
 use serde_json::{Value, json};
 
 use crate::blocks::{decoder_shape::DecoderShape, vision::released_processor};
 use crate::families::{Files, ReleasedShape};
 
-/// The sizes of a model, without its weights.
+/// Sizes of a model, without its weights.
 pub struct Shape {
     name: &'static str,
     decoder: DecoderShape,
@@ -30,8 +31,8 @@ const fn released(name: &'static str, decoder: DecoderShape, tower_intermediate:
     Shape { name, decoder, rope_sections: [16, 24, 24], vision }
 }
 
-/// Each shape: hidden width, MLP width, layers, query heads, key and value heads; context tokens; MLP width of the
-/// tower.
+/// Columns: hidden width, MLP width, layers, query heads, key and value heads; context tokens; MLP
+/// width of the tower.
 pub const SHAPES: [Shape; 5] = [
     released("qwen2.5-vl-3b", DecoderShape::small([2048, 11_008, 36, 16, 2], 128_000), 3420),
     released("qwen2.5-vl-7b", DecoderShape::large([3584, 18_944, 28, 28, 4], 128_000), 3420),

@@ -1,18 +1,20 @@
-//! The order in which the tower reads a picture's patches: window by window, so that each window is a range of rows.
+//! Order in which the tower reads a picture's patches: window by window, so that each window is a
+//! range of rows.
 
 use crate::{MergeSize, flow::Grid};
 
-/// A picture's merged patches in window order.
+/// Merged patches of a picture, in window order.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct WindowOrder {
-    /// The index of each merged patch in the picture's own order.
+    /// Index of each merged patch in the picture's row-major order.
     pub merged: Vec<usize>,
-    /// Merged patches of each window, in order. Windows at the border are smaller.
+    /// Number of merged patches of each window, in order. Windows at the border are smaller.
     pub lengths: Vec<usize>,
 }
 
 impl WindowOrder {
-    /// Cuts a grid of patches into windows of `side` by `side` merged patches, frame by frame, row by row.
+    /// Cuts a grid of patches into windows of `side` by `side` merged patches, frame by frame, row
+    /// by row.
     pub(super) fn of(grid: Grid, merge: MergeSize, side: usize) -> Self {
         let (rows, columns) = grid.merged(merge);
         let mut order =
@@ -48,7 +50,7 @@ mod tests {
         assert_eq!((exact.lengths, exact.merged), (vec![4, 4], vec![0, 1, 2, 3, 4, 5, 6, 7]));
     }
 
-    /// A tensor of integers that the reference recorded, if the case has it.
+    /// A tensor of integers that the reference recorded. `None` if the case does not have it.
     fn recorded(case: &str, tensor: &str) -> Option<Vec<usize>> {
         let path = bursar_golden::path(format!("qwen2_5_vl/cases/{case}.safetensors"));
         let file = std::fs::read(path).expect("the golden case is there");

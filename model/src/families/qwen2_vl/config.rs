@@ -13,33 +13,29 @@ use crate::{
     families::Settings,
 };
 
-/// The family's configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The text part.
     pub decoder: DecoderConfig,
-    /// The vision part.
     pub vision: VisionConfig,
-    /// The placeholder tokens.
     pub tokens: PlaceholderTokens,
 }
 
-/// The sizes and settings of the vision tower.
+/// Sizes and settings of the vision tower.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct VisionConfig {
-    /// What it has in common with other towers.
+    /// Settings shared with the towers of other families.
     #[serde(flatten)]
     pub tower: TowerConfig,
     /// Width of the residual stream.
     pub embed_dim: usize,
-    /// Width of the MLP, in widths of the residual stream.
+    /// Width of the MLP, as a multiple of the residual stream's width.
     pub mlp_ratio: usize,
     /// Width of the decoder.
     pub hidden_size: usize,
 }
 
 impl VisionConfig {
-    /// Reads `vision_config` over the defaults of `Qwen2VLVisionConfig` (transformers 5.17,
+    /// Reads `vision_config` on top of the defaults of `Qwen2VLVisionConfig` (transformers 5.17,
     /// `configuration_qwen2_vl.py`).
     fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
         let defaults = json!({
@@ -75,7 +71,7 @@ impl VisionConfig {
 }
 
 impl Config {
-    /// Reads `config.json`, and checks the checkpoint's processors against it.
+    /// Reads `config.json` and checks the checkpoint's processors against it.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
         let config = &checkpoint.config;
         let decoder = DecoderConfig::read_nested(config, &defaults())?;
@@ -88,8 +84,8 @@ impl Config {
     }
 }
 
-/// The defaults of `Qwen2VLTextConfig` (transformers 5.17, `configuration_qwen2_vl.py`; the sections are from
-/// `modeling_qwen2_vl.py`).
+/// Defaults of `Qwen2VLTextConfig` (transformers 5.17, `configuration_qwen2_vl.py`; the sections
+/// are from `modeling_qwen2_vl.py`).
 fn defaults() -> DecoderDefaults {
     let fields = json!({
         "vocab_size": 152_064,

@@ -1,5 +1,5 @@
-//! Qwen2-VL (arXiv 2409.12191): a vision tower of full attention before a Qwen2 decoder with multimodal rotary
-//! positions.
+//! Qwen2-VL (arXiv 2409.12191): a vision tower with full attention, followed by a Qwen2 decoder
+//! with multimodal rotary positions.
 
 mod config;
 mod shape;
@@ -29,7 +29,7 @@ use crate::{
 impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[("Qwen2VLForConditionalGeneration", "qwen2_vl")];
 
-    /// Every kind of work. The encoder sees a video as pictures, so videos add none.
+    /// Every kind of work. The encoder sees a video as pictures, so videos add no kind.
     const WORKLOADS: &'static [Workload] = Workload::ALL;
 
     type Shape = Shape;
@@ -65,5 +65,4 @@ impl Settings for Config {
     }
 }
 
-/// The family's weights.
 pub type Model = VisionLanguageModel<vision::VisionTower>;

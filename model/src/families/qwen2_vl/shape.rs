@@ -1,14 +1,14 @@
-//! The settings of this family's models, for checkpoints with random weights or without weights.
+//! Settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers are from `config.json` and `preprocessor_config.json` of Qwen/Qwen2-VL-*-Instruct on huggingface.co
-//! (arXiv 2409.12191).
+//! The numbers are from `config.json` and `preprocessor_config.json` of Qwen/Qwen2-VL-*-Instruct on
+//! huggingface.co (arXiv 2409.12191).
 
 use serde_json::{Value, json};
 
 use crate::blocks::{decoder_shape::DecoderShape, vision::released_processor};
 use crate::families::{Files, ReleasedShape};
 
-/// The sizes of a model, without its weights.
+/// Sizes of a model, without its weights.
 pub struct Shape {
     name: &'static str,
     decoder: DecoderShape,
@@ -26,7 +26,7 @@ const fn released(name: &'static str, decoder: DecoderShape) -> Shape {
     Shape { name, decoder, rope_sections: [16, 24, 24], vision: VisionShape { depth: 32, hidden: 1280, heads: 16 } }
 }
 
-/// Each shape: hidden width, MLP width, layers, query heads, key and value heads; context tokens.
+/// Columns: hidden width, MLP width, layers, query heads, key and value heads; context tokens.
 pub const SHAPES: [Shape; 4] = [
     released("qwen2-vl-2b", DecoderShape::small([1536, 8960, 28, 12, 2], 32_768)),
     released("qwen2-vl-7b", DecoderShape::large([3584, 18_944, 28, 28, 4], 32_768)),

@@ -1,4 +1,4 @@
-//! The vision tower: patches to embeddings.
+//! The vision tower, which encodes patches to embeddings.
 
 use bursar_kernels::{
     Backend, KernelError, Scope, Tensor,
@@ -21,7 +21,6 @@ use crate::{
     weights::{Linear, WeightError, WeightMap},
 };
 
-/// The tower's weights.
 pub struct VisionTower {
     config: VisionConfig,
     patch_embedding: Linear, // [embed_dim, patch_features]
@@ -73,7 +72,8 @@ impl Tower for VisionTower {
 }
 
 impl VisionTower {
-    /// Claims the tower's weights: `prefix`, a dot, and the names of the released checkpoints.
+    /// Claims the tower's weights, named `prefix`, a dot, and the names of the released
+    /// checkpoints.
     fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let (hidden, heads) = (config.embed_dim, config.tower.num_heads);

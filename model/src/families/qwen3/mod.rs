@@ -1,5 +1,5 @@
-//! Qwen3, text only (arXiv 2505.09388): Qwen2.5's decoder with norms of query and key heads instead of biases, and in
-//! some sizes a mixture of experts instead of each MLP.
+//! Qwen3, text only (arXiv 2505.09388): Qwen2.5's decoder with norms of query and key heads instead
+//! of biases, and in some sizes a mixture of experts instead of each MLP.
 
 mod shape;
 
@@ -13,7 +13,7 @@ use crate::{
 };
 use shape::Shape;
 
-/// The family's configuration: a decoder and nothing else.
+/// Configuration of the family, which is only a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config(DecoderConfig);
 
@@ -46,7 +46,7 @@ impl Settings for Config {
     }
 }
 
-/// The `model_type` without experts, and with them.
+/// The `model_type` without experts, and with experts.
 const DENSE: &str = "qwen3";
 const MIXED: &str = "qwen3_moe";
 const MIXED_CLASS: &str = "Qwen3MoeForCausalLM";
@@ -60,7 +60,7 @@ fn read(place: &str, fields: &Map<String, Value>, is_mixed: bool) -> Result<Deco
     }
 }
 
-/// The defaults of `Qwen3MoeConfig` (transformers 5.17, `configuration_qwen3_moe.py`).
+/// Defaults of `Qwen3MoeConfig` (transformers 5.17, `configuration_qwen3_moe.py`).
 fn mixed_defaults() -> DecoderDefaults {
     let fields = json!({
         "vocab_size": 151_936,
@@ -83,7 +83,7 @@ fn mixed_defaults() -> DecoderDefaults {
     DecoderDefaults { fields, ..defaults() }
 }
 
-/// The defaults of `Qwen3Config` (transformers 5.17, `configuration_qwen3.py`).
+/// Defaults of `Qwen3Config` (transformers 5.17, `configuration_qwen3.py`).
 fn defaults() -> DecoderDefaults {
     let fields = json!({
         "vocab_size": 151_936,

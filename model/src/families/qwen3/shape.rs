@@ -1,11 +1,12 @@
-//! The settings of this family's models, for checkpoints with random weights or without weights.
+//! Settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers are from `config.json` of Qwen/Qwen3-* on huggingface.co (arXiv 2505.09388, table 1).
+//! The numbers are from `config.json` of Qwen/Qwen3-* on huggingface.co (arXiv 2505.09388, table
+//! 1).
 
 use crate::blocks::decoder_shape::{DecoderShape, MixtureShape};
 use crate::families::{Files, ReleasedShape};
 
-/// The sizes of a model, without its weights.
+/// Sizes of a model, without its weights.
 pub struct Shape {
     name: &'static str,
     decoder: DecoderShape,
@@ -16,14 +17,15 @@ const fn released(name: &'static str, sizes: [usize; 5], is_tied: bool) -> Shape
     Shape { name, decoder: DecoderShape { head_dim: Some(128), is_tied, ..decoder } }
 }
 
-/// Each layer has 128 experts of this width, and a token 8 of them.
+/// Each layer has 128 experts with `intermediate` as width, and each token uses 8 of them.
 const fn mixed(name: &'static str, sizes: [usize; 5], intermediate: usize) -> Shape {
     let Shape { decoder, .. } = released(name, sizes, false);
     let mixture = MixtureShape { experts: 128, top: 8, intermediate };
     Shape { name, decoder: DecoderShape { mixture: Some(mixture), ..decoder } }
 }
 
-/// Each shape: hidden width, MLP width, layers, query heads, key and value heads; whether its head is tied.
+/// Columns: hidden width, MLP width, layers, query heads, key and value heads; whether the head is
+/// tied.
 pub const SHAPES: [Shape; 9] = [
     released("qwen3-0.6b", [1024, 3072, 28, 16, 8], true),
     released("qwen3-1.7b", [2048, 6144, 28, 16, 8], true),

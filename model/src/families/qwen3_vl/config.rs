@@ -13,37 +13,34 @@ use crate::{
     families::Settings,
 };
 
-/// The family's configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The text part.
     pub decoder: DecoderConfig,
-    /// The vision part.
     pub vision: VisionConfig,
-    /// The placeholder tokens.
     pub tokens: PlaceholderTokens,
 }
 
-/// The sizes and settings of the vision tower.
+/// Sizes and settings of the vision tower.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct VisionConfig {
-    /// What it has in common with other towers.
+    /// Settings shared with the towers of other families.
     #[serde(flatten)]
     pub tower: TowerConfig,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Width of the MLP.
     pub intermediate_size: usize,
-    /// Rows of the table of positions, a square grid.
+    /// Rows of the position table, which is a square grid.
     pub num_position_embeddings: usize,
-    /// Layers behind which a part for the decoder's first layers is taken, in order.
+    /// Tower layers whose output is taken as a DeepStack part, in ascending order. Each part is
+    /// added after one of the decoder's first layers.
     pub deepstack_visual_indexes: Vec<usize>,
     /// Width of the decoder.
     pub out_hidden_size: usize,
 }
 
 impl VisionConfig {
-    /// Reads `vision_config` over the defaults of `Qwen3VLVisionConfig` (transformers 5.17,
+    /// Reads `vision_config` on top of the defaults of `Qwen3VLVisionConfig` (transformers 5.17,
     /// `configuration_qwen3_vl.py`).
     fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
         let defaults = json!({
@@ -69,7 +66,7 @@ impl VisionConfig {
         self.num_position_embeddings.isqrt()
     }
 
-    /// What the tower leaves for each token.
+    /// Layout of the vision cache row that the tower writes for each token.
     pub fn row(&self) -> EmbeddingLayout {
         EmbeddingLayout { hidden: self.out_hidden_size, parts: self.deepstack_visual_indexes.len() }
     }
@@ -89,7 +86,8 @@ impl VisionConfig {
         self.check_parts(decoder.layers)
     }
 
-    /// Each part is taken behind a layer of its own and added behind a layer of the decoder.
+    /// Checks that each part has a separate tower layer to be taken from and a decoder layer to be
+    /// added after.
     fn check_parts(&self, decoder_layers: usize) -> Result<(), ConfigError> {
         const KEY: &str = "vision_config.deepstack_visual_indexes";
         let (taken, depth) = (&self.deepstack_visual_indexes, self.tower.depth);
@@ -113,7 +111,7 @@ impl VisionConfig {
 }
 
 impl Config {
-    /// Reads `config.json`, and checks the checkpoint's processors against it.
+    /// Reads `config.json` and checks the checkpoint's processors against it.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
         let config = &checkpoint.config;
         let is_mixed =
@@ -128,7 +126,8 @@ impl Config {
     }
 }
 
-/// Reads `text_config`. `tie_word_embeddings` may be there, at the top level, or in both if they agree.
+/// Reads `text_config`. `tie_word_embeddings` may be in it, at the top level, or in both if they
+/// agree.
 fn decoder(config: &Map<String, Value>, is_mixed: bool) -> Result<DecoderConfig, ConfigError> {
     config_keys::refuse_unknown("", config)?;
     let none = Map::new();
@@ -136,7 +135,7 @@ fn decoder(config: &Map<String, Value>, is_mixed: bool) -> Result<DecoderConfig,
     let of_class = if is_mixed { mixed_defaults() } else { defaults() };
     let mut decoder = DecoderConfig::read("text_config.", text, &of_class)?;
     if let Some(mixture) = &mut decoder.mixture {
-        // Whatever the file says (`modeling_qwen3_vl_moe.py`).
+        // The model always renormalizes, whatever the file says (`modeling_qwen3_vl_moe.py`).
         mixture.renormalised = true;
     }
     let said =
@@ -156,7 +155,7 @@ fn decoder(config: &Map<String, Value>, is_mixed: bool) -> Result<DecoderConfig,
 pub(super) const MIXED_CLASS: &str = "Qwen3VLMoeForConditionalGeneration";
 pub(super) const MIXED: &str = "qwen3_vl_moe";
 
-/// The defaults of `Qwen3VLMoeTextConfig` (transformers 5.17, `configuration_qwen3_vl_moe.py`).
+/// Defaults of `Qwen3VLMoeTextConfig` (transformers 5.17, `configuration_qwen3_vl_moe.py`).
 fn mixed_defaults() -> DecoderDefaults {
     let fields = json!({
         "vocab_size": 151_936,
@@ -179,8 +178,8 @@ fn mixed_defaults() -> DecoderDefaults {
     DecoderDefaults { fields, ..defaults() }
 }
 
-/// The defaults of `Qwen3VLTextConfig` (transformers 5.17, `configuration_qwen3_vl.py`; the sections are from
-/// `modeling_qwen3_vl.py`).
+/// Defaults of `Qwen3VLTextConfig` (transformers 5.17, `configuration_qwen3_vl.py`; the sections
+/// are from `modeling_qwen3_vl.py`).
 fn defaults() -> DecoderDefaults {
     let fields = json!({
         "vocab_size": 151_936,

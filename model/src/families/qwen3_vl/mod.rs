@@ -1,6 +1,7 @@
-//! Qwen3-VL (arXiv 2511.21631), with or without experts: a vision tower of full attention with a learned grid of positions,
-//! before a Qwen3 decoder with interleaved multimodal rotary positions. What the tower computed on the way is added
-//! behind the decoder's first layers (DeepStack, arXiv 2406.04334).
+//! Qwen3-VL (arXiv 2511.21631), with or without experts: a vision tower with full attention and a
+//! learned grid of positions, followed by a Qwen3 decoder with interleaved multimodal rotary
+//! positions. Intermediate outputs of the tower are added after the decoder's first layers
+//! (DeepStack, arXiv 2406.04334).
 
 mod config;
 mod shape;
@@ -33,7 +34,7 @@ impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] =
         &[("Qwen3VLForConditionalGeneration", "qwen3_vl"), (config::MIXED_CLASS, config::MIXED)];
 
-    /// Every kind of work. The encoder sees a video as pictures, so videos add none.
+    /// Every kind of work. The encoder sees a video as pictures, so videos add no kind.
     const WORKLOADS: &'static [Workload] = Workload::ALL;
 
     type Shape = Shape;
@@ -44,8 +45,8 @@ impl Settings for Config {
         Config::read(checkpoint)
     }
 
-    /// Without settings for videos those of pictures apply, but their bounds count the pixels of all frames together
-    /// (transformers 5.17, `get_video_processor_dict`).
+    /// If there are no video settings, the picture settings apply, but their bounds count the
+    /// pixels of all frames together (transformers 5.17, `get_video_processor_dict`).
     fn video_processor(checkpoint: &Checkpoint) -> Option<VideoProcessor> {
         let own = checkpoint.own_video_processor().cloned();
         own.or_else(|| Some(checkpoint.video_processor.as_ref()?.counting_all_frames()))
@@ -80,5 +81,4 @@ impl Settings for Config {
     }
 }
 
-/// The family's weights.
 pub type Model = VisionLanguageModel<vision::VisionTower>;

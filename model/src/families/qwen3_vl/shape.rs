@@ -1,7 +1,8 @@
-//! The settings of this family's models, for checkpoints with random weights or without weights.
+//! Settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers are from `config.json`, `preprocessor_config.json` and `video_preprocessor_config.json` of
-//! Qwen/Qwen3-VL-*-Instruct on huggingface.co (arXiv 2511.21631), as others quote them.
+//! The numbers are those of `config.json`, `preprocessor_config.json` and
+//! `video_preprocessor_config.json` of Qwen/Qwen3-VL-*-Instruct on huggingface.co (arXiv
+//! 2511.21631), as quoted by secondary sources.
 
 use serde_json::{Value, json};
 
@@ -9,7 +10,7 @@ use super::config::{MIXED, MIXED_CLASS};
 use crate::blocks::decoder_shape::{DecoderShape, MixtureShape};
 use crate::families::{Files, ReleasedShape};
 
-/// The sizes of a model, without its weights.
+/// Sizes of a model, without its weights.
 pub struct Shape {
     name: &'static str,
     decoder: DecoderShape,
@@ -37,14 +38,15 @@ const fn released(name: &'static str, sizes: [usize; 5], is_tied: bool, vision: 
     Shape { name, decoder, rope_sections: [24, 20, 20], vision }
 }
 
-/// Each layer has 128 experts of this width, and a token 8 of them.
+/// Each layer has 128 experts with `intermediate` as width, and each token uses 8 of them.
 const fn mixed(name: &'static str, sizes: [usize; 5], intermediate: usize) -> Shape {
     let shape = released(name, sizes, false, LARGE_TOWER);
     let mixture = MixtureShape { experts: 128, top: 8, intermediate };
     Shape { decoder: DecoderShape { mixture: Some(mixture), ..shape.decoder }, ..shape }
 }
 
-/// Each shape: hidden width, MLP width, layers, query heads, key and value heads; whether its head is tied; its tower.
+/// Columns: hidden width, MLP width, layers, query heads, key and value heads; whether the head is
+/// tied; vision tower.
 pub const SHAPES: [Shape; 8] = [
     released("qwen3-vl-2b", [2048, 6144, 28, 16, 8], true, SMALL_TOWER),
     released("qwen3-vl-4b", [2560, 9728, 36, 32, 8], true, SMALL_TOWER),
@@ -126,8 +128,8 @@ impl Shape {
     }
 }
 
-/// `preprocessor_config.json` and `video_preprocessor_config.json` of the released checkpoints, with the patch sizes of
-/// this `config.json`.
+/// `preprocessor_config.json` and `video_preprocessor_config.json` of the released checkpoints,
+/// with the patch sizes of this `config.json`.
 pub fn processors(config: &Value) -> Files {
     let of_tower = |field: &str, released: u64| config["vision_config"][field].as_u64().unwrap_or(released);
     let settings = |kind: &str, name: &str, shortest_edge: u64, longest_edge: u64| {

@@ -1,4 +1,4 @@
-//! Videos as they stand in the text of a prompt: each step is a picture of its own, with its time in front.
+//! Text of videos in a prompt: each time step is a separate picture, preceded by its time.
 
 use crate::flow::MediaGrid;
 
@@ -6,15 +6,17 @@ const VIDEO: &str = "<|video_pad|>";
 const START: &str = "<|vision_start|>";
 const END: &str = "<|vision_end|>";
 
-/// Tokens of a step's text up to `<99999.9 seconds>`, a day: one for each digit and each sign, one for the word, and
-/// the two around the placeholder. Those of longer videos take from the quarter of the context that is left to text.
+/// Tokens of a step's text up to `<99999.9 seconds>`, about a day: one for each digit and each
+/// sign, one for the word, and the two around the placeholder. Additional tokens of longer videos
+/// are taken from the quarter of the context that is reserved for text.
 pub const STEP_TOKENS: usize = 12;
 
-/// Writes each video's steps in place of its placeholder in `rendered`, and of the two tokens around it. A step takes
-/// `temporal` frames.
+/// Writes the steps of each video in place of its placeholder in `rendered` and of the two tokens
+/// around it. A step takes `temporal` frames.
 ///
-/// This is the prompt that the model was released with (transformers 4.57, `processing_qwen3_vl.py`, by the model's
-/// authors), and that vLLM makes. transformers 5.17 keeps the two tokens around all steps as well.
+/// The model was released with this prompt (transformers 4.57, `processing_qwen3_vl.py`, by the
+/// model's authors), and vLLM produces the same prompt. transformers 5.17 additionally keeps the
+/// two tokens around all steps.
 pub fn write(rendered: &str, visuals: &[MediaGrid], temporal: usize) -> String {
     let mut written = String::with_capacity(rendered.len());
     let mut rest = rendered;
@@ -36,7 +38,8 @@ pub fn write(rendered: &str, visuals: &[MediaGrid], temporal: usize) -> String {
     written + rest
 }
 
-/// The time of a step: the mean of its first frame's and its last's. A step that lacks frames repeats the video's last.
+/// Time of a step: the mean of the times of its first and last frame. A step that lacks frames
+/// repeats the last frame of the video.
 fn seconds(step: usize, temporal: usize, frames: usize, frames_per_second: f64) -> f64 {
     let time = |frame: usize| frame.min(frames.saturating_sub(1)) as f64 / frames_per_second;
     (time(step * temporal) + time(step * temporal + temporal - 1)) / 2.0
@@ -56,7 +59,8 @@ mod tests {
     fn each_step_has_its_time_in_front_and_its_own_pair_of_tokens() {
         let rendered = "a <|vision_start|><|video_pad|><|vision_end|> b";
         let picture = MediaGrid::Image(Grid { t: 1, h: 2, w: 2 });
-        // 0.25 and 0.75 are halves of a tenth: they go to the even digit, as in Python. The last frame is repeated.
+        // 0.25 and 0.75 lie halfway between two tenths and round to the even digit, as in Python.
+        // The last frame is repeated.
         let expected = "a <0.2 seconds><|vision_start|><|video_pad|><|vision_end|>\
                         <1.0 seconds><|vision_start|><|video_pad|><|vision_end|> b";
         assert_eq!(write(rendered, &[picture, film(3, 2.0)], 2), expected);
@@ -69,7 +73,7 @@ mod tests {
         let rendered = "<|video_pad|>x<|vision_start|><|video_pad|><|vision_end|><|video_pad|>";
         let written = write(rendered, &[film(2, 1.0), film(2, 2.0)], 2);
         let step = |seconds: &str| format!("<{seconds} seconds><|vision_start|><|video_pad|><|vision_end|>");
-        // The third has no video. `lay_out` refuses it.
+        // The third placeholder has no video, so `lay_out` refuses it.
         assert_eq!(written, format!("{}x{}<|video_pad|>", step("0.5"), step("0.2")));
         assert_eq!(write("nothing to see", &[film(2, 1.0)], 2), "nothing to see");
     }

@@ -1,4 +1,4 @@
-//! The vision tower: patches to rows of the vision cache.
+//! The vision tower, which encodes patches to rows of the vision cache.
 
 use bursar_kernels::{
     Backend, KernelError, Scope, Tensor,
@@ -21,7 +21,6 @@ use crate::{
     weights::{WeightError, WeightMap},
 };
 
-/// The tower's weights.
 pub struct VisionTower {
     config: VisionConfig,
     embedding: PatchEmbedding,
@@ -71,7 +70,8 @@ impl Tower for VisionTower {
 }
 
 impl VisionTower {
-    /// Claims the tower's weights: `prefix`, a dot, and the names of the released checkpoints.
+    /// Claims the tower's weights, named `prefix`, a dot, and the names of the released
+    /// checkpoints.
     fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let hidden = config.hidden_size;
