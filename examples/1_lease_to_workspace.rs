@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // The lease was dropped, and its note returns the bytes.
     let mut watch = FenceWatch::default();
-    for note in notes.0.lock().expect("as above").drain(..) {
+    for note in notes.0.lock().expect("no holder panicked").drain(..) {
         let lease = note.lease;
         let passed = watch.released(note);
         ledger.step(Input::Release { lease, passed });

@@ -22,7 +22,7 @@
 //! # assert_eq!(heard, "427");
 //!
 //! println!("{}", runtime.budget().snapshot().await?); // every byte, by class and model
-//! let lease = runtime.budget().lease(Class::tenant("my-index"), 64 * MIB).await?; // for your own code
+//! let lease = runtime.budget().lease(Class::external("my-index"), 64 * MIB).await?; // for your own code
 //! # drop(lease);
 //! # runtime.shutdown().await;
 //! # Ok(())

@@ -71,7 +71,7 @@ fn a_neighbour_filling_the_card_fails_a_load_until_it_leaves() {
         let full = stage.measured().await;
         assert!(full.foreign * 2 > full.total, "the ledger knows who has it: {full}");
         // The neighbour leaves, and the same load is tried again.
-        drop(neighbour.lock().expect("as above").take());
+        drop(neighbour.lock().expect("no holder panicked").take());
         let model = load(&stage, LoadOptions { kv_tokens: Some(1 << 18), ..options }).await.expect("there is room now");
         let chat = question("Describe the picture.", 20).image(picture(1));
         assert!(!answer(&model, chat).await.expect("it answers").is_empty());

@@ -350,7 +350,7 @@ fn the_device_draws_what_the_host_draws_from_the_same_logits() {
     for sampler in samplers(&stage) {
         stage.clock.state.lock().expect("nobody panics with it").logits.clear();
         let drawn = stage.drawn(&sampler, true);
-        let logits = stage.clock.state.lock().expect("as above").logits.clone();
+        let logits = stage.clock.state.lock().expect("no holder panicked").logits.clone();
         assert_eq!((drawn.len(), logits.len()), (DRAWN, DRAWN));
         let (mut produced, mut scratch) = (Vec::new(), SamplerScratch::default());
         for (token, logits) in drawn.iter().zip(&logits) {

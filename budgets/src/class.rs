@@ -54,7 +54,7 @@ impl Class {
     /// ```
     /// use bursar_budgets::Class;
     /// assert_eq!(Class::StepWorkspace.label(), "step workspace");
-    /// assert_eq!(Class::tenant("my-index").label(), "tenant:my-index");
+    /// assert_eq!(Class::external("my-index").label(), "tenant:my-index");
     /// ```
     pub fn label(&self) -> String {
         match self {
@@ -76,7 +76,7 @@ impl Class {
     /// ```
     /// use bursar_budgets::Class;
     /// assert_eq!(Class::StepWorkspace.kind(), "step_workspace");
-    /// assert_eq!(Class::tenant("my-index").kind(), "tenant");
+    /// assert_eq!(Class::external("my-index").kind(), "tenant");
     /// ```
     pub const fn kind(&self) -> &'static str {
         match self {

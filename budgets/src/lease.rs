@@ -141,7 +141,7 @@ pub trait ReleaseNotes: Send + Sync {
 ///     fn post(&self, note: ReleaseNote) { self.0.lock().unwrap().push(note.lease) }
 /// }
 /// let mut ledger = Ledger::new(LedgerConfig::new(Bytes::mib(64)));
-/// let request = Request::new(Owner::new("index", 0), Class::tenant("index"), "mine", Bytes::mib(1));
+/// let request = Request::new(Owner::new("index", 0), Class::external("index"), "mine", Bytes::mib(1));
 /// let effects = ledger.step(Input::Ask { id: RequestId(1), request, wait: false });
 /// let Effect::Granted(grant) = &effects[0] else { unreachable!() };
 /// let notes = Arc::new(Notes::default());

@@ -132,13 +132,13 @@ impl<'s> Activations<'s> {
 }
 
 /// Space for activations that are computed one after another, each in a different format.
-pub struct ActivationRoom<'s> {
+pub struct ActivationScratch<'s> {
     plain: Option<Tensor<'s>>,  // [rows, columns]
     data: Option<Tensor<'s>>,   // [rows, columns] E4M3
     scales: Option<Tensor<'s>>, // [rows, most scales of a row] f32
 }
 
-impl ActivationRoom<'_> {
+impl ActivationScratch<'_> {
     /// Activations `[rows, columns]` in `format`. They hold what the last operation wrote here, if
     /// it wrote in the same format.
     ///
@@ -185,12 +185,12 @@ impl<'a> From<&'a Activations<'_>> for Activations<'a> {
 
 impl<B: Backend> Scope<'_, B> {
     /// Takes space for activations `[rows, columns]` that are in one of `formats` at a time.
-    pub fn room_in(
+    pub fn activation_scratch(
         &self,
         formats: impl IntoIterator<Item = ActivationFormat>,
         rows: usize,
         columns: usize,
-    ) -> Result<ActivationRoom<'_>, KernelError> {
+    ) -> Result<ActivationScratch<'_>, KernelError> {
         let mut of_all = (false, None);
         for format in formats {
             of_all.0 |= format.is_unquantized;
@@ -198,7 +198,7 @@ impl<B: Backend> Scope<'_, B> {
             of_all.1 = of_all.1.max(scales);
         }
         let (is_unquantized, scales) = of_all;
-        Ok(ActivationRoom {
+        Ok(ActivationScratch {
             plain: is_unquantized.then(|| self.empty([rows, columns])).transpose()?,
             data: scales.map(|_| self.take([rows, columns], DType::F8E4M3)).transpose()?,
             scales: scales.map(|of_row| self.empty_f32([rows, of_row])).transpose()?,

@@ -34,7 +34,7 @@ mod tensor;
 mod weight;
 mod work;
 
-pub use activations::{ActivationFormat, ActivationRoom, Activations, Quantization, Rounded};
+pub use activations::{ActivationFormat, ActivationScratch, Activations, Quantization, Rounded};
 pub use backend::{AUTOTUNED_LAYERS, Backend, Graph};
 pub use cpu::Cpu;
 pub use cuda::{

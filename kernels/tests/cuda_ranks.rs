@@ -240,7 +240,10 @@ fn a_sum_is_normalised_and_rounded_as_by_two_operations() {
                 // delays their joining the collective.
                 let before = numbers(5, rows * wide);
                 let mut residuals = [scope.upload([rows, wide], &before)?, scope.upload([rows, wide], &before)?];
-                let mut rooms = [scope.room_in([format], rows, columns)?, scope.room_in([format], rows, columns)?];
+                let mut rooms = [
+                    scope.activation_scratch([format], rows, columns)?,
+                    scope.activation_scratch([format], rows, columns)?,
+                ];
                 let mut normed = rooms.each_mut().map(|room| room.place(format, rows));
                 {
                     let [one, two] = residuals.each_mut();

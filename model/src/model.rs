@@ -21,7 +21,7 @@ use crate::{
     load_error::LoadError,
     registry::{EncoderBatch, Family, FamilyConfig},
     weights::{
-        Cut, MadeScales, WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts,
+        Cut, MadeScales, WeightCopy, WeightError, WeightMap, WeightSource, buffer_for, dtype, rounded_parts,
         rounded_to_fp8, scaled_parts, spread, swapped_parts, unpacked_parts,
     },
 };
@@ -132,9 +132,9 @@ impl Model {
         // available for all the others too.
         let mut copies: Vec<_> = map.copies().iter().collect();
         copies.sort_by_key(|copy| Reverse(copy.bytes));
-        let mut room = RoundingBuffer::default();
+        let mut buffer = RoundingBuffer::default();
         for copy in copies {
-            upload(checkpoint, backend, copy, &mut room)?;
+            upload(checkpoint, backend, copy, &mut buffer)?;
             done += copy.bytes;
             if progress(done, total).is_break() {
                 return Err(LoadError::Stopped);
@@ -264,13 +264,13 @@ impl Model {
     pub fn step_over<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
-        image: &Tensor<'_>,
+        step_arrays: &Tensor<'_>,
         layout: &StepLayout,
         caches: &StepCaches<'_>,
         of: LogitsOf,
     ) -> Result<Tensor<'s>, KernelError> {
         self.assert_loaded::<B>();
-        self.family.decoder().step_over(scope, image, layout, caches, of)
+        self.family.decoder().step_over(scope, step_arrays, layout, caches, of)
     }
 
     fn assert_loaded<B: Backend>(&self) {
@@ -302,7 +302,7 @@ fn upload<B: Backend>(
     checkpoint: &Checkpoint,
     backend: &B,
     copy: &WeightCopy,
-    room: &mut RoundingBuffer,
+    buffer: &mut RoundingBuffer,
 ) -> Result<(), LoadError> {
     let made: Vec<u8>;
     let source: &[u8] = match &copy.source {
@@ -310,15 +310,15 @@ fn upload<B: Backend>(
             let found = part(checkpoint, name, copy)?;
             if let Some(scale) = &copy.scale {
                 let scale = checkpoint.tensor(scale).map_err(WeightError::from)?;
-                return upload_scaled(backend, (&found, &scale), copy, room);
+                return upload_scaled(backend, (&found, &scale), copy, buffer);
             }
             if let Some(made) = copy.rounded {
-                return upload_to_fp8(backend, &found, copy, made, room);
+                return upload_to_fp8(backend, &found, copy, made, buffer);
             }
             return if copy.swapped {
-                upload_swapped(backend, &found, copy, room)
+                upload_swapped(backend, &found, copy, buffer)
             } else {
-                upload_tensor(backend, &found, copy, room)
+                upload_tensor(backend, &found, copy, buffer)
             };
         }
         WeightSource::Constant(numbers) => {
@@ -343,7 +343,7 @@ fn upload<B: Backend>(
             let found = DType::BF16;
             made = bf16::ONE.to_ne_bytes().repeat(copy.kept.elements(copy.bytes));
             if copy.kept != found {
-                return upload_rounded(backend, &made, found, (copy.to, copy.kept), &mut room.rounded);
+                return upload_rounded(backend, &made, found, (copy.to, copy.kept), &mut buffer.rounded);
             }
             &made
         }
@@ -393,16 +393,16 @@ fn upload_tensor<B: Backend>(
     backend: &B,
     found: &TensorInfo<'_>,
     copy: &WeightCopy,
-    room: &mut RoundingBuffer,
+    buffer: &mut RoundingBuffer,
 ) -> Result<(), LoadError> {
     let (mut to, kept, dtype) = (copy.to, copy.kept, dtype(found.dtype));
-    unpacked_parts(found, &mut room.unpacked, |part| {
-        let (padded, place) = (padded(part, dtype, copy.row, &mut room.padded), to);
+    unpacked_parts(found, &mut buffer.unpacked, |part| {
+        let (padded, place) = (padded(part, dtype, copy.row, &mut buffer.padded), to);
         to = to.offset(kept.bytes(padded.len() / dtype.size()));
         if dtype == kept {
             fill(backend, padded, place)
         } else {
-            upload_rounded(backend, padded, dtype, (place, kept), &mut room.rounded)
+            upload_rounded(backend, padded, dtype, (place, kept), &mut buffer.rounded)
         }
     })
 }
@@ -412,13 +412,13 @@ fn upload_scaled<B: Backend>(
     backend: &B,
     (found, scale): (&TensorInfo<'_>, &TensorInfo<'_>),
     copy: &WeightCopy,
-    room: &mut RoundingBuffer,
+    buffer: &mut RoundingBuffer,
 ) -> Result<(), LoadError> {
     let mut to = copy.to;
-    scaled_parts(found, scale, &mut room.unpacked, |part| {
+    scaled_parts(found, scale, &mut buffer.unpacked, |part| {
         let place = to;
         to = to.offset(copy.kept.bytes(part.len() / DType::F32.size()));
-        upload_rounded(backend, part, DType::F32, (place, copy.kept), &mut room.rounded)
+        upload_rounded(backend, part, DType::F32, (place, copy.kept), &mut buffer.rounded)
     })
 }
 
@@ -427,16 +427,16 @@ fn upload_swapped<B: Backend>(
     backend: &B,
     found: &TensorInfo<'_>,
     copy: &WeightCopy,
-    room: &mut RoundingBuffer,
+    buffer: &mut RoundingBuffer,
 ) -> Result<(), LoadError> {
     let (mut to, dtype) = (copy.to, dtype(found.dtype));
-    swapped_parts(found, &mut room.unpacked, |part| {
+    swapped_parts(found, &mut buffer.unpacked, |part| {
         let place = to;
         to = to.offset(copy.kept.bytes(part.len() / dtype.size()));
         if dtype == copy.kept {
             fill(backend, part, place)
         } else {
-            upload_rounded(backend, part, dtype, (place, copy.kept), &mut room.rounded)
+            upload_rounded(backend, part, dtype, (place, copy.kept), &mut buffer.rounded)
         }
     })
 }
@@ -447,10 +447,10 @@ fn upload_to_fp8<B: Backend>(
     found: &TensorInfo<'_>,
     copy: &WeightCopy,
     made: MadeScales,
-    room: &mut RoundingBuffer,
+    buffer: &mut RoundingBuffer,
 ) -> Result<(), LoadError> {
     let (mut to, mut scales_to, dtype) = (copy.to, made.to, dtype(found.dtype));
-    let RoundingBuffer { unpacked, padded: zeros, rounded } = room;
+    let RoundingBuffer { unpacked, padded: zeros, rounded } = buffer;
     let mut each = |rows: &[u8]| {
         let columns = copy.row.0 + copy.row.1;
         let rows = padded(rows, dtype, copy.row, zeros);
@@ -490,14 +490,14 @@ fn fill<B: Backend>(backend: &B, source: &[u8], to: Address) -> Result<(), LoadE
 /// Minimum number of rows that one thread pads.
 const PADDED_BY_A_THREAD: usize = 64;
 
-/// The rows of a file's tensor, each followed by `zeros` zero elements. They are written to `room`
+/// The rows of a file's tensor, each followed by `zeros` zero elements. They are written to `buffer`
 /// unless `zeros` is 0.
-fn padded<'s>(bytes: &'s [u8], dtype: DType, (columns, zeros): (usize, usize), room: &'s mut Vec<u8>) -> &'s [u8] {
+fn padded<'s>(bytes: &'s [u8], dtype: DType, (columns, zeros): (usize, usize), buffer: &'s mut Vec<u8>) -> &'s [u8] {
     if zeros == 0 {
         return bytes;
     }
     let (row, longer) = (columns * dtype.size(), (columns + zeros) * dtype.size());
-    let padded = room_for(room, bytes.len() / row * longer);
+    let padded = buffer_for(buffer, bytes.len() / row * longer);
     let rows = padded.par_chunks_exact_mut(longer).zip(bytes.par_chunks_exact(row));
     rows.with_min_len(PADDED_BY_A_THREAD).for_each(|(longer, row)| {
         let (place, behind) = longer.split_at_mut(row.len());
@@ -517,9 +517,9 @@ fn upload_rounded<B: Backend>(
     source: &[u8],
     found: DType,
     (mut to, kept): (Address, DType),
-    room: &mut Vec<u8>,
+    buffer: &mut Vec<u8>,
 ) -> Result<(), LoadError> {
-    rounded_parts(source, (found, kept), ROUNDED_AT_ONCE, room, |rounded| {
+    rounded_parts(source, (found, kept), ROUNDED_AT_ONCE, buffer, |rounded| {
         let place = to;
         to = to.offset(Bytes(rounded.len() as u64));
         fill(backend, rounded, place)
@@ -536,9 +536,9 @@ mod tests {
         let bytes: Vec<u8> = (0..rows * 10).map(|at| (at % 251) as u8 + 1).collect();
         let expected: Vec<u8> = bytes.chunks_exact(10).flat_map(|row| [row, &[0; 6]].concat()).collect();
         // Leftovers of another tensor, longer and shorter than this one.
-        for mut room in [vec![0xff; 2 * expected.len()], vec![0xff; 7]] {
-            assert_eq!(padded(&bytes, DType::BF16, (5, 3), &mut room), expected);
-            assert_eq!(padded(&bytes, DType::BF16, (5, 0), &mut room).as_ptr(), bytes.as_ptr(), "nothing is copied");
+        for mut buffer in [vec![0xff; 2 * expected.len()], vec![0xff; 7]] {
+            assert_eq!(padded(&bytes, DType::BF16, (5, 3), &mut buffer), expected);
+            assert_eq!(padded(&bytes, DType::BF16, (5, 0), &mut buffer).as_ptr(), bytes.as_ptr(), "nothing is copied");
         }
     }
 }

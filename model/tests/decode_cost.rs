@@ -1,4 +1,5 @@
-//! Host bytes are leased before a picture is decoded, so the cost computed from its header must be enough.
+//! Host memory of decoding. It is leased before a picture is decoded, so the cost that is computed
+//! from the header must be enough.
 
 mod heap;
 
@@ -53,7 +54,8 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
     pictures
 }
 
-/// All stories are one test, because the counter is the process's and tests run in parallel.
+/// All stories are one test, because the heap counter covers the whole process and tests run in
+/// parallel.
 #[test]
 fn decoding_and_processing_take_no_more_than_was_said_before() {
     decode_all();
@@ -80,7 +82,8 @@ fn process_video() {
     assert!(said <= 2 * taken, "took {taken} bytes, said {said}: far too careful");
 }
 
-/// Three by four tiles and the thumbnail. All of them are kept, and none has more memory than its pixels.
+/// Three by four tiles and the thumbnail. All of them are kept, and each has exactly the memory of
+/// its pixels.
 fn process_tiles() {
     let tiling = Tiling { side: 84, least: 1, most: 12, has_thumbnail: true };
     let pixel_bounds = PixelBounds { min: 1, max: tiling.pixels_max() };
@@ -105,12 +108,13 @@ fn process_one() {
     let (taken, _) = peak_of(|| processor.process(&picture).expect("patches"));
     let said = plan.host_bytes.0;
     println!("processing: said {said}, took {taken}");
-    // The filter's weights, and a band of eight rows per thread, take a few kilobytes each beyond the plan.
+    // The filter's weights, and a band of eight rows per thread, take a few kilobytes each beyond
+    // the plan.
     assert!(taken <= said + (1 << 20), "took {taken} bytes, said {said}");
     assert!(taken >= said, "took {taken} bytes, said {said}");
 }
 
-/// A small picture whose colour profile and text unpack to 200 MB.
+/// A small picture whose color profile and text decompress to 200 MB.
 fn side_chunks() {
     let mut encoded = Cursor::new(Vec::new());
     DynamicImage::ImageRgb8(image::RgbImage::new(20, 20)).write_to(&mut encoded, ImageFormat::Png).expect("it encodes");
@@ -137,7 +141,7 @@ fn side_chunks() {
     }
 }
 
-/// The small TIFFs of every compression. Dictionaries of LZMA are leased at their largest.
+/// The small TIFFs of every compression. For LZMA, the largest dictionary is leased.
 fn decode_kinds() {
     let packed = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/picture_kinds.tar.xz")).expect("a file");
     let mut archive = tar::Archive::new(lzma_rust2::XzReader::new(&packed[..], false));
@@ -162,7 +166,8 @@ fn decode_all() {
         let (taken, _) = peak_of(|| bytes.decode(&limits).expect("it decodes"));
         println!("{name}: said {said}, took {taken} ({:.2}), probing {probing}", said as f64 / taken as f64);
         assert!(taken <= said, "{name}: took {taken} bytes, said {said}");
-        // libjpeg allocates outside Rust, which is not counted. For a progressive picture that is most of the memory.
+        // libjpeg allocates outside Rust, which is not counted. For a progressive picture, that is
+        // most of the memory.
         let counted = if name.ends_with("progressive.jpg") { 4 } else { 3 };
         assert!(said <= counted * taken, "{name}: took {taken} bytes, said {said}: far too careful");
         assert!(probing <= bytes.bytes().len() as u64 + (1 << 20), "{name}: probing took {probing} bytes");

@@ -1,6 +1,6 @@
-//! Every family on a GPU, in bf16 and in f16 with f32 sums, against results of transformers in f32
-//! (`tests/golden/README.md`): embeddings, logits, answers; whole, in chunks, batched with others. Without a GPU each
-//! test prints that and ends.
+//! Every family on a GPU, in bf16 and in f16 with f32 sums, compared with results of transformers
+//! in f32 (`tests/golden/README.md`): embeddings, logits and answers, with whole prompts, in
+//! chunks, and batched with others. Without a GPU, each test prints that and ends.
 
 mod bench;
 
@@ -8,7 +8,7 @@ use bench::{Bench, Case, Gpu, Room, Run, alone, gpu, prefixes, relative_error, t
 use bursar_kernels::{Backend, Cuda, DType, Target};
 use bursar_model::flow::CacheFormat;
 
-/// A recorded checkpoint, and its cases.
+/// A recorded checkpoint with the names of its cases.
 struct Recorded {
     folder: &'static str,
     cases: &'static [&'static str],
@@ -87,17 +87,18 @@ const RECORDED: [Recorded; 15] = [
     },
 ];
 
-/// Largest errors of a type against the recorded f32, and between two of our ways to the same numbers, relative to the
-/// largest recorded number. On an H200 (bf16 and f16) the embeddings are off by at most 1.6e-2 and 2.6e-3, and the
-/// logits by 4.8e-2 and 5.7e-3. transformers itself, in the same types on a CPU, is off by 1.6e-2 and 2.3e-3, and by
-/// 3.2e-2 and 3.1e-3.
+/// Largest errors of a type compared with the recorded f32 numbers, and between two ways to compute
+/// the same numbers with this code, relative to the largest recorded number. On an H200 (bf16 and
+/// f16), the embeddings are off by at most 1.6e-2 and 2.6e-3, and the logits by 4.8e-2 and 5.7e-3.
+/// transformers itself, in the same types on a CPU, is off by 1.6e-2 and 2.3e-3, and by 3.2e-2 and
+/// 3.1e-3.
 struct Tolerance {
     embeddings: f32,
     logits: f32,
 }
 
-/// In bf16 a token of a mixture may get another expert than in f32, where two are nearly tied: transformers' own logits
-/// in bf16, of the prompt `long` of `qwen3_moe`, are off by 2.0e-1.
+/// In bf16, a token may be routed to another expert than in f32 if two experts are nearly tied:
+/// transformers' own bf16 logits for the prompt `long` of `qwen3_moe` are off by 2.0e-1.
 fn tolerance(activation: DType, has_experts: bool) -> Tolerance {
     match activation {
         DType::BF16 => Tolerance { embeddings: 2.5e-2, logits: if has_experts { 4e-1 } else { 6e-2 } },
@@ -130,12 +131,12 @@ fn stories(gpu: &Gpu) -> impl Iterator<Item = Story> {
 }
 
 impl Story {
-    /// Encodes the pictures and videos of a case in one launch.
+    /// Encodes the pictures and videos of a case in one batch.
     fn encode(&self, case: &Case) -> Vec<Vec<u32>> {
         bench::encode(&self.bench, case)
     }
 
-    /// The worst difference between two runs.
+    /// The largest difference between two runs.
     fn difference(found: &Run, expected: &Run) -> f32 {
         let errors = found.logits.iter().zip(&expected.logits).map(|(found, expected)| relative_error(found, expected));
         errors.fold(0.0, f32::max)
@@ -148,7 +149,8 @@ impl Story {
     }
 }
 
-/// Steps where a token other than the recorded one won, and its margin relative to the largest logit.
+/// Steps where a token other than the recorded one won, and its margin relative to the largest
+/// logit.
 fn flips(case: &Case, run: &Run) -> Vec<(usize, f32)> {
     let steps = run.logits.iter().zip(&run.tokens).zip(case.greedy_tokens()).enumerate();
     let flipped = steps.filter(|(_, ((_, won), recorded))| *won != recorded);
@@ -173,7 +175,8 @@ fn pictures_and_videos_become_the_recorded_embeddings_whatever_is_launched_with_
                 let found: Vec<f32> = rows.iter().flat_map(|rows| bench.embeddings(rows)).collect();
                 worst[0] = worst[0].max(relative_error(&found, &expected));
                 bench.forget(rows);
-                // After all others of the case, and so at another place among windows of other sizes.
+                // The same pictures after all pictures of the case, so that they have another
+                // position in the batch, among windows of other sizes.
                 let company: Vec<_> = case.images.iter().chain(patches.iter().copied()).collect();
                 let rows = bench.encode(&company);
                 let among: Vec<f32> =
@@ -219,14 +222,16 @@ fn every_case_gets_the_recorded_logits_and_answer_but_for_near_ties() {
             story.name
         );
         assert!(prefill.max(decode) <= bound, "{}: logits differ by {prefill:e} and {decode:e}", story.name);
-        // The recorded token wins in f32. If it loses here, both logits are off, each by at most the bound.
+        // The recorded token wins in f32. If it loses here, both logits are off, each by at most
+        // the bound.
         assert!(margin <= 2.0 * bound, "{}: another token wins by {margin:e}", story.name);
         let most = if story.bench.model.expert_loads().is_some() { 10 } else { 5 };
         assert!(flipped * 100 <= most * tokens, "{}: {flipped} of {tokens} tokens are others", story.name);
     }
 }
 
-/// The families whose attention differs: heads of 32, 64, 80 and 128 elements, norms of heads, rows of pictures.
+/// The families whose attention differs: heads of 32, 64, 80 and 128 elements, head norms, picture
+/// rows.
 const OVER_FP8: [&str; 5] = [
     "tests/golden/llama",
     "tests/golden/qwen2",
@@ -235,7 +240,7 @@ const OVER_FP8: [&str; 5] = [
     "tests/golden/qwen3_vl",
 ];
 
-/// How far the logits of a case are from the recorded ones, its prompt in chunks of these sizes.
+/// Distance of a case's logits from the recorded ones, with its prompt in chunks of these sizes.
 fn distance(bench: &Bench<Cuda>, case: &Case, rows: &[Vec<u32>], sizes: &[usize]) -> f32 {
     let run = alone(bench, case, rows, sizes);
     let recorded = case.logits("decode_steps", "decode_logits");
@@ -259,7 +264,8 @@ fn logits_over_an_fp8_cache_stay_near_the_recorded_ones_also_in_chunks() {
                 for sizes in [&[usize::MAX][..], &[17, 1, 29, 5]] {
                     let worst = distance(&bench, &case, &rows, sizes);
                     println!("{name}, {} in chunks of {sizes:?}: logits over FP8 are {worst:.1e} off", case.name);
-                    // On a CPU, whose rounding of the cache is the same, they are off by less than a tenth.
+                    // On a CPU, which rounds the cache in the same way, the logits are off by less
+                    // than a tenth.
                     assert!((1e-3..0.2).contains(&worst), "{name}, {}: {worst:e}", case.name);
                 }
                 bench.forget(rows);
@@ -268,7 +274,8 @@ fn logits_over_an_fp8_cache_stay_near_the_recorded_ones_also_in_chunks() {
     }
 }
 
-/// Checkpoints in FP8 whose shapes a GPU has kernels for, against the released arithmetic in f64.
+/// Checkpoints in FP8 whose shapes a GPU has kernels for, compared with the released arithmetic in
+/// f64.
 const FP8: [&str; 4] = [
     "tests/golden/qwen3_fp8",
     "tests/golden/qwen3_fp8_dynamic",
@@ -311,8 +318,9 @@ fn fp8_weights_get_logits_near_the_recorded_ones_also_in_chunks_and_beside_other
             println!("{folder} in {activation}, {}: neighbours change {change:.1e}", case.name);
             change_most = change_most.max(change);
         }
-        // An activation that is rounded to 16 bits first may become the next number of E4M3, a sixteenth or an eighth away:
-        // on an H200 logits were up to 0.13 off in bf16 and 0.09 in f16, and neighbours changed them by up to 0.055.
+        // An activation that is rounded to 16 bits first may round to the adjacent E4M3 number, a
+        // sixteenth or an eighth away. On an H200, logits were off by up to 0.13 in bf16 and 0.09
+        // in f16, and batching with other sequences changed them by up to 0.055.
         let most = if activation == DType::BF16 { 0.2 } else { 0.15 };
         let is_far = off_most >= most || change_most >= 0.1;
         far.extend(is_far.then(|| format!("{folder} in {activation}: {off_most:.1e}, {change_most:.1e}")));
@@ -320,7 +328,8 @@ fn fp8_weights_get_logits_near_the_recorded_ones_also_in_chunks_and_beside_other
     assert!(far.is_empty(), "{far:#?}");
 }
 
-/// Checkpoints with all of whose products ours can do, the most ranks to try, and a case of each.
+/// Checkpoints whose GEMMs are all supported by Bursar's own kernels, the largest number of ranks
+/// to try, and a case of each.
 const ON_RANKS: [(&str, usize, &str); 7] = [
     ("tests/golden/llama", 4, "long"),
     ("tests/golden/llama_biased", 4, "short"),
@@ -376,8 +385,8 @@ fn chunks_and_neighbours_change_no_more_than_the_types_rounding() {
         let whole: Vec<Run> =
             story.cases.iter().zip(&rows).map(|(case, rows)| alone(bench, case, rows, &[usize::MAX])).collect();
         for ((case, rows), whole) in story.cases.iter().zip(&rows).zip(&whole) {
-            // One token at a time, and mixed chunks that end and begin in the middle of pictures and cross their
-            // borders.
+            // One token at a time, and mixed chunks that begin and end in the middle of pictures
+            // and cross their borders.
             let one_by_one = case.prompt_ids(&bench.checkpoint).len() < 80;
             for sizes in [&[17, 1, 29, 5][..], &[16], &[1]].iter().take(if one_by_one { 3 } else { 2 }) {
                 let chunked = alone(bench, case, rows, sizes);
@@ -385,7 +394,8 @@ fn chunks_and_neighbours_change_no_more_than_the_types_rounding() {
                 chunks = chunks.max(story.assert_same(&what, &chunked, whole));
             }
         }
-        // Sequences of different lengths: block tables are padded, and blocks of finished sequences are reused.
+        // Sequences of different lengths: block tables are padded, and blocks of finished sequences
+        // are reused.
         let company: Vec<_> = story.cases.iter().zip(rows).collect();
         for (steps_between, seed) in [(0, 1), (5, 3)] {
             for ((case, run), whole) in
@@ -407,7 +417,8 @@ fn the_same_run_twice_gives_the_same_bits_whatever_its_memory_held() {
             let run = || {
                 let rows = story.encode(case);
                 let embeddings: Vec<f32> = rows.iter().flat_map(|rows| story.bench.embeddings(rows)).collect();
-                // Blocks are reused last in, first out. Keeping one aside gives the second run different blocks.
+                // Blocks are reused last in, first out. Keeping one aside gives the second run
+                // different blocks.
                 let run = alone(&story.bench, case, &rows, &[33]);
                 story.bench.forget(rows);
                 (embeddings, run.logits)

@@ -1,5 +1,6 @@
-//! Chat templates of public models, and expressions, held to Jinja2. `tools/cpu/chat_templates.py` renders them as
-//! transformers does. `tests/golden/jinja.tar.xz` has some of them, and this runs the others:
+//! Chat templates of public models, and expressions, compared with Jinja2.
+//! `tools/cpu/chat_templates.py` renders them as transformers does. Some of them are recorded in
+//! `tests/golden/jinja.tar.xz`. The command for all others is:
 //!
 //! ```text
 //! BURSAR_TEMPLATE_CASES=cases.json cargo test -p bursar-model --test public_templates -- --nocapture
@@ -10,10 +11,11 @@ use std::collections::BTreeMap;
 use bursar_model::text::{ChatTemplate, TemplateInputs, TemplateLimits, TemplateSources};
 use serde_json::Value;
 
-/// How much of two texts to show where they differ.
+/// Characters of two texts to show where they differ.
 const SHOWN_CHARS: usize = 90;
 
-/// Errors of Jinja2 where a text is rendered here: `map` makes lists, so `tojson` takes its result.
+/// Errors of Jinja2 in cases that this implementation renders: its `map` returns lists, so `tojson`
+/// accepts the result.
 const LENIENT: [&str; 1] = ["Object of type generator is not JSON serializable"];
 
 fn inputs(recorded: &Value, chat: &Value) -> TemplateInputs {
@@ -27,7 +29,7 @@ fn inputs(recorded: &Value, chat: &Value) -> TemplateInputs {
     }
 }
 
-/// What we render, or the error.
+/// The text rendered by this implementation, or its error.
 fn rendered(recorded: &Value, source: &str, chat: &Value) -> Result<String, String> {
     let special = recorded["special_tokens"].as_object().into_iter().flatten();
     let sources = TemplateSources {
@@ -39,14 +41,14 @@ fn rendered(recorded: &Value, source: &str, chat: &Value) -> Result<String, Stri
     text.map_err(|error| error.to_string())
 }
 
-/// The texts from shortly before their first difference.
+/// The two texts from shortly before their first difference.
 fn difference(expected: &str, ours: &str) -> String {
     let equal = expected.chars().zip(ours.chars()).take_while(|(left, right)| left == right).count();
     let from = |text: &str| text.chars().skip(equal.saturating_sub(20)).take(SHOWN_CHARS).collect::<String>();
     format!("Jinja2 {:?}, here {:?}", from(expected), from(ours))
 }
 
-/// Compares all cases of a file, and returns the numbers of equal and of different ones.
+/// Compares all cases of a file. Returns the number of equal cases and of different cases.
 fn compared(path: &std::path::Path) -> (usize, usize) {
     let text = std::fs::read_to_string(path).expect("the file is readable");
     let recorded: Value = serde_json::from_str(&text).expect("the file is JSON");

@@ -1,7 +1,8 @@
-//! A checkpoint of Qwen2.5-VL-7B's shape on a GPU against results of transformers in bf16 and in f32.
-//! `tools/gpu/seven_billion.py FOLDER` writes both. The test computes in bf16, the type of the checkpoint, and in f16,
-//! to which the weights are converted on loading. Without a GPU, or without a folder in `BURSAR_SEVEN_BILLION`, it
-//! prints that and ends.
+//! A checkpoint of Qwen2.5-VL-7B's shape on a GPU, compared with results of transformers in bf16
+//! and in f32. `tools/gpu/seven_billion.py FOLDER` writes the checkpoint and the results. The test
+//! computes in bf16, the type of the checkpoint, and in f16, to which the weights are converted on
+//! loading. Without a GPU, or without a folder in `BURSAR_SEVEN_BILLION`, the test prints that and
+//! ends.
 
 mod bench;
 
@@ -23,16 +24,16 @@ use serde_json::Value;
 
 const PROMPTS: [&str; 4] = ["text", "one_picture", "four_pictures", "long_text"];
 
-/// How many of a prompt's last tokens have recorded logits.
+/// Number of tokens at a prompt's end that have recorded logits.
 const ROWS: usize = 32;
 
-/// Tokens at a prompt's end that run one by one, like those of an answer.
+/// Tokens at a prompt's end that run one by one, like the tokens of an answer.
 const DECODED: usize = 16;
 
-/// Tokens of a chunk; not a whole number of blocks.
+/// Tokens per chunk. Not a whole number of blocks.
 const CHUNK: usize = 1000;
 
-/// Room for the weights, 8,192 tokens, four pictures, and passes over all of them at once.
+/// Memory for the weights, 8,192 tokens, four pictures, and passes over all of them at once.
 const ROOM: Room = Room {
     capacity: Bytes::gib(32),
     blocks: 600,
@@ -41,14 +42,17 @@ const ROOM: Room = Room {
     at_once: Bytes::kib(320),
 };
 
-/// The same of weights and activations in E4M3: 3 bits instead of bf16's 7, in each product. 9 to 11 times was seen on an H200. At half of
-/// their norm off, random logits have another greatest one: how many agree is told and not judged.
+/// Largest allowed error ratio (as in [`worse`]) with weights and activations in E4M3: 3 bits
+/// instead of bf16's 7, in each GEMM. Ratios of 9 to 11 were measured on an H200. The errors then
+/// reach half of the logits' norm, and random logits have another maximum, so the number of
+/// agreeing tokens is printed but not asserted.
 const WORSE_IN_FP8: f64 = 14.0;
 
-/// Largest allowed ratio of a type's error against f32 to that of transformers in bf16. In bf16 both round, but at
-/// different places. f16 has three more bits, so an eighth of the error is expected. A quarter is allowed, because
-/// numbers below its smallest normal one, as some bf16 weights are, have fewer bits; and half with experts, of which a token
-/// may get another one than in f32 where two are nearly tied.
+/// Largest allowed ratio between a type's error and the error of transformers in bf16, both
+/// measured against f32. In bf16 both round, but in different places. f16 has three more bits, so
+/// an eighth of the error is expected. A quarter is allowed, because numbers below f16's smallest
+/// normal number, as some bf16 weights are, have fewer bits. With experts, half is allowed, because
+/// a token may be routed to another expert than in f32 if two experts are nearly tied.
 fn worse(activation: DType, has_experts: bool) -> f64 {
     match activation {
         DType::BF16 => 1.25,
@@ -67,7 +71,7 @@ fn folder() -> Option<PathBuf> {
     folder.map(PathBuf::from)
 }
 
-/// Rows of numbers.
+/// Rows of numbers, stored one after the other.
 struct Rows {
     numbers: Vec<f32>,
     columns: usize,
@@ -83,15 +87,15 @@ impl Rows {
     }
 }
 
-/// A prompt and its results from transformers.
+/// A prompt with the results that transformers computed for it.
 struct Prompt {
     name: &'static str,
     layout: PromptLayout,
     images: Vec<ResizedImage>,
     recorded: Vec<u8>,
-    /// See [`worse`].
+    /// Largest allowed error ratio; see [`worse`].
     worse: f64,
-    /// Ranks that share the model out.
+    /// Number of ranks that share the model.
     ranks: usize,
 }
 
@@ -118,7 +122,7 @@ impl Prompt {
         Prompt { name, layout, images, recorded: file("safetensors"), worse, ranks: bench.backend.rank().of() }
     }
 
-    /// A recorded tensor of two axes.
+    /// A recorded tensor with two axes.
     fn rows(&self, name: &str) -> Rows {
         let tensors = SafeTensors::deserialize(&self.recorded).expect("safetensors");
         let tensor = tensors.tensor(name).expect("it was recorded");
@@ -136,8 +140,8 @@ fn error(found: &[f32], expected: &[f32]) -> f64 {
     (off / expected.iter().map(|number| square(*number)).sum::<f64>()).sqrt()
 }
 
-/// Prints how far numbers are from transformers'. Fails if they are too far from f32, relative to the error of its own
-/// bf16.
+/// Prints the distance between numbers and transformers' numbers. Fails if they are too far from
+/// f32, relative to the error of transformers' own bf16.
 fn judge(prompt: &Prompt, activation: DType, what: &str, found: &[f32], tensor: &str) {
     let [narrow, wide] = ["bf16", "f32"].map(|kind| prompt.rows(&format!("{tensor}.{kind}")));
     let (columns, rows) = (wide.columns, found.len() / wide.columns);
@@ -161,8 +165,8 @@ fn judge(prompt: &Prompt, activation: DType, what: &str, found: &[f32], tensor: 
         "{name}, {what}: the last row is {our_last:e} off, theirs {their_last:e}"
     );
     if tensor == "logits" && worse < WORSE_IN_FP8 {
-        // Random logits are nearly tied: two counts of some 28 of 32 rows that agree differ by 3, and one in twenty by more
-        // than 5. On four GPUs that was seen.
+        // Random logits are nearly tied. If about 28 of 32 rows agree, two such counts differ by 3,
+        // and one pair in twenty differs by more than 5, which was seen on four GPUs.
         let fewer = if prompt.ranks > 2 { rows / 4 } else { rows / 8 };
         assert!(our_top + fewer >= their_top, "{name}, {what}: {our_top} of {rows} agree, theirs {their_top}");
     }
@@ -242,7 +246,7 @@ fn run_all(folder: &Path, quantization: Option<WeightQuantization>, cuda: Cuda, 
     let checkpoint = open(folder).with_quantization(quantization);
     let planned = Model::plan(&checkpoint, cuda.target()).expect("it is planned").weight_bytes();
     println!("opened and planned in {:.2} s", started.elapsed().as_secs_f64());
-    // Loading writes every byte of these.
+    // Loading writes every byte of this segment.
     let weights = memory.leased(Class::Weights, planned);
     let started = Instant::now();
     let model = Model::load(&checkpoint, &cuda, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("it loads");

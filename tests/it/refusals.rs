@@ -34,7 +34,7 @@ async fn try_with(runtime: &Runtime, options: LoadOptions) -> Tried {
         }
     };
     let outcome = runtime.load_with(ModelSource::demo(), options, listen).await;
-    let attempts = || heard.lock().expect("as above").clone();
+    let attempts = || heard.lock().expect("no holder panicked").clone();
     if let Ok(model) = &outcome {
         let reply = model.chat(text("Who are you?").max_tokens(4)).await.expect("accepted");
         let said = crate::stage::listen(reply).await;

@@ -185,7 +185,7 @@ impl Device for Watched {
 #[test]
 fn lanes_that_allocate_are_made_outside_actor_threads() {
     let watched = Arc::new(Watched { host: device(), lanes_made_on: Mutex::default() });
-    let made_on = || watched.lanes_made_on.lock().expect("as above").clone();
+    let made_on = || watched.lanes_made_on.lock().expect("no holder panicked").clone();
     // All actors run on this thread.
     let actors = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     actors.block_on(async {

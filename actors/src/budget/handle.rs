@@ -24,10 +24,10 @@ use crate::{
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let config = RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(512)), ..RuntimeConfig::default() };
 /// let runtime = Runtime::start(config).await?;
-/// let lease = runtime.budget().lease(Class::tenant("my-index"), 64 * MIB).await?;
+/// let lease = runtime.budget().lease(Class::external("my-index"), 64 * MIB).await?;
 /// assert_eq!(runtime.budget().snapshot().await?.granted, Bytes::mib(64));
 ///
-/// let error = runtime.budget().try_lease(Class::tenant("my-index"), 480 * MIB).await.expect_err("32 MiB are kept free");
+/// let error = runtime.budget().try_lease(Class::external("my-index"), 480 * MIB).await.expect_err("32 MiB are kept free");
 /// println!("{error}\nhint: {}", error.hint());
 /// drop(lease); // gives its bytes back
 /// # runtime.shutdown().await;
@@ -69,7 +69,7 @@ impl Hint for LeaseError {
     fn hint(&self) -> String {
         match self {
             LeaseError::Refused(refusal) => refusal.hint().unwrap_or_else(|| "ask again later".to_owned()),
-            LeaseError::NotATenant { .. } => "use Class::tenant(\"your own name\") instead".to_owned(),
+            LeaseError::NotATenant { .. } => "use Class::external(\"your own name\") instead".to_owned(),
             LeaseError::Unanswered(AskError::TimedOut { .. }) => {
                 "ask for less, or ask again after other leases have ended: too little was returned in time".to_owned()
             }

@@ -1,4 +1,5 @@
-//! The driver of one request: pictures, sequence, text, end. It outlives the actors that it uses.
+//! The driver of one request, from its pictures to the last event of the reply. It outlives the
+//! actors that it uses.
 
 use bursar_model::{
     flow::{LogProbabilities, LogProbability, POSITION_AXES, Token},
@@ -25,8 +26,9 @@ use crate::{
     scheduler::{Admission, Delivery, Finish, NewSequence, SchedulerMessage, SchedulingParams},
 };
 
-/// A request is given up after more deaths than this, because it may itself be what kills the actors. The model's own
-/// limit (`Intensity`, five restarts a minute) is for all requests together.
+/// Maximum deaths of actors that a request survives. After more it is given up, because the request
+/// itself may cause them. The model's own limit (`Intensity`, five restarts a minute) counts the
+/// deaths under all requests together.
 const DEATHS_MAX: u32 = 2;
 
 /// A running request.
@@ -34,48 +36,50 @@ pub(super) struct Driver {
     model: ModelHandle,
     preparation: Preparation,
     part: LeaderRole,
-    /// Shared with the other samples of its prompt.
+    /// Group number that all samples of one chat share. `None` for a single sample.
     group: Option<u64>,
     events: mpsc::Sender<Result<ChatEvent, ChatError>>,
     tokenizer: Tokenizer,
-    /// Tokens so far. They survive every actor.
+    /// Tokens generated so far. They survive the death of every actor.
     produced: Vec<u32>,
-    /// The prompt's scores so far, one per token. None if they are not wanted or have been sent.
+    /// Log-probabilities of the prompt so far, one entry per token. `None` if the chat did not ask
+    /// for them, or if they have been sent.
     scores: Option<Vec<Option<LogProbabilities>>>,
-    /// Prompt tokens that were found cached when it first began.
+    /// Prompt tokens found in the prefix cache when the sequence first began.
     cached_tokens: Option<usize>,
     detokenizer: Detokenizer,
     filter: StopFilter,
     parser: ReplyParser,
     answer: Answer,
     reasoning: ReasoningCount,
-    /// The token that ended the reply.
+    /// The end token, if one ended the reply.
     end_token: Option<u32>,
     stopwatch: Stopwatch,
 }
 
-/// How one life of the request ended.
+/// How one life of the request ended. A life is the time during which one generation of actors
+/// serves the request.
 enum Life {
     /// The sequence ended by itself.
     Finished(FinishReason),
-    /// The caller has gone.
+    /// The caller has disconnected.
     Cancelled,
-    /// Its actors died.
+    /// The actors that served the request died.
     Lost,
 }
 
-/// How one admission ended.
+/// How one admission to the scheduler ended.
 enum Ended {
-    /// With its life.
+    /// The life of the request has ended too.
     Over(Life),
-    /// It must be admitted again, with its pictures.
+    /// The sequence must be admitted again, with its pictures.
     ComeAgain {
-        /// Whether it had begun: it lost its blocks to others.
+        /// Whether the sequence had begun, and then lost its blocks to other sequences.
         had_begun: bool,
     },
 }
 
-/// A sequence in a scheduler. Dropping this in any way tells the scheduler that the rest is not needed.
+/// A sequence in a scheduler. Dropping this value, for any reason, cancels the sequence.
 struct Admitted {
     scheduler: ActorRef<SchedulerMessage>,
     id: SequenceId,
@@ -83,7 +87,8 @@ struct Admitted {
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        // A sequence that has ended is unknown there, and a scheduler that died has forgotten it.
+        // The scheduler ignores an unknown sequence, so this is harmless after the sequence has
+        // ended or the scheduler has died.
         drop(self.scheduler.send_message(SchedulerMessage::Cancel(self.id)));
     }
 }
@@ -118,14 +123,15 @@ impl Driver {
         }
     }
 
-    /// Runs the request to its end. The credit is freed before the caller can see that end, so a caller that asks one
-    /// question after another is never refused for lack of a credit.
+    /// Runs the request to its end. The credit is returned before the caller can see the end, so a
+    /// caller that sends one request after another is never refused for lack of a credit.
     pub(super) async fn run(mut self, loss: impl Future<Output = ChatError>) {
         let patience = self.stopwatch.patience().clone();
         let lives = async { patience.hold(self.lives()).await.unwrap_or_else(Err) };
         let outcome = tokio::select! {
             biased;
-            // Checked first: otherwise the end of its actors would look like an ordinary death.
+            // Polled first; otherwise the end of the actors on a lost device would look like an
+            // ordinary death.
             lost = loss => Err(lost),
             outcome = lives => outcome,
         };
@@ -146,7 +152,7 @@ impl Driver {
             },
             Err(error) => (Err(error.clone()), end_of(&error)),
         };
-        // A caller that has gone does not wait for the end.
+        // If the caller has disconnected, no one reads the end.
         match self.events.reserve().await {
             Ok(place) => {
                 self.stopwatch.end(how);
@@ -156,7 +162,8 @@ impl Driver {
         }
     }
 
-    /// Lives until the sequence ends by itself. None if the caller has gone.
+    /// Repeats lives of the request until the sequence ends by itself. Returns `None` if the caller
+    /// has disconnected.
     async fn lives(&mut self) -> Result<Option<FinishReason>, ChatError> {
         let events = self.events.clone();
         let mut lead = tokio::select! {
@@ -178,7 +185,7 @@ impl Driver {
                 () = events.closed() => return Ok(None),
             };
             generation = serving.generation;
-            // A life lost for lack of device memory is not this request's fault.
+            // A death caused by a refusal of device memory is not this request's fault.
             if refusals.replace(serving.refusals).is_some_and(|before| before < serving.refusals) {
                 deaths -= 1;
             }
@@ -187,7 +194,8 @@ impl Driver {
                 return Err(ChatError::GivenUp { deaths });
             }
             if self.produced.len() >= self.preparation.tokens_max {
-                // Its actors died after delivering the last token and before the end.
+                // The actors died after they delivered the last token and before they reported the
+                // end.
                 return Ok(Some(FinishReason::Length));
             }
             let pictures = match lead.take() {
@@ -206,19 +214,20 @@ impl Driver {
         }
     }
 
-    /// Runs one life, with the actors of one generation. `left` holds the pictures that the first of several samples has
-    /// shared.
+    /// Runs one life, with the actors of one generation. `left` holds the pictures that the first
+    /// of several samples has shared with this one.
     async fn live(&mut self, serving: &Serving, mut left: Option<RequestPictures>) -> Result<Life, ChatError> {
         let (events, model) = (self.events.clone(), self.model.clone());
         let (mut id, mut may_be_computed) = (None, true);
-        // Repeats only after a preemption, which the scheduler bounds (the request keeps its age, and the oldest is never
-        // preempted), and once after blocks have gone that were counted on.
+        // The loop repeats only after a preemption, and once if cached blocks that the driver
+        // relied on are gone. The scheduler bounds preemptions: the request keeps its age, and the
+        // oldest is never preempted.
         loop {
             let pictures = match left.take() {
                 Some(pictures) => pictures,
                 None => tokio::select! {
                     biased;
-                    // Errors of actors that are being replaced are not about this request.
+                    // Errors from actors that are being replaced do not concern this request.
                     () = model.superseded(serving.generation) => return Ok(Life::Lost),
                     () = events.closed() => return Ok(Life::Cancelled),
                     pictures = self.pictures(serving, may_be_computed) => match pictures? {
@@ -235,7 +244,7 @@ impl Driver {
         }
     }
 
-    /// Runs the sequence from admission to its end.
+    /// Runs one sequence from its admission to its end.
     async fn run_sequence(
         &mut self,
         serving: &Serving,
@@ -243,13 +252,14 @@ impl Driver {
         pictures: RequestPictures,
     ) -> Result<Ended, ChatError> {
         let sequence = self.sequence(id, &pictures);
-        // The scheduler never waits for a caller. So there is room for every token, for the number of cached tokens,
-        // for scores sent one by one, and for the end or [`Delivery::ComeAgain`].
+        // The scheduler never waits for a caller, so the channel has room for every token, the
+        // number of cached tokens, scores sent one by one, and the end or [`Delivery::ComeAgain`].
         let scores = if self.scores.is_some() { self.preparation.prompt.tokens.len() } else { 0 };
         let room = self.preparation.tokens_max - self.produced.len() + 2 + scores;
         let (deliveries, mut delivered) = mpsc::channel(room);
         let (pins, computed) = (pictures.pins(), pictures.computed_count());
-        // Kept for other samples only. This sequence releases its own as soon as no step needs them.
+        // Pictures are kept only for the other samples. This sequence releases its own as soon as
+        // no step needs them.
         let for_others = Some(pictures).filter(|_| self.part.leads()).unwrap_or_default();
         let last_token = self.stopwatch.last_token();
         let admission = Admission { sequence, pins, deliveries, span: Span::current(), last_token };
@@ -257,13 +267,15 @@ impl Driver {
         if serving.scheduler.send_message(SchedulerMessage::Admit(Box::new(admission))).is_err() {
             return Ok(Ended::Over(Life::Lost));
         }
-        // Dropped before the sequence is admitted again. By then the scheduler has forgotten it.
+        // Dropped before the sequence is admitted again. By then the scheduler has already
+        // forgotten the sequence.
         let _admitted = Admitted { scheduler: serving.scheduler.clone(), id };
         let lead = Lead::Computed { generation: serving.generation, pictures: for_others };
         self.listen(&mut delivered, lead, computed).await
     }
 
-    /// The pictures, unless an actor died. A prompt that is scored is computed whole.
+    /// Gets the pictures; returns `None` if an actor died. A prompt whose log-probabilities were
+    /// requested is computed in full, so its pictures always need rows of the vision cache.
     async fn pictures(
         &mut self,
         serving: &Serving,
@@ -297,12 +309,13 @@ impl Driver {
             sampler: self.preparation.sampler.clone(),
             prompt_read: self.preparation.prompt_read.clone(),
         };
-        // Done here, because in the scheduler every other request would wait for it.
+        // Done here, because in the scheduler every other request would wait for this hashing.
         sequence.name_blocks();
         sequence
     }
 
-    /// Handles deliveries to a sequence, `computed` of whose pictures have no rows.
+    /// Handles deliveries to a sequence. `computed` is the number of its pictures that have no rows
+    /// in the vision cache.
     async fn listen(
         &mut self,
         delivered: &mut mpsc::Receiver<Delivery>,
@@ -336,7 +349,7 @@ impl Driver {
                 // Any other delivery means that the prompt is computed.
                 Some(delivery) => {
                     self.stopwatch.prompt(self.preparation.prompt.tokens.len(), self.cached_tokens.unwrap_or(0));
-                    // From now on the other samples hold the pictures.
+                    // From now on, the other samples keep the pictures alive.
                     if let Some(lead) = lead.take() {
                         self.part.announce(|| lead);
                     }
@@ -364,7 +377,7 @@ impl Driver {
         }
     }
 
-    /// Handles the next token. Returns how this life ends, if it does.
+    /// Handles the next token. Returns how this life ended, if this token ended it.
     async fn take(&mut self, token: Token, at: Instant) -> Result<Option<Life>, ChatError> {
         self.stopwatch.token(at);
         self.produced.push(token.id);
@@ -378,7 +391,7 @@ impl Driver {
             }
         }
         let piece = self.detokenizer.feed(token.id)?;
-        // Until the reply has its minimum length, no stop string ends it.
+        // A stop string does not end the reply before it has its minimum length.
         let (text, stopped) =
             if self.produced.len() < self.preparation.tokens_min { (piece, None) } else { self.filter.feed(&piece) };
         let before = self.parser.place();
@@ -397,11 +410,12 @@ impl Driver {
         }
     }
 
-    /// Sends the prompt's scores, once. Returns whether the caller is still there.
+    /// Sends the log-probabilities of the prompt, once. Returns whether the caller is still
+    /// connected.
     async fn tell_scores(&mut self) -> bool {
         let Some(scores) = self.scores.take() else { return true };
         let tokenizer = self.tokenizer.clone();
-        // Decoding thousands of tokens, each with its alternatives, takes time.
+        // Decoding thousands of tokens with their alternatives takes too long for an async task.
         let readable = tokio::task::spawn_blocking(move || {
             let readable =
                 |scores: Option<LogProbabilities>| scores.and_then(|scores| readable(&tokenizer, &scores).ok());
@@ -411,7 +425,8 @@ impl Driver {
         self.events.send(Ok(ChatEvent::Prompt(scores))).await.is_ok()
     }
 
-    /// Sends parts of the reply, up to its last call. Returns whether the caller is still there.
+    /// Sends parts of the reply, up to the last allowed tool call. Returns whether the caller is
+    /// still connected.
     async fn say(&mut self, parts: Vec<ReplyPart>) -> bool {
         for part in parts {
             if self.has_called_enough() {
@@ -429,7 +444,8 @@ impl Driver {
         true
     }
 
-    /// Whether the reply has as many whole calls as the chat allows. After a broken one a model may try again.
+    /// Returns `true` if the reply has as many complete tool calls as the chat allows. After a
+    /// broken call, the model may try again.
     fn has_called_enough(&self) -> bool {
         self.answer.whole_calls() >= self.preparation.reply.calls_max
     }
@@ -437,7 +453,7 @@ impl Driver {
     async fn finish(&mut self, finish_reason: FinishReason) -> Result<ChatEvent, ChatError> {
         let mut last = self.detokenizer.flush()?;
         if finish_reason == FinishReason::Length {
-            // The rest of a character that the limit has cut in two will not come.
+            // The limit may have cut a character in two. The rest of that character will not come.
             last.truncate(last.trim_end_matches(char::REPLACEMENT_CHARACTER).len());
         }
         let (mut rest, stopped) = self.filter.feed(&last);
@@ -471,7 +487,7 @@ impl Driver {
     }
 }
 
-/// Adds their text to token ids.
+/// Adds the text and bytes of each token to its log-probability.
 fn readable(
     tokenizer: &Tokenizer,
     LogProbabilities { chosen, top }: &LogProbabilities,

@@ -1,7 +1,8 @@
-//! Chats: a request from its first check to its last event.
+//! Chat requests, from the first check to the last event.
 //!
-//! A task outside the supervision tree drives each request, so actors that die take no request with them. The driver
-//! submits the prompt and the tokens so far again, and the caller sees a pause.
+//! Each request is driven by a task outside the supervision tree, so an actor that dies takes no
+//! request with it. The driver then submits the prompt and the tokens generated so far again, and
+//! the caller sees only a pause.
 
 mod answer;
 mod blocks;

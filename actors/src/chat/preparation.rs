@@ -1,4 +1,5 @@
-//! A chat checked against the envelope and turned into tokens, before anything is decoded or queued.
+//! Preparation of a chat: it is checked against the envelope and turned into tokens, before
+//! anything is decoded or queued.
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -18,7 +19,7 @@ use bursar_model::{
 use super::{Chat, ChatError, Prompt, ToolChoice, reply_rules::ReplyRules, scheduling::ChatScheduling};
 use crate::engine::ModelContext;
 
-/// A chat that may be served.
+/// A chat that passed all checks.
 #[derive(Clone)]
 pub(super) struct Preparation {
     pub(super) prompt: Arc<PromptLayout>,
@@ -27,23 +28,24 @@ pub(super) struct Preparation {
     pub(super) tokens_max: usize,
     pub(super) stop: StopRules,
     pub(super) stop_tokens: Arc<[u32]>,
-    /// Those of the model itself.
+    /// End tokens from the model's `generation_config.json`; empty if the chat ignores them.
     own_ends: Arc<[u32]>,
     pub(super) sampler: Arc<Sampler>,
-    /// The prompt tokens that the sampler reads.
+    /// Distinct prompt tokens for the repetition penalty; empty if the sampler does not read the
+    /// prompt.
     pub(super) prompt_read: Arc<[u32]>,
     pub(super) score_prompt: Option<usize>,
-    /// The prompt's tokens, if the caller wants ids.
+    /// The prompt's tokens, if the caller asked for token ids.
     pub(super) told_ids: Option<Arc<[u32]>>,
     pub(super) standing: ChatScheduling,
-    /// How the reply is read.
     pub(super) reply: ReplyRules,
-    /// Starts without tokens.
+    /// Keys of the prompt's blocks in the prefix cache. Empty at first; the driver adds the tokens.
     pub(super) prefix: PrefixKeys,
 }
 
 impl Preparation {
-    /// Prepares `samples` replies to one chat. Seeds count up by one.
+    /// Prepares `samples` replies to one chat. Each sample's seed is one higher than the seed
+    /// before it.
     ///
     /// # Errors
     /// Anything outside the envelope, with the limit, the value and a hint.
@@ -68,9 +70,10 @@ impl Preparation {
         let shown = Shown::of(chat, context, tokens_limit(context, kv_tokens))?;
         let tokens_max = tokens_max(chat, context, &shown, kv_tokens)?;
         let Shown { prompt, pictures, reply } = shown;
-        // A grammar takes the most time, so it comes after what refuses a chat at once.
+        // Compiling a grammar takes the most time, so it comes after the checks that can refuse a
+        // chat at once.
         let samplers = samplers(chat, context, reply.grammar(chat, context)?, &stop_tokens, samples)?;
-        // All samples read the same prompt tokens.
+        // All samples share the same prompt tokens.
         let prompt_read = samplers.first().map_or_else(|| [].into(), |sampler| sampler.read_of(&prompt.tokens));
         let told_ids = asked.token_ids.then(|| prompt.tokens.as_slice().into());
         let prompt = Arc::new(prompt);
@@ -86,7 +89,8 @@ impl Preparation {
             sampler: Arc::new(sampler),
             prompt_read: prompt_read.clone(),
             standing: chat.standing.clone(),
-            // Scores of the prompt are the same for all samples.
+            // Log-probabilities of the prompt are the same for all samples, so only the first one
+            // computes them.
             score_prompt: asked.prompt_log_probabilities.filter(|_| sample == 0),
             told_ids: told_ids.clone(),
             reply: reply.clone(),
@@ -95,13 +99,13 @@ impl Preparation {
         Ok(prepared.collect())
     }
 
-    /// Whether the chat asked for this token to end its reply, beside the model's own.
+    /// Returns `true` if this end token was set by the chat and is not one of the model's own.
     pub(super) fn is_asked_end(&self, token: u32) -> bool {
         !self.own_ends.contains(&token)
     }
 }
 
-/// What the model is shown of a chat, and how its reply is read.
+/// The chat as the model receives it, and the rules by which its reply is parsed.
 struct Shown {
     prompt: PromptLayout,
     pictures: Vec<MediaPlan>,
@@ -109,7 +113,7 @@ struct Shown {
 }
 
 impl Shown {
-    /// Counts tokens up to [`counted_max`] of `limit`.
+    /// Renders and tokenizes the chat. Counts at most [`counted_max`] tokens for `limit`.
     fn of(chat: &Chat, context: &ModelContext, limit: usize) -> Result<Self, ChatError> {
         let (mut messages, visuals) = chat.split();
         let pictures = plan_pictures(context, &visuals, chat.generation.cache_salt.as_deref())?;
@@ -139,10 +143,10 @@ impl Shown {
     }
 }
 
-/// What a chat would be as a prompt, also if that is longer than the context.
+/// Renders the prompt of a chat without generating. The prompt may be longer than the context.
 ///
 /// # Errors
-/// What pictures, template and layout refuse.
+/// A picture, the template or the prompt layout is invalid.
 pub(super) fn prompt_of(chat: &Chat, context: &ModelContext) -> Result<Prompt, ChatError> {
     if chat.is_empty() {
         return Err(ChatError::Empty);
@@ -155,20 +159,21 @@ pub(super) fn prompt_of(chat: &Chat, context: &ModelContext) -> Result<Prompt, C
     Ok(Prompt { token_ids: prompt.tokens, picture_tokens: pictures.iter().map(rows).collect() })
 }
 
-/// The most tokens of prompt and reply together.
+/// Maximum tokens of prompt and reply together.
 pub(super) fn tokens_limit(context: &ModelContext, kv_tokens: usize) -> usize {
     RequestCost::largest(&context.envelope, context.family.merge()).tokens.min(kv_tokens)
 }
 
-/// How many tokens are counted at most where a prompt may have `limit`: a prompt that is a little too long has its exact
-/// number in the error, and one that is much too long takes no more time.
+/// Maximum number of tokens to count when a prompt may have `limit` tokens. The error for a prompt
+/// that is slightly too long gives its exact length. For a prompt that is much too long, counting
+/// stops here and takes no more time.
 pub(super) fn counted_max(limit: usize) -> usize {
-    /// So that also small contexts have exact numbers.
+    /// Makes the count exact for small contexts too.
     const MORE: usize = 8192;
     limit.saturating_mul(2).saturating_add(MORE)
 }
 
-/// The tokens, or the error that there are too many for `limit`.
+/// Returns the tokens, or [`ChatError::TooLong`] if there are more than `limit`.
 pub(super) fn counted(tokens: Result<Vec<u32>, TextError>, limit: usize) -> Result<Vec<u32>, ChatError> {
     tokens.map_err(|error| match error {
         TextError::TooManyTokens { limit: tokens } => ChatError::TooLong { tokens, has_more: true, limit },
@@ -176,7 +181,8 @@ pub(super) fn counted(tokens: Result<Vec<u32>, TextError>, limit: usize) -> Resu
     })
 }
 
-/// The most tokens of a reply: what was asked for, within what the prompt leaves.
+/// Maximum tokens of the reply: the chat's `max_tokens`, but no more than the prompt leaves of the
+/// context.
 fn tokens_max(chat: &Chat, context: &ModelContext, shown: &Shown, kv_tokens: usize) -> Result<usize, ChatError> {
     let asked = &chat.generation;
     let merge = context.family.merge();
@@ -193,12 +199,12 @@ fn tokens_max(chat: &Chat, context: &ModelContext, shown: &Shown, kv_tokens: usi
     let pictures = shown.pictures.iter();
     let costs = merge.into_iter().flat_map(|merge| pictures.clone().flat_map(move |plan| plan.grid().costs(merge)));
     let cost = RequestCost::of(count + tokens_max, costs);
-    // Rule 3: everything outside was resized or refused above.
+    // Rule 3: inputs outside the envelope were resized or refused above.
     assert!(cost.is_within(&largest), "a request of {cost:?} was let in where {largest:?} was stressed");
     Ok(tokens_max)
 }
 
-/// The inputs of the template besides the turns.
+/// Inputs of the chat template other than the turns.
 fn template_inputs(chat: &Chat) -> TemplateInputs {
     TemplateInputs {
         tools: (!chat.tools.is_empty() && chat.tool_choice != ToolChoice::None).then(|| chat.tools.clone()),
@@ -210,7 +216,7 @@ fn template_inputs(chat: &Chat) -> TemplateInputs {
     }
 }
 
-/// A prompt given as tokens, if the model can read it.
+/// Checks a prompt that was given as tokens, and returns it.
 fn checked_tokens(chat: &Chat, context: &ModelContext, tokens: &[u32]) -> Result<Vec<u32>, ChatError> {
     if chat.says_more_than_tokens() {
         return Err(ChatError::TokensAndTurns);
@@ -219,7 +225,7 @@ fn checked_tokens(chat: &Chat, context: &ModelContext, tokens: &[u32]) -> Result
     Ok(tokens.to_vec())
 }
 
-/// Refuses tokens of a `parameter` that the model's vocabulary does not have.
+/// Refuses tokens outside the model's vocabulary. `parameter` names their source in the error.
 pub(super) fn check_known(context: &ModelContext, tokens: &[u32], parameter: &'static str) -> Result<(), ChatError> {
     let vocabulary = context.family.decoder().vocabulary;
     match tokens.iter().find(|token| **token as usize >= vocabulary) {
@@ -228,7 +234,7 @@ pub(super) fn check_known(context: &ModelContext, tokens: &[u32], parameter: &'s
     }
 }
 
-/// One sampler per sample, because a grammar tracks its own sample's progress.
+/// Creates one sampler per sample, because a grammar tracks the progress of its own sample.
 fn samplers(
     chat: &Chat,
     context: &ModelContext,
@@ -260,24 +266,26 @@ fn samplers(
     (0..samples).map(sampler).collect()
 }
 
-/// For templates that tell the model the date.
+/// The current time, for templates that include the date.
 fn now_unix_seconds() -> i64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs() as i64)
 }
 
-/// The sizes of pictures, from their headers alone. Anything outside the envelope is resized or refused.
+/// Plans the sizes of pictures from their headers only. A picture outside the envelope is resized
+/// or refused.
 fn plan_pictures(context: &ModelContext, visuals: &[Media], salt: Option<&str>) -> Result<Vec<MediaPlan>, ChatError> {
     if visuals.is_empty() {
         return Ok(Vec::new());
     }
-    // Templates of text models fail on pictures with unhelpful messages.
+    // Templates of text-only models fail on pictures with unhelpful messages, so refuse the
+    // pictures here.
     let processors = context.processors.as_ref().ok_or(LayoutError::TextOnly { pictures: visuals.len() })?;
     let plans = processors.plan(visuals, MediaLimits { envelope: &context.envelope, image: &context.image_limits })?;
     Ok(plans.into_iter().map(|plan| if let Some(salt) = salt { plan.salted(salt) } else { plan }).collect())
 }
 
-/// A random number, for a seed or a name, from the standard library's source for hash maps.
+/// A random number for a seed or an id, from the standard library's random source for hash maps.
 pub(super) fn any_number() -> u64 {
     RandomState::new().build_hasher().finish()
 }

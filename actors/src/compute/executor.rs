@@ -35,7 +35,9 @@ pub struct Executor {
 #[derive(Clone)]
 enum OfRank {
     /// CPU threads that share the work of each operation, over host memory.
-    Cpu { threads: usize },
+    Cpu {
+        threads: usize,
+    },
     Cuda(Loaded),
 }
 

@@ -93,9 +93,7 @@ pub enum StartError {
     /// The model was stopped while it started: it was unloaded, the runtime shut down, or the model
     /// was in a crash loop.
     #[error("the model was stopped while it started: {reason}")]
-    Stopped {
-        reason: std::sync::Arc<str>,
-    },
+    Stopped { reason: std::sync::Arc<str> },
 }
 
 impl StartError {

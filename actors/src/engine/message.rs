@@ -22,9 +22,7 @@ pub enum WhichLane {
 /// Messages from the engine itself, its profile, the budget and the runtime.
 pub enum EngineMessage {
     /// The wait before an attempt has ended. Attempt 0, the first, has no wait.
-    Attempt {
-        attempt: u32,
-    },
+    Attempt { attempt: u32 },
     /// The weights are loaded, or loading has failed.
     Loaded(Result<Result<LoadedModel, LoadFailed>, BackgroundTaskDied>),
     /// An attempt to size the model has ended.

@@ -15,8 +15,8 @@ use bursar_model::{
 };
 
 use super::{
-    Evidence, FaultPlan, KvChoice, KvRoom, Lanes, LanesPlace, MemoryRequirements, Phase, ProfileError, ProfileRecord,
-    Progress, ProgressSink, RecordedProfile, Records, StressLevel, WeightStore, shrunk,
+    Evidence, FaultPlan, KvCapacity, KvChoice, Lanes, LanesPlace, MemoryRequirements, Phase, ProfileError,
+    ProfileRecord, Progress, ProgressSink, RecordedProfile, Records, StressLevel, WeightStore, shrunk,
 };
 use crate::{
     budget::Budget,
@@ -416,11 +416,11 @@ impl Attempt {
 
     /// Returns the memory that is available for the KV cache, including what the cache already
     /// holds.
-    async fn room(&self, probe: Bytes) -> Result<KvRoom, ProfileError> {
+    async fn room(&self, probe: Bytes) -> Result<KvCapacity, ProfileError> {
         let available = self.budget.room().await?;
         let ledger = self.budget.snapshot_as(tree::SNAPSHOT_FOR_PROFILE).await?;
         let beside = (ledger.overhead + ledger.granted).saturating_sub(probe);
-        Ok(KvRoom { total: ledger.total, beside, available, probe, is_host: self.device.is_host_memory() })
+        Ok(KvCapacity { total: ledger.total, beside, available, probe, is_host: self.device.is_host_memory() })
     }
 
     /// Runs the worst cases at the final size, on both lanes at once. Returns the name and the peak

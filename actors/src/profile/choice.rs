@@ -22,7 +22,7 @@ pub struct KvChoice {
 
 /// The memory available when the KV cache is sized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvRoom {
+pub struct KvCapacity {
     pub total: Bytes,
     /// Bytes of this process that are not KV cache: overhead and all other leases.
     pub beside: Bytes,
@@ -42,7 +42,7 @@ impl KvChoice {
     }
 
     /// The share of the remaining memory for the cache, if no size is fixed.
-    pub fn share(&self, room: &KvRoom) -> KvShare {
+    pub fn share(&self, room: &KvCapacity) -> KvShare {
         match (self.device_fraction, self.memory_fraction) {
             (Some(fraction), _) => KvShare::of_whole(fraction, room.total, room.beside),
             (None, Some(fraction)) => KvShare::Fraction(fraction),
@@ -54,7 +54,7 @@ impl KvChoice {
         self.kv_tokens.is_some() || self.kv_bytes.is_some()
     }
 
-    pub fn sizing(&self, room: &KvRoom, shape: KvShape, page: Bytes) -> Sizing {
+    pub fn sizing(&self, room: &KvCapacity, shape: KvShape, page: Bytes) -> Sizing {
         Sizing {
             available: room.available,
             probe: room.probe,
@@ -75,8 +75,8 @@ mod tests {
 
     /// A device of 100 MiB: 10 MiB are the probe, 30 MiB are other memory of this process, 10 MiB
     /// belong to another process, and 50 MiB are available.
-    fn room() -> KvRoom {
-        KvRoom {
+    fn room() -> KvCapacity {
+        KvCapacity {
             total: Bytes::mib(100),
             beside: Bytes::mib(30),
             available: Bytes::mib(50),

@@ -29,10 +29,7 @@ pub enum ProfileError {
     #[error("while starting the lanes: {0}")]
     Lanes(#[from] OpenError),
     #[error("while running '{worst_case}': {source}")]
-    Stress {
-        worst_case: &'static str,
-        source: LaneError,
-    },
+    Stress { worst_case: &'static str, source: LaneError },
     #[error(transparent)]
     Unanswered(#[from] AskError),
     /// The measured workspace differs from the plan. This breaks rule 5, so it is a bug in Bursar.
@@ -55,9 +52,7 @@ pub enum ProfileError {
     #[error("the recorded profile does not match: {0}")]
     WrittenDiffers(Difference),
     #[error("the profile actor died: {reason}")]
-    Died {
-        reason: String,
-    },
+    Died { reason: String },
 }
 
 impl From<CaptureError> for ProfileError {

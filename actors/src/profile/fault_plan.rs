@@ -62,9 +62,7 @@ pub enum FaultPlanError {
     },
     /// The number of attempts is 0 or above [`ATTEMPTS_MAX`].
     #[error("the number of refused attempts is {attempts}; expected 1 to {ATTEMPTS_MAX}")]
-    Attempts {
-        attempts: u64,
-    },
+    Attempts { attempts: u64 },
 }
 
 impl Hint for FaultPlanError {

@@ -27,7 +27,7 @@ pub use crate::phase::{Phase, UnknownPhase};
 pub(crate) use actor::{ProfileActor, ProfileArguments, ReportAttempt};
 pub(crate) use attempt::{Attempt, AttemptProgress, AttemptState, Profiled};
 pub use attempts::{AttemptReport, Attempts, Outcome};
-pub use choice::{KvChoice, KvRoom};
+pub use choice::{KvCapacity, KvChoice};
 pub use core::{
     ATTEMPTS, ATTEMPTS_MAX, CONTEXT_TOKENS_LEAST, KvShare, ProfileRecord, RESERVE_MAX, SHRINK_PER_CENT, Sizing, shrunk,
 };

@@ -22,15 +22,9 @@ pub enum Notice {
         reasons: Vec<String>,
     },
     /// A recorded profile was used and did not match. The worst cases run again.
-    ProfileDropped {
-        file: PathBuf,
-        reason: String,
-    },
+    ProfileDropped { file: PathBuf, reason: String },
     /// The profile of this start could not be recorded. The next start runs the worst cases again.
-    ProfileNotWritten {
-        file: PathBuf,
-        reason: String,
-    },
+    ProfileNotWritten { file: PathBuf, reason: String },
 }
 
 impl fmt::Display for Notice {

@@ -1,4 +1,4 @@
-//! The runtime supervisor.
+//! The runtime supervisor actor.
 
 mod budget;
 mod effects;
@@ -41,61 +41,58 @@ use crate::{
 
 /// The supervisor of one device's budget and engines.
 ///
-/// It keeps its state to itself. ractor sends what is an actor's `State` along with the news of its end, which may wait in
-/// the mailbox of a user's supervisor for long; chats and memory would wait with it, and one that the supervisor itself
-/// waits for would never end.
+/// Its state is in this field and not in ractor's `State`. ractor sends an actor's `State` along
+/// with the event that reports the actor's end, and that event may stay in the mailbox of a user's
+/// supervisor for a long time. Chats and memory in the state would stay alive as long, and a chat
+/// that the user's supervisor itself waits for would never end.
 #[derive(Default)]
 pub struct RuntimeActor(Mutex<Option<RuntimeState>>);
 
 impl RuntimeActor {
-    /// The state. One handler runs at a time, so this waits for nothing.
+    /// Locks the state. Only one handler runs at a time, so this never waits.
     async fn state(&self) -> MappedMutexGuard<'_, RuntimeState> {
         MutexGuard::map(self.0.lock().await, |state| state.as_mut().expect("it is there before the first message"))
     }
 }
 
-/// The arguments of a runtime supervisor.
 pub struct RuntimeArguments {
     /// The device, and the channel on which its successors are published.
     pub shown: Shown,
-    /// Makes a successor for a lost device. Without it the runtime ends with its device.
+    /// Creates a successor for a lost device. If this is `None`, the runtime ends with its device.
     pub again: Option<MakeDevice>,
     /// How many losses of the device the runtime survives, and within what time.
     pub device_intensity: Intensity,
-    /// The totals of the device's ledger.
     pub ledger: LedgerConfig,
     /// Bytes of the device kept free on purpose.
     pub canary: Bytes,
-    /// The mailbox in which leases post their notes.
+    /// The mailbox to which leases post their notes.
     pub mailbox: Arc<BudgetMailbox>,
     /// How many restarts of the budget are tolerated, and within what time.
     pub budget_intensity: Intensity,
-    /// How the budget watches the device.
     pub watch: WatchOptions,
-    /// Whether models make room for others, and then how long one that has requests is awake at least.
+    /// If set, models are put to sleep to make room for other models, and a model with requests
+    /// stays awake for at least this long.
     pub turn: Option<Duration>,
 }
 
-/// The state of a runtime supervisor.
 pub struct RuntimeState {
     core: RuntimeCore<ActorParts>,
     shown: Shown,
     again: Option<MakeDevice>,
     settings: BudgetSettings,
     budget: ActorCell,
-    /// What all models do on the device.
+    /// Load of all models on the device.
     card: Arc<GpuLoad>,
-    /// The core's models.
     engines: BTreeMap<String, Engine>,
-    /// Models that were READY and then ended by themselves. An entry stays until the model is unloaded or its name is
-    /// loaded again.
+    /// Models that were READY and then ended by themselves. An entry stays until the model is
+    /// unloaded or a model of this name is loaded again.
     dead_models: BTreeMap<String, Known>,
-    /// The next look for models that are to sleep, if one is due before the next second.
+    /// The next check for idle models, if it is due before the regular check of the next second.
     look: JoinSet<()>,
     born: Instant,
 }
 
-/// What the core of a runtime is given and passes on.
+/// The types that the core of this runtime passes on without knowing them.
 struct ActorParts;
 
 impl Parts for ActorParts {
@@ -105,18 +102,18 @@ impl Parts for ActorParts {
     type Device = Arc<dyn Device>;
 }
 
-/// A model, with its current engine.
+/// A model and its current engine.
 struct Engine {
     cell: ActorCell,
     arguments: EngineArguments,
     /// Credits of the model's running requests.
     requests: Credits,
-    /// How gauges show the model; set when it is first READY.
+    /// Labels of the model's info gauge. Set when the model is first READY.
     known: Option<Known>,
 }
 
 impl Engine {
-    /// The actor, and what finds its memory.
+    /// Returns the engine's actor, and the arguments from which its memory is found.
     fn place(&self) -> (ActorCell, EngineArguments) {
         (self.cell.clone(), self.arguments.clone())
     }
@@ -154,7 +151,7 @@ impl Actor for RuntimeActor {
         Ok(())
     }
 
-    /// Never waits for the budget, because this actor is the one that restarts it.
+    /// Never waits for the budget, because this actor restarts it.
     async fn handle(
         &self,
         myself: ActorRef<RuntimeMessage>,
@@ -187,11 +184,12 @@ impl Actor for RuntimeActor {
     async fn post_stop(&self, _: ActorRef<RuntimeMessage>, (): &mut ()) -> Result<(), ActorProcessingErr> {
         let mut state = self.state().await;
         let Some(Shutdown { waiters, cut_off }) = state.core.take_shutdown() else { return Ok(()) };
-        // Only a courtesy: without it, callers would hear that the runtime is gone.
+        // The answer is only a courtesy: without it, callers would get an error that says that the
+        // runtime has gone.
         drop(state.budget.kill_and_wait(None).await);
         state.settings.mailbox().close();
         drop(state);
-        // Its gauges are 0 when callers hear of the end.
+        // The gauges are reset before callers learn of the end.
         drop(self.0.lock().await.take());
         waiters.into_iter().for_each(|waiter| waiter(cut_off));
         Ok(())
@@ -203,7 +201,8 @@ impl RuntimeState {
         self.shown.device.borrow().clone()
     }
 
-    /// What a message is to the core. The others are handled here.
+    /// Translates a message into an input of the core. Messages that the core does not need are
+    /// handled here.
     fn input_of(
         &self,
         myself: &ActorRef<RuntimeMessage>,
@@ -222,7 +221,7 @@ impl RuntimeState {
             RuntimeMessage::Ended { name, load, cut_off } => Input::Ended { name, load, cut_off },
             RuntimeMessage::Respawn { name, load, death } => Input::Respawn { name, load, death },
             RuntimeMessage::RespawnBudget { death } => Input::RespawnBudget { death },
-            // A loss reported for a predecessor of this device is old news.
+            // A loss that was reported for a predecessor of this device is ignored.
             RuntimeMessage::DeviceLost => return Ok(self.loss().map(Input::DeviceLost)),
             RuntimeMessage::DeviceMade(made) => Input::DeviceMade(made),
             RuntimeMessage::ShutDown { within, reply } => {
@@ -255,15 +254,15 @@ impl RuntimeState {
         }))
     }
 
-    /// What the end of an actor is to the core.
+    /// Translates the end of an actor into an input of the core.
     fn death(&self, cell: &ActorCell, reason: String) -> Option<Input<ActorParts>> {
         if cell.get_id() == self.budget.get_id() {
             return Some(Input::BudgetDied { reason });
         }
         let (name, engine) = self.engines.iter().find(|(_, engine)| engine.cell.get_id() == cell.get_id())?;
         let name = name.clone();
-        // An engine that ends by itself has already given a reason: its start failed, or it gave up. Anything else is a
-        // death, including a stop from outside.
+        // An engine that ends by itself has already published a reason: its start failed, or it
+        // gave up. Any other end is a death, including a stop from outside.
         match &*engine.arguments.status.look() {
             status if status.is_over() => return Some(Input::EngineGaveUp { name, reason }),
             Status::NotWoken(error) => {

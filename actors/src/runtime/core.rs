@@ -1,12 +1,14 @@
-//! What a runtime does next about its models, its budget and its device: pure.
+//! Pure: the decisions of a runtime about its models, its budget and its device.
 //!
 //! ```text
 //! a model     wanted ──► let go ──► ending ──► gone    its engine is restarted in the first two
-//!                └────────────────────▲                it gave up, or did not start
-//! the device  there ◄──► lost                          models that are not ending begin again on its successor
+//! states
+//!                └────────────────────▲                its engine gave up, or it did not start
+//! the device  present ◄──► lost                        models that are not ending restart on its
+//! successor
 //! ```
 //!
-//! A model that is wanted may sleep: see `core/sleep.rs`.
+//! A wanted model may sleep: see `core/sleep.rs`.
 
 mod child;
 mod effect;
@@ -35,19 +37,19 @@ pub use self::{
 };
 use crate::{budget::NO_MODEL, sleep::SleepLevel, supervise::Intensity};
 
-/// What a runtime is given and passes on unseen.
+/// Types that the core passes on without looking at them.
 pub trait Parts {
-    /// What is loaded, and who is told of it.
+    /// The model to load, and the callbacks for its start.
     type LoadRequest;
-    /// Who waits for the end of a model or of the runtime, and hears how many requests were cut off.
+    /// A caller that waits for the end of a model or of the runtime. The answer is the number of
+    /// requests that were cut off.
     type Waiter;
-    /// Who waits for a model to sleep.
+    /// A caller that waits until a model sleeps.
     type Sleeper;
-    /// A device.
     type Device;
 }
 
-/// What is fixed for a runtime.
+/// Settings that are fixed for a runtime.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     /// How many restarts of the budget are tolerated, and within what time.
@@ -56,32 +58,35 @@ pub struct Rules {
     pub device: Intensity,
     /// Whether a lost device can have a successor.
     pub has_successor: bool,
-    /// Whether models make room for others, and then how long one that has requests is awake at least.
+    /// If set, models are put to sleep to make room for other models, and a model with requests
+    /// stays awake for at least this long.
     pub turn: Option<Duration>,
 }
 
-/// The decisions of one runtime.
+/// The state of one runtime, and its decisions.
 pub struct RuntimeCore<P: Parts> {
     rules: Rules,
     device: Child,
-    /// While the device is lost, and everything on it is being ended: the loads that wait for its successor.
+    /// `Some` while the device is lost and everything on it is being ended. Contains the loads that
+    /// wait for its successor.
     lost: Option<Vec<Load<P>>>,
     budget: Child,
     models: BTreeMap<String, Model<P::Waiter, P::Sleeper>>,
-    /// Those that wait for their turn to start, in that order.
+    /// Names of the models that wait for their turn to start, in that order.
     waiting: VecDeque<String>,
-    /// Numbers all engines. A load has the number of its first.
+    /// Number of the next engine. The number of a load is the number of its first engine.
     next_generation: u64,
     shutdown: Option<Shutdown<P::Waiter>>,
-    /// Of the step in progress.
+    /// Effects of the step in progress.
     effects: Vec<Effect<P>>,
 }
 
-/// The end of a runtime.
+/// A shutdown in progress.
 pub struct Shutdown<W> {
-    /// Who waits for it.
+    /// The callers that wait for the shutdown.
     pub waiters: Vec<W>,
-    /// Requests cut off by ends of models that began after it was first asked for.
+    /// Number of requests that were cut off by models that began to end after the first shutdown
+    /// request.
     pub cut_off: usize,
 }
 
@@ -90,7 +95,7 @@ const UNLOADED: &str = "it was unloaded";
 const NOT_STARTED: &str = "it did not start";
 
 impl<P: Parts> RuntimeCore<P> {
-    /// A runtime with a device and a budget, and no models yet.
+    /// Returns the state of a runtime with a device and a budget, and no models yet.
     pub fn new(rules: Rules) -> Self {
         RuntimeCore {
             device: Child::new(rules.device),
@@ -105,17 +110,19 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Whether the model was let go: it takes no more requests, and nothing of it is shown once it has ended.
+    /// Whether the model was let go. It takes no more requests, and gauges do not show it after its
+    /// end.
     pub fn is_let_go(&self, name: &str) -> bool {
         self.models.get(name).is_some_and(Model::is_let_go)
     }
 
-    /// The shutdown, if one was asked for: for the runtime's last words.
+    /// Takes the shutdown, if one was requested, so that its callers can be answered.
     pub fn take_shutdown(&mut self) -> Option<Shutdown<P::Waiter>> {
         self.shutdown.take()
     }
 
-    /// Takes one input at `now`, measured from any fixed moment. Returns what must be done, in order.
+    /// Processes one input at `now`, a time since any fixed moment. Returns the effects to execute,
+    /// in order.
     pub fn step(&mut self, input: Input<P>, now: Duration) -> Vec<Effect<P>> {
         match input {
             Input::Load(load) => self.load(load, now),
@@ -163,7 +170,8 @@ impl<P: Parts> RuntimeCore<P> {
     }
 
     fn free_name(&self, name: String) -> String {
-        // A model named like the label of tenants' leases would share a gate with them.
+        // A model with this name would share a gate with the leases of the user's own code, which
+        // have this name as their label.
         let is_free = |name: &String| !self.models.contains_key(name) && name != NO_MODEL;
         let numbered = (2u64..).map(|number| format!("{name} {number}"));
         std::iter::once(name.clone()).chain(numbered).find(is_free).expect("numbers do not end")
@@ -182,7 +190,8 @@ impl<P: Parts> RuntimeCore<P> {
         self.effects.extend(waiters.into_iter().map(|waiter| Effect::Answer { waiter, cut_off }));
     }
 
-    /// Stops a model from taking requests. It ends when its running requests have ended, or at the deadline.
+    /// Stops a model from taking requests. The model ends when its running requests have ended, or
+    /// at the deadline.
     fn leave(&mut self, name: String, within: Duration, waiter: Option<P::Waiter>) {
         let Some(model) = self.models.get_mut(&name) else { return self.answer(waiter, 0) };
         model.let_go(waiter);
@@ -202,7 +211,8 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Begins to end a model, once. One whose weights are being moved ends after that.
+    /// Begins to end a model, unless it is ending already. If its weights are being moved, it ends
+    /// after that.
     fn end(&mut self, name: String, reason: String) {
         let of_shutdown = self.shutdown.is_some();
         let Some(model) = self.models.get_mut(&name) else { return };
@@ -230,9 +240,10 @@ impl<P: Parts> RuntimeCore<P> {
         self.admit_waiting_again();
     }
 
-    /// An engine's actors died with it. Once its bytes are back, it starts again with the same weights.
+    /// Handles the death of an engine, whose actors died with it. Once its memory is returned, the
+    /// engine starts again with the same weights.
     fn engine_died(&mut self, name: String, reason: String, now: Duration) {
-        // What dies on a lost device begins again on its successor.
+        // Models on a lost device restart on its successor.
         let model = self.models.get_mut(&name).filter(|model| self.lost.is_none() && model.sleep_state.has_engine());
         let Some(model) = model else { return };
         let load = model.load;
@@ -277,7 +288,7 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Ends what is on the device, and has another made if one may be.
+    /// Ends everything on the device, and requests a successor if one is allowed.
     fn device_lost(&mut self, error: DeviceError, now: Duration) {
         if self.lost.is_some() {
             return;
@@ -289,11 +300,11 @@ impl<P: Parts> RuntimeCore<P> {
         self.effects.push(Effect::LoseDevice { error, models, replace });
     }
 
-    /// Starts again on the new device, or ends.
+    /// Starts again on the new device, or ends if there is none.
     fn device_made(&mut self, made: Result<P::Device, DeviceError>, now: Duration) {
         let device = match made {
             Ok(device) => device,
-            // The models end as they would have.
+            // The runtime is shutting down, so its models end without a new device.
             Err(_) if self.shutdown.is_some() => return,
             Err(error) => return self.effects.push(Effect::Fail { reason: error.to_string() }),
         };
@@ -303,7 +314,7 @@ impl<P: Parts> RuntimeCore<P> {
             let Some(model) = self.models.get_mut(&name) else { continue };
             model.engine().into_iter().for_each(Child::replaced);
             match &mut model.sleep_state {
-                // Weights that were kept for it belonged to the lost device.
+                // Weights that were kept for the model belonged to the lost device.
                 SleepState::Asleep(level) => *level = SleepLevel::Level2,
                 sleep_state if sleep_state.has_engine() => self.spawn(name),
                 _ => {}
@@ -314,7 +325,7 @@ impl<P: Parts> RuntimeCore<P> {
         self.admit_waiting_again();
     }
 
-    /// The models that are not ending.
+    /// Returns the models that are not ending.
     fn going(&mut self) -> Vec<String> {
         let going = self.models.iter_mut().filter_map(|(name, model)| model.engine().map(|_| name.clone()));
         going.collect()

@@ -345,7 +345,7 @@ impl Runtime {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let runtime = Runtime::start(RuntimeConfig::default()).await?;
     /// let mut events = runtime.events();
-    /// drop(runtime.budget().lease(Class::tenant("my-index"), 64 * MIB).await?);
+    /// drop(runtime.budget().lease(Class::external("my-index"), 64 * MIB).await?);
     /// runtime.shutdown().await;
     /// while let Some(recorded) = events.next().await {
     ///     match recorded?.event {

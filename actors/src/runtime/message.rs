@@ -1,4 +1,4 @@
-//! What the runtime supervisor can be asked.
+//! Messages of the runtime supervisor.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -15,25 +15,22 @@ use crate::{
     supervise::FaultInjection,
 };
 
-/// Called with the number of requests cut off, when all memory of a model is back.
+/// Called with the number of requests that were cut off, once all memory of a model is returned.
 pub type OnReleased = Box<dyn FnOnce(usize) + Send>;
 
-/// A model to load.
 pub struct LoadRequest {
-    /// Where its files come from.
+    /// Source of the model's files.
     pub source: CheckpointOrigin,
-    /// Its limits and other options.
     pub options: LoadOptions,
     /// Called for each step of the start.
     pub progress: ProgressSink,
-    /// A handle to the model, or why it did not start.
+    /// Receives a handle to the model, or the reason why it did not start.
     pub reply: Responder<Result<ModelHandle, Arc<StartError>>>,
 }
 
 /// The actors that a runtime supervises, to link to, watch or kill.
 #[derive(Clone, Debug)]
 pub struct Supervised {
-    /// The budget actor.
     pub budget: ActorCell,
     /// The engine of each model, by the model's name.
     pub engines: BTreeMap<String, ActorCell>,
@@ -41,113 +38,104 @@ pub struct Supervised {
 
 /// Messages from users, which are rare, and from the supervisor itself.
 pub enum RuntimeMessage {
-    /// Loads a model. Answered when it is READY or has failed.
+    /// Loads a model. Answered when the model is READY or has failed.
     Load {
-        /// The model's name.
         name: String,
-        /// What is loaded, and who is told of it.
+        /// The model to load, and the callbacks for its start.
         order: Box<LoadRequest>,
     },
     /// Asks for the health; see [`crate::tree::HEALTH`].
     Health(Responder<Health>),
-    /// Ends a model. Answered when all its memory is back. An unknown name is ignored.
+    /// Ends a model. Answered when all its memory is returned. An unknown name is ignored.
     Unload {
-        /// The model's name.
         name: String,
         /// How long running requests may still take.
         within: Duration,
-        /// The number of requests cut off, once all memory is back.
+        /// Receives the number of requests that were cut off, once all memory is returned.
         reply: Responder<usize>,
     },
-    /// Asks for the actors supervised now.
+    /// Asks for the actors that are supervised now.
     Supervised(Responder<Supervised>),
-    /// Ends a model that did not start, or that its loader no longer waits for.
+    /// Ends a model that did not start, or whose loader no longer waits for it.
     Forget {
-        /// The model's name.
         name: String,
-        /// The load number; another model of this name may exist by now.
+        /// The load number. Another model may have this name by now.
         load: u64,
-        /// Called when all its memory is back.
+        /// Called when all memory of the model is returned.
         on_released: Option<OnReleased>,
     },
-    /// A dead engine's memory is back and the wait is over: start its successor.
+    /// The memory of a dead engine is returned and the wait is over, so its successor starts.
     Respawn {
-        /// The model's name.
         name: String,
-        /// The load number; another model of this name may exist by now.
+        /// The load number. Another model may have this name by now.
         load: u64,
-        /// The number of the death; the engine may have been replaced since.
+        /// The number of the death. The engine may have been replaced since.
         death: u64,
     },
-    /// All memory of an ended model is back.
+    /// All memory of an ended model is returned.
     Ended {
-        /// The model's name.
         name: String,
-        /// The load number; another model of this name may exist by now.
+        /// The load number. Another model may have this name by now.
         load: u64,
-        /// Requests that ran when it began to end.
+        /// Number of requests that were running when the model began to end.
         cut_off: usize,
     },
     /// The budget found the device lost.
     DeviceLost,
-    /// Everything on the lost device has ended. Carries its successor, or why there is none.
+    /// Everything on the lost device has ended. Contains the successor of the device, or the error
+    /// if there is none.
     DeviceMade(Result<Arc<dyn Device>, DeviceError>),
     /// The wait before the budget restarts is over.
     RespawnBudget {
-        /// The number of the death; the budget may have been replaced since.
+        /// The number of the death. The budget may have been replaced since.
         death: u64,
     },
-    /// A model's running requests have ended, or their time is up.
+    /// The running requests of a model have ended, or their deadline has passed.
     Due {
-        /// The model's name.
         name: String,
-        /// The load number; another model of this name may exist by now.
+        /// The load number. Another model may have this name by now.
         load: u64,
     },
-    /// Ends every model, then the runtime. Answered when all memory is back.
+    /// Ends every model, then the runtime. Answered when all memory is returned.
     ShutDown {
         /// How long running requests may still take.
         within: Duration,
-        /// The number of requests cut off, once all memory is back.
+        /// Receives the number of requests that were cut off, once all memory is returned.
         reply: Responder<usize>,
     },
-    /// What a model's handle asks for.
+    /// A sleep or wake order from a model's handle.
     SleepOrder {
-        /// The model's name.
         name: String,
-        /// The load number; another model of this name may exist by now.
+        /// The load number. Another model may have this name by now.
         load: u64,
-        /// What is asked for.
         order: SleepOrder,
     },
-    /// The requests of a model that falls asleep have ended, or why it stays awake.
+    /// The requests of a model that is going to sleep have ended, or it stays awake.
     Drained {
-        /// The model's name.
         name: String,
-        /// The load number; another model of this name may exist by now.
+        /// The load number. Another model may have this name by now.
         load: u64,
-        /// Whether they have ended.
+        /// `Ok` if the requests have ended, otherwise the reason why the model stays awake.
         drained: Result<(), SleepError>,
     },
-    /// All device memory of a model that falls asleep is back.
+    /// All device memory of a model that is going to sleep is returned.
     FellAsleep {
-        /// The model's name.
         name: String,
-        /// The load number; another model of this name may exist by now.
+        /// The load number. Another model may have this name by now.
         load: u64,
-        /// What became of its weights.
+        /// The sleep level, which says whether host memory holds the weights.
         level: SleepLevel,
     },
-    /// A model is READY after its load, or after it slept.
+    /// A model is READY after its load or after its sleep.
     Woken {
-        /// The model's name.
         name: String,
-        /// The load number; another model of this name may exist by now.
+        /// The load number. Another model may have this name by now.
         load: u64,
     },
-    /// Looks for models that are to sleep.
+    /// Checks for models that should be put to sleep.
     CheckIdle,
-    /// Sets the gauges again, and looks. The supervisor sends this to itself, for a recorder installed since.
+    /// Sets the gauges again and checks for idle models. The supervisor sends this message to
+    /// itself regularly, so that a recorder that was installed later has all gauges.
     Show,
     /// Fails the supervisor on purpose.
     InjectFault(FaultInjection),

@@ -1,4 +1,4 @@
-//! The runtime: its device, budget and engines, and the handle that users hold.
+//! The runtime: its device, budget and engines, and its public handle.
 
 mod actor;
 mod core;

@@ -1,4 +1,4 @@
-//! What a runtime publishes about its device.
+//! State that a runtime publishes about its device.
 
 use std::sync::Arc;
 
@@ -7,12 +7,9 @@ use tokio::sync::watch;
 
 use crate::losses::Losses;
 
-/// What a runtime publishes about its device.
 #[derive(Clone)]
 pub struct Shown {
-    /// The current device.
     pub device: Arc<watch::Sender<Arc<dyn Device>>>,
-    /// The losses so far.
     pub losses: Arc<watch::Sender<Losses>>,
 }
 

@@ -1,4 +1,4 @@
-//! This process' metrics recorder, if it is ours.
+//! The metrics recorder of this process, if Bursar installed it.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -12,22 +12,26 @@ use metrics_util::MetricKindMask;
 use super::ServeMetricsError;
 use crate::metric::{buckets, describe, process};
 
-/// How often samples of histograms are put into buckets. Until then each sample takes memory, even if nothing scrapes.
+/// Interval at which histogram samples are put into buckets. Until then each sample takes memory,
+/// even if no scraper is connected.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// A gauge not set for this long belongs to something gone, such as a model, and is dropped. Live gauges are set every
-/// second. A scraper that reads once a minute still sees the final 0.
+/// A gauge that was not set for this long belongs to something that no longer exists, such as an
+/// unloaded model, and is dropped. Live gauges are set every second. A scraper that reads once a
+/// minute still sees the final 0.
 const GAUGES_KEPT: Duration = Duration::from_secs(120);
 
-/// A process has one recorder for good. A later runtime finds ours here.
+/// The recorder that Bursar installed. A process keeps its recorder until it ends, so a later
+/// runtime finds it here.
 static OURS: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
 
-/// This process' metrics as Prometheus' text, for a server of your own.
+/// The metrics of this process in Prometheus' text format, for embedders with their own server.
 #[derive(Clone)]
 pub struct MetricsText(PrometheusHandle);
 
 impl MetricsText {
-    /// Installs a recorder, if none of ours is there yet, as [`serve_metrics`](super::Runtime::serve_metrics) does.
+    /// Installs a recorder, unless Bursar has already installed one.
+    /// [`serve_metrics`](super::Runtime::serve_metrics) does the same.
     ///
     /// # Errors
     /// [`ServeMetricsError::AnotherRecorder`], [`ServeMetricsError::Thread`].
@@ -35,14 +39,14 @@ impl MetricsText {
         install().map(MetricsText)
     }
 
-    /// The text now. Its content type is `text/plain; version=0.0.4; charset=utf-8`.
+    /// Returns the current text. Its content type is `text/plain; version=0.0.4; charset=utf-8`.
     pub fn render(&self) -> String {
         process::show();
         self.0.render()
     }
 }
 
-/// Returns our recorder, and installs it if there is none yet.
+/// Returns Bursar's recorder, and installs it first if there is none yet.
 pub(super) fn install() -> Result<PrometheusHandle, ServeMetricsError> {
     let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(handle) = ours.as_ref() {
@@ -50,7 +54,7 @@ pub(super) fn install() -> Result<PrometheusHandle, ServeMetricsError> {
     }
     let handle = builder(GAUGES_KEPT).install_recorder().map_err(|_| ServeMetricsError::AnotherRecorder)?;
     describe();
-    // The recorder is ours from now on, even if the upkeep thread cannot be started.
+    // The recorder is installed from now on, even if the upkeep thread cannot be started.
     *ours = Some(handle.clone());
     keep_up(handle.clone())?;
     Ok(handle)
@@ -63,7 +67,8 @@ fn builder(gauges_kept: Duration) -> PrometheusBuilder {
     buckets().fold(PrometheusBuilder::new(), with_buckets).idle_timeout(MetricKindMask::GAUGE, Some(gauges_kept))
 }
 
-/// Spawns a thread and not a task, because the recorder outlives the tokio runtime that it was installed in.
+/// Spawns a thread and not a task, because the recorder outlives the tokio runtime in which it was
+/// installed.
 fn keep_up(handle: PrometheusHandle) -> Result<(), ServeMetricsError> {
     let upkeep = move || {
         loop {

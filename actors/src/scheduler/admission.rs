@@ -57,10 +57,10 @@ impl ReplyLengths {
     /// Tokens that a sequence is expected to produce, after `produced` of at most `limit` tokens,
     /// with `remaining` tokens allowed.
     ///
-    /// The result is the mean of the replies that were longer than `produced`, minus `produced`,
-    /// and at least a tenth of `produced`. While the pool is busy, it is instead the length that
-    /// nine of ten replies with such a limit did not exceed, minus `produced`. Without any such
-    /// reply it is `remaining`.
+    /// The result is the mean length of the replies that were longer than `produced`, minus
+    /// `produced`, and at least a tenth of `produced`. While the pool is busy, the result is
+    /// instead the length that nine of ten of these replies with such a limit did not exceed, minus
+    /// `produced`. If too few replies are known, the result is `remaining`.
     pub(super) fn expected(&self, limit: usize, produced: usize, remaining: usize, busy: bool) -> usize {
         let of_limit = self.by_limit.get(&octave(limit)).filter(|lengths| lengths.replies >= Self::ENOUGH);
         if busy {

@@ -1,4 +1,5 @@
-//! The vision actor: a thin shell around its core. CPU threads decode files, and the lane runs launches.
+//! The vision actor: a thin shell around its core. CPU threads decode files, and the lane runs
+//! encoder launches.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -29,36 +30,32 @@ use crate::{
 /// Prepares pictures and holds their embeddings.
 pub struct VisionActor;
 
-/// Pictures whose names are remembered: about 4 MB.
+/// The most pictures of known files. Their names take about 4 MB.
 const KNOWN_MAX: usize = 32_768;
 
-/// The arguments of a vision actor.
 pub struct VisionArguments {
-    /// The budget that leases host memory.
     pub budget: Budget,
-    /// The owner of those leases.
+    /// The owner of the leases of host memory.
     pub owner: Owner,
     /// The model's label, for leases and metrics.
     pub model_label: Label,
-    /// The model that packs pictures into launches.
+    /// The model, which packs pictures into launches.
     pub model: Arc<Model>,
-    /// Decodes, resizes and hashes pictures.
+    /// The processors that decode, resize and hash pictures.
     pub processors: Arc<MediaProcessors>,
     /// Limits on a picture before it is decoded.
     pub limits: ImageLimits,
-    /// The lane that runs launches.
     pub lane: Lane,
     /// Rows of the vision cache.
     pub cache_rows: usize,
-    /// Bytes of a row, for metrics.
+    /// Bytes of one row, for metrics.
     pub row_bytes: Bytes,
-    /// Rows in host memory.
+    /// Rows that fit in host memory.
     pub host_rows: usize,
     /// The permit of the profile record: patches in one launch.
     pub launch_patches: usize,
-    /// The promised token interval, which launches beside running replies keep to.
+    /// The promised token interval, which limits launches while replies are in progress.
     pub pacing: Pacing,
-    /// The shares of tenants.
     pub tenant_weights: TenantWeights,
     /// How many requests' pictures are decoded at once.
     pub decode_threads: usize,
@@ -66,46 +63,48 @@ pub struct VisionArguments {
     pub refused: RefusalSink,
 }
 
-/// The state of a vision actor.
 pub struct VisionState {
     arguments: VisionArguments,
     core: VisionCore,
     pixels: BTreeMap<PictureHash, Pixels>,
-    /// The pictures that files were decoded to: the next turn of a conversation shows them again.
+    /// The pictures that files were decoded to, because the next turn of a conversation sends the
+    /// files again.
     known: KnownFiles<MediaKey>,
     pending: BTreeMap<Ticket, Pending>,
     last_ticket: Ticket,
     /// Requests that wait for a thread to decode their files.
     undecoded: Line<Ticket, Undecoded>,
-    /// Requests that have one.
+    /// The number of requests that have such a thread.
     decoding: usize,
-    /// One of them waits for host memory. Only one does, so that a more urgent request waits for no others.
+    /// Whether one of these requests waits for host memory. Only one request waits at a time, so
+    /// that an urgent request never queues after it.
     is_leasing: bool,
-    /// A launch was refused memory. The engine knows, and is about to replace this actor.
+    /// A launch was refused memory. The engine has been informed, and is about to replace this
+    /// actor.
     is_refused: bool,
 }
 
-/// Pixels waiting for their launch, and the lease that pays for them.
+/// Pixels that wait for their launch, and the lease that pays for them.
 struct Pixels {
     image: ResizedImage,
     host: Arc<Lease>,
 }
 
-/// What a file was decoded to.
+/// The pictures that a file was decoded to.
 type Known = Vec<(PictureHash, Grid)>;
 
-/// A request, and for each of its files its pictures, if they need no pixels.
+/// A request, and the pictures of each of its files that need no pixels.
 struct Undecoded {
     request: EmbedRequest,
     held: Vec<Option<Known>>,
 }
 
-/// One of the threads that decode.
+/// One of the decoding threads.
 struct Decoder(ActorRef<VisionMessage>);
 
 impl Drop for Decoder {
     fn drop(&mut self) {
-        // An actor that is gone decodes nothing more.
+        // An actor that has ended decodes nothing more.
         drop(self.0.send_message(VisionMessage::DecoderFree));
     }
 }
@@ -114,7 +113,7 @@ struct Pending {
     rank: Priority,
     grids: Vec<Grid>,
     keys: Vec<PictureHash>,
-    /// The files, should pictures be lost that were not decoded.
+    /// The files, in case pictures that were not decoded are lost.
     plans: Arc<[MediaPlan]>,
     reply: Responder<Result<PinnedSet, VisionError>>,
 }
@@ -186,7 +185,8 @@ impl Actor for VisionActor {
                 state.is_leasing = false;
                 Vec::new()
             }
-            // Dropped unread: the driver submits its request again to the successor.
+            // Messages are dropped unread, because the driver submits its request again to the
+            // successor.
             _ if state.is_refused && !matches!(message, VisionMessage::InjectFault(_)) => return Ok(()),
             VisionMessage::Encoded(Err(error)) | VisionMessage::Copied(Err(error)) if error.is_out_of_memory() => {
                 state.is_refused = true;
@@ -234,20 +234,21 @@ impl VisionState {
         self.arguments.pacing.card.set_patches(patches);
     }
 
-    /// Counts pictures that got rows, and where they were found.
+    /// Records how many pictures got rows, and where they were found.
     fn count_found(&mut self) {
         let CacheLookup { pictures, hits, host_hits } = self.core.take_found();
         self.count_query(pictures, hits);
         metric::ENCODER_CACHE_HOST_HITS_TOTAL.add(&self.arguments.model_label, host_hits);
     }
 
-    /// Counts pictures asked for, and those of them found in the cache.
+    /// Records how many pictures were requested, and how many of them were in the cache.
     fn count_query(&self, pictures: usize, hits: usize) {
         metric::ENCODER_CACHE_QUERIES_TOTAL.add(&self.arguments.model_label, pictures);
         metric::ENCODER_CACHE_HITS_TOTAL.add(&self.arguments.model_label, hits);
     }
 
-    /// Answers from the cache, or has decoded what has no rows anywhere.
+    /// Answers from the cache if it has all pictures. Otherwise queues the files for decoding whose
+    /// pictures have no rows on the device or the host.
     fn embed(&mut self, myself: &ActorRef<VisionMessage>, request: EmbedRequest) -> Vec<Effect> {
         let known: Vec<Option<Known>> =
             request.plans.iter().map(|plan| self.known.pictures(&plan.key()).map(<[_]>::to_vec)).collect();
@@ -269,7 +270,7 @@ impl VisionState {
         Vec::new()
     }
 
-    /// A request waits for rows.
+    /// Queues a request for rows.
     fn want(
         &mut self,
         request: EmbedRequest,
@@ -303,12 +304,12 @@ impl VisionState {
         self.core.step(Input::Want(ticket, rank, wanted))
     }
 
-    /// A request waits for a thread to decode the files that are not held.
+    /// Queues a request for a thread that decodes the files that are not held.
     fn prepare(&mut self, request: EmbedRequest, held: Vec<Option<Known>>) {
         self.undecoded.join(request.ticket, request.rank.clone(), Undecoded { request, held });
     }
 
-    /// Decodes files of the request that is next, if a thread is free.
+    /// Decodes the files of the next request, if a thread is free.
     fn decode(&mut self, myself: &ActorRef<VisionMessage>) {
         if !self.is_leasing
             && self.decoding < self.arguments.decode_threads.max(1)
@@ -324,7 +325,8 @@ impl VisionState {
         }
     }
 
-    /// Leases host memory and decodes the files that are wanted, outside the actor. A failure ends this request alone.
+    /// Leases host memory and decodes the wanted files, outside the actor. A failure ends only this
+    /// request.
     fn begin_decoding(
         &self,
         decoder: Decoder,
@@ -347,13 +349,14 @@ impl VisionState {
                 let host = Arc::new(budget.ask(tree::LEASE_FOR_VISION, bytes, true).await?);
                 drop(leasing);
                 let decoded = tokio::task::spawn_blocking(move || {
-                    // The thread owns the lease and counts, because it keeps decoding even if the request is dropped.
+                    // The thread owns the lease and counts as busy, because it keeps decoding even
+                    // if the request is dropped.
                     let _decoder = decoder;
                     let processed = processors.process(&plans, &limits, |file| is_wanted[file]);
                     processed.map(|pictures| (pictures, host))
                 });
-                // A panic ends this request with an error. Otherwise its driver would wait for a successor of a living
-                // actor.
+                // A panic ends this request with an error. Otherwise its driver would wait for a
+                // successor although this actor lives.
                 let (pictures, host) = decoded.await.map_err(|_| VisionError::DecoderDied)??;
                 debug!(pictures = pictures.len(), "decoded");
                 budget.resize(tree::LEASE_FOR_VISION, &host, host_bytes.pixels).await?;
@@ -365,11 +368,13 @@ impl VisionState {
             };
             match prepared {
                 Ok((pictures, host)) => {
-                    // An actor that is gone drops the reply, which makes the driver submit its request again.
+                    // An actor that has ended drops the reply, which makes the driver submit its
+                    // request again.
                     let request = Box::new(request);
                     drop(myself.send_message(VisionMessage::Prepared { request, held, pictures, host }));
                 }
-                // This actor is ending. Dropping the reply says so, and the model's status tells the driver why.
+                // This actor is ending. Dropping the reply reports that, and the driver reads the
+                // reason from the model's status.
                 Err(VisionError::Host(error)) if error.is_the_end() => drop(request),
                 Err(error) => request.reply.answer(Err(error)),
             }
@@ -377,7 +382,7 @@ impl VisionState {
         tokio::spawn(prepare.instrument(span));
     }
 
-    /// Drops requests whose callers have gone, to make room for later ones.
+    /// Drops requests whose callers have disconnected, to make room for later ones.
     fn forget_cancelled(&mut self, myself: &ActorRef<VisionMessage>) {
         self.undecoded.retain(|undecoded| !undecoded.request.reply.is_given_up());
         let gone: Vec<Ticket> =
@@ -395,7 +400,7 @@ impl VisionState {
             Effect::Copy { to_host, to_device } => {
                 let myself = myself.clone();
                 let answer = Answer::to(move |outcome: Result<_, _>| {
-                    // An actor that is gone does not need the answer.
+                    // An actor that has ended does not need the answer.
                     drop(myself.send_message(VisionMessage::Copied(outcome.map(drop))));
                 });
                 let job = CopyJob { of: Copied::Rows, to_host, to_device, answer };
@@ -431,30 +436,31 @@ impl VisionState {
         let batch = Arc::new(self.arguments.model.pack(&views));
         let host = pixels.iter().map(|(pixels, _)| pixels.host.clone()).collect();
         let answer = Answer::to(move |outcome| {
-            // An actor that is gone does not need the answer.
+            // An actor that has ended does not need the answer.
             drop(myself.send_message(VisionMessage::Encoded(outcome)));
         });
         let spans = if enabled!(Level::DEBUG) { self.wanting(pictures) } else { Vec::new() };
         self.arguments.lane.submit(Job::Encode(Box::new(EncodeJob { batch, host, spans, answer })));
     }
 
-    /// The spans of requests that wait for any of these pictures.
+    /// The spans of the requests that wait for any of these pictures.
     fn wanting(&self, pictures: &[(PictureHash, Arc<[u32]>)]) -> Vec<Span> {
         let wants = |pending: &&Pending| pictures.iter().any(|(key, _)| pending.keys.contains(key));
         self.pending.values().filter(wants).map(|pending| pending.reply.span().clone()).collect()
     }
 }
 
-/// The most host bytes that a request's pictures and videos take.
+/// The most bytes of host memory that a request's pictures and videos take.
 struct HostBytes {
-    /// The resized frames of all of them, until they are encoded. A launch shares them without a copy.
+    /// The resized frames of all files, until they are encoded. A launch shares them without a
+    /// copy.
     pixels: Bytes,
-    /// Decoding the largest one, until all are decoded.
+    /// Decoding of the largest file, until all files are decoded.
     decoding: Bytes,
 }
 
 impl HostBytes {
-    /// Of the files that are wanted.
+    /// The bytes for the wanted files.
     fn of(plans: &[MediaPlan], is_wanted: &[bool]) -> Self {
         let wanted = || plans.iter().zip(is_wanted).filter(|(_, is_wanted)| **is_wanted).map(|(plan, _)| plan);
         let pixels = wanted().map(MediaPlan::patches_bytes).sum();

@@ -1,4 +1,4 @@
-//! Which pictures are cached, which wait, and what the next launch encodes: pure.
+//! Which pictures are cached, which wait, and which the next launch encodes: pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -16,7 +16,7 @@ use crate::{
     tenant::TenantWeights,
 };
 
-/// Copies under way at once. Their number is bounded because a lane's queue is.
+/// The most copies that run at once. The number is bounded because a lane's queue is.
 const COPIES: usize = 4;
 
 /// The number of a request, in order of arrival.
@@ -24,7 +24,6 @@ const COPIES: usize = 4;
 pub struct Ticket(pub u64);
 
 impl Ticket {
-    /// The number after this one.
     pub fn next(self) -> Ticket {
         Ticket(self.0 + 1)
     }
@@ -33,20 +32,21 @@ impl Ticket {
 /// A picture that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodeRequest {
-    /// The picture's key.
     pub key: PictureHash,
-    /// Rows of the cache that it takes.
+    /// Cache rows that the picture takes.
     pub rows: usize,
-    /// Patches of a launch that it takes.
+    /// Patches of the picture in a launch.
     pub patches: usize,
-    /// Whether its file was decoded. If not, it was [held](VisionCore::holds_all) when it was asked for.
+    /// Whether the picture's file was decoded. If not, the picture was
+    /// [held](VisionCore::holds_all) when it was requested.
     pub has_pixels: bool,
 }
 
 /// An event for the vision actor.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// A request's pictures are decoded or held. It needs all of them at once, and waits at this rank.
+    /// A request's pictures are decoded or held. The request needs all of them at once, and waits
+    /// with this priority.
     Want(Ticket, Priority, Vec<EncodeRequest>),
     /// The oldest running launch has ended.
     Encoded,
@@ -54,33 +54,33 @@ pub enum Input {
     Copied,
     /// One holder has released these pictures.
     Unpin(Vec<PictureHash>),
-    /// The request's caller has gone. A request already answered is unknown here.
+    /// The request's caller has disconnected. A request that was already answered is unknown here.
     Withdraw(Ticket),
-    /// Replies are under way on the same card, or no longer.
+    /// Whether replies are in progress on the same GPU.
     Streams(bool),
 }
 
-/// What must be done, in order.
+/// An action of the vision actor. Actions must be taken in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Encode these pictures into these rows. The end comes as [`Input::Encoded`].
+    /// Encode these pictures into these rows. Its end arrives as [`Input::Encoded`].
     Launch(Vec<(PictureHash, Arc<[u32]>)>),
-    /// Copy rows. The end comes as [`Input::Copied`].
+    /// Copy rows. The end arrives as [`Input::Copied`].
     Copy {
-        /// Rows that leave, and their slots. They are copied first.
+        /// Evicted rows and their host slots. They are copied first.
         to_host: Vec<BlockCopy>,
-        /// Rows that come back, and their slots.
+        /// Rows to fetch and their host slots.
         to_device: Vec<BlockCopy>,
     },
-    /// Before the request's turn a picture without pixels has lost both its places. The request has to come again, with
-    /// pixels.
+    /// Before the request was served, one of its pictures without pixels was evicted from the
+    /// device and the host. The request must be submitted again with pixels.
     Lost(Ticket),
     /// All of a request's pictures are in the cache, pinned until [`Input::Unpin`]. Holds their rows, in the request's
     /// order.
     Ready(Ticket, Vec<Arc<[u32]>>),
-    /// A request needs more rows than the cache has.
+    /// A request needs more rows than the cache has, or a picture with more patches than a launch
+    /// may have.
     Refused {
-        /// The request.
         ticket: Ticket,
         /// Rows needed, counting a repeated picture once.
         rows: usize,
@@ -95,77 +95,78 @@ struct Entry {
     patches: usize,
     pins: usize,
     state: State,
-    /// When it was last unpinned. The smallest is evicted first, and none before it was unpinned.
+    /// When the picture was last unpinned. The picture with the smallest value is evicted first. A
+    /// pinned picture is never evicted.
     used: u64,
 }
 
-/// How far a picture's rows are.
+/// The state of a picture's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It is in no launch yet.
+    /// The picture is in no launch yet.
     Queued,
-    /// Its launch is under way.
+    /// The picture's launch is running.
     Launched,
-    /// Its rows are being copied from host memory.
+    /// The rows are being copied from host memory.
     Coming,
-    /// Its rows may be read.
+    /// The rows may be read.
     There,
 }
 
-/// Copies that are decided and not begun.
+/// Copies that were decided and have not begun.
 #[derive(Debug, Default)]
 struct Batch {
     to_host: Vec<BlockCopy>,
     to_device: Vec<BlockCopy>,
-    /// The pictures that come.
+    /// The pictures that are being fetched.
     coming: Vec<PictureHash>,
 }
 
-/// Pictures that got rows, by where they were found.
+/// Counts of pictures that got rows, by where they were found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheLookup {
-    /// All of them.
     pub pictures: usize,
-    /// Those that need no launch of their own.
+    /// Pictures that were found on the device or in host memory, so that they need no launch.
     pub hits: usize,
-    /// Those of these that came back from host memory.
+    /// The hits that were fetched from host memory.
     pub host_hits: usize,
 }
 
-/// The state of the cache.
 #[derive(Debug)]
 pub struct VisionCore {
     rows_total: usize,
     launch_patches: usize,
-    /// Patches of a launch while replies are under way. A larger picture is launched alone.
+    /// The most patches of a launch while replies are in progress. A larger picture is launched by
+    /// itself.
     patches_beside_streams: usize,
     has_streams: bool,
     free: BTreeSet<u32>,
     entries: BTreeMap<PictureHash, Entry>,
-    /// Requests waiting for rows, or for room in the next launch. A request gets rows for all its pictures at once: two
-    /// requests that each held some and waited for the rest would wait forever.
+    /// Requests that wait for rows, or for room in the next launch. A request gets rows for all its
+    /// pictures at once: two requests that each held some rows and waited for the rest would wait
+    /// forever.
     waiting: Line<Ticket, Vec<EncodeRequest>>,
-    /// The one that is next lacks rows.
+    /// Whether the next request lacks rows.
     lacks_rows: bool,
-    /// Requests whose pictures have rows but are not all encoded.
+    /// Requests whose pictures have rows but cannot all be read yet.
     pending: VecDeque<(Ticket, Vec<PictureHash>)>,
-    /// Pictures with rows that are in no launch yet: little more than the next launch takes, so that later requests may
-    /// still be before others.
+    /// Pictures with rows that are in no launch yet. They are little more than the next launch
+    /// takes, so that later requests may still be served before others.
     queue: VecDeque<PictureHash>,
     /// The launches that the lane has, the oldest first.
     under_way: VecDeque<Vec<PictureHash>>,
-    /// Where pictures go that are evicted.
+    /// The host tier for evicted pictures.
     host: HostSlots,
     batch: Batch,
-    /// The pictures that come with each of the copies that the lane has, the oldest first.
+    /// The pictures that each of the lane's copies fetches, the oldest copies first.
     copying: VecDeque<Vec<PictureHash>>,
     found: CacheLookup,
     clock: u64,
 }
 
 impl VisionCore {
-    /// An empty cache of `rows` rows, encoded in launches of at most `launch_patches` patches: the permits of the
-    /// profile record.
+    /// An empty cache of `rows` rows, encoded in launches of at most `launch_patches` patches: the
+    /// permits of the profile record.
     pub fn new(rows: usize, launch_patches: usize) -> Self {
         VisionCore {
             rows_total: rows,
@@ -187,26 +188,27 @@ impl VisionCore {
         }
     }
 
-    /// Limits launches while replies are under way, because these wait for the card meanwhile.
+    /// Limits launches to `patches` while replies are in progress, because these wait for the GPU
+    /// during a launch.
     #[must_use]
     pub fn beside_streams(mut self, patches: Option<usize>) -> Self {
         self.patches_beside_streams = patches.unwrap_or(self.launch_patches).min(self.launch_patches);
         self
     }
 
-    /// Shares launches out by these weights.
+    /// Divides the launches among tenants by `weights`.
     #[must_use]
     pub fn with_tenants(self, weights: TenantWeights) -> Self {
         VisionCore { waiting: Line::new(weights), ..self }
     }
 
-    /// Lets evicted pictures go to so many rows in host memory (ADR 15).
+    /// Adds a host tier of `rows` rows for evicted pictures (ADR 15).
     #[must_use]
     pub fn with_host(self, rows: usize) -> Self {
         VisionCore { host: HostSlots::new(rows), ..self }
     }
 
-    /// Takes one input. Returns what must be done.
+    /// Processes one input. Returns the actions to take.
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
@@ -236,38 +238,39 @@ impl VisionCore {
         }
     }
 
-    /// Free rows, and pictures in the cache.
+    /// The number of free rows, and of pictures in the cache.
     pub fn counts(&self) -> (usize, usize) {
         (self.free.len(), self.entries.len())
     }
 
-    /// Whether a picture has rows, readable or about to be.
+    /// Whether a picture has rows that can be read, or will be.
     pub fn holds(&self, key: &PictureHash) -> bool {
         self.entries.contains_key(key)
     }
 
-    /// Whether all of these have rows or are in host memory, where there is such a place, so that no pixels are needed.
+    /// Whether there is a host tier and each of these pictures is on the device or the host, so
+    /// that no pixels are needed.
     pub fn holds_all(&self, keys: &[PictureHash]) -> bool {
         self.host.is_there() && keys.iter().all(|key| self.holds(key) || self.host.holds(key))
     }
 
-    /// Rows in host memory.
     pub fn host_rows(&self) -> usize {
         self.host.rows()
     }
 
-    /// What got rows since this was last asked.
+    /// Counts the pictures that got rows since the last call.
     pub fn take_found(&mut self) -> CacheLookup {
         mem::take(&mut self.found)
     }
 
-    /// Patches of the running launch.
+    /// The patches of the oldest running launch.
     pub fn patches_under_way(&self) -> usize {
         self.under_way.front().into_iter().flatten().map(|key| self.entries[key].patches).sum()
     }
 
-    /// The rows of these pictures, in order, and pinned. None, with nothing pinned, if one is missing or not readable
-    /// yet. None also while a request lacks rows: pictures recalled again and again would never make room for it.
+    /// Pins these pictures and returns their rows, in order. Returns `None` and pins nothing if a
+    /// picture is missing or cannot be read yet. Also returns `None` while a request lacks rows,
+    /// because pictures that are recalled again and again would never be evicted for it.
     pub fn recall(&mut self, keys: &[PictureHash]) -> Option<Vec<Arc<[u32]>>> {
         if self.is_short() {
             return None;
@@ -284,8 +287,8 @@ impl VisionCore {
         Some(keys.iter().map(recall).collect())
     }
 
-    /// The pictures whose pixels a later launch may need. One that is cached now may be evicted before a waiting request
-    /// gets its turn.
+    /// The pictures whose pixels a later launch may need. A picture that is cached now may be
+    /// evicted before a waiting request is served.
     pub fn need_pixels(&self) -> BTreeSet<PictureHash> {
         let waiting = self.waiting.values().flatten().filter(|picture| picture.has_pixels);
         waiting.map(|picture| picture.key).chain(self.queue.iter().copied()).collect()
@@ -297,7 +300,7 @@ impl VisionCore {
         }
     }
 
-    /// Whether a request waits that lacks rows.
+    /// Whether a waiting request lacks rows.
     fn is_short(&self) -> bool {
         self.lacks_rows && !self.waiting.is_empty()
     }
@@ -308,7 +311,8 @@ impl VisionCore {
         if rows > self.rows_total || too_large {
             return effects.push(Effect::Refused { ticket, rows, limit: self.rows_total });
         }
-        // No launch is larger for it, and none waits for the rows that it takes.
+        // Serving the request now makes no launch larger, and no other request waits for the rows
+        // that it takes.
         let delays_none = self.patches_to_encode(&pictures) == 0 && self.have_places(&pictures) && !self.is_short();
         if delays_none && self.copying.len() < COPIES && self.fits(&pictures) {
             return self.give_rows(ticket, &pictures);
@@ -318,7 +322,7 @@ impl VisionCore {
 
     fn withdraw(&mut self, ticket: Ticket) {
         if self.waiting.leave(ticket).is_some() {
-            // It may have been the one.
+            // The removed request may have been the one that lacked rows.
             self.lacks_rows = false;
         }
         if let Some(place) = self.pending.iter().position(|(pending, _)| *pending == ticket) {
@@ -334,8 +338,9 @@ impl VisionCore {
         entry.used = self.clock;
     }
 
-    /// Gives rows to waiting requests in order, while there are enough, the next launch is not full, and copies may begin.
-    /// If the next lacks rows others may pass it that do not, so many.
+    /// Gives rows to waiting requests in order, while there are enough rows, the next launch is not
+    /// full, and copies may begin. If the next request lacks rows, a limited number of requests
+    /// that fit may overtake it.
     fn serve_waiting(&mut self, effects: &mut Vec<Effect>) {
         while self.copying.len() < COPIES && !self.is_launch_full() {
             let order = self.waiting.order();
@@ -358,18 +363,18 @@ impl VisionCore {
         }
     }
 
-    /// Whether each of these has pixels or a place.
+    /// Whether each of these pictures has pixels, or is on the device or the host.
     fn have_places(&self, pictures: &[EncodeRequest]) -> bool {
         pictures.iter().all(|picture| picture.has_pixels || self.holds_all(&[picture.key]))
     }
 
-    /// Patches of those that are nowhere yet.
+    /// Patches of the pictures that are neither on the device nor on the host.
     fn patches_to_encode(&self, pictures: &[EncodeRequest]) -> usize {
         let is_new = |picture: &&EncodeRequest| !self.holds(&picture.key) && !self.host.holds(&picture.key);
         distinct(pictures).filter(is_new).map(|picture| picture.patches).sum()
     }
 
-    /// Gives a waiting request its rows, for which there is room.
+    /// Gives a waiting request its rows. There must be room for them.
     fn serve(&mut self, ticket: Ticket) {
         let patches = self.patches_to_encode(self.waiting.get(ticket).expect("it waits"));
         let pictures = self.waiting.serve(ticket, patches);
@@ -389,7 +394,6 @@ impl VisionCore {
         self.pending.push_back((ticket, keys));
     }
 
-    /// Begins the copies that were decided.
     fn copy(&mut self, effects: &mut Vec<Effect>) {
         let Batch { to_host, to_device, coming } = mem::take(&mut self.batch);
         if !to_host.is_empty() || !to_device.is_empty() {
@@ -398,12 +402,13 @@ impl VisionCore {
         }
     }
 
-    /// Rows that these need beside those that they have.
+    /// Rows that must be allocated for these pictures.
     fn rows_lacking(&self, pictures: &[EncodeRequest]) -> usize {
         distinct(pictures).filter(|picture| !self.holds(&picture.key)).map(|picture| picture.rows).sum()
     }
 
-    /// Pictures that may be evicted for these: when they were last used, and their rows.
+    /// Pictures that may be evicted for these: when they were last used, and how many rows they
+    /// have.
     fn idle<'a>(&'a self, wanted: &'a [EncodeRequest]) -> impl Iterator<Item = (u64, PictureHash, usize)> + 'a {
         let is_wanted = |key: &PictureHash| wanted.iter().any(|picture| picture.key == *key);
         let idle = self
@@ -417,15 +422,16 @@ impl VisionCore {
         self.waiting.get(waiting).is_some_and(|pictures| self.fits(pictures))
     }
 
-    /// Whether there is room for these, if idle pictures go.
+    /// Whether there is room for these pictures, if idle pictures are evicted.
     fn fits(&self, pictures: &[EncodeRequest]) -> bool {
         let lacking = self.rows_lacking(pictures);
         lacking <= self.free.len()
             || lacking <= self.free.len() + self.idle(pictures).map(|(.., rows)| rows).sum::<usize>()
     }
 
-    /// Evicts unpinned pictures, the longest unused first, until `pictures`, which [fit](Self::fits), have room. They go to
-    /// host memory, if there is room beside what is fetched from there.
+    /// Evicts unpinned pictures, the least recently used first, until `pictures`, which
+    /// [fit](Self::fits), have room. Evicted pictures are copied to host memory, if there is room
+    /// without evicting the pictures that are being fetched from there.
     fn make_room(&mut self, pictures: &[EncodeRequest]) {
         let needed = self.rows_lacking(pictures);
         let wanted = |key: &PictureHash| pictures.iter().any(|picture| picture.key == *key);
@@ -455,7 +461,7 @@ impl VisionCore {
             entry.pins += 1;
             return;
         }
-        // The first, so that neighbours stay neighbours and are copied together.
+        // The lowest free rows are taken, so that adjacent rows are copied together.
         let rows: Vec<u32> = (0..picture.rows).map_while(|_| self.free.pop_first()).collect();
         self.clock += 1;
         let state = match self.host.fetch(&picture.key, self.clock) {
@@ -484,8 +490,9 @@ impl VisionCore {
         });
     }
 
-    /// Begins a launch, as full as the order allows. While one runs, another begins only if it is full, because later
-    /// arrivals would fill it. False if none can begin.
+    /// Begins a launch, as full as the order allows. While a launch runs, another one begins only
+    /// if it is full, because later arrivals may still fill it. Returns `false` if no launch can
+    /// begin.
     fn launch(&mut self, effects: &mut Vec<Effect>) -> bool {
         let (pictures, is_full) = self.next_launch();
         let is_idle = self.under_way.is_empty();
@@ -504,7 +511,7 @@ impl VisionCore {
         true
     }
 
-    /// Whether pictures that are queued now would be in a launch after the next.
+    /// Whether a picture that is queued now would have to wait for the launch after the next.
     fn is_launch_full(&self) -> bool {
         let (pictures, is_full) = self.next_launch();
         pictures > 0 && is_full
@@ -516,7 +523,7 @@ impl VisionCore {
         for (pictures, key) in self.queue.iter().enumerate() {
             match permits.checked_sub(self.entries[key].patches) {
                 Some(left) => permits = left,
-                // A picture is not cut. No picture exceeds a whole launch.
+                // A picture is not split. No picture exceeds a whole launch.
                 None => return (pictures.max(1), true),
             }
         }
@@ -524,7 +531,7 @@ impl VisionCore {
     }
 }
 
-/// A picture's copies, from or to its slots.
+/// The copies between a picture's rows and its slots.
 fn copies(rows: &[u32], slots: &[u32]) -> impl Iterator<Item = BlockCopy> {
     assert_eq!(rows.len(), slots.len(), "a picture has as many rows wherever it is");
     rows.iter().zip(slots).map(|(&block, &slot)| BlockCopy { block, slot })

@@ -1,4 +1,4 @@
-//! Pictures' rows in host memory, the second place of a picture: pure.
+//! Rows of evicted pictures in host memory, the second tier of the vision cache: pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,17 +7,19 @@ use std::{
 
 use bursar_model::flow::PictureHash;
 
-/// Which slots of host memory have which picture's rows. Where there is too little room, the longest unused goes.
+/// The picture rows in each slot of host memory. If there are too few free slots, the least
+/// recently used picture is evicted.
 ///
-/// Copies run in the order in which they were decided, so slots have their content, and may be given away again, from the
-/// decision on.
+/// Copies run in the order in which they were decided. Slots therefore have their content, and may
+/// be reused, from the moment of the decision.
 #[derive(Debug)]
 pub(super) struct HostSlots {
     slots: usize,
-    /// The first are used next, so that neighbours on the device are neighbours here.
+    /// The lowest slots are used next, so that rows that are adjacent on the device are adjacent
+    /// here.
     free: BTreeSet<u32>,
     stored: BTreeMap<PictureHash, Stored>,
-    /// By their last use.
+    /// Pictures by their last use.
     by_use: BTreeMap<u64, PictureHash>,
 }
 
@@ -28,28 +30,27 @@ struct Stored {
 }
 
 impl HostSlots {
-    /// An empty place for so many rows.
+    /// A tier with `slots` empty slots, one row each.
     pub(super) fn new(slots: usize) -> Self {
         let free = (0..slots as u32).collect();
         HostSlots { slots, free, stored: BTreeMap::new(), by_use: BTreeMap::new() }
     }
 
-    /// Whether it can hold anything.
+    /// Whether there is a host tier.
     pub(super) fn is_there(&self) -> bool {
         self.slots > 0
     }
 
-    /// Rows that it has.
     pub(super) fn rows(&self) -> usize {
         self.slots - self.free.len()
     }
 
-    /// Whether it has a picture.
     pub(super) fn holds(&self, picture: &PictureHash) -> bool {
         self.stored.contains_key(picture)
     }
 
-    /// The slots of a picture's rows, in order. This uses it, at `now`, which no other use was at.
+    /// The slots of a picture's rows, in order. Marks the picture as used at `now`, which must
+    /// differ from the time of every other use.
     pub(super) fn fetch(&mut self, picture: &PictureHash, now: u64) -> Option<Arc<[u32]>> {
         let stored = self.stored.get_mut(picture)?;
         self.by_use.remove(&stored.used);
@@ -58,8 +59,9 @@ impl HostSlots {
         Some(stored.slots.clone())
     }
 
-    /// Takes in a picture of so many rows that was last used at `used`. Returns its slots; none if it has them already, or
-    /// if there is too little room beside what is `kept`.
+    /// Stores a picture of `rows` rows that was last used at `used`, and returns its slots. Returns
+    /// `None` if the picture is stored already, or if there are too few slots even when all
+    /// pictures except kept ones are evicted.
     pub(super) fn store(
         &mut self,
         picture: PictureHash,
@@ -76,7 +78,8 @@ impl HostSlots {
         Some(slots)
     }
 
-    /// Forgets the longest unused until there is room. Forgets nothing if there cannot be.
+    /// Evicts the least recently used pictures until `rows` slots are free. Evicts none if that
+    /// cannot succeed.
     fn make_room(&mut self, rows: usize, is_kept: impl Fn(&PictureHash) -> bool) -> bool {
         let mut free = self.free.len();
         let mut victims = Vec::new();

@@ -1,17 +1,17 @@
-//! Known files: the pictures that files were decoded to, so that the next turn of a conversation need not decode them
-//! again. Pure.
+//! Known files: the pictures that files were decoded to, so that the next turn of a conversation
+//! need not decode them again. Pure.
 
 use std::collections::BTreeMap;
 
 use bursar_model::flow::{Grid, PictureHash};
 
-/// Files by their keys. The longest unused are forgotten.
+/// Known files by their keys. The least recently used ones are forgotten.
 pub(super) struct KnownFiles<K> {
-    /// The most pictures of all files.
+    /// The most pictures of all files together.
     limit: usize,
     pictures: usize,
     files: BTreeMap<K, Known>,
-    /// By their last use.
+    /// Files by their last use.
     by_use: BTreeMap<u64, K>,
     clock: u64,
 }
@@ -22,12 +22,12 @@ struct Known {
 }
 
 impl<K: Ord + Copy> KnownFiles<K> {
-    /// Holds files of up to `limit` pictures.
+    /// Remembers files with up to `limit` pictures together.
     pub(super) fn new(limit: usize) -> Self {
         KnownFiles { limit, pictures: 0, files: BTreeMap::new(), by_use: BTreeMap::new(), clock: 0 }
     }
 
-    /// The pictures that a file was decoded to. This uses it.
+    /// The pictures that a file was decoded to. Marks the file as used.
     pub(super) fn pictures(&mut self, file: &K) -> Option<&[(PictureHash, Grid)]> {
         let known = self.files.get_mut(file)?;
         self.clock += 1;
@@ -37,7 +37,7 @@ impl<K: Ord + Copy> KnownFiles<K> {
         Some(&known.pictures)
     }
 
-    /// Remembers a file, and forgets others where there is no room.
+    /// Remembers a file. Forgets other files if the limit is exceeded.
     pub(super) fn learn(&mut self, file: K, pictures: Vec<(PictureHash, Grid)>) {
         self.forget(&file);
         self.clock += 1;

@@ -1,4 +1,4 @@
-//! What the vision actor can be asked.
+//! Messages of the vision actor, and the errors of its answers.
 
 use std::sync::Arc;
 
@@ -15,52 +15,54 @@ use crate::{
     budget::LeaseError, compute::lane::LaneError, order::Priority, responder::Responder, supervise::FaultInjection,
 };
 
-/// Messages from chat drivers (credit: one per accepted request), from its own CPU threads and from the vision lane.
+/// Messages from chat drivers (credit: one per accepted request), from the actor's own CPU threads
+/// and from the vision lane.
 pub enum VisionMessage {
-    /// Asks for a request's pictures and videos in the cache; see [`crate::tree::EMBED_PICTURES`].
+    /// Asks that a request's pictures and videos be put into the cache; see
+    /// [`crate::tree::EMBED_PICTURES`].
     Embed {
         /// In the order of the request.
         pictures: Vec<MediaPlan>,
-        /// What decides when they are decoded and encoded.
+        /// The priority with which the pictures are decoded and encoded.
         rank: Priority,
-        /// The rows of the pictures and of each step of the videos.
+        /// The rows of each picture, and of each time step of the videos.
         reply: Responder<Result<PinnedSet, VisionError>>,
     },
     /// Asks for the names of pictures; see [`crate::tree::NAME_PICTURES`].
     Name {
-        /// The files of a request, in its order.
+        /// The files of a request, in the request's order.
         files: Vec<MediaKey>,
-        /// The pictures that each was decoded to, up to the first file that is not known.
+        /// The pictures that each file was decoded to, up to the first unknown file.
         reply: Responder<Vec<Vec<PictureHash>>>,
     },
     /// A request's pictures are decoded and resized.
     Prepared {
-        /// The request.
         request: Box<EmbedRequest>,
-        /// For each file its pictures, if they need no pixels.
+        /// For each file: its pictures, if they need no pixels.
         held: Vec<Option<Vec<(PictureHash, Grid)>>>,
-        /// Those of the others, in their order. A video is one picture per step.
+        /// The decoded pictures of the other files, in order. A video is one picture per time step.
         pictures: Vec<EncoderInput>,
-        /// The lease that pays for their pixels.
+        /// The lease of the host memory for the pixels.
         host: Arc<Lease>,
     },
-    /// A thread that decoded is free for another request.
+    /// A decoding thread is free for another request.
     DecoderFree,
-    /// A request that is to be decoded has host memory, or waits for it no longer.
+    /// A request that is about to be decoded has got host memory, or no longer waits for it.
     Leased,
-    /// The lane's answer to the oldest launch. At most two run.
+    /// The lane's answer to the oldest encoder launch. At most two run.
     Encoded(Result<(), LaneError>),
     /// The lane's answer to the oldest copies of rows.
     Copied(Result<(), LaneError>),
     /// A request no longer needs these pictures. One entry per pin.
     Unpin(Vec<PictureHash>),
-    /// Sets the gauges again. The actor sends this to itself, for a recorder installed since.
+    /// Sets the gauges again, in case a recorder was installed since. The actor sends this to
+    /// itself.
     Show,
     /// Fails the actor on purpose.
     InjectFault(FaultInjection),
 }
 
-/// A request for pictures on its way to the cache.
+/// A request whose pictures are being prepared.
 pub struct EmbedRequest {
     pub(super) ticket: Ticket,
     pub(super) rank: Priority,
@@ -69,20 +71,15 @@ pub struct EmbedRequest {
     pub(super) reply: Responder<Result<PinnedSet, VisionError>>,
 }
 
-/// Why pictures did not get into the cache. Only their own request fails.
+/// The reason why pictures did not get into the cache. Only their own request fails.
 #[derive(Debug, Error)]
 pub enum VisionError {
     /// A picture or a video is damaged or outside the limits.
     #[error(transparent)]
     Media(#[from] MediaError),
-    /// The pictures together exceed the cache or a launch.
+    /// The pictures exceed the cache, or one of them exceeds a launch.
     #[error("the pictures take {rows} rows of the vision cache; the limit is {limit}")]
-    TooLarge {
-        /// Rows needed.
-        rows: usize,
-        /// Rows of the cache.
-        limit: usize,
-    },
+    TooLarge { rows: usize, limit: usize },
     /// Host memory for the pixels could not be leased.
     #[error(transparent)]
     Host(#[from] LeaseError),

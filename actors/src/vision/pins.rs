@@ -1,4 +1,4 @@
-//! Pictures that the cache holds for a request.
+//! Pictures that the vision cache holds for a request.
 
 use std::sync::Arc;
 
@@ -7,10 +7,9 @@ use ractor::ActorRef;
 
 use super::VisionMessage;
 
-/// The place of a picture in the cache.
+/// The rows of a picture in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinnedRows {
-    /// The picture's key.
     pub key: PictureHash,
     /// The layout of its patches.
     pub grid: Grid,
@@ -18,7 +17,7 @@ pub struct PinnedRows {
     pub rows: Arc<[u32]>,
 }
 
-/// A request's pictures. Dropping this releases them.
+/// A request's pictures in the cache. Dropping the set unpins them.
 #[derive(Debug)]
 pub struct PinnedSet {
     /// In the order of the request.
@@ -28,7 +27,7 @@ pub struct PinnedSet {
 
 impl Drop for PinnedSet {
     fn drop(&mut self) {
-        // An actor that is gone has forgotten its pins already.
+        // An actor that has ended has no pins any more.
         drop(self.vision.send_message(VisionMessage::Unpin(self.pictures.iter().map(|picture| picture.key).collect())));
     }
 }

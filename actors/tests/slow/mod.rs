@@ -36,12 +36,12 @@ impl Clock {
     }
 
     pub fn let_past(&self, downloads: usize) {
-        self.state.lock().expect("as above").past = downloads;
+        self.state.lock().expect("no holder panicked").past = downloads;
         self.changed.notify_all();
     }
 
     pub fn refuse_next(&self) {
-        self.state.lock().expect("as above").refuses = true;
+        self.state.lock().expect("no holder panicked").refuses = true;
     }
 
     /// Waits until this many downloads have begun.
@@ -50,12 +50,12 @@ impl Clock {
     }
 
     pub fn until(&self, holds: impl Fn(&State) -> bool) {
-        let state = self.state.lock().expect("as above");
+        let state = self.state.lock().expect("no holder panicked");
         drop(self.changed.wait_while(state, |state| !holds(state)).expect("as above"));
     }
 
     pub fn log(&self) -> Vec<String> {
-        self.state.lock().expect("as above").log.clone()
+        self.state.lock().expect("no holder panicked").log.clone()
     }
 }
 
@@ -73,11 +73,11 @@ struct Coming {
 
 impl Arrival for Coming {
     fn has_come(&self) -> bool {
-        self.number < self.clock.state.lock().expect("as above").past
+        self.number < self.clock.state.lock().expect("no holder panicked").past
     }
 
     fn wait(self: Box<Self>, out: &mut [u8]) -> Result<(), KernelError> {
-        let state = self.clock.state.lock().expect("as above");
+        let state = self.clock.state.lock().expect("no holder panicked");
         drop(self.clock.changed.wait_while(state, |state| state.past <= self.number).expect("as above"));
         self.copied.wait(out)
     }
@@ -99,7 +99,7 @@ impl Backend for Slow {
     fn download_later(&self, call: transfer::DownloadLater<'_>) -> Result<Box<dyn Arrival>, KernelError> {
         let copied = self.cpu.download_later(call)?;
         let (number, refuses) = {
-            let mut state = self.clock.state.lock().expect("as above");
+            let mut state = self.clock.state.lock().expect("no holder panicked");
             state.launched += 1;
             (state.launched - 1, std::mem::take(&mut state.refuses))
         };
@@ -116,7 +116,7 @@ impl Backend for Slow {
     }
 
     fn wait_for_all(&self) -> Result<(), KernelError> {
-        self.clock.state.lock().expect("as above").waits += 1;
+        self.clock.state.lock().expect("no holder panicked").waits += 1;
         self.clock.changed.notify_all();
         self.clock.until(|state| state.past >= state.launched);
         Ok(())
@@ -133,7 +133,7 @@ impl Backend for Slow {
         let (logits, count) = (call.logits.address().0 as *const f32, call.logits.shape().elements());
         // SAFETY: the front has checked that this many were computed, in host memory.
         let row = unsafe { std::slice::from_raw_parts(logits, count) }.to_vec();
-        self.clock.state.lock().expect("as above").logits.push(row);
+        self.clock.state.lock().expect("no holder panicked").logits.push(row);
         self.cpu.sample(call)
     }
 

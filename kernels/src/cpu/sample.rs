@@ -38,8 +38,8 @@ pub(super) fn sample(threads: &Threads, call: Call<'_>) {
     let answers: Vec<OnceLock<Answer>> = (0..rows).map(|_| OnceLock::new()).collect();
     threads.share(rows, rows * vocabulary * COST, |worker, row| {
         // SAFETY: a worker processes one row at a time.
-        let room = room_in(unsafe { scratch.of_worker(worker) }, vocabulary);
-        let answer = asked.answer(logits.row(row), row, room);
+        let buffers = activation_scratch(unsafe { scratch.of_worker(worker) }, vocabulary);
+        let answer = asked.answer(logits.row(row), row, buffers);
         assert!(answers[row].set(answer).is_ok(), "each row is worked on once");
     });
     let [faults, own, ids, logarithms] = call.layout.report_parts();
@@ -57,7 +57,7 @@ pub(super) fn sample(threads: &Threads, call: Call<'_>) {
 }
 
 /// Divides a worker's part of the scratch.
-fn room_in(share: &mut [f32], vocabulary: usize) -> ChoiceScratch<'_> {
+fn activation_scratch(share: &mut [f32], vocabulary: usize) -> ChoiceScratch<'_> {
     let (weights, share) = share.split_at_mut(2 * vocabulary);
     let (candidates, share) = share.split_at_mut(2 * vocabulary);
     let (changed, tally) = share.split_at_mut(vocabulary);
@@ -82,7 +82,7 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    fn answer(&self, logits: &[f32], at: usize, room: ChoiceScratch<'_>) -> Answer {
+    fn answer(&self, logits: &[f32], at: usize, buffers: ChoiceScratch<'_>) -> Answer {
         let words = self.words[at * ROW_WORDS..].first_chunk().expect("the front has checked that all rows are there");
         let (row, mask) = SampleRow::from_words(words);
         let nothing = |fault| Answer { chosen: Err(fault), log_probability: f32::NAN, top: Vec::new() };
@@ -103,7 +103,7 @@ impl Asked<'_> {
             produced: &produced,
             unseen: None,
         };
-        let chosen = match choose(logits, &row, &wishes, room) {
+        let chosen = match choose(logits, &row, &wishes, buffers) {
             Ok(chosen) => chosen,
             Err(fault) => return nothing(fault),
         };

@@ -119,7 +119,7 @@ pub(super) fn measure(cuda: &Cuda, call: ops::measure::Call<'_>) -> Result<(), K
                     continue;
                 }
                 // A GEMM that does not fit here does not fit in a pass either.
-                let Some(trial) = Trial::within(cuda, product, &met.weights, &call.room) else { break };
+                let Some(trial) = Trial::within(cuda, product, &met.weights, &call.memory) else { break };
                 if let Some(fastest) = trial.fastest()? {
                     let agreed = cuda.kernels.blas.found(product, fastest);
                     if agreed != fastest {

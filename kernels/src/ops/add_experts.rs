@@ -81,11 +81,11 @@ impl<B: Backend> Scope<'_, B> {
         check::holds(x.any().is_contiguous() && x.rows() == choices, OP, "x", x.any(), "a row for each choice")?;
         check::holds(sum.rows() == routing.rows(), OP, "sum", sum, "as many rows as were routed")?;
         let inner = self.scope();
-        let room = inner.room_for(&x, &weight)?;
+        let quant_scratch = inner.quant_scratch_for(&x, &weight)?;
         let products = inner.empty([choices, out_features])?;
         let scratch = inner.take_scratch(self.target().experts_scratch(out_features, in_features, weight.dtype()))?;
         let flops = 2 * choices * out_features * (in_features + 1);
-        let x = inner.wanted(&x, &weight, &room)?;
+        let x = inner.wanted(&x, &weight, &quant_scratch)?;
         let mut work = Work::over(flops as u64, &[sum, &routing.choices, &routing.weights]);
         work.bytes += if accumulate { sum.bytes() } else { bursar_budgets::Bytes::ZERO };
         work.bytes += x.bytes() + routing.weight_bytes(&weight);

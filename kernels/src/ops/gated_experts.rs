@@ -60,12 +60,12 @@ impl<B: Backend> Scope<'_, B> {
         let choices = routing.rows() * routing.top;
         let out = self.empty_in(format, choices, features)?;
         let inner = self.scope();
-        let room = inner.room_for(&x, &weight)?;
+        let quant_scratch = inner.quant_scratch_for(&x, &weight)?;
         let gated =
             if format.is_unquantized { Bytes::ZERO } else { self.target().gated_rows_scratch(choices, features) };
         let gated = inner.take_scratch(gated)?;
         let scratch = inner.take_scratch(self.target().experts_scratch(2 * features, in_features, weight.dtype()))?;
-        let x = inner.wanted(&x, &weight, &room)?;
+        let x = inner.wanted(&x, &weight, &quant_scratch)?;
         let mut work = Work::over((choices * features * (4 * in_features + 5)) as u64, &[&routing.choices]);
         work.bytes += x.bytes() + out.bytes() + routing.weight_bytes(&weight);
         self.count_product(&x, work);

@@ -61,10 +61,10 @@ impl<B: Backend> Scope<'_, B> {
         let (rows, in_features, features) = (x.rows(), weight.columns(), weight.rows() / 2);
         let out = self.empty_in(format, rows, features)?;
         let inner = self.scope();
-        let room = inner.room_for(&x, &weight)?;
+        let quant_scratch = inner.quant_scratch_for(&x, &weight)?;
         let gate_up = inner.empty([rows, 2 * features])?;
         let scratch = inner.take_scratch(self.target().linear_scratch(2 * features, in_features, weight.dtype()))?;
-        let x = inner.wanted(&x, &weight, &room)?;
+        let x = inner.wanted(&x, &weight, &quant_scratch)?;
         let flops = (rows * features * (4 * in_features + 5)) as u64;
         let bias_bytes = bias.map_or(Bytes(0), Tensor::bytes);
         let bytes = x.bytes() + weight.bytes() + out.bytes() + bias_bytes;

@@ -6,7 +6,7 @@ use crate::{Backend, DType, KernelError, Scope, Tensor};
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[bytes]` u8 with arbitrary contents: all memory that is left in the workspace.
-    pub room: Tensor<'a>,
+    pub memory: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
@@ -21,7 +21,7 @@ impl<B: Backend> Scope<'_, B> {
         if !B::COMPUTES {
             return Ok(());
         }
-        let room = self.take([self.left().as_usize()], DType::U8)?;
-        self.backend.measure(Call { room: room.view() })
+        let memory = self.take([self.left().as_usize()], DType::U8)?;
+        self.backend.measure(Call { memory: memory.view() })
     }
 }

@@ -58,7 +58,11 @@ impl<B: Backend> Scope<'_, B> {
     }
 
     /// Takes space for the format of `x` that `weight` wants, if `x` does not have that format.
-    pub(super) fn room_for(&self, x: &Activations<'_>, weight: &Weight<'_>) -> Result<QuantScratch<'_>, KernelError> {
+    pub(super) fn quant_scratch_for(
+        &self,
+        x: &Activations<'_>,
+        weight: &Weight<'_>,
+    ) -> Result<QuantScratch<'_>, KernelError> {
         let wanted = weight.wants();
         if x.only(wanted).is_some() {
             return Ok(QuantScratch(None));
@@ -67,7 +71,7 @@ impl<B: Backend> Scope<'_, B> {
     }
 
     /// The format of `x` that `weight` wants: from `x` if it has the format,
-    /// otherwise quantized into `room`.
+    /// otherwise quantized into `quant_scratch`.
     ///
     /// # Panics
     /// If `x` is quantized in another way and has no plain rows: the model's code asked
@@ -76,11 +80,13 @@ impl<B: Backend> Scope<'_, B> {
         &self,
         x: &'a Activations<'_>,
         weight: &Weight<'_>,
-        room: &'a QuantScratch<'_>,
+        quant_scratch: &'a QuantScratch<'_>,
     ) -> Result<Activations<'a>, KernelError> {
-        let Some(room) = &room.0 else { return Ok(x.only(weight.wants()).expect("room was not needed")) };
-        self.round(x.plain(), room)?;
-        Ok(room.view())
+        let Some(quant_scratch) = &quant_scratch.0 else {
+            return Ok(x.only(weight.wants()).expect("room was not needed"));
+        };
+        self.round(x.plain(), quant_scratch)?;
+        Ok(quant_scratch.view())
     }
 }
 

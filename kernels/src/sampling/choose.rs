@@ -32,11 +32,11 @@ pub fn fault_of(logits: &[f32]) -> Option<Fault> {
 ///
 /// # Errors
 /// [`Fault::NothingAllowed`] if every token is forbidden.
-pub fn choose(logits: &[f32], row: &SampleRow, wishes: &Wishes<'_>, room: ChoiceScratch<'_>) -> Result<u32, Fault> {
+pub fn choose(logits: &[f32], row: &SampleRow, wishes: &Wishes<'_>, buffers: ChoiceScratch<'_>) -> Result<u32, Fault> {
     if let Some(given) = row.given {
         return Ok(given);
     }
-    let ChoiceScratch { weights, candidates, changed, tally } = room;
+    let ChoiceScratch { weights, candidates, changed, tally } = buffers;
     let allowed = if wishes.changes(row) {
         changed.copy_from_slice(logits);
         changes::change(changed, row, wishes, tally);

@@ -222,7 +222,7 @@ pub fn normed_sum<B: Backend>(
     let mut residual = narrowed(scope, [rows, hidden], activation, &random.floats(rows * hidden))?;
     let weight = narrowed(scope, [hidden], activation, &random.floats(hidden))?;
     let norm = RmsNorm { weight: &weight, epsilon: 1e-5 };
-    let mut room = scope.room_in([format], rows + 1, hidden)?;
+    let mut room = scope.activation_scratch([format], rows + 1, hidden)?;
     let mut out = room.place(format, rows);
     if by_one {
         scope.add_experts_rms_norm(&gated, &down, &routing, &mut residual, norm, &mut out)?

@@ -1,7 +1,7 @@
 //! A decoder of equal layers, as in Llama, Qwen2 and Qwen3: embeddings in, logits out.
 
 use bursar_kernels::{
-    ActivationFormat, ActivationRoom, Activations, Backend, DType, KernelError, KvLayer, KvShape, Scope, Tensor,
+    ActivationFormat, ActivationScratch, Activations, Backend, DType, KernelError, KvLayer, KvShape, Scope, Tensor,
     ops::{
         rms_norm::RmsNorm,
         rotary::{PairAxes, Rope},
@@ -104,9 +104,9 @@ enum Mlp {
 
 /// Values that one layer passes to the next.
 struct Stream<'s> {
-    hidden: Tensor<'s>,       // [tokens, hidden]
-    room: ActivationRoom<'s>, // space for one normalized copy of `hidden`
-    is_normed: bool,          // `room` already has the input norm of the next layer
+    hidden: Tensor<'s>,             // [tokens, hidden]
+    scratch: ActivationScratch<'s>, // space for one normalized copy of `hidden`
+    is_normed: bool,                // `scratch` already has the input norm of the next layer
 }
 
 /// Arguments that are the same for all layers of a step.
@@ -213,8 +213,8 @@ impl Decoder {
         let inner = scope.scope();
         let (layout, mut words) = (self.layout(batch), Vec::new());
         layout.pack(batch, &mut words);
-        let image = inner.upload([layout.words()], &words)?;
-        let inputs = StepInputs::over(&image, &layout);
+        let step_arrays = inner.upload([layout.words()], &words)?;
+        let inputs = StepInputs::over(&step_arrays, &layout);
         let chosen = self.run(&inner, &inputs, caches)?; // [logit_rows + score_rows, hidden]
         let logits = self.project(&inner, &chosen.row_range(0..layout.logit_rows), of, logits)?;
         for first in (layout.logit_rows..chosen.rows()).step_by(SCORE_ROWS) {
@@ -232,21 +232,21 @@ impl Decoder {
         StepLayout::of(batch, self.config.rope_axes.count())
     }
 
-    /// Launches a step whose arrays are in `image` at the offsets of `layout`, or will be there
+    /// Launches a step whose arrays are in `step_arrays` at the offsets of `layout`, or will be there
     /// when a CUDA graph of the step is replayed. It uploads nothing and scores nothing. Returns
     /// `[logit_rows, vocabulary]` f32, or only this rank's columns of it, possibly with gaps
     /// between rows.
     pub fn step_over<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
-        image: &Tensor<'_>, // [words] u32
+        step_arrays: &Tensor<'_>, // [words] u32
         layout: &StepLayout,
         caches: &StepCaches<'_>,
         of: LogitsOf,
     ) -> Result<Tensor<'s>, KernelError> {
         let logits = self.empty_logits(scope, layout.logit_rows, of)?;
         let inner = scope.scope();
-        let inputs = StepInputs::over(image, layout);
+        let inputs = StepInputs::over(step_arrays, layout);
         let chosen = self.run(&inner, &inputs, caches)?;
         self.project(&inner, &chosen, of, logits)
     }
@@ -273,8 +273,8 @@ impl Decoder {
         };
         let hidden = self.embed(scope, inputs, caches)?;
         let formats = self.layers.iter().flat_map(Layer::norm_formats);
-        let room = scope.room_in(formats, hidden.rows(), self.config.hidden)?;
-        let mut stream = Stream { hidden, room, is_normed: false };
+        let scratch = scope.activation_scratch(formats, hidden.rows(), self.config.hidden)?;
+        let mut stream = Stream { hidden, scratch, is_normed: false };
         let ends_early = chosen.as_ref().is_some_and(|(rows, _)| 2 * rows.rows() <= stream.hidden.rows());
         let mut layers = self.layers.iter().zip(caches.layers);
         // Picture parts (DeepStack) are added to the full set of rows, so a layer that is followed
@@ -479,9 +479,9 @@ impl Layer {
             let normed = stream.normed(&scope, pass, self)?;
             let qkv = self.attention.project(&scope, &normed, pass.rope, pass.inputs, cache)?;
             let attended = self.attention.attend(&scope, &qkv, pass.inputs, cache)?;
-            self.add_attended(&scope, pass, &attended, (&mut stream.hidden, &mut stream.room))?;
+            self.add_attended(&scope, pass, &attended, (&mut stream.hidden, &mut stream.scratch))?;
         }
-        stream.is_normed = self.add_mlp(scope, pass, (&mut stream.hidden, &mut stream.room), next)?;
+        stream.is_normed = self.add_mlp(scope, pass, (&mut stream.hidden, &mut stream.scratch), next)?;
         Ok(())
     }
 
@@ -510,14 +510,14 @@ impl Layer {
             let mut few = place.column_range_mut(0..wanted[0] * wanted[1]).into_shape(wanted);
             scope.gather_rows_into(&attended, rows, &mut few)?;
             scope.gather_rows_into(&stream.hidden, rows, chosen)?;
-            self.add_attended(&scope, pass, &few, (chosen, &mut stream.room))?;
+            self.add_attended(&scope, pass, &few, (chosen, &mut stream.scratch))?;
         }
-        self.add_mlp(scope, pass, (chosen, &mut stream.room), None)?;
+        self.add_mlp(scope, pass, (chosen, &mut stream.scratch), None)?;
         Ok(())
     }
 
     /// Projects `attended` `[rows, heads * head_dim]` and adds the result to `hidden`
-    /// `[rows, hidden]`. For a gated MLP, the normalized input of the MLP is left in `room`. If
+    /// `[rows, hidden]`. For a gated MLP, the normalized input of the MLP is left in `scratch`. If
     /// ranks' partial results are summed, that operation computes the norm as well, because it has
     /// whole rows. A mixture computes its own norm together with its routing.
     fn add_attended<B: Backend>(
@@ -525,14 +525,14 @@ impl Layer {
         scope: &Scope<'_, B>,
         pass: &LayerPass<'_>,
         attended: &Tensor<'_>,
-        (hidden, room): (&mut Tensor<'_>, &mut ActivationRoom<'_>),
+        (hidden, scratch): (&mut Tensor<'_>, &mut ActivationScratch<'_>),
     ) -> Result<(), KernelError> {
         let ([_, format], norm, out) = (self.norm_formats(), pass.norm(&self.mlp_norm), &self.attention.out);
         if let Mlp::Mixture(_) = &self.mlp {
             return out.forward_add(scope, attended, hidden);
         }
-        // Nothing reads the previous norm in `room` any more, so it is overwritten.
-        let mut normed = room.place(format, hidden.rows());
+        // Nothing reads the previous norm in `scratch` any more, so it is overwritten.
+        let mut normed = scratch.place(format, hidden.rows());
         if out.is_partial {
             return out.forward_add_normed(scope, attended, hidden, norm, &mut normed);
         }
@@ -540,27 +540,27 @@ impl Layer {
         scope.rms_norm_into(hidden, norm, &mut normed)
     }
 
-    /// Runs the MLP and adds its result to `hidden` `[rows, hidden]`. `room` has what
-    /// [`add_attended`](Layer::add_attended) left there. Returns whether `room` has the input norm
+    /// Runs the MLP and adds its result to `hidden` `[rows, hidden]`. `scratch` has what
+    /// [`add_attended`](Layer::add_attended) left there. Returns whether `scratch` has the input norm
     /// of `next` afterwards: the operations that sum experts or ranks' partial results compute it
     /// as well.
     fn add_mlp<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
         pass: &LayerPass<'_>,
-        (hidden, room): (&mut Tensor<'_>, &mut ActivationRoom<'_>),
+        (hidden, scratch): (&mut Tensor<'_>, &mut ActivationScratch<'_>),
         next: Option<&Layer>,
     ) -> Result<bool, KernelError> {
         let scope = scope.scope();
         let ([_, format], rows) = (self.norm_formats(), hidden.rows());
-        let mut normed = room.place(format, rows);
+        let mut normed = scratch.place(format, rows);
         match &self.mlp {
             Mlp::Gated(mlp) => {
                 let gated = mlp.gate(&scope, &normed)?;
                 let Some(next) = next.filter(|_| mlp.down.is_partial) else {
                     return mlp.down.forward_add(&scope, &gated, hidden).map(|()| false);
                 };
-                let mut normed = room.place(next.attention.qkv.reads(), rows);
+                let mut normed = scratch.place(next.attention.qkv.reads(), rows);
                 let norm = pass.norm(&next.attention_norm);
                 mlp.down.forward_add_normed(&scope, &gated, hidden, norm, &mut normed)?;
                 Ok(true)
@@ -573,8 +573,8 @@ impl Layer {
                 let Some(next) = next else {
                     return mixture.add(&scope, &gated, hidden, None).map(|()| false);
                 };
-                // The experts were the last readers of the norm in `room`, so it is overwritten.
-                let mut normed = room.place(next.attention.qkv.reads(), rows);
+                // The experts were the last readers of the norm in `scratch`, so it is overwritten.
+                let mut normed = scratch.place(next.attention.qkv.reads(), rows);
                 let norm = pass.norm(&next.attention_norm);
                 mixture.add(&scope, &gated, hidden, Some((norm, &mut normed)))?;
                 Ok(true)
@@ -590,14 +590,14 @@ impl LayerPass<'_> {
 }
 
 impl Stream<'_> {
-    /// The input norm of `layer`. It is computed unless the previous layer has left it in `room`.
+    /// The input norm of `layer`. It is computed unless the previous layer has left it in `scratch`.
     fn normed<B: Backend>(
         &mut self,
         scope: &Scope<'_, B>,
         pass: &LayerPass<'_>,
         layer: &Layer,
     ) -> Result<Activations<'_>, KernelError> {
-        let mut normed = self.room.place(layer.attention.qkv.reads(), self.hidden.rows());
+        let mut normed = self.scratch.place(layer.attention.qkv.reads(), self.hidden.rows());
         if !std::mem::take(&mut self.is_normed) {
             scope.rms_norm_into(&self.hidden, pass.norm(&layer.attention_norm), &mut normed)?;
         }

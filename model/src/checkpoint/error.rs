@@ -13,14 +13,10 @@ use crate::text::error::TextError;
 pub enum CheckpointError {
     /// There is no such folder.
     #[error("there is no folder {place}")]
-    MissingFolder {
-        place: String,
-    },
+    MissingFolder { place: String },
     /// There is no such GGUF file.
     #[error("there is no file {path}")]
-    NoGguf {
-        path: String,
-    },
+    NoGguf { path: String },
     /// A file that every checkpoint must have is absent.
     #[error("the checkpoint at {place} has no {file}")]
     MissingFile {
@@ -47,23 +43,13 @@ pub enum CheckpointError {
     },
     /// The operating system refused to read the file.
     #[error("{file} could not be read: {kind}")]
-    Unreadable {
-        file: String,
-        kind: std::io::ErrorKind,
-    },
+    Unreadable { file: String, kind: std::io::ErrorKind },
     /// A file is larger than any valid file of its kind.
     #[error("{file} has {bytes} bytes; the limit is {bytes_max}")]
-    TooLarge {
-        file: String,
-        bytes: u64,
-        bytes_max: u64,
-    },
+    TooLarge { file: String, bytes: u64, bytes_max: u64 },
     /// A file is not the JSON that is expected.
     #[error("{file} could not be parsed: {reason}")]
-    Malformed {
-        file: String,
-        reason: String,
-    },
+    Malformed { file: String, reason: String },
     /// The index has a shard name that is not a plain file name.
     #[error("the index names the shard {shard}, which is not a plain file name")]
     ShardName {
@@ -83,10 +69,7 @@ pub enum CheckpointError {
     /// The header of a safetensors or GGUF file is incomplete, or its tensors overlap, leave gaps
     /// or have wrong sizes.
     #[error("the header of {file} is not valid: {reason}")]
-    Header {
-        file: String,
-        reason: String,
-    },
+    Header { file: String, reason: String },
     /// Two shards define the same tensor, or the index and the shards disagree.
     #[error("the tensor {tensor} is in {file}, but the index or another shard says otherwise")]
     Inconsistent {
@@ -96,10 +79,7 @@ pub enum CheckpointError {
     },
     /// The checkpoint has no tensor with this name.
     #[error("there is no tensor {tensor}")]
-    MissingTensor {
-        tensor: String,
-        nearest: Vec<String>,
-    },
+    MissingTensor { tensor: String, nearest: Vec<String> },
     /// A tensor has an element type that is not supported.
     #[error("the tensor {tensor} has the type {found}; supported: BF16, F16, F32 and F8_E4M3")]
     TensorType {

@@ -43,9 +43,7 @@ pub enum VideoError {
         "the video has {frames_per_second:?} frames per second; expected a finite number above 0 and at least its \
          frames / 16777216 seconds"
     )]
-    FrameRate {
-        frames_per_second: f64,
-    },
+    FrameRate { frames_per_second: f64 },
     /// The videos of the request have more frames together than the limit.
     #[error("the videos have {frames} frames together; the limit is {limit}")]
     TooManyFrames {
@@ -122,10 +120,7 @@ impl Hint for VideoError {
 pub enum MediaError {
     /// The request has more pictures than the limit.
     #[error("the chat has {pictures} pictures; the limit is {limit}")]
-    TooManyPictures {
-        pictures: usize,
-        limit: usize,
-    },
+    TooManyPictures { pictures: usize, limit: usize },
     /// The pictures have more tokens together than the limit.
     #[error("the pictures have {tokens} tokens together; the limit is {limit}")]
     PicturesTooLarge {

@@ -16,7 +16,9 @@ pub(super) enum Coding {
     /// Run lengths. Each row begins at a two-byte boundary.
     RunsByWord,
     /// Group 3: run lengths. If the flag is set, a row may also be coded relative to the row above.
-    Group3 { is_two_dimensional: bool },
+    Group3 {
+        is_two_dimensional: bool,
+    },
     Group4,
 }
 

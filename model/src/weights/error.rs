@@ -100,9 +100,7 @@ pub enum WeightError {
     },
     /// The checkpoint has a scale of queries or probabilities in FP8.
     #[error("{name} is a scale of FP8 queries or probabilities, but attention computes these in a wider type")]
-    AttentionScale {
-        name: String,
-    },
+    AttentionScale { name: String },
     /// Tensors that are fused have different element types.
     #[error("tensor {name} holds {found}, but the tensors computed with it hold {expected}")]
     Mixed {

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::{
     MadeScales,
-    rounding::{room_for, widen_all},
+    rounding::{buffer_for, widen_all},
 };
 use crate::checkpoint::ScaledBy;
 
@@ -23,7 +23,7 @@ pub(crate) fn rounded_to_fp8<E>(
     rows: &[u8],
     (found, columns): (DType, usize),
     made: MadeScales,
-    room: &mut Vec<u8>,
+    buffer: &mut Vec<u8>,
     mut each: impl FnMut(&[u8], &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
     let row = columns * found.size();
@@ -36,7 +36,7 @@ pub(crate) fn rounded_to_fp8<E>(
         ScaledBy::Row | ScaledBy::Block => (AT_ONCE / columns / unit).max(1),
     };
     rows.chunks(units * unit * row).try_for_each(|rows| {
-        let codes = room_for(room, rows.len() / found.size());
+        let codes = buffer_for(buffer, rows.len() / found.size());
         let scales = match made.by {
             ScaledBy::Tensor => {
                 let scale = e4m3_scale(largest(rows, found, row));

@@ -26,7 +26,7 @@ pub(crate) use fp8_rounding::rounded_to_fp8;
 pub use linear::Linear;
 pub use map::WeightMap;
 pub(crate) use map::dtype;
-pub(crate) use rounding::{room_for, rounded_parts};
+pub(crate) use rounding::{buffer_for, rounded_parts};
 pub use routing_skew::RoutingSkew;
 pub(crate) use scaling::scaled_parts;
 pub(crate) use swapping::swapped_parts;

@@ -13,27 +13,27 @@ const BY_A_THREAD: usize = 1 << 16;
 const AT_ONCE: usize = 1 << 10;
 
 /// Rounds the numbers of a file (little-endian, of type `found`) to the nearest numbers of type
-/// `kept`, at most `most` numbers at a time. The buffer `room` grows as needed. `each` receives one
+/// `kept`, at most `most` numbers at a time. The buffer `buffer` grows as needed. `each` receives one
 /// part after the other.
 pub(crate) fn rounded_parts<E>(
     source: &[u8],
     (found, kept): (DType, DType),
     most: usize,
-    room: &mut Vec<u8>,
+    buffer: &mut Vec<u8>,
     mut each: impl FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     source.chunks(most * found.size()).try_for_each(|part| {
-        let out = room_for(room, part.len() / found.size() * kept.size());
+        let out = buffer_for(buffer, part.len() / found.size() * kept.size());
         round(part, found, out, kept);
         each(out)
     })
 }
 
-/// The first `bytes` bytes of `room`, which grows if it is smaller. The bytes keep their old
+/// The first `bytes` bytes of `buffer`, which grows if it is smaller. The bytes keep their old
 /// content.
-pub(crate) fn room_for(room: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
-    room.resize(room.len().max(bytes), 0);
-    &mut room[..bytes]
+pub(crate) fn buffer_for(buffer: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
+    buffer.resize(buffer.len().max(bytes), 0);
+    &mut buffer[..bytes]
 }
 
 /// Rounds all of `source`, on all threads.
@@ -126,13 +126,13 @@ mod tests {
         let numbers: Vec<f32> = (0..count).map(|at| (at as f32 - 70_000.0) / 977.0).collect();
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         let parts = |bytes: &[u8], types| {
-            let (mut room, mut out, mut count) = (vec![0xff; 5], Vec::new(), 0);
+            let (mut buffer, mut out, mut count) = (vec![0xff; 5], Vec::new(), 0);
             let each = |part: &[u8]| {
                 out.extend_from_slice(part);
                 count += 1;
                 Ok::<_, ()>(())
             };
-            rounded_parts(bytes, types, most, &mut room, each).expect("nothing fails");
+            rounded_parts(bytes, types, most, &mut buffer, each).expect("nothing fails");
             assert_eq!(count, 3);
             out
         };

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::{
     map::dtype,
-    rounding::{room_for, widen_all, widen_scaled_to_bytes},
+    rounding::{buffer_for, widen_all, widen_scaled_to_bytes},
     unpacking::unpacked_parts,
 };
 use crate::checkpoint::TensorInfo;
@@ -17,7 +17,7 @@ const SCALED_AT_ONCE: usize = 1 << 23;
 const BY_A_THREAD: usize = 1 << 14;
 
 /// Calls `each` with the bytes of the rows of `found` as f32, in order. Each row is multiplied by
-/// its element of `scale`. The rows of a one-dimensional `found` have one element. `room` grows to
+/// its element of `scale`. The rows of a one-dimensional `found` have one element. `buffer` grows to
 /// 32 MiB or one row. A tensor that is not stored in place takes this memory twice.
 ///
 /// # Panics
@@ -25,7 +25,7 @@ const BY_A_THREAD: usize = 1 << 14;
 pub(crate) fn scaled_parts<E>(
     found: &TensorInfo<'_>,
     scale: &TensorInfo<'_>,
-    room: &mut Vec<u8>,
+    buffer: &mut Vec<u8>,
     mut each: impl FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     let (scale, from) = (numbers(scale), dtype(found.dtype));
@@ -36,7 +36,7 @@ pub(crate) fn scaled_parts<E>(
         part.chunks((SCALED_AT_ONCE / columns).max(1) * row).try_for_each(|rows| {
             let (now, later) = scales.split_at(rows.len() / row);
             scales = later;
-            let out = room_for(room, now.len() * wide);
+            let out = buffer_for(buffer, now.len() * wide);
             let places = out.par_chunks_exact_mut(wide).with_min_len(BY_A_THREAD.div_ceil(columns));
             places.zip(rows.par_chunks_exact(row)).zip(now).for_each(|((out, row), scale)| {
                 widen_scaled_to_bytes(row, from, *scale, out);

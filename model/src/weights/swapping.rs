@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::{rounding::room_for, unpacking::unpacked_parts};
+use super::{rounding::buffer_for, unpacking::unpacked_parts};
 use crate::checkpoint::TensorInfo;
 
 /// Rows and columns that a thread swaps at a time, through a copy that fits into the L1 cache. Rows
@@ -14,14 +14,14 @@ const SIDE: usize = 32;
 const TOGETHER: usize = 64 << 20;
 
 /// Calls `each` with the matrices of `found` `[count, columns, rows]`, some at a time, as
-/// `[rows, columns]` of its `dtype`. `room` grows to the size of these matrices. A tensor that is
+/// `[rows, columns]` of its `dtype`. `buffer` grows to the size of these matrices. A tensor that is
 /// not stored in place takes the memory of the whole tensor in addition.
 ///
 /// # Panics
 /// If `found` does not have three axes. The map has checked this.
 pub(crate) fn swapped_parts<E>(
     found: &TensorInfo<'_>,
-    room: &mut Vec<u8>,
+    buffer: &mut Vec<u8>,
     mut each: impl FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     let &[_, columns, rows] = found.shape else { panic!("{found:?} has no matrices") };
@@ -37,7 +37,7 @@ pub(crate) fn swapped_parts<E>(
         &unpacked
     };
     all.chunks(bytes * (TOGETHER / bytes).max(1)).try_for_each(|matrices| {
-        let out = room_for(room, matrices.len());
+        let out = buffer_for(buffer, matrices.len());
         out.par_chunks_exact_mut(bytes).zip(matrices.par_chunks_exact(bytes)).for_each(|(out, matrix)| {
             match found.dtype.bytes() {
                 1 => swap::<1>(matrix, out, columns),

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::{
     blocks::widen_blocks_to_bytes,
     map::dtype,
-    rounding::{room_for, widen_to_bytes},
+    rounding::{buffer_for, widen_to_bytes},
 };
 use crate::checkpoint::{Stored, TensorInfo};
 
@@ -18,10 +18,10 @@ const BY_A_THREAD: usize = 1 << 14;
 
 /// Calls `each` with the elements of `found` as its `dtype`, in order, in whole rows. If the file
 /// has the elements in this form, `each` receives all of them at once and in place. Otherwise they
-/// are unpacked in `room`, which grows to 32 MiB or one row.
+/// are unpacked in `buffer`, which grows to 32 MiB or one row.
 pub(crate) fn unpacked_parts<E>(
     found: &TensorInfo<'_>,
-    room: &mut Vec<u8>,
+    buffer: &mut Vec<u8>,
     mut each: impl FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     if found.is_in_place() {
@@ -32,7 +32,7 @@ pub(crate) fn unpacked_parts<E>(
     let at_once = (UNPACKED_AT_ONCE / columns).max(1);
     for first in (0..rows).step_by(at_once) {
         let count = at_once.min(rows - first);
-        let out = room_for(room, count * wide);
+        let out = buffer_for(buffer, count * wide);
         let places = out.par_chunks_exact_mut(wide).enumerate().with_min_len(BY_A_THREAD.div_ceil(columns));
         places.for_each(|(at, out)| {
             unpack(found.row_bytes(first + at), found, out);

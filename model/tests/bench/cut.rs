@@ -1,4 +1,4 @@
-//! Patches in the reference's format: cut by the CPU's operation, in the picture's own order.
+//! Patches in the reference's format, cut by the CPU operation in the picture's row-major order.
 
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{
@@ -12,12 +12,14 @@ use bursar_model::{
 
 use super::Memory;
 
-/// `[patches, values]`, flattened: merge groups row by row, and within each its patches row by row.
+/// `[patches, values]`, flattened: merge groups row by row, and within each group its patches row
+/// by row.
 pub fn cut(patches: &ResizedImage, config: &ImageProcessorConfig) -> Vec<f32> {
     let size = PatchSize { side: config.patch_size as usize, frames: config.temporal_patch_size as usize };
     let values = patches.grid.patches() * size.values();
     let memory = Memory::new(Bytes::mib(64));
-    // The values as f32, at most one byte of a frame per value, and small arrays such as the layout.
+    // The values as f32, at most one byte of a frame per value, and small arrays such as the
+    // layout.
     let needed = Bytes(5 * values as u64) + Bytes::kib(64) + Bytes(12 * patches.grid.patches() as u64);
     let (cpu, counter) = (Cpu::new(2), WorkCounter::default());
     let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, needed));

@@ -1,4 +1,4 @@
-//! The recorded cases.
+//! Recorded golden cases.
 
 use std::ops::Range;
 
@@ -13,24 +13,26 @@ use serde_json::Value;
 
 use super::repository;
 
-/// A chat and its results from transformers.
+/// A chat with the results that transformers computed for it.
 pub struct Case {
     pub name: String,
     pub messages: Vec<Message>,
     pub prompt: String,
-    /// The prompt with the text between the steps of videos, where the family writes any.
+    /// The prompt including the text around pictures and between the steps of videos. `None` if the
+    /// family writes no such text.
     pub written: Option<String>,
     pub pictures: Vec<String>,
-    /// The pictures and videos of its placeholders, in order.
+    /// Grids of the pictures and videos of the placeholders, in order.
     pub visuals: Vec<MediaGrid>,
-    /// The names of these, with the place of each among `images`.
+    /// Names of these pictures and videos, each with its range in `images`.
     pub shown: Vec<(String, Range<usize>)>,
-    /// One per picture, tile and step of a video, in order.
+    /// One per picture, tile and time step of a video, in order.
     pub images: Vec<ResizedImage>,
     recorded: Vec<u8>,
 }
 
-/// Processes a recorded picture: what its placeholder stands for, and the pictures that the encoder sees.
+/// Processes a recorded picture. Returns the grid of its placeholder and the pictures that the
+/// encoder sees.
 pub fn picture(checkpoint: &Checkpoint, name: &str) -> (MediaGrid, Vec<ResizedImage>) {
     let limits = ImageLimits::default();
     let bytes = EncodedImage::open(bursar_golden::path("pictures").join(name), &limits).expect("the picture opens");
@@ -41,7 +43,7 @@ pub fn picture(checkpoint: &Checkpoint, name: &str) -> (MediaGrid, Vec<ResizedIm
     (plan.visual(), pieces.into_iter().map(|piece| piece.image).collect())
 }
 
-/// A recorded video's frames.
+/// The frames of a recorded video.
 pub fn video(name: &str, frames_per_second: f64) -> Video {
     let folder = bursar_golden::path("videos");
     let path = |index: usize| folder.join(format!("{name}_{index}.png"));
@@ -51,7 +53,7 @@ pub fn video(name: &str, frames_per_second: f64) -> Video {
     Video::new((0..count).map(open).collect::<Vec<_>>(), frames_per_second)
 }
 
-/// Processes the picture or the video of a message's part.
+/// Processes the picture or video of a message part.
 fn show(checkpoint: &Checkpoint, part: &Value) -> Option<(MediaGrid, Vec<ResizedImage>)> {
     match text(&part["type"]) {
         "image" => Some(picture(checkpoint, text(&part["image"]))),
@@ -68,7 +70,7 @@ fn show(checkpoint: &Checkpoint, part: &Value) -> Option<(MediaGrid, Vec<Resized
 }
 
 impl Case {
-    /// Reads the case `name` beside the checkpoint in `folder`.
+    /// Reads the case `name` next to the checkpoint in `folder`.
     pub fn read(folder: &str, checkpoint: &Checkpoint, name: &str) -> Self {
         let file = |ending: &str| {
             let path = repository(&format!("{folder}/cases/{name}.{ending}"));
@@ -98,7 +100,8 @@ impl Case {
         }
     }
 
-    /// The ids of the rendered prompt, with one placeholder per picture, and per video or step of one.
+    /// Token ids of the rendered prompt, with one placeholder per picture, and per video or time
+    /// step of a video.
     pub fn prompt_ids(&self, checkpoint: &Checkpoint) -> Vec<u32> {
         let family = FamilyConfig::of(checkpoint).expect("a family serves it");
         checkpoint
@@ -111,14 +114,14 @@ impl Case {
             .expect("the prompt is encoded")
     }
 
-    /// Asserts that the prompt's text, its tokens and their positions are the recorded ones.
+    /// Asserts that the prompt's text, its tokens and their positions equal the recorded ones.
     pub fn assert_prompt_and_positions(&self, checkpoint: &Checkpoint) {
         let rendered = checkpoint.template.render(&self.messages, &TemplateInputs::default());
         assert_eq!(rendered.expect("it renders"), self.prompt, "{}", self.name);
         self.assert_tokens_and_positions(checkpoint);
     }
 
-    /// Asserts that the prompt's tokens and their positions are the recorded ones.
+    /// Asserts that the prompt's tokens and their positions equal the recorded ones.
     pub fn assert_tokens_and_positions(&self, checkpoint: &Checkpoint) {
         let name = &self.name;
         let config = FamilyConfig::of(checkpoint).expect("a family serves it");
@@ -132,34 +135,33 @@ impl Case {
         assert_eq!(i64::from(layout.next_position), layout.tokens.len() as i64 + delta, "{name}");
     }
 
-    /// A recorded tensor of integers, if there is one.
+    /// A recorded tensor of integers. `None` if the case does not have it.
     pub fn integers(&self, tensor: &str) -> Option<Vec<i64>> {
         let tensors = SafeTensors::deserialize(&self.recorded).expect("safetensors");
         let (numbers, _) = tensors.tensor(tensor).ok()?.data().as_chunks::<8>().to_owned();
         Some(numbers.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
     }
 
-    /// A recorded tensor of numbers, if there is one.
+    /// A recorded tensor of floats. `None` if the case does not have it.
     pub fn floats(&self, tensor: &str) -> Option<Vec<f32>> {
         let tensors = SafeTensors::deserialize(&self.recorded).expect("safetensors");
         let (numbers, _) = tensors.tensor(tensor).ok()?.data().as_chunks::<4>().to_owned();
         Some(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
     }
 
-    /// A recorded tensor of bytes, if there is one.
+    /// A recorded tensor of bytes. `None` if the case does not have it.
     pub fn bytes(&self, tensor: &str) -> Option<Vec<u8>> {
         let tensors = SafeTensors::deserialize(&self.recorded).expect("safetensors");
         Some(tensors.tensor(tensor).ok()?.data().to_vec())
     }
 
-    /// The recorded rows of logits with their places.
+    /// The recorded rows of logits, each with its position.
     pub fn logits(&self, places: &str, rows: &str) -> Vec<(usize, Vec<f32>)> {
         let (places, rows) = (self.integers(places).expect("places"), self.floats(rows).expect("logits"));
         let columns = rows.len() / places.len();
         places.iter().map(|place| *place as usize).zip(rows.chunks_exact(columns).map(<[f32]>::to_vec)).collect()
     }
 
-    /// The recorded answer.
     pub fn greedy_tokens(&self) -> Vec<u32> {
         self.integers("greedy_tokens").expect("tokens").into_iter().map(|token| token as u32).collect()
     }
@@ -200,7 +202,7 @@ pub fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
     worst / expected.iter().map(|number| number.abs()).fold(0.0, f32::max)
 }
 
-/// The first index of the largest number: the greedy choice.
+/// Index of the largest number, which is the greedy choice. If several are equal, the first index.
 pub fn greatest(logits: &[f32]) -> u32 {
     (0..logits.len()).rev().max_by(|a, b| logits[*a].total_cmp(&logits[*b])).expect("logits") as u32
 }

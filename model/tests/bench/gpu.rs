@@ -1,4 +1,4 @@
-//! The GPU that stories run on, if there is one.
+//! The GPU that tests run on, if there is one.
 
 use std::{
     sync::{Arc, Barrier, Mutex, MutexGuard, OnceLock, PoisonError},
@@ -11,16 +11,16 @@ use bursar_model::checkpoint::Checkpoint;
 
 use super::{Bench, GoesOn, Memory, Room};
 
-/// A test's turn on the GPU, which all tests share.
+/// Exclusive access of one test to the GPU, which all tests share.
 pub type Turn = MutexGuard<'static, ()>;
 
-/// The first GPU with its kernels, for f16, and for bf16 if it supports that.
+/// The first GPU with its kernels for f16, and for bf16 if the GPU supports that type.
 pub struct Gpu {
     pub device: Arc<CudaDevice>,
     pub kernels: Vec<Arc<CudaKernels>>,
 }
 
-/// Waits for the turn. Without a GPU it prints one line and returns `None`.
+/// Waits for exclusive access. Without a GPU, prints one line and returns `None`.
 pub fn gpu() -> Option<(Turn, &'static Gpu)> {
     static TURN: Mutex<()> = Mutex::new(());
     static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
@@ -52,11 +52,11 @@ fn load(device: &Arc<CudaDevice>, target: CudaTarget) -> Arc<CudaKernels> {
     CudaKernels::load(device, target, &search).expect("its kernels load")
 }
 
-/// How long a rank waits for the others.
+/// How long a rank waits for the other ranks.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Gpu {
-    /// A GPU for each of `of` ranks, or this one for all where there are fewer.
+    /// A separate GPU for each of `of` ranks, or this GPU for all ranks if there are fewer GPUs.
     fn for_ranks(&self, of: usize) -> Vec<Arc<CudaDevice>> {
         let others: Result<Vec<_>, _> = (1..of).map(|ordinal| CudaDevice::open(ordinal).map(Arc::new)).collect();
         match others {
@@ -65,9 +65,10 @@ impl Gpu {
         }
     }
 
-    /// Runs `story` on each of `of` ranks of a checkpoint, on GPUs of their own if there are as many, and returns what they
-    /// make in their order. All of them have what they need before the first one begins, because a device that maps memory
-    /// may wait for a kernel that waits.
+    /// Runs `story` on each of `of` ranks of a checkpoint, on separate GPUs if there are enough,
+    /// and returns the results in rank order. All ranks finish loading before the first one starts
+    /// `story`, because mapping memory on a device may wait for a running kernel that itself waits
+    /// for another rank.
     pub fn on_ranks<T: Send>(
         &self,
         of: usize,
@@ -78,7 +79,8 @@ impl Gpu {
     ) -> Vec<T> {
         let devices = self.for_ranks(of);
         let sharing = devices.iter().filter(|device| device.label() == self.device.label()).count();
-        // Kernels have counters that one lane uses at a time.
+        // Each rank loads its own kernels, because kernels have counters that only one lane may use
+        // at a time.
         let kernels: Vec<_> = devices.iter().map(|device| load(device, target)).collect();
         let exchange: Vec<_> = devices
             .iter()
@@ -87,7 +89,8 @@ impl Gpu {
                 let bytes = CudaLink::bytes(room.at_once).round_up(device.page());
                 let segment = Memory::of(device.clone(), Bytes::mib(64)).leased(Class::StepWorkspace, bytes);
                 device.open_to(devices.iter(), segment.address(), bytes).expect("they reach each other");
-                // SAFETY: so many bytes are backed, and nothing else uses them yet.
+                // SAFETY: the segment backs `CudaLink::bytes` bytes, and nothing else uses them
+                // yet.
                 unsafe { CudaLink::clear(&Cuda::new(kernels).expect("a stream"), segment.address()) }
                     .expect("it is copied");
                 segment
@@ -104,7 +107,8 @@ impl Gpu {
                 scope.spawn(move || {
                     let mut cuda = Cuda::new(kernels).expect("a stream").linked(link);
                     if sharing > 1 {
-                        // The library loads its kernels when they are first used, and that waits for all that runs.
+                        // The library loads its kernels at first use, and loading waits for all
+                        // running kernels.
                         cuda = cuda.with_products_by(GemmBackend::Ours);
                     }
                     let bench = Bench::on(checkpoint(), cuda, memory, room);
@@ -119,7 +123,7 @@ impl Gpu {
         })
     }
 
-    /// `room.capacity` bytes of its memory.
+    /// `room.capacity` bytes of this GPU's memory.
     pub fn memory(&self, room: Room) -> Memory {
         Memory::of(self.device.clone(), room.capacity)
     }

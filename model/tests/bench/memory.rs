@@ -11,7 +11,7 @@ impl ReleaseNotes for Nobody {
     fn post(&self, _: ReleaseNote) {}
 }
 
-/// A device, and the ledger of its bytes.
+/// A device with the ledger of its memory.
 pub struct Memory {
     device: Arc<dyn Device>,
     ledger: RefCell<Ledger>,
@@ -44,7 +44,7 @@ impl Memory {
         segment
     }
 
-    /// As [`leased`](Memory::leased), filled with NaN. `backend` must be one of this device.
+    /// Like [`leased`](Memory::leased), but filled with NaN. `backend` must run on this device.
     pub fn poisoned(&self, backend: &impl Backend, class: Class, bytes: Bytes) -> Segment {
         let segment = self.leased(class, bytes);
         poison(backend, &segment, segment.backed());
@@ -52,10 +52,11 @@ impl Memory {
     }
 }
 
-/// The content of memory that nothing has been computed into.
+/// The content of memory that nothing was computed into.
 static POISON: [u8; 1 << 20] = [0xff; 1 << 20];
 
-/// Fills the first `bytes` of a segment with NaN of every floating-point type, which are out-of-range indices too.
+/// Fills the first `bytes` of a segment with a pattern that is NaN in every floating-point type and
+/// out of range as an index.
 pub fn poison(backend: &impl Backend, segment: &Segment, bytes: Bytes) {
     assert!(bytes <= segment.backed());
     let whole = POISON.len() as u64;

@@ -1,5 +1,5 @@
-//! The bench that model tests run on: a checkpoint loaded into leased memory of a device. Its caches and workspaces
-//! hold only NaN until something is computed into them.
+//! Bench that model tests run on: a checkpoint loaded into leased memory of a device. Its caches
+//! and workspaces hold only NaN until something is computed into them.
 #![allow(dead_code, unused_imports, reason = "no story uses all of it")]
 
 mod cut;
@@ -30,40 +30,40 @@ pub use ranks::on_ranks;
 pub use run::{Run, alone, assert_recorded, assert_same_run, encode, prefixes, together, whatever_is_wanted};
 pub use sequence::{Sequence, Share};
 
-/// The memory of a bench.
+/// Memory limits of a bench.
 #[derive(Clone, Copy)]
 pub struct Room {
     /// Bytes of everything, including the weights.
     pub capacity: Bytes,
-    /// Blocks of the caches of keys and values.
+    /// Blocks of the KV caches.
     pub blocks: usize,
     /// Rows of the cache of picture embeddings.
     pub cache_rows: usize,
     /// Maximum bytes that one pass takes.
     pub workspace: Bytes,
-    /// What ranks on GPUs exchange in one launch: at least a row of logits.
+    /// Maximum bytes that GPU ranks exchange in one launch. Must hold at least a row of logits.
     pub at_once: Bytes,
 }
 
-/// Less than a prompt's residual stream, so that some exchanges take several launches.
+/// Less than a prompt's residual stream, so that some collectives take several launches.
 const AT_ONCE: Bytes = Bytes::kib(64);
 
 impl Room {
-    /// More than all recorded cases take at once.
+    /// More than the largest recorded case takes.
     pub const GOLDEN: Room =
         Room { capacity: Bytes::mib(256), blocks: 160, cache_rows: 600, workspace: Bytes::mib(48), at_once: AT_ONCE };
 
-    /// The library's scratch comes on top of the CPU's memory.
+    /// Adds the scratch memory of the GEMM library to the memory that the CPU needs.
     pub const GOLDEN_ON_GPU: Room = Room { capacity: Bytes::mib(512), workspace: Bytes::mib(96), ..Room::GOLDEN };
 }
 
 /// The token that an answer continues with.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum GoesOn {
-    /// The token that won.
+    /// The token with the largest logit.
     Chosen,
-    /// The recorded token, whichever won. In a narrow type a near-tie may go the other way, and all later text would
-    /// differ.
+    /// The recorded token, regardless of the logits. In a narrow type, a near-tie may resolve
+    /// differently, and all later text would differ.
     Recorded,
 }
 
@@ -125,7 +125,6 @@ impl Bench {
         Bench::of(open(folder), threads)
     }
 
-    /// Loads `checkpoint`.
     pub fn of(checkpoint: Checkpoint, threads: usize) -> Self {
         Bench::on(checkpoint, Cpu::new(threads), Memory::new(Room::GOLDEN.capacity), Room::GOLDEN)
     }
@@ -173,13 +172,13 @@ impl<B: Backend> Bench<B> {
         unsafe { Tensor::persistent(self.cache.address(), shape, self.backend.target().activation()) }
     }
 
-    /// A tensor without rows, because the host knows all tokens here.
+    /// A tensor without rows, because the host knows all tokens in these tests.
     pub fn previous(&self) -> Tensor<'static> {
-        // SAFETY: a tensor without rows has no element that could be touched.
+        // SAFETY: a tensor without rows has no element that could be accessed.
         unsafe { Tensor::persistent(self.cache.address(), [0], DType::U32) }
     }
 
-    /// Encodes pictures in one launch. Returns the rows of the cache that each picture's embeddings took.
+    /// Encodes pictures in one batch. Returns the cache rows of each picture's embeddings.
     pub fn encode(&self, pictures: &[&ResizedImage]) -> Vec<Vec<u32>> {
         let merge = self.model.config().merge().expect("a family with pictures");
         let mut free = self.free_rows.borrow_mut();
@@ -196,7 +195,7 @@ impl<B: Backend> Bench<B> {
         rows
     }
 
-    /// The content of rows of the cache.
+    /// The content of cache rows.
     pub fn embeddings(&self, rows: &[u32]) -> Vec<f32> {
         self.pass(|scope| {
             let rows = scope.upload([rows.len()], rows)?;
@@ -210,7 +209,7 @@ impl<B: Backend> Bench<B> {
         .expect("the rows are in the cache")
     }
 
-    /// Frees rows for another launch.
+    /// Frees rows for another batch.
     pub fn forget(&self, rows: Vec<Vec<u32>>) {
         self.free_rows.borrow_mut().extend(rows.into_iter().flatten());
     }
@@ -229,17 +228,18 @@ impl<B: Backend> Bench<B> {
         Sequence::new(layout, picture_rows.to_vec(), free.split_off(kept))
     }
 
-    /// Frees a sequence's blocks with their stale content.
+    /// Frees the blocks of a sequence, with their stale content.
     pub fn end(&self, sequence: Sequence) {
         self.free_blocks.borrow_mut().extend(sequence.into_blocks());
     }
 
-    /// Runs one step over the next tokens of some sequences. Returns a row of logits for each share that asks for one.
+    /// Runs one step over the next tokens of some sequences. Returns a row of logits for each share
+    /// that asks for logits.
     pub fn step(&self, shares: &mut [Share<'_>]) -> Vec<Vec<f32>> {
         self.step_and_score(shares).0
     }
 
-    /// As [`step`](Bench::step), and also returns a row of logits for each scored token.
+    /// Same as [`step`](Bench::step), but also returns a row of logits for each scored token.
     pub fn step_and_score(&self, shares: &mut [Share<'_>]) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
         let pictures: Vec<_> = shares.iter().map(Share::pictures).collect();
         let parts: Vec<_> = shares.iter().zip(&pictures).map(|(share, pictures)| share.part(pictures)).collect();
@@ -265,7 +265,8 @@ impl<B: Backend> Bench<B> {
         (rows(logits), rows(scores))
     }
 
-    /// Runs the rest of the prompt in chunks of these sizes, repeated. Returns the logits at each chunk's end.
+    /// Runs the rest of the prompt in chunks of these sizes, repeated. Returns the logits at the
+    /// end of each chunk.
     pub fn prefill(&self, sequence: &mut Sequence, sizes: &[usize]) -> Vec<Vec<f32>> {
         let mut sizes = sizes.iter().copied().cycle();
         let mut logits = Vec::new();
@@ -276,13 +277,14 @@ impl<B: Backend> Bench<B> {
         logits
     }
 
-    /// Answers `case` with `count` tokens after a prompt with the given last logits. Returns the logits of each.
+    /// Answers `case` with `count` tokens after a prompt with the given last logits. Returns the
+    /// logits of each token.
     pub fn decode(&self, sequence: &mut Sequence, case: &Case, mut logits: Vec<f32>, count: usize) -> Vec<Vec<f32>> {
         let mut won = Vec::new();
         for index in 0..count {
             sequence.push(self.next(case, index, &logits));
             won.push(std::mem::take(&mut logits));
-            // The last chosen token runs as well; one step too many does no harm.
+            // The last chosen token runs as well, because one additional step does no harm.
             logits = self.step(&mut [sequence.share(1)]).remove(0);
         }
         won
@@ -305,7 +307,7 @@ impl<B: Backend> Bench<B> {
 
     fn poison_workspace(&self) {
         let segment = self.workspace.segment().expect("this workspace has memory");
-        // Only the part that earlier passes wrote; the rest is still poisoned.
+        // Only the part that earlier passes wrote. The rest is still poisoned.
         memory::poison(&self.backend, segment, self.workspace.high_water());
     }
 }

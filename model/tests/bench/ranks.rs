@@ -1,16 +1,16 @@
-//! Host ranks that compute one model together, each in its thread.
+//! Host ranks that compute one model together, each on its thread.
 
 use std::time::Duration;
 
 use bursar_kernels::{Cpu, HostLink};
 
-/// Longer than any thread of a busy machine is held up.
+/// Longer than any thread of a busy machine is delayed.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Runs `story` on the backend of each of `of` ranks, and returns what it makes in their order.
+/// Runs `story` on the backend of each of `of` ranks, and returns the results in rank order.
 ///
 /// # Panics
-/// If a rank's story does. The others, which wait for it, then lose their device.
+/// If `story` panics on a rank. The other ranks, which wait for that rank, then lose their device.
 pub fn on_ranks<T: Send>(of: usize, story: impl Fn(Cpu) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let run = |link| {

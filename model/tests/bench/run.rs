@@ -1,4 +1,5 @@
-//! Running prompts to their answers, alone and batched, and asserting that both give the same.
+//! Runs of prompts to their answers, each alone and batched with others, with assertions that both
+//! give the same result.
 
 use bursar_kernels::Backend;
 
@@ -7,15 +8,14 @@ use super::{Bench, Case, Random, Sequence, greatest, relative_error};
 /// Tokens of a recorded answer.
 const ANSWER: usize = 32;
 
-/// A finished answer.
 pub struct Run {
-    /// The tokens that won, whichever the answer continued with.
+    /// The tokens with the largest logits, even if the answer continued with other tokens.
     pub tokens: Vec<u32>,
-    /// The logits that each token won.
+    /// The logits that each token was chosen from.
     pub logits: Vec<Vec<f32>>,
 }
 
-/// Runs a case alone, its prompt in chunks of these sizes, repeated.
+/// Runs a case alone, with its prompt in chunks of these sizes, repeated.
 pub fn alone(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>], sizes: &[usize]) -> Run {
     let mut sequence = bench.sequence(case, picture_rows);
     let last = bench.prefill(&mut sequence, sizes).pop().expect("a prompt is not empty");
@@ -24,8 +24,8 @@ pub fn alone(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>]
     Run { tokens: logits.iter().map(|logits| greatest(logits)).collect(), logits }
 }
 
-/// Logits at some places of a prompt, each from a run of the prompt up to there in one step. All runs are in one batch,
-/// each in blocks of its own.
+/// Logits at some positions of a prompt. Each position is computed by running the prompt up to it
+/// in one step. Up to four such runs share a batch, each in its own blocks.
 pub fn prefixes(
     bench: &Bench<impl Backend>,
     case: &Case,
@@ -42,7 +42,8 @@ pub fn prefixes(
     logits
 }
 
-/// Encodes a case's pictures, and each step of its videos as a picture, in one launch. Returns their rows.
+/// Encodes a case's pictures, and each time step of its videos as a picture, in one batch. Returns
+/// their cache rows.
 pub fn encode(bench: &Bench<impl Backend>, case: &Case) -> Vec<Vec<u32>> {
     if case.images.is_empty() { Vec::new() } else { bench.encode(&case.images.iter().collect::<Vec<_>>()) }
 }
@@ -58,8 +59,9 @@ pub fn assert_recorded(bench: &Bench<impl Backend>, case: &Case, picture_rows: &
     println!("{}: prefill {prefill:.1e}, decode {decode:.1e}", case.name);
 }
 
-/// Runs all cases in common steps, adding one every few steps. Each step takes a chunk of every prompt, of a size that
-/// the seed decides, and one token of each answer. The order in the batch changes from step to step.
+/// Runs all cases in shared steps, adding one case every few steps. Each step takes a chunk of
+/// every prompt, of a size that the seed decides, and one token of each answer. The order in the
+/// batch changes from step to step.
 pub fn together(
     bench: &Bench<impl Backend>,
     cases: &[(&Case, Vec<Vec<u32>>)],
@@ -110,12 +112,12 @@ pub fn together(
     unreachable!("the steps have no end")
 }
 
-/// Tokens of a chunk below.
+/// Tokens per chunk in the functions below.
 const CHUNK: usize = 24;
 
-/// Runs a prompt in chunks with all of its tokens scored, and again with some or none. The last layer ends early for
-/// tokens without logits if they are the majority. Returns the largest difference of logits, including the prompt's
-/// last.
+/// Runs a prompt in chunks with all of its tokens scored, and again with some or no tokens scored.
+/// If most tokens need no logits, the last layer runs only for the rest. Returns the largest
+/// difference of logits, including the prompt's last logits.
 pub fn whatever_is_wanted(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>]) -> f32 {
     let (all, last) = scored(bench, case, picture_rows, CHUNK, true);
     let mut worst = 0.0f32;
@@ -131,8 +133,8 @@ pub fn whatever_is_wanted(bench: &Bench<impl Backend>, case: &Case, picture_rows
     worst
 }
 
-/// The scores of the last `rows` tokens of each chunk, and the prompt's last logits. With `wants_logits` every chunk
-/// asks for its last logits.
+/// The scores of the last `rows` tokens of each chunk, and the prompt's last logits. With
+/// `wants_logits`, every chunk asks for its last logits.
 fn scored(
     bench: &Bench<impl Backend>,
     case: &Case,
@@ -155,7 +157,7 @@ fn scored(
     (scores, last)
 }
 
-/// Asserts that two runs choose the same tokens, and returns the largest difference of their logits.
+/// Asserts that two runs choose the same tokens. Returns the largest difference of their logits.
 pub fn assert_same_run(what: &str, found: &Run, expected: &Run, tolerance: f32) -> f32 {
     assert_eq!(found.tokens, expected.tokens, "{what}: the tokens differ");
     let errors = found.logits.iter().zip(&expected.logits).map(|(found, expected)| relative_error(found, expected));
@@ -164,7 +166,8 @@ pub fn assert_same_run(what: &str, found: &Run, expected: &Run, tolerance: f32) 
     worst
 }
 
-/// Asserts that the tokens, and the logits at the recorded steps, are the recorded ones. Returns the worst error.
+/// Asserts that the tokens, and the logits at the recorded steps, equal the recorded ones. Returns
+/// the largest error.
 fn assert_recorded_answer(case: &Case, run: &Run, tolerance: f32) -> f32 {
     assert_eq!(run.tokens, case.greedy_tokens(), "{}: the answer", case.name);
     let recorded = case.logits("decode_steps", "decode_logits");

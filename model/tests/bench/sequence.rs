@@ -8,7 +8,7 @@ use bursar_model::flow::{EmbeddingRows, PromptLayout, SequencePart};
 /// Maximum tokens of an answer in a test.
 const ANSWER_TOKENS: usize = 40;
 
-/// A prompt, the answer so far, and how many tokens of both are in the cache.
+/// A prompt, the answer so far, and the number of tokens of both that are in the cache.
 pub struct Sequence {
     pub layout: PromptLayout,
     tokens: Vec<u32>,
@@ -18,12 +18,12 @@ pub struct Sequence {
     cached: usize,
 }
 
-/// A sequence's share of one step.
+/// Part of one step that belongs to a sequence.
 pub struct Share<'a> {
     sequence: &'a mut Sequence,
     count: usize,
     wants_logits: bool,
-    /// How many of its last tokens are scored.
+    /// Number of tokens at the end of the share that are scored.
     scored: usize,
 }
 
@@ -46,18 +46,16 @@ impl Sequence {
         self.layout.tokens.len().saturating_sub(self.cached)
     }
 
-    /// The answer so far.
     pub fn answer(&self) -> &[u32] {
         &self.tokens[self.layout.tokens.len()..]
     }
 
-    /// Appends a chosen token.
     pub fn push(&mut self, token: u32) {
         self.positions.push([self.layout.next_position + self.answer().len() as u32; 3]);
         self.tokens.push(token);
     }
 
-    /// The next `count` tokens, with the logits of the last.
+    /// The next `count` tokens, with the logits of the last one.
     pub fn share(&mut self, count: usize) -> Share<'_> {
         Share { sequence: self, count, wants_logits: true, scored: 0 }
     }

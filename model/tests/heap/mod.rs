@@ -1,4 +1,5 @@
-//! Counts the bytes that a test program holds. Including this module sets the program's allocator.
+//! Counter of the bytes that a test program holds. Including this module sets the program's
+//! allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -8,7 +9,8 @@ struct Counting;
 static HELD: AtomicU64 = AtomicU64::new(0);
 static PEAK: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call goes to the system's allocator unchanged, and counting does not touch the memory.
+// SAFETY: every call goes to the system's allocator unchanged, and counting does not touch the
+// memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let held = HELD.fetch_add(layout.size() as u64, Relaxed) + layout.size() as u64;
@@ -27,7 +29,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The most bytes held at one time during `work`, beyond those held before.
+/// The most bytes held at one time during `work`, beyond the bytes held before.
 pub fn peak_of<T>(work: impl FnOnce() -> T) -> (u64, T) {
     let before = HELD.load(Relaxed);
     PEAK.store(before, Relaxed);

@@ -1,5 +1,5 @@
-//! No admitted request costs more of anything than was stressed, counted without the pricing code that both sides
-//! share.
+//! Tests that no admitted request costs more of any resource than the stress run used. Costs are
+//! counted here without the pricing code that admission and the stress run share.
 
 use std::cell::Cell;
 
@@ -23,13 +23,13 @@ use crate::{
     profile::MemoryRequirements,
 };
 
-/// What the worst cases of a start have run.
+/// Largest inputs that the worst cases of a start have run.
 struct Stressed {
     context: ModelContext,
-    /// Tokens of the longest sequence, and blocks of its table.
+    /// Tokens of the longest sequence.
     tokens: usize,
     blocks: usize,
-    /// Patches of the largest launch.
+    /// Patches of the largest encoder batch.
     launch_patches: usize,
     cache_rows: usize,
 }
@@ -78,7 +78,7 @@ fn picture((width, height): (u32, u32)) -> Image {
     Image::from_rgb(width, height, vec![90; 3 * (width * height) as usize]).expect("as many bytes as pixels")
 }
 
-/// A picture that may have limits of its own, some of them close together.
+/// A picture, sometimes with its own resize limits, some of them close together.
 fn limited((width, height): (u32, u32)) -> Image {
     let (image, pixels) = (picture((width, height)), u64::from(width) * u64::from(height));
     match (width + height) % 5 {
@@ -88,7 +88,7 @@ fn limited((width, height): (u32, u32)) -> Image {
     }
 }
 
-/// A side of a picture, including small and thin ones.
+/// Side length of a picture in pixels, including small and thin pictures.
 fn side() -> impl Strategy<Value = u32> {
     prop_oneof![1u32..60, 28u32..400, 300u32..900]
 }
@@ -109,7 +109,8 @@ fn envelopes() -> impl Strategy<Value = Envelope> {
     )
 }
 
-/// A request: words, sides of pictures, sides and frames of videos, and the longest reply.
+/// A random request: words, sides of each picture, sides and frame count of each video, and
+/// `max_tokens`.
 type Asked = (usize, Vec<(u32, u32)>, Vec<((u32, u32), usize)>, Option<usize>);
 
 fn asked() -> impl Strategy<Value = Asked> {
@@ -208,7 +209,8 @@ fn for_a_prompt_in_tokens_an_explicit_format_tells_how_calls_are_read() {
     };
     let tokens = || Chat::from_tokens([5, 6, 7]);
     assert!(is_read(tokens().reply_format(hermes)));
-    // A form of the caller's goes with it, though no tool is known that a grammar could call.
+    // An output format can be combined with it, although the chat has no tools that a grammar could
+    // call.
     assert!(is_read(tokens().reply_format(hermes).format(OutputFormat::Regex("a".into()))));
     assert!(!is_read(tokens().reply_format(hermes).tool_choice(ToolChoice::None)));
     assert!(!is_read(tokens()));

@@ -137,8 +137,8 @@ impl<B: Backend> ModelRunner<B> {
         let inputs = self.memory.graphs.as_ref().expect("whoever has graphs has inputs for them");
         let mut words = self.graphs.words.take();
         layout.pack(batch, &mut words);
-        let mut image = inputs.tensor(layout, self.rank());
-        let uploaded = transfer::fill_elements(&self.backend, &words, &mut image.row_range_mut(0..words.len()));
+        let mut step_arrays = inputs.tensor(layout, self.rank());
+        let uploaded = transfer::fill_elements(&self.backend, &words, &mut step_arrays.row_range_mut(0..words.len()));
         self.graphs.words.set(words);
         uploaded
     }
@@ -156,11 +156,11 @@ impl<B: Backend> ModelRunner<B> {
         assert!(self.workspace.used().is_zero(), "decoding is captured, and launched, in an empty workspace");
         let counter = WorkCounter::default();
         let scope = Scope::new(&self.backend, &self.workspace, &counter);
-        let inputs = self.memory.graphs.as_ref().expect("as above");
+        let inputs = self.memory.graphs.as_ref().expect("memory of graphs, which this lane captured");
         let caches = StepCaches { layers, pictures: None, previous: &buffers.chosen() };
         let of = tokens.map_or(LogitsOf::AllRanks, Tokens::logits_of);
-        let image = inputs.tensor(layout, self.rank());
-        let logits: Tensor<'_> = self.model.step_over(&scope, &image, layout, &caches, of)?;
+        let step_arrays = inputs.tensor(layout, self.rank());
+        let logits: Tensor<'_> = self.model.step_over(&scope, &step_arrays, layout, &caches, of)?;
         match tokens {
             Some(Tokens::Likeliest) => buffers.take_likeliest(&scope, &logits),
             Some(Tokens::Asked) => buffers.choose(&scope, &logits),

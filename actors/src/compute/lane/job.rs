@@ -22,9 +22,7 @@ pub enum LaneError {
     Gone,
     /// Too many jobs are queued.
     #[error("{limit} jobs are already waiting for the lane")]
-    Full {
-        limit: usize,
-    },
+    Full { limit: usize },
     #[error(transparent)]
     Kernel(#[from] KernelError),
 }

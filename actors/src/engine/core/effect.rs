@@ -22,10 +22,7 @@ pub enum Effect<P: Parts> {
         attempt: u32,
     },
     /// Report that the recorded profile of this plan is no longer used, and forget its tuning.
-    DropWarm {
-        plan: P::Plan,
-        reason: String,
-    },
+    DropWarm { plan: P::Plan, reason: String },
     /// Start an attempt. Its end is reported as [`Profiled`](super::Input::Profiled).
     Size(Size<P>),
     /// Stop the actor of an attempt that has reported its outcome.
@@ -43,24 +40,16 @@ pub enum Effect<P: Parts> {
     /// Report the end of an attempt.
     Report(AttemptReport),
     /// Report that a successor of a dead actor will start.
-    TellOfRestart {
-        actor: Role,
-        reason: String,
-    },
+    TellOfRestart { actor: Role, reason: String },
     /// Send [`Attempt`](super::Input::Attempt) after the wait.
-    AttemptAfter {
-        attempt: u32,
-        wait: Duration,
-    },
+    AttemptAfter { attempt: u32, wait: Duration },
     /// Find the knobs that would have helped. They are reported as
     /// [`Advised`](super::Input::Advised).
     Advise(Advise<P>),
     /// End the engine: the start failed for this reason.
     Fail(StartError),
     /// End the engine: the serving actors are in a crash loop.
-    GiveUp {
-        reason: String,
-    },
+    GiveUp { reason: String },
     /// Ask the budget for orders about the KV cache from now on, within these bounds.
     Obey {
         sized: SizedBy<P>,
@@ -85,29 +74,15 @@ pub enum Effect<P: Parts> {
     Stop(Vec<Child<P>>),
     /// Wait until the lanes are idle, and analyze the refusal. [`Assessed`](super::Input::Assessed)
     /// follows.
-    Assess {
-        profiled: P::Profiled,
-        error: LaneError,
-    },
+    Assess { profiled: P::Profiled, error: LaneError },
     /// Send [`Restart`](super::Input::Restart) after the wait.
-    RestartAfter {
-        restart: u64,
-        wait: Duration,
-    },
+    RestartAfter { restart: u64, wait: Duration },
     /// Report that the KV cache has shrunk or grown.
-    TellOfResize {
-        from: usize,
-        to: usize,
-    },
+    TellOfResize { from: usize, to: usize },
     /// Resize the KV cache. The end is reported as [`Pool`](super::Input::Pool).
-    Change {
-        sized: SizedBy<P>,
-        change: Change,
-    },
+    Change { sized: SizedBy<P>, change: Change },
     /// Let the scheduler, if one runs, use this many blocks.
-    Enlarge {
-        blocks: usize,
-    },
+    Enlarge { blocks: usize },
 }
 
 /// A sized model, and the attempt that owns its leases.

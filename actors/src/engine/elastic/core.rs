@@ -25,14 +25,9 @@ pub enum Input {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Have the scheduler give up all but the first `to` blocks, then unback the rest.
-    Shrink {
-        to: usize,
-    },
+    Shrink { to: usize },
     /// Back more blocks, then let the scheduler use them.
-    Grow {
-        from: usize,
-        to: usize,
-    },
+    Grow { from: usize, to: usize },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use super::{Lack, Unfit};
 use crate::{
     compute::memory::KvMemory,
     engine::{EffectiveLimits, LoadOptions, ModelBounds, StartError},
-    profile::{KvChoice, KvRoom, MemoryRequirements, MemoryState},
+    profile::{KvCapacity, KvChoice, MemoryRequirements, MemoryState},
 };
 
 /// All inputs that determine a start.
@@ -138,7 +138,7 @@ pub(super) fn settle(
     let (claimed, probe) = (needs.memory_plan().total(), needs.probe());
     let beside = place.overhead.saturating_add(claimed).saturating_sub(probe);
     let left = available.saturating_sub(claimed);
-    let room = KvRoom { total: place.total, beside, available: left, probe, is_host: place.is_host };
+    let room = KvCapacity { total: place.total, beside, available: left, probe, is_host: place.is_host };
     let blocks = kv.sizing(&room, shape, page).blocks(shape, page);
     let (tokens, context_tokens) = (blocks * BLOCK_TOKENS, envelope.context_tokens);
     if tokens < context_tokens {

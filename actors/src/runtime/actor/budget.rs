@@ -1,4 +1,4 @@
-//! What a budget is started with, each time.
+//! Settings with which a runtime starts and restarts its budget.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
     runtime::RuntimeMessage,
 };
 
-/// What a budget is started with, each time.
+/// Settings with which the budget is started and restarted.
 pub(super) struct BudgetSettings {
     pub(super) ledger: LedgerConfig,
     pub(super) canary: Bytes,
@@ -18,7 +18,8 @@ pub(super) struct BudgetSettings {
     pub(super) watch: WatchOptions,
 }
 
-/// Closes the mailbox on drop, so that callers waiting for a budget hear that none will come, however the runtime ends.
+/// Closes the mailbox on drop, however the runtime ends. Callers that wait for a budget then learn
+/// that there will be none.
 pub(super) struct ClosingMailbox(pub(super) Arc<BudgetMailbox>);
 
 impl Drop for ClosingMailbox {
@@ -32,7 +33,7 @@ impl BudgetSettings {
         &self.mailbox.0
     }
 
-    /// Starts a budget of `device`.
+    /// Starts a budget for `device`.
     pub(super) async fn spawn(
         &self,
         myself: &ActorRef<RuntimeMessage>,

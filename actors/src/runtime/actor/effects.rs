@@ -1,4 +1,4 @@
-//! Carries out what the core of a runtime decides.
+//! Execution of the effects that the core of a runtime returns.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ use crate::{
 };
 
 impl RuntimeState {
-    /// Takes an input, and those that follow from its effects.
+    /// Passes an input to the core, and then the inputs that follow from its effects.
     pub(super) async fn step(
         &mut self,
         myself: &ActorRef<RuntimeMessage>,
@@ -42,7 +42,7 @@ impl RuntimeState {
         Ok(())
     }
 
-    /// Carries out one effect. Returns the input that follows, if one does.
+    /// Executes one effect. Returns the input that follows from it, if there is one.
     async fn carry_out(
         &mut self,
         myself: &ActorRef<RuntimeMessage>,
@@ -86,7 +86,7 @@ impl RuntimeState {
             }
             Effect::SpawnBudget => match self.settings.spawn(myself, &self.device()).await {
                 Ok(budget) => self.budget = budget,
-                // A budget that dies while it starts counts as a death.
+                // A budget that dies during its start counts as a death.
                 Err(error) => return Ok(Some(Input::BudgetDied { reason: error.to_string() })),
             },
             Effect::LoseDevice { error, models, replace } => self.lose_device(myself, error, &models, replace),
@@ -161,7 +161,7 @@ impl RuntimeState {
         let (myself, requests) = (myself.clone(), self.engines[&name].requests.clone());
         requests.close();
         tokio::spawn(async move {
-            // Running into the deadline is no error: the remaining requests are cut off.
+            // Reaching the deadline is no error: the remaining requests are cut off.
             let _ = tokio::time::timeout(within, requests.idle()).await;
             drop(myself.send_message(RuntimeMessage::Due { name, load }));
         });
@@ -175,12 +175,12 @@ impl RuntimeState {
         let (myself, (cell, arguments)) = (myself.clone(), engine.place());
         tokio::spawn(async move {
             let budget = &arguments.budget;
-            // From now on late claims are refused. The next model of this name opens the gate again. If the name never
-            // had a gate, this changes nothing.
+            // From now on, late lease requests are refused. The next model of this name opens the
+            // gate again. If the name never had a gate, this call changes nothing.
             drop(budget.move_gate(arguments.label.clone(), Gate::Teardown).await);
-            // Its children die with it.
+            // The engine's child actors die with it.
             drop(cell.kill_and_wait(None).await);
-            // An engine that gave a reason keeps it.
+            // If the engine has already given a reason, that reason is kept.
             arguments.show(Status::Stopped { reason: reason.into() });
             release_all_memory(&arguments).await;
             drop(myself.send_message(RuntimeMessage::Ended { name, load, cut_off }));
@@ -198,11 +198,12 @@ impl RuntimeState {
     }
 }
 
-/// Takes a handle's orders to the runtime, for this load of the model and no other of its name.
+/// Returns a function that sends a handle's orders to the runtime, for this load of the model and
+/// not for another load of the same name.
 fn send_sleep_order(myself: &ActorRef<RuntimeMessage>, name: &str, load: u64) -> SendSleepOrder {
     let (myself, name) = (myself.clone(), name.to_owned());
     Arc::new(move |order| {
-        // A runtime that is gone drops the order, which the asker hears.
+        // A runtime that has ended drops the order, and the caller gets an error.
         drop(myself.send_message(RuntimeMessage::SleepOrder { name: name.clone(), load, order }));
     })
 }
@@ -215,8 +216,8 @@ pub(super) async fn spawn_engine(
     Ok(engine.get_cell())
 }
 
-/// Waits for a model's start and answers the load. If the caller has gone, the model is ended. A failed start is
-/// answered once all its memory is back.
+/// Waits for a model's start and answers the load. If the caller has gone, the model is ended. A
+/// failed start is answered once all memory of the model is returned.
 async fn await_start(
     runtime: ActorRef<RuntimeMessage>,
     name: String,
@@ -240,8 +241,8 @@ async fn await_start(
         let _ = on_released.send(());
     });
     forget(Some(on_released));
-    // If the runtime ends with this message unread, everything it supervised is gone too. The caller still hears the
-    // reason.
+    // If the runtime ends before it reads this message, everything that it supervised has ended
+    // too. The caller still gets the reason.
     let _ = is_released.await;
     reply.answer(Err(error));
 }

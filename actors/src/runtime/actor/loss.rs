@@ -1,4 +1,4 @@
-//! Ends what is on a lost device, and takes its successor.
+//! Handling of a lost device: everything on it ends, and a successor takes its place.
 
 use std::sync::Arc;
 
@@ -16,13 +16,14 @@ use crate::{
 };
 
 impl RuntimeState {
-    /// The device's error, if it is lost. This asks the driver, because a kernel's fault is reported only on the next
-    /// call.
+    /// Returns the device's error if the device is lost. This asks the driver, because a kernel
+    /// fault is reported only by the next call.
     pub(super) fn loss(&self) -> Option<DeviceError> {
         self.device().memory().err().filter(DeviceError::is_lost)
     }
 
-    /// Tells every request and ends the engines of `models`. A [`RuntimeMessage::DeviceMade`] follows.
+    /// Reports the loss to every request and ends the engines of `models`. A
+    /// [`RuntimeMessage::DeviceMade`] follows.
     pub(super) fn lose_device(
         &self,
         myself: &ActorRef<RuntimeMessage>,
@@ -33,10 +34,11 @@ impl RuntimeState {
         metric::DEVICE_LOSSES_TOTAL.add(&DeviceLabel::of(self.device().as_ref()), 1);
         let reason: Arc<str> = error.to_string().into();
         self.settings.mailbox().events().tell(Event::DeviceLost { reason: error.to_string() });
-        // Before anything else: a request that hears of its actors' end must not take it for an ordinary death.
+        // This comes first: a request that notices the end of its actors must not take it for an
+        // ordinary death.
         self.shown.losses.send_modify(|losses| *losses = Losses { count: losses.count + 1, reason });
         let engines: Vec<_> = models.iter().map(|name| self.engines[name].place()).collect();
-        // Those that sleep go on sleeping.
+        // Sleeping models stay asleep.
         let awake = engines.iter().filter(|(_, arguments)| !matches!(arguments.wakefulness.rest(), Rest::Asleep(_)));
         awake.for_each(|(_, arguments)| arguments.show(Status::Starting));
         let (myself, again) = (myself.clone(), self.again.clone().filter(|_| replace));
@@ -53,13 +55,14 @@ impl RuntimeState {
         });
     }
 
-    /// Publishes a device, with a budget of its own. What models keep for their engines was on the lost one.
+    /// Publishes a device and starts a new budget for it. Everything that models keep for their
+    /// engines was on the lost device and is replaced.
     pub(super) async fn take_device(
         &mut self,
         myself: &ActorRef<RuntimeMessage>,
         device: Arc<dyn Device>,
     ) -> Result<(), ActorProcessingErr> {
-        // Only users' leases are left of the lost device, and they are worthless.
+        // Only leases of the user's own code are left on the lost device, and they are worthless.
         drop(self.budget.kill_and_wait(None).await);
         self.settings.mailbox().forget_device();
         let LedgerConfig { host_total, waiting_max, .. } = self.settings.ledger;

@@ -1,4 +1,4 @@
-//! What the runtime shows: which of its own actors run, its models, and the models that have ended.
+//! Gauges of a runtime: its own actors, its models, and the models that have ended.
 
 use bursar_budgets::Label;
 
@@ -10,18 +10,18 @@ use crate::{
     supervise::runs,
 };
 
-/// A model that was READY once, with the labels of its gauge.
+/// A model that was READY once, with the labels of its info gauge.
 #[derive(Clone)]
 pub(super) struct Known(Label, Architecture, Dtype, Quantization, KvCacheDtype);
 
 impl Known {
-    /// Shows whether the model is loaded, until it is unloaded.
+    /// Sets whether the model is shown as loaded.
     pub(super) fn show(&self, is_there: bool) {
         let Known(model, architecture, dtype, quantization, kv_cache_dtype) = self.clone();
         metric::MODEL_INFO.set(&(model, architecture, dtype, quantization, kv_cache_dtype), is_there);
     }
 
-    /// Shows that none of its actors runs.
+    /// Shows that no actor of the model runs.
     pub(super) fn show_dead(&self) {
         metric::forget_model(&self.0);
         self.show(true);
@@ -29,7 +29,8 @@ impl Known {
 }
 
 impl Engine {
-    /// Checks whether the model has been READY. One that stopped by itself was.
+    /// Records the labels once the model has been READY. A model that stopped by itself was READY
+    /// before.
     pub(super) fn get_to_know(&mut self) {
         let weight_store = &self.arguments.weight_store;
         let was_ready = matches!(*self.arguments.status.look(), Status::Ready(_) | Status::Stopped { .. });
@@ -45,7 +46,7 @@ impl Engine {
 }
 
 impl RuntimeState {
-    /// Sets the gauges. Counters start at 0.
+    /// Sets the gauges, and makes the counters start at 0.
     pub(super) fn show(&mut self) {
         metric::show_build();
         let device = DeviceLabel::of(self.device().as_ref());
@@ -54,7 +55,7 @@ impl RuntimeState {
         metric::expect_device(&device);
         for engine in self.engines.values_mut() {
             if !runs(&engine.cell) {
-                // Its actors died with it.
+                // The engine's child actors died with it.
                 metric::forget_model(&engine.arguments.label);
             }
             engine.get_to_know();
@@ -68,7 +69,7 @@ impl RuntimeState {
 }
 
 impl Drop for RuntimeState {
-    /// However the runtime ended, none of its actors runs any more.
+    /// Resets the gauges, because no actor of the runtime runs any more, however it ended.
     fn drop(&mut self) {
         self.engines.values().for_each(|engine| metric::forget_model(&engine.arguments.label));
         let known = self.engines.values().filter_map(|engine| engine.known.as_ref());

@@ -1,4 +1,4 @@
-//! Puts models to sleep and wakes them up, as the core decides.
+//! Tasks that put models to sleep and wake them up, as the core decides.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,8 +26,9 @@ impl RuntimeState {
         self.engines[name].arguments.clone()
     }
 
-    /// How long requests may still take that keep a model from sleeping which no caller put to sleep. Those that come
-    /// meanwhile are let in again before they have waited too long; after each time that was not enough it is twice as long.
+    /// Returns how long running requests may still take if no caller asked for this sleep. Requests
+    /// that arrive in the meantime must be admitted again before they have waited too long, so the
+    /// time is half of `wake_within` at first. It doubles after each time that was not enough.
     pub(super) fn time_to_make_room(&self, name: &str, stayed_busy: u32) -> Duration {
         (self.engines[name].arguments.options.wake_within / 2).saturating_mul(2u32.pow(stayed_busy.min(20)))
     }
@@ -58,13 +59,14 @@ impl RuntimeState {
         let (myself, (cell, arguments)) = (myself.clone(), self.engines[&name].place());
         tokio::spawn(async move {
             let started = Instant::now();
-            // Its children die with it.
+            // The engine's child actors die with it.
             drop(cell.kill_and_wait(None).await);
             let dead = started.elapsed();
             release_memory(&arguments).await;
             let on_released = started.elapsed();
             let level = put_weights_away(&arguments, level).await;
-            // A failed wake has opened it, and while it is open, memory that others take is not counted.
+            // A failed wake leaves the gate open. While it is open, memory that other processes
+            // take is not counted.
             drop(arguments.budget.move_gate(arguments.label.clone(), Gate::Frozen).await);
             debug!(model = %arguments.label, ?dead, ?on_released, away = ?started.elapsed(), "fell asleep");
             drop(myself.send_message(RuntimeMessage::FellAsleep { name, load, level }));
@@ -118,7 +120,7 @@ impl RuntimeState {
         wakefulness.set(Rest::Awake);
     }
 
-    /// The error of the engine that was to start.
+    /// Returns the error of the engine that was to start, if it did not start.
     fn not_started(&self, name: &str) -> Option<Arc<StartError>> {
         match &*self.engines[name].arguments.status.look() {
             Status::NotWoken(error) => Some(error.clone()),
@@ -151,7 +153,8 @@ impl RuntimeState {
         }
     }
 
-    /// The device memory that a model lacked which did not start, as far as known. None if it did not lack any.
+    /// Returns the device memory that a model lacked when it did not start, as far as known.
+    /// Returns `None` if memory was not the cause.
     fn lacks(&self, name: &str, error: &StartError) -> Option<Bytes> {
         match error {
             StartError::DoesNotFit(_) if self.engines[name].arguments.options.kv().is_pinned() => error.short_by(),
@@ -161,7 +164,7 @@ impl RuntimeState {
         }
     }
 
-    /// Whether a model that did not start lacked memory, and others hold as much.
+    /// Whether a model that did not start lacked memory, and other models hold at least that much.
     pub(super) fn may_fit(&self, name: &str, error: &StartError) -> bool {
         let lacks = self.lacks(name, error);
         let is_others = |model: &str| model != name && self.engines.contains_key(model);
@@ -171,7 +174,7 @@ impl RuntimeState {
         lacks.is_some_and(|lacks| lacks <= held && !held.is_zero())
     }
 
-    /// What a look sees.
+    /// Returns the idle report of each model.
     pub(super) fn seen(&self) -> Vec<IdleReport> {
         let seen = |(name, engine): (&String, &super::Engine)| {
             let wakefulness = &engine.arguments.wakefulness;
@@ -193,12 +196,12 @@ impl RuntimeState {
             drop(tokio::time::timeout(within, ends.join_next()).await);
             drop(myself.send_message(RuntimeMessage::CheckIdle));
         });
-        // An earlier one ends here.
+        // Replacing the previous task aborts it.
         self.look = look;
     }
 }
 
-/// Leases host memory for the weights, and waits until no request is in.
+/// Leases host memory for the weights, and waits until no request is running.
 async fn drain(arguments: &EngineArguments, level: Option<SleepLevel>, within: Duration) -> Result<(), SleepError> {
     let EngineArguments { label, budget, weight_store, wakefulness, device, .. } = arguments;
     if let (Some(segment), true) = (weight_store.segment(), level != Some(SleepLevel::Level2)) {
@@ -222,7 +225,8 @@ async fn drain(arguments: &EngineArguments, level: Option<SleepLevel>, within: D
     Ok(())
 }
 
-/// Frees the device memory of weights that no thread uses any more.
+/// Releases the device memory of weights that no thread uses any more. Returns the sleep level that
+/// was reached.
 async fn put_weights_away(arguments: &EngineArguments, level: Option<SleepLevel>) -> SleepLevel {
     let EngineArguments { label, budget, weight_store, kept, .. } = arguments;
     if level != Some(SleepLevel::Level2) {
@@ -230,7 +234,7 @@ async fn put_weights_away(arguments: &EngineArguments, level: Option<SleepLevel>
         let put = tokio::task::spawn_blocking(move || putting.put_away()).await;
         match (put, weight_store.segment()) {
             (Ok(Ok(true)), Some(segment)) => {
-                // Only a runtime that is gone has no budget actor.
+                // The resize fails only if the runtime has ended and has no budget actor.
                 drop(budget.resize(tree::LEASE_FOR_SLEEP, segment.lease(), Bytes::ZERO).await);
                 return SleepLevel::Level1;
             }
@@ -245,14 +249,15 @@ async fn put_weights_away(arguments: &EngineArguments, level: Option<SleepLevel>
     SleepLevel::Level2
 }
 
-/// Tells when an engine is READY. One that fails tells so itself.
+/// Reports when an engine is READY. An engine that fails reports that itself.
 pub(super) fn await_ready(
     myself: ActorRef<RuntimeMessage>,
     name: String,
     load: u64,
     arguments: &EngineArguments,
 ) -> impl Future<Output = ()> + use<> {
-    // After a failed wake those that served last may be shown again.
+    // After a failed wake, the status may again show the actors that served last. Their generation
+    // is below `first`.
     let (mut status, first) = (arguments.status.watch(), arguments.serving_generation(0));
     let is_ready = move |status: &Status| matches!(status, Status::Ready(serving) if serving.generation >= first);
     let is_settled = |status: &Status| matches!(status, Status::Ready(_) | Status::NotWoken(_)) || status.is_over();

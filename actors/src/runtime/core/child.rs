@@ -1,4 +1,4 @@
-//! What a runtime supervises, over all its restarts.
+//! A supervised actor or device, over all its restarts.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use crate::supervise::{Decision, Intensity, Policy, RestartLog};
 pub struct Child {
     restarts: RestartLog,
     deaths: u64,
-    /// A successor is due.
+    /// Whether a successor is due.
     is_dead: bool,
 }
 
-/// What a death leads to.
+/// Decision after a death.
 pub enum Verdict {
     /// A successor, after a wait.
     Again {
@@ -21,20 +21,20 @@ pub enum Verdict {
         /// The wait.
         wait: Duration,
     },
-    /// It has died too often.
+    /// The child has died too often.
     CrashLoop {
-        /// Restarts within the window.
+        /// Number of restarts within the window.
         restarts: usize,
     },
 }
 
 impl Child {
-    /// One that runs, with the tolerated restarts.
+    /// Returns a running child with a limit on its restarts.
     pub fn new(intensity: Intensity) -> Self {
         Child { restarts: RestartLog::new(Policy::OneForOne, intensity, 1), deaths: 0, is_dead: false }
     }
 
-    /// Takes note of a death at `now`.
+    /// Records a death at `now`.
     pub fn died(&mut self, now: Duration) -> Verdict {
         self.deaths += 1;
         self.is_dead = true;
@@ -44,12 +44,13 @@ impl Child {
         }
     }
 
-    /// Starts the successor after `death`. False if none is due: it was replaced otherwise.
+    /// Starts the successor after `death`. Returns false if none is due, because the child was
+    /// replaced in another way.
     pub fn restart(&mut self, death: u64) -> bool {
         death == self.deaths && std::mem::take(&mut self.is_dead)
     }
 
-    /// It has a successor that waited for nothing.
+    /// Records that the child has a successor that started without a wait.
     pub fn replaced(&mut self) {
         self.is_dead = false;
     }

@@ -1,4 +1,4 @@
-//! What a runtime's decisions take in.
+//! Inputs of the runtime's core.
 
 use std::time::Duration;
 
@@ -11,154 +11,120 @@ use crate::{
     supervise::Intensity,
 };
 
-/// What happened, or is asked for.
+/// An event or a request.
 pub enum Input<P: Parts> {
-    /// A model is to be loaded.
     Load(Load<P>),
-    /// A model is to end. An unknown name is answered at once.
+    /// Requests the end of a model. If the name is unknown, the waiter is answered at once.
     Unload {
-        /// The model's name.
         name: String,
         /// How long running requests may still take.
         within: Duration,
-        /// Who waits for its end.
         waiter: P::Waiter,
     },
     /// A model did not start, or its loader no longer waits for it.
     Forget {
-        /// The model's name.
         name: String,
-        /// The load.
         load: u64,
-        /// Who waits for its end.
         waiter: Option<P::Waiter>,
     },
-    /// A model's running requests have ended, or their time is up.
+    /// The running requests of a model have ended, or their deadline has passed.
     Due {
-        /// The model's name.
         name: String,
-        /// The load.
         load: u64,
     },
-    /// All memory of a model is back.
+    /// All memory of a model is returned.
     Ended {
-        /// The model's name.
         name: String,
-        /// The load.
         load: u64,
-        /// Requests that ran when it began to end.
+        /// Number of requests that were running when the model began to end.
         cut_off: usize,
     },
-    /// An engine ended after it had given its reason.
+    /// An engine ended after it had published its reason.
     EngineGaveUp {
-        /// The model's name.
         name: String,
-        /// How it ended.
         reason: String,
     },
-    /// An engine died, though its device is well.
+    /// An engine died although its device is not lost.
     EngineDied {
-        /// The model's name.
         name: String,
-        /// How it died.
         reason: String,
     },
-    /// A dead engine's memory is back and its wait is over.
+    /// The memory of a dead engine is returned, and the wait before its restart is over.
     Respawn {
-        /// The model's name.
         name: String,
-        /// The load.
         load: u64,
-        /// The number of the death.
         death: u64,
     },
-    /// The budget died.
     BudgetDied {
-        /// How it died.
         reason: String,
     },
     /// The wait before the budget's restart is over.
     RespawnBudget {
-        /// The number of the death.
         death: u64,
     },
     /// The current device is lost.
     DeviceLost(DeviceError),
-    /// Everything on the lost device has ended. This is its successor, or why there is none.
+    /// Everything on the lost device has ended. Contains the successor of the device, or the error
+    /// if there is none.
     DeviceMade(Result<P::Device, DeviceError>),
-    /// A model is to sleep.
+    /// Requests that a model sleeps.
     Sleep {
-        /// The model's name.
         name: String,
-        /// The load.
         load: u64,
-        /// How deeply.
         level: SleepLevel,
         /// How long running requests may still take.
         within: Duration,
-        /// Who waits for it to sleep.
         sleeper: P::Sleeper,
     },
-    /// A model is to be awake.
+    /// Requests that a model is awake.
     Wake {
-        /// The model's name.
         name: String,
-        /// The load.
         load: u64,
-        /// Why.
         reason: WakeReason,
     },
-    /// The requests of a model that falls asleep have ended, or why it stays awake.
+    /// The requests of a model that is going to sleep have ended, or it stays awake.
     Drained {
-        /// The model's name.
         name: String,
-        /// The load.
         load: u64,
-        /// Whether they have ended.
+        /// `Ok` if the requests have ended, otherwise the reason why the model stays awake.
         drained: Result<(), SleepError>,
     },
-    /// All device memory of a model is back.
+    /// All device memory of a model is returned.
     FellAsleep {
-        /// The model's name.
         name: String,
-        /// The load.
         load: u64,
-        /// What became of its weights.
+        /// The sleep level, which says whether host memory holds the weights.
         level: SleepLevel,
     },
     /// An engine is READY for the first time.
     Woken {
-        /// The model's name.
         name: String,
-        /// The load.
         load: u64,
     },
-    /// An engine ended before it was READY, and has given its reason.
+    /// An engine ended before it was READY, and has published its reason.
     NotWoken {
-        /// The model's name.
         name: String,
-        /// It lacked memory that other models hold.
+        /// Whether the engine lacked memory that other models hold.
         may_fit: bool,
     },
-    /// What a look saw, once a second and when it was asked for.
+    /// Idle reports of all models, once a second and after
+    /// [`Effect::ReportIdle`](super::Effect::ReportIdle).
     IdleReports(Vec<IdleReport>),
-    /// Every model is to end, and then the runtime.
+    /// Requests the end of every model and then of the runtime.
     ShutDown {
         /// How long running requests may still take.
         within: Duration,
-        /// Who waits for the end.
         waiter: P::Waiter,
     },
 }
 
-/// A model to load.
 pub struct Load<P: Parts> {
-    /// Its name. If that is taken, the next free one like it.
+    /// The model's name. If it is taken, a number is appended.
     pub name: String,
-    /// How many restarts of its engine are tolerated, and within what time.
+    /// How many restarts of the engine are tolerated, and within what time.
     pub intensity: Intensity,
-    /// It is put to sleep when it has had no request for this long.
+    /// The model is put to sleep when it has had no request for this long.
     pub sleep_after: Option<Duration>,
-    /// What is loaded, and who is told of it.
+    /// The model to load, and the callbacks for its start.
     pub order: P::LoadRequest,
 }

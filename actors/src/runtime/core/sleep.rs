@@ -1,9 +1,9 @@
-//! Models that fall asleep, sleep, wait for room and wake up.
+//! Transitions of models that go to sleep, sleep, wait for memory and wake up.
 //!
 //! ```text
-//! Awake ──► FallingAsleep ──► LyingDown ──► Asleep ──► Hungry ──► Waking ──► Awake
-//!   ▲             │ busy          ▲  └──── no room ──────▲          │
-//!   └─────────────┘               └─────────────────────────────────┘ it did not start
+//! Awake ──► Draining ──► Releasing ──► Asleep ──► WaitingForMemory ──► Waking ──► Awake
+//!   ▲          │ busy        ▲  └── waits for memory ──────▲              │
+//!   └──────────┘             └────────────────────────────────────────────┘ did not start
 //! ```
 
 use std::{mem, time::Duration};
@@ -84,22 +84,24 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// The model waits for its turn to start.
+    /// Adds the model to the queue of models that wait for their turn to start.
     pub(super) fn queue_for_memory(&mut self, name: String, waiting: WaitingForMemory<P::Sleeper>) {
         let Some(model) = self.models.get_mut(&name) else { return };
         let was_tried = waiting.was_tried;
         model.sleep_state = SleepState::WaitingForMemory(waiting);
         self.effects.push(Effect::ShowWaking { name: name.clone() });
         match was_tried {
-            // It keeps its place.
+            // A model that was tried keeps its position.
             true => self.waiting.push_front(name),
             false => self.waiting.push_back(name),
         }
         self.admit_waiting();
     }
 
-    /// Lets the first of those that wait try to start, once nothing else moves. If it has not fitted, what could make
-    /// room is looked for. Where no model makes room for others, none waits for another.
+    /// Lets the first model in the queue try to start, once no other model is in transition. If
+    /// that model was tried already and did not fit, an idle report is requested to find a model
+    /// that could make room. If models do not make room for other models, no model waits for
+    /// another.
     fn admit_waiting(&mut self) {
         if self.lost.is_some() {
             return;
@@ -131,7 +133,7 @@ impl<P: Parts> RuntimeCore<P> {
         self.models.values().any(|model| model.is_going() && model.sleep_state.is_moving())
     }
 
-    /// Requests have ended, or did not in time.
+    /// Handles the end of a model's requests, or their failure to end in time.
     pub(super) fn drained(&mut self, name: String, load: u64, drained: Result<(), SleepError>, now: Duration) {
         let Some(model) = self.of_load(&name, load).filter(|model| model.is_going()) else { return };
         match (mem::replace(&mut model.sleep_state, SleepState::Awake { since: now }), drained) {
@@ -146,7 +148,7 @@ impl<P: Parts> RuntimeCore<P> {
                 self.effects.push(Effect::StayAwake { name: name.clone() });
                 match reason {
                     SleepReason::Call => self.answer_sleepers(sleepers.each, Err(error)),
-                    // They may have more time.
+                    // Callers that joined may have allowed more time.
                     SleepReason::Idle | SleepReason::Room => self.sleep_all(&name, load, sleepers),
                 }
                 self.admit_waiting();
@@ -155,7 +157,7 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// All device memory of a model is back.
+    /// Handles the return of all device memory of a model.
     pub(super) fn fell_asleep(&mut self, name: String, load: u64, level: SleepLevel, now: Duration) {
         let Some(model) = self.of_load(&name, load).filter(|model| model.is_going()) else { return };
         let SleepState::Releasing(Releasing { sleepers, next, end }) =
@@ -170,7 +172,7 @@ impl<P: Parts> RuntimeCore<P> {
             }
             return self.end(name, reason);
         }
-        // Somebody asked for more while it fell asleep.
+        // A caller asked for level 2 while the model went to sleep at level 1.
         if (level, sleepers.level) == (SleepLevel::Level1, SleepLevel::Level2) {
             model.sleep_state = SleepState::Releasing(Releasing { sleepers, next, end: None });
             return self.effects.push(Effect::ReleaseEngine { name, load, level: Some(SleepLevel::Level2) });
@@ -182,7 +184,7 @@ impl<P: Parts> RuntimeCore<P> {
         };
         self.effects.push(Effect::ShowAsleep { name: name.clone(), level, reason });
         self.answer_sleepers(sleepers.each, Ok(()));
-        // What it held is there for the one that waits longest.
+        // The memory that the model held is now available to the first model in the queue.
         self.try_again();
         match wanted {
             Some(reason) => self.queue_for_memory(
@@ -193,7 +195,7 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// A model takes requests.
+    /// Handles a model that takes requests.
     pub(super) fn woken(&mut self, name: String, load: u64, now: Duration) {
         let Some(model) = self.of_load(&name, load).filter(|model| model.is_going()) else { return };
         match mem::replace(&mut model.sleep_state, SleepState::Awake { since: now }) {
@@ -207,14 +209,15 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// A model did not start. `may_fit` if it would without another.
+    /// Handles a model that did not start. `may_fit` says whether it would fit without another
+    /// model.
     pub(super) fn not_woken(&mut self, name: String, may_fit: bool) {
         let may_wait = may_fit && self.rules.turn.is_some();
         let Some(model) = self.models.get_mut(&name).filter(|model| model.is_going()) else { return };
         let load = model.load;
         match mem::replace(&mut model.sleep_state, SleepState::Asleep(SleepLevel::Level2)) {
             SleepState::Waking(waiting) => self.release_engine_after(name, load, waiting, may_wait),
-            // It has been READY, and failed before that was heard.
+            // The model has been READY and failed before that was reported.
             sleep_state => {
                 let has_engine = sleep_state.has_engine();
                 model.sleep_state = sleep_state;
@@ -247,7 +250,7 @@ impl<P: Parts> RuntimeCore<P> {
         self.end(name, super::NOT_STARTED.to_owned());
     }
 
-    /// Puts models to sleep that have had no request for long, and those that others need the room of.
+    /// Puts idle models to sleep, and models whose memory other models need.
     pub(super) fn look(&mut self, seen: &[IdleReport], now: Duration) {
         for IdleReport { name, idle_for, .. } in seen {
             let is_due = self
@@ -263,7 +266,8 @@ impl<P: Parts> RuntimeCore<P> {
             return;
         }
         let awake = || seen.iter().filter_map(|seen| self.is_awake(&seen.name).map(|(since, _)| (seen, since)));
-        // The one that was used longest ago. If all are busy, the one that has been awake longest has had its turn.
+        // Take the model that was used least recently. If all models have requests, take the model
+        // that has been awake longest, unless it has been awake for less than `turn`.
         let idle = awake().filter(|(seen, _)| seen.idle_for.is_some()).max_by_key(|(seen, _)| seen.idle_for);
         let longest = awake().filter(|(_, since)| now.saturating_sub(*since) >= turn).min_by_key(|(_, since)| *since);
         if let Some((victim, _)) = idle.or(longest) {
@@ -277,7 +281,7 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Nothing is left that could make room for the first that waits.
+    /// Refuses the first model in the queue, because no model is left that could make room for it.
     fn refuse_first_waiting(&mut self) {
         let Some(name) = self.waiting.pop_front() else { return };
         let Some(model) = self.models.get_mut(&name) else { return };
@@ -290,7 +294,7 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Lets those sleep on that callers no longer wait for.
+    /// Cancels the wakes of models for which no caller waits any more, so that they stay asleep.
     fn cancel_unwanted_wakes(&mut self, seen: &[IdleReport]) {
         for IdleReport { name, .. } in seen.iter().filter(|seen| !seen.is_awaited) {
             let Some(model) = self.models.get_mut(name).filter(|model| model.is_going()) else { continue };
@@ -307,7 +311,8 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Since when a model is awake that may be put to sleep, and after what time it is idle.
+    /// Returns since when a model is awake, and after what idle time it is put to sleep. Returns
+    /// `None` if the model must not be put to sleep now.
     fn is_awake(&self, name: &str) -> Option<(Duration, Option<Duration>)> {
         let model = self.models.get(name).filter(|model| model.is_going() && !model.is_let_go())?;
         match model.sleep_state {
@@ -323,7 +328,7 @@ impl<P: Parts> RuntimeCore<P> {
         self.effects.push(Effect::BeginSleep { name, load, level: None, within: None, stayed_busy });
     }
 
-    /// Answers those who waited for a model to sleep that ends instead.
+    /// Answers callers that waited for the sleep of a model that ends instead.
     pub(super) fn end_sleep_state(&mut self, name: &str) {
         let Some(model) = self.models.get_mut(name) else { return };
         let sleepers = match mem::replace(&mut model.sleep_state, SleepState::Asleep(SleepLevel::Level2)) {
@@ -338,7 +343,8 @@ impl<P: Parts> RuntimeCore<P> {
         self.answer_sleepers(sleepers, Err(SleepError::Stopped { reason: "it has ended".into() }));
     }
 
-    /// After a model has gone or its device was replaced, there may be room.
+    /// Tries waiting models again, because there may be room after a model has gone or its device
+    /// was replaced.
     pub(super) fn admit_waiting_again(&mut self) {
         self.try_again();
         self.admit_waiting();

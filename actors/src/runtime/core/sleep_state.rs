@@ -1,4 +1,4 @@
-//! Whether a model of a runtime is awake, and what waits for that to change.
+//! Sleep states of a model, and the callers that wait for a change.
 
 use std::time::Duration;
 
@@ -7,89 +7,86 @@ use crate::{
     sleep::SleepLevel,
 };
 
-/// Where a model is between two times of being awake.
+/// Sleep state of a model.
 pub enum SleepState<S> {
-    /// It takes requests, or starts for the first time and waits for no room.
+    /// The model takes requests, or its engine restarts.
     Awake {
-        /// Since when, or since it was loaded.
+        /// Start of this state, or time of the load.
         since: Duration,
     },
-    /// Its requests end.
+    /// The model's requests finish, and no new requests are admitted.
     Draining(Draining<S>),
-    /// Its engine ends, and what it held is taken back.
+    /// The model's engine ends, and its memory is being released.
     Releasing(Releasing<S>),
-    /// It holds no device memory.
+    /// The model holds no device memory.
     Asleep(SleepLevel),
-    /// It waits for its turn, or for room.
+    /// The model waits for its turn to start, or for memory.
     WaitingForMemory(WaitingForMemory<S>),
-    /// Its engine starts.
+    /// The model's engine starts.
     Waking(WaitingForMemory<S>),
 }
 
-/// Who waits for a model to sleep, and what they asked for.
+/// Callers that wait for a model to sleep, and the combination of their requests.
 pub struct Sleepers<S> {
-    /// The deepest level that one asked for.
+    /// The deepest level that any of them asked for.
     pub level: SleepLevel,
-    /// The longest that running requests may take by one of them.
+    /// The longest time that any of them allows running requests to take.
     pub within: Duration,
-    /// Each.
     pub each: Vec<S>,
 }
 
-/// A model whose requests end.
+/// A model whose requests finish before it sleeps.
 pub struct Draining<S> {
-    /// Why it is to sleep.
+    /// Why the model goes to sleep.
     pub reason: SleepReason,
-    /// Who waits for that.
     pub sleepers: Sleepers<S>,
-    /// It is to wake up at once.
+    /// If set, the model wakes up again at once, for this reason.
     pub wanted: Option<WakeReason>,
 }
 
-/// A model whose memory is taken back.
+/// A model whose memory is being released.
 pub struct Releasing<S> {
-    /// Who waits for it to sleep.
     pub sleepers: Sleepers<S>,
-    /// What follows.
     pub next: Next<S>,
-    /// It is to end then, for this reason.
+    /// If set, the model ends afterwards, for this reason.
     pub end: Option<String>,
 }
 
-/// What a model does once its memory is back.
+/// Next state of a model whose memory has been released.
 pub enum Next<S> {
-    /// It sleeps, for this reason. Perhaps it is to wake up at once.
+    /// The model sleeps, for the first reason. If there is a second reason, it wakes up again at
+    /// once.
     Sleep(SleepReason, Option<WakeReason>),
-    /// It sleeps on, because it could not wake up.
+    /// The model stays asleep, because it could not wake up.
     StayAsleep,
-    /// It waits for room.
+    /// The model waits for memory.
     WaitForMemory(WaitingForMemory<S>),
 }
 
-/// A model that starts, or is to.
+/// A model that starts, or is going to start.
 pub struct WaitingForMemory<S> {
-    /// Why it wakes up. None if it is loaded.
+    /// Why the model wakes up. `None` if it is being loaded.
     pub reason: Option<WakeReason>,
-    /// When it was first asked to.
+    /// Time at which the wake or load was first requested.
     pub since: Duration,
-    /// It has not fitted, and nothing has left since.
+    /// Whether the model was tried and did not fit, and no memory was released since.
     pub was_tried: bool,
-    /// Who waits for it to sleep again once it is awake.
+    /// Callers that wait for the model to sleep again after it is awake.
     pub again: Sleepers<S>,
 }
 
 impl<S> Sleepers<S> {
-    /// None yet.
+    /// No callers.
     pub fn none() -> Self {
         Sleepers { level: SleepLevel::Level1, within: Duration::ZERO, each: Vec::new() }
     }
 
-    /// The first.
+    /// One caller.
     pub fn one(level: SleepLevel, within: Duration, sleeper: S) -> Self {
         Sleepers { level, within, each: vec![sleeper] }
     }
 
-    /// One more waits.
+    /// Adds a caller.
     pub fn join(&mut self, level: SleepLevel, within: Duration, sleeper: S) {
         if level == SleepLevel::Level2 {
             self.level = level;
@@ -100,12 +97,11 @@ impl<S> Sleepers<S> {
 }
 
 impl<S> SleepState<S> {
-    /// Whether it is on its way somewhere, after which there may be more room, or less.
+    /// Whether the model is in a transition that may change the available memory.
     pub fn is_moving(&self) -> bool {
         matches!(self, SleepState::Draining(_) | SleepState::Releasing(_) | SleepState::Waking(_))
     }
 
-    /// What waits for room, if it does.
     pub fn waiting(&mut self) -> Option<&mut WaitingForMemory<S>> {
         match self {
             SleepState::WaitingForMemory(waiting) => Some(waiting),
@@ -113,19 +109,18 @@ impl<S> SleepState<S> {
         }
     }
 
-    /// Whether an engine of it runs, or is to.
+    /// Whether an engine of the model runs or is being restarted.
     pub fn has_engine(&self) -> bool {
         matches!(self, SleepState::Awake { .. } | SleepState::Draining(_) | SleepState::Waking(_))
     }
 }
 
-/// What a look saw of a model.
+/// Idle state of a model at one moment.
 #[derive(Clone, Debug)]
 pub struct IdleReport {
-    /// Its name.
     pub name: String,
-    /// How long it has had no request and no caller that waits. None if it has one.
+    /// How long the model has had no request and no waiting caller. `None` if it has one.
     pub idle_for: Option<Duration>,
-    /// Whether callers wait for it to be awake.
+    /// Whether callers wait for the model to be awake.
     pub is_awaited: bool,
 }

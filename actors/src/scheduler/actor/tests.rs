@@ -79,7 +79,7 @@ async fn next_step(jobs: &Receiver<Job>) -> Box<StepJob> {
 }
 
 /// A scheduler with a lane whose jobs the test runs, and a vision actor that reports released
-/// pictures. One sequence with a picture is admitted.
+/// pictures.
 struct Bed {
     scheduler: ActorRef<SchedulerMessage>,
     jobs: Receiver<Job>,

@@ -125,7 +125,8 @@ impl SchedulerCore {
         effects: &mut Vec<Effect>,
     ) -> SequenceId {
         let fits = |gone: &[SequenceId]| self.fits_without(&self.waiting[&next], gone);
-        // The first sequence is usually enough, so the list is not searched as a whole at first.
+        // The first sequence is usually enough, so prefixes of the list are tried first, each twice
+        // as long as the previous one.
         let mut some = 1;
         while some < less_urgent.len() && !fits(&less_urgent[..some]) {
             some *= 2;

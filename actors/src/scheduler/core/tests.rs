@@ -1,5 +1,5 @@
-//! Stories of the scheduler and its blocks, with steps that end when the test says so. Here one step runs at a time.
-//! Look-ahead is tested in `ahead.rs`.
+//! Tests of the scheduler and its blocks, with steps that end when the test says so. Here one step
+//! runs at a time. Look-ahead is tested in `ahead.rs`.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ fn sequence(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
     }
 }
 
-/// The scheduler, its blocks, and everything that it reported.
+/// The scheduler, its blocks, and all effects that it reported.
 struct Bed {
     scheduler: SchedulerCore,
     heard: Vec<Effect>,
@@ -59,19 +59,19 @@ struct Bed {
     running_max: usize,
     /// Whether a burst's gathering time is over at once.
     is_hasty: bool,
-    /// How often the pool became smaller.
+    /// How often the pool shrank.
     shrinks: usize,
-    /// Whether it is reported too that a sequence found nothing.
+    /// Whether [`Effect::Found`] is recorded even if no token was cached.
     hears_all: bool,
 }
 
 impl Bed {
-    /// Runs one step at a time.
+    /// A scheduler that runs one step at a time.
     fn new(limits: Limits) -> Bed {
         Bed::of(SchedulerCore::new(limits).without_look_ahead(), 1)
     }
 
-    /// Plans the next step while one runs.
+    /// A scheduler that plans the next step while one runs.
     fn ahead(limits: Limits) -> Bed {
         Bed::of(SchedulerCore::new(limits), 2)
     }
@@ -111,7 +111,7 @@ impl Bed {
                     self.heard.push(Effect::Released(sequences));
                 }
                 Effect::Gather if self.is_hasty => effects.extend(self.scheduler.step(Input::Gathered)),
-                // Finding nothing, and how often a sequence waits, is not reported.
+                // Sequences without cached tokens, and waits for blocks, are not recorded.
                 Effect::Found(_, 0) if !self.hears_all => {}
                 Effect::Short(..) => {}
                 effect => self.heard.push(effect),
@@ -128,19 +128,19 @@ impl Bed {
         self.give(Input::Cancel(SequenceId(id)))
     }
 
-    /// Ends the running step with logits that are not numbers.
+    /// Ends the oldest running step with logits that are not numbers.
     fn broke(&mut self) -> &mut Bed {
         let plan = self.running.pop_front().expect("a step is under way");
         self.give(Input::Stepped(vec![None; plan.rows.len()]))
     }
 
-    /// Ends the running step. Every row gets this token.
+    /// Ends the oldest running step. Every row gets this token.
     fn stepped(&mut self, token: u32) -> &mut Bed {
         let plan = self.running.pop_front().expect("a step is under way");
         self.give(Input::Stepped(vec![Some(token); plan.rows.len()]))
     }
 
-    /// The sequence and token count of each part of the running step.
+    /// The token count of each part of the oldest running step.
     fn parts(&self) -> Vec<usize> {
         let plan = self.running.front().expect("a step is under way");
         plan.batch.query_starts.windows(2).map(|pair| (pair[1] - pair[0]) as usize).collect()
@@ -248,7 +248,7 @@ fn waiting_sequences_come_in_by_age_and_leave_no_gap_when_one_is_cancelled() {
 fn answers_are_expected_to_be_short_until_over_half_the_pool_is_held() {
     let running_beside = |prompt| {
         let mut bed = Bed::new(limits(4, 128, 8));
-        // Answers have been short so far.
+        // Replies have been short so far.
         bed.admit(sequence(1, 2, 9)).stepped(STOP);
         bed.admit(sequence(2, prompt, 200)).admit(sequence(3, 10, 200)).stepped(5);
         bed.scheduler.counts()
@@ -300,7 +300,8 @@ fn a_sequence_cancelled_during_a_step_ends_silently_after_it() {
 fn a_running_sequence_outside_the_step_is_cancelled_after_it() {
     let mut bed = Bed::new(limits(2, 4, 8));
     bed.admit(sequence(1, 6, 9)).admit(sequence(2, 6, 9)).stepped(5);
-    // 2 of the first and 2 of the second; then cancel while a step of only those runs.
+    // The running step has two tokens of each of the first two sequences. Both are canceled while
+    // it runs.
     bed.admit(sequence(3, 6, 9)).cancel(2).cancel(1);
     bed.stepped(5);
     assert_eq!(bed.heard(), [released(&[1, 2])]);
@@ -309,7 +310,8 @@ fn a_running_sequence_outside_the_step_is_cancelled_after_it() {
 
 #[test]
 fn a_caller_leaving_during_its_token_is_harmless() {
-    // The actor hears of it between the effects of a step, when the next step is planned already.
+    // The actor learns that the caller has disconnected between the effects of a step, when the
+    // next step is already planned.
     let mut scheduler = SchedulerCore::new(limits(2, 64, 8)).without_look_ahead();
     scheduler.step(Input::Admit(Box::new(sequence(1, 3, 9))));
     let effects = scheduler.step(Input::Stepped(vec![Some(5)]));
@@ -330,7 +332,7 @@ fn cancelling_a_stranger_or_twice_is_harmless() {
 /// Two sequences that were expected to be short, in a pool that cannot hold both to their ends.
 fn two_that_outgrow_the_pool() -> Bed {
     let mut bed = Bed::new(limits(4, 64, 4));
-    // Answers have been short so far.
+    // Replies have been short so far.
     bed.admit(sequence(1, 2, 9)).stepped(STOP);
     bed.heard();
     bed.admit(sequence(2, 15, 40)).admit(sequence(3, 15, 40)).stepped(5);
@@ -365,7 +367,8 @@ fn the_youngest_sequence_is_preempted_requeued_first_and_recomputed() {
 
 #[test]
 fn no_sequence_is_admitted_between_a_preemption_and_the_next_step() {
-    // Samples of one prompt are expected to share its blocks. These begin in one step and cannot.
+    // Samples of one prompt are expected to share its blocks. These samples begin in the same step,
+    // so they cannot.
     let mut bed = Bed::new(limits(4, 200, 8));
     let sample = |id| NewSequence { group: Some(1), ..alike(id, 40, 9) };
     bed.scheduler.waiting.extend([1, 2].map(|id| (SequenceId(id), Sequence::new(sample(id)))));
@@ -394,7 +397,7 @@ fn no_sequence_is_preempted_for_blocks_that_a_cancelled_one_returns() {
 
 #[test]
 fn a_long_prompt_does_not_keep_decoding_sequences_waiting() {
-    // Buckets by length preempted all other sequences (mistral.rs 2024).
+    // Length buckets preempted all other sequences (mistral.rs 2024).
     let mut bed = Bed::new(limits(4, 8, 64));
     bed.admit(sequence(1, 2, 50)).stepped(5);
     bed.admit(sequence(2, 200, 5));
@@ -409,7 +412,8 @@ fn a_long_prompt_does_not_keep_decoding_sequences_waiting() {
 fn pictures_are_cut_at_chunk_borders() {
     let mut bed = Bed::new(limits(1, 10, 8));
     let mut spec = sequence(1, 24, 1);
-    // The second picture crosses the first border, the third the second. Two of them are the same picture.
+    // The second picture crosses the first chunk border, and the third crosses the second border.
+    // These two are the same picture.
     let place = |tokens: std::ops::Range<usize>, first: u32| Placeholder {
         cache_rows: (first..).take(tokens.len()).collect(),
         content: ContentSpan { tokens, hash: PictureHash([first as u8; 32]) },
@@ -450,7 +454,7 @@ fn a_sequence_filling_the_pool_alone_runs_to_its_end() {
     bed.assert_all_home();
 }
 
-/// A sequence with the same tokens as every other of this kind.
+/// A sequence with the same tokens as every other sequence from this function.
 fn alike(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
     NewSequence { id: SequenceId(id), ..sequence(7, prompt, tokens_max) }
 }
@@ -486,7 +490,7 @@ fn a_following_turn_reuses_the_replys_blocks() {
     second.tokens.extend([5; 25]);
     second.positions.extend((20..45).map(|position| [position; 3]));
     bed.admit(second);
-    // The last token of the reply never ran, so its block is not whole.
+    // No step computed the last token of the reply, so the block with that token is not whole.
     assert_eq!(bed.parts(), [45 - 32]);
     bed.stepped(5);
     bed.assert_all_home();
@@ -496,7 +500,8 @@ fn a_following_turn_reuses_the_replys_blocks() {
 fn a_shared_block_is_not_written_again_by_a_waiting_sequence() {
     let mut bed = Bed::new(limits(4, 80, 6));
     bed.admit(alike(1, 40, 30)).stepped(5);
-    // The second takes two of the first's blocks and one more. The third finds no room, and the second is preempted.
+    // The second sequence takes two of the first one's blocks and one more. The third finds no
+    // room, and the second is preempted.
     bed.admit(alike(2, 40, 20)).admit(sequence(3, 40, 3));
     for _ in 0..200 {
         let Some(plan) = bed.running.front() else { break };
@@ -544,7 +549,8 @@ fn a_prompt_is_scored_once_despite_chunks_and_recomputation() {
 #[test]
 fn a_prefix_without_a_valid_next_token_is_never_reused() {
     let mut bed = Bed::new(limits(2, 32, 16));
-    // Two steps: the first chunk runs before it can be known that its values are not numbers.
+    // There are two steps. The first chunk runs before anyone can know that its values are not
+    // numbers.
     bed.admit(alike(1, 60, 4)).stepped(5);
     bed.broke();
     assert!(bed.heard().contains(&finished(1, Finish::Broken)));

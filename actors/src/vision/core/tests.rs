@@ -1,4 +1,4 @@
-//! Stories of the vision cache, and random ones compared with a careful reader of its effects.
+//! Tests of the vision cache, and random runs compared with a model that follows its effects.
 
 use super::*;
 use crate::tenant::Tenant;
@@ -42,7 +42,8 @@ fn only_fully_cached_pictures_are_recalled_and_pinned() {
     vision.step(Input::Unpin(vec![hash(1), hash(2)]));
     assert_eq!(vision.recall(&[hash(1), hash(3)]), None);
     assert_eq!(vision.recall(&[hash(1), hash(1)]), Some(vec![rows(&[0, 1, 2, 3]); 2]));
-    // The second makes room for the new one. The recalled one does not, although it was needed first.
+    // The second picture is evicted for the new one. The recalled picture is not, although it was
+    // used first.
     vision.step(want(2, vec![picture(4, 6)]));
     assert!(vision.holds(&hash(1)) && !vision.holds(&hash(2)));
     vision.step(Input::Encoded);
@@ -58,7 +59,7 @@ fn a_constantly_used_picture_makes_room_for_a_waiting_one() {
     vision.step(want(1, vec![picture(1, 4)]));
     vision.step(Input::Encoded);
     assert_eq!(vision.step(want(2, vec![picture(2, 8)])), [], "the first is held");
-    // Another recall would keep it pinned.
+    // Another recall would keep the picture pinned.
     assert_eq!(vision.recall(&[hash(1)]), None, "it waits with the others");
     for ticket in 3..3 + 32 {
         assert!(matches!(vision.step(want(ticket, vec![picture(1, 4)]))[..], [Effect::Ready(..)]), "{ticket} passes");
@@ -158,10 +159,11 @@ fn an_abandoned_request_makes_room_wherever_it_waits() {
     let returns = Priority { had_turn: true, ..Priority::default() };
     vision.step(Input::Want(Ticket(2), returns, vec![picture(2, 5)]));
     vision.step(want(3, vec![picture(3, 2)]));
-    // It waits for rows. The request after it, which did not pass it, gets them now.
+    // Request 2 waits for rows. Request 3, which did not overtake it, gets them now.
     assert_eq!(vision.step(Input::Withdraw(Ticket(2))), []);
     assert!(!vision.need_pixels().contains(&hash(2)) && vision.counts() == (0, 2));
-    // It waits for its launch, which continues. Its rows are free for others afterwards.
+    // Request 1 waits for its launch, which continues. Its rows are free for other requests
+    // afterwards.
     assert_eq!(vision.step(Input::Withdraw(Ticket(1))), []);
     assert_eq!(vision.step(Input::Encoded), [Effect::Launch(vec![(hash(3), rows(&[8, 9]))])]);
     assert_eq!(vision.step(want(4, vec![picture(4, 7)])), [], "the launch is under way");
@@ -196,7 +198,7 @@ fn rank(priority: i32, tenant: &str) -> Priority {
     Priority { priority, tenant: Tenant::new(tenant), had_turn: false }
 }
 
-/// Ends launches until all are answered. Returns the tickets in order.
+/// Ends launches until all requests are answered. Returns the tickets in order.
 fn answers(vision: &mut VisionCore, launched: usize) -> Vec<u64> {
     let (mut launches, mut answers) = (launched, Vec::new());
     while launches > 0 {
@@ -214,7 +216,7 @@ fn answers(vision: &mut VisionCore, launched: usize) -> Vec<u64> {
 
 #[test]
 fn urgent_pictures_and_those_of_other_tenants_do_not_wait_for_a_backlog() {
-    // There are rows for all of them, and four pictures fill a launch.
+    // There are rows for all pictures, and four pictures fill a launch.
     let mut vision = VisionCore::new(2000, 40);
     let mut launched = 0;
     let mut ask = |vision: &mut VisionCore, ticket: u64, rank: Priority| {
@@ -231,7 +233,8 @@ fn urgent_pictures_and_those_of_other_tenants_do_not_wait_for_a_backlog() {
     let answers = answers(&mut vision, launched);
     assert_eq!(answers.len(), 520);
     let place = |ticket| answers.iter().position(|answered| *answered == ticket).expect("it was answered");
-    // Two launches under way and one that is full, at most one picture of the oldest's turn, and those in its launch.
+    // Before these pictures there are two running launches, a full one, at most one picture due to
+    // the turn of the oldest, and pictures in the same launch.
     let places = [502, 503, 501].map(place);
     assert!(places.iter().all(|place| *place < 3 * 4 + 8), "{places:?}");
     assert!(place(504) > 500 - 100 && place(520) == 519, "the least urgent come last: {}", place(504));
@@ -269,7 +272,8 @@ fn a_waiting_request_needs_pixels_even_if_its_picture_is_cached() {
     vision.step(Input::Encoded);
     vision.step(want(2, vec![picture(2, 6)]));
     vision.step(Input::Encoded);
-    // The third needs all rows and is not passed, so the fourth waits, although its picture is cached.
+    // The third request needs all rows and cannot be overtaken, so the fourth one waits, although
+    // its picture is cached.
     let returns = Priority { had_turn: true, ..Priority::default() };
     vision.step(Input::Want(Ticket(3), returns, vec![picture(3, 10)]));
     vision.step(want(4, vec![picture(1, 4)]));
@@ -286,7 +290,7 @@ fn copies(pairs: &[(u32, u32)]) -> Vec<BlockCopy> {
     pairs.iter().map(|&(block, slot)| BlockCopy { block, slot }).collect()
 }
 
-/// A cache of 10 rows whose first picture, of 4, has made room for the second, of 8.
+/// A cache of 10 rows in which the first picture, of 4 rows, was evicted for the second, of 8 rows.
 fn evicted(host_rows: usize) -> (VisionCore, Vec<Effect>) {
     let mut vision = VisionCore::new(10, 100).with_host(host_rows);
     vision.step(want(1, vec![picture(1, 4)]));
@@ -341,7 +345,7 @@ fn a_picture_is_copied_back_beside_new_ones_with_its_pixels_or_without() {
 fn a_picture_without_a_place_or_pixels_has_to_come_again() {
     let (mut vision, _) = evicted(4);
     vision.step(want(3, vec![picture(3, 7)]));
-    // With another picture, so that the last does not pass it.
+    // Request 4 also needs another picture, so that request 6 does not overtake it.
     vision.step(want(4, vec![picture(7, 3), picture(4, 4)]));
     vision.step(want(5, vec![picture(5, 10)]));
     vision.step(want(6, vec![held(1, 4)]));
@@ -375,13 +379,14 @@ type Held = (Vec<PictureHash>, Vec<Arc<[u32]>>);
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// A request for pictures, which decodes all of them, or those that have no place.
+    /// A request for pictures. Decodes either all of them or only those without rows on the device
+    /// or the host.
     Want(Vec<u8>, bool, Priority),
     Encoded,
     Copied,
     /// The holder with this number releases its pictures.
     Unpin(usize),
-    /// The waiting request with this number gives up.
+    /// The waiting request with this number is withdrawn.
     Withdraw(usize),
 }
 
@@ -407,9 +412,10 @@ fn event() -> impl proptest::strategy::Strategy<Value = Event> {
 }
 
 proptest::proptest! {
-    /// Compared with a careful reader of the effects. Rows of live pictures never overlap. A launch keeps to its
-    /// permits and finds its pixels. What is copied is whole, and what is read has arrived. Each ticket is answered once,
-    /// and when all holders release, all are answered.
+    /// Compares the cache with a model that follows its effects. Rows of live pictures never
+    /// overlap. A launch keeps to its permits and finds its pixels. Rows that are copied have been
+    /// written, and rows that are read have been filled. Each ticket is answered once. When all
+    /// holders release their pictures, all tickets are answered.
     #[test]
     fn pictures_never_share_rows_and_no_request_starves(
         events in proptest::collection::vec(event(), 1..120),
@@ -419,7 +425,7 @@ proptest::proptest! {
     ) {
         let mut vision = VisionCore::new(cache_rows, permits * 4).with_host(host_rows);
         let mut on_host: Vec<Option<PictureHash>> = vec![None; host_rows];
-        // What rows get when copies end.
+        // The content that rows get when copies end.
         let mut copying: VecDeque<Vec<(u32, PictureHash)>> = VecDeque::new();
         let mut open: BTreeMap<u64, (Vec<u8>, Priority)> = BTreeMap::new();
         let mut held: Vec<Held> = Vec::new();
@@ -427,7 +433,7 @@ proptest::proptest! {
         let mut contents: Vec<Option<PictureHash>> = vec![None; cache_rows];
         let mut pixels: Vec<PictureHash> = Vec::new();
         let mut next = 0;
-        // At the end all holders release and every launch ends.
+        // At the end, all holders release their pictures and every launch ends.
         let ending = (0..900).map(|index| [Event::Encoded, Event::Copied, Event::Unpin(0)][index % 3].clone());
         let mut events: VecDeque<Event> = events.into_iter().chain(ending).collect();
         while let Some(event) = events.pop_front() {

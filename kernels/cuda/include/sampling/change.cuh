@@ -1,7 +1,7 @@
-// Changes: what a grammar, a minimum length, biases and penalties make of a slice of logits.
+// Changes to a slice of logits: grammar, minimum length, biases and penalties.
 //
-// The order and the rounding are those of `sampler.rs` and `penalties.rs`; what the compiler could contract is written
-// with `__fmul_rn` and its like.
+// Order and rounding are those of `sampler.rs` and `penalties.rs`. Expressions that the compiler
+// could contract to fused multiply-adds are written with `__fmul_rn` and similar intrinsics.
 #pragma once
 
 #include <float.h>
@@ -10,10 +10,11 @@
 #include "request.cuh"
 #include "slice.cuh"
 
-// In a token's tally: it stands in the prompt. The lower bits count how often it was produced.
+// Bit of a token's tally: the token occurs in the prompt. The lower bits count how often it was
+// produced.
 constexpr uint32_t IN_PROMPT = 0x80000000u;
 
-// The kinds of lists, in the order in which the host lays out where they begin.
+// Kinds of lists, in the order in which the host writes the starts of the lists.
 enum List : uint32_t {
     FORBIDDEN = contract::sampling::LIST_FORBIDDEN,
     BIASED = contract::sampling::LIST_BIASED,
@@ -23,9 +24,9 @@ enum List : uint32_t {
 };
 
 struct Wishes {
-    const uint32_t* words;    // all that is asked: lists and masks stand in it
-    const uint32_t* starts;   // where among the words the first kind's list of each row begins, and where it ends
-    uint32_t starts_pitch;    // from a kind's to the next
+    const uint32_t* words;    // [asked] the whole request buffer, with all lists and masks
+    const uint32_t* starts;   // [kinds, starts_pitch] first word of each row's list, then the end
+    uint32_t starts_pitch;    // elements from one kind to the next
     const uint32_t* previous; // [previous_count]
     uint32_t previous_count;
 
@@ -37,10 +38,10 @@ struct Wishes {
     }
 };
 
-// In a produced token: the rest is a place in `previous`, and the token is what stands there.
+// Bit of a produced token: the other bits are an index into `previous`, which holds the token.
 using contract::common::PREVIOUS;
 
-// A slice that is being changed, and how often its tokens were met.
+// Logits of a slice while they are changed, and a tally for each of its tokens.
 struct Bench {
     float logits[SLICE];
     uint32_t tally[SLICE];
@@ -56,7 +57,8 @@ __device__ __forceinline__ bool changes(const SampleRow& wanted, const Wishes& w
     return penalised || wanted.allowed != NONE || any_of(FORBIDDEN) || any_of(BIASED);
 }
 
-// A very large logit must not become infinity, which has no distribution. What is forbidden stays forbidden.
+// Clamps the logit to the finite range, because a logit of infinity would leave no distribution.
+// Minus infinity (a forbidden token) stays.
 __device__ __forceinline__ float bounded(float logit) {
     return logit == -INFINITY ? logit : fminf(fmaxf(logit, -FLT_MAX), FLT_MAX);
 }
@@ -70,8 +72,9 @@ __device__ __forceinline__ float penalised(float logit, uint32_t tally, const Sa
     return bounded(__fsub_rn(repeated, static_cast<float>(__dadd_rn(frequency, presence))));
 }
 
-// `visit(place in the slice, place in the list)` for a row's tokens that lie in the slice. Others are other blocks'; ids
-// beyond the vocabulary are nobody's. `read` makes the token of what stands in the list.
+// Calls `visit(index in the slice, index in the list)` for each token of a row's list that lies in
+// the slice. Other blocks process the other slices, and no block processes ids beyond the
+// vocabulary. `read` converts a list entry to a token.
 template <typename Visit, typename Read>
 __device__ __forceinline__ void for_each_listed(const Wishes& wishes, List list, uint32_t row, uint32_t first,
                                                 uint32_t length, Visit visit, Read read) {
@@ -83,7 +86,8 @@ __device__ __forceinline__ void for_each_listed(const Wishes& wishes, List list,
             visit(token - first, at);
         }
     };
-    // Four at a time from the first aligned one on: a list can be long, and its reading is all delay.
+    // Reads four entries at a time, from the first entry that is aligned to 16 bytes: a list can be
+    // long, and reading it is bound by latency.
     const uint32_t ahead = min((4 - static_cast<uint32_t>(reinterpret_cast<uint64_t>(tokens) / 4 % 4)) % 4, count);
     const uint32_t fours = (count - ahead) / 4, behind = ahead + 4 * fours;
     if (threadIdx.x < ahead) {
@@ -106,7 +110,7 @@ __device__ __forceinline__ void for_each_listed(const Wishes& wishes, List list,
     for_each_listed(wishes, list, row, first, length, visit, [](uint32_t token) { return token; });
 }
 
-// The whole block takes part.
+// All threads of the block must call this function.
 __device__ __forceinline__ void change_slice(Held& held, Bench& bench, const SampleRow& wanted, const Wishes& wishes,
                                              uint32_t row, uint32_t slice, uint32_t vocabulary) {
     const uint32_t first = slice * SLICE;

@@ -1,4 +1,4 @@
-// The shared memory and the routines of the last kernel, which chooses with one block a row.
+// Shared memory and routines of the last kernel, which chooses with one block per row.
 #pragma once
 
 #include <stdint.h>
@@ -14,7 +14,7 @@ static_assert(CHOICE_THREADS == BINS, "each thread has one bin");
 struct ChoiceRoom {
     uint64_t list[LIST];
     union {
-        uint64_t running[LIST];  // sums of weights over the list
+        uint64_t running[LIST];  // running sums of weights over the list
         struct {
             uint32_t low[BINS], high[BINS], count[BINS];
         } bins;
@@ -25,7 +25,8 @@ struct ChoiceRoom {
     uint32_t gathered;
 };
 
-// The first of `count` places for which `reached(place)` holds, and holds for all after it; `count` if for none.
+// The first of `count` indices for which `reached(index)` holds; `count` if there is none.
+// `reached` must hold for all indices after that one, too.
 template <typename Reached>
 __device__ __forceinline__ uint32_t first_place(ChoiceRoom& room, uint32_t count, Reached reached) {
     __syncthreads();
@@ -43,7 +44,7 @@ __device__ __forceinline__ uint32_t first_place(ChoiceRoom& room, uint32_t count
     return room.place;
 }
 
-// `running[i]` becomes the sum of `amount(i)` over the first i + 1 places of the list.
+// Sets `running[i]` to the sum of `amount(j)` over the first i + 1 entries of the list.
 template <typename Amount>
 __device__ __forceinline__ void run_sums(ChoiceRoom& room, uint32_t count, Amount amount) {
     constexpr uint32_t EACH = LIST / CHOICE_THREADS;

@@ -1,8 +1,8 @@
-// Descent: the place in a row's order, likeliest first, where a running sum passes a target, for rows of which too many
-// tokens matter to list them.
+// Descent: finds the candidate of a row, most likely first, at which a running sum passes a target.
+// It is used for rows with too many relevant tokens to list.
 //
-// A histogram narrows the row to the keys of one bin, again and again, until what is left fits a list. Sums are whole
-// numbers, so the place does not depend on the order of additions.
+// A histogram repeatedly narrows the row to the keys of one bin, until the remaining candidates fit
+// the list. Sums are integers, so the result does not depend on the order of additions.
 #pragma once
 
 #include <stdint.h>
@@ -16,7 +16,7 @@ struct DescentRow {
     const float* logits;
     uint32_t vocabulary;
     const RowPlan* plan;
-    bool raw;  // compare by signless keys, as reports do
+    bool raw;  // compare by signless keys, as log-probability reports do
 };
 
 enum Amount : uint32_t { COUNTS, WEIGHTS };
@@ -25,8 +25,9 @@ __device__ __forceinline__ uint64_t amount_of(const DescentRow& row, Amount amou
     return amount == COUNTS ? 1 : weight_of(logit - row.plan->largest, row.plan->softening);
 }
 
-// `visit(logit, key, id)` for each logit of a row whose key is `low` to `high`, by all threads of the block. Nearly all
-// are passed over by a comparison of floats, which is exact but for the signs of zeros.
+// Calls `visit(logit, key, id)` for each logit of a row whose key is within `low` to `high`. All
+// threads of the block take part. A comparison of floats, which is exact except for the signs of
+// zeros, skips nearly all other logits before their keys are computed.
 template <typename Visit>
 __device__ __forceinline__ void for_each_between(const DescentRow& row, uint32_t low, uint32_t high, Visit visit) {
     const float least = value_of(low), most = value_of(high);
@@ -66,8 +67,8 @@ __device__ __forceinline__ void for_each_between(const DescentRow& row, uint32_t
     }
 }
 
-// The first bin at which the running sum of `own`, one bin a thread, passes the target; `before` becomes what came
-// before it.
+// The first bin at which `before` plus the running sum of `own` (one bin per thread) passes the
+// target. Sets `before` to the sum of everything before that bin.
 __device__ __forceinline__ uint32_t bin_that_passes(ChoiceRoom& room, uint64_t own, uint64_t target,
                                                     uint64_t& before) {
     const uint64_t running = block_running_sum(own, room.sums) + before;
@@ -82,10 +83,10 @@ __device__ __forceinline__ uint32_t bin_that_passes(ChoiceRoom& room, uint64_t o
     return bin;
 }
 
-// The largest key of `low` .. `high` whose logit falls in `bin` or a later one. Later bins have smaller keys.
+// The largest key whose logit falls in `bin` or a later one. Later bins have smaller keys.
 __device__ __forceinline__ uint32_t key_where_bin_begins(const RowPlan& plan, uint32_t bin) {
     uint64_t low = KEY_OF_NOTHING, high = order_key(plan.largest);
-    // Keys up to `low` are in it, those above `high` are not.
+    // Invariant: keys up to `low` are in these bins, and keys above `high` are not.
 #pragma unroll 1
     while (low < high) {
         const uint64_t middle = (low + high + 1) / 2;
@@ -96,7 +97,7 @@ __device__ __forceinline__ uint32_t key_where_bin_begins(const RowPlan& plan, ui
     return static_cast<uint32_t>(low);
 }
 
-// The id of the `nth` token, counted from 0, whose key is `wanted`: ids in order.
+// The id of the `nth` token (from 0, in order of ids) whose key is `wanted`.
 __device__ __forceinline__ uint32_t nth_equal(ChoiceRoom& room, const DescentRow& row, uint32_t wanted, uint64_t nth) {
     const uint32_t each = (row.vocabulary + CHOICE_THREADS - 1) / CHOICE_THREADS;
     const uint32_t first = threadIdx.x * each, end = min(first + each, row.vocabulary);
@@ -121,9 +122,10 @@ __device__ __forceinline__ uint32_t nth_equal(ChoiceRoom& room, const DescentRow
     return id;
 }
 
-// The candidate at which the running sum of amounts passes `target`, which is less than the row's whole sum; `reached`
-// becomes the sum up to it, itself included. With a histogram of the row (`bin_weights` not null) the first pass is
-// spared. The whole block takes part.
+// The candidate at which the running sum of amounts passes `target`, which must be less than the
+// row's total. Sets `reached` to the sum up to and including this candidate. A histogram of the
+// row, if there is one (`bin_weights` not null), saves the first pass. All threads of the block
+// must call this function.
 __device__ __forceinline__ uint64_t descend(ChoiceRoom& room, const DescentRow& row, Amount amount, uint64_t target,
                             const uint64_t* bin_weights, const uint32_t* bin_counts, uint64_t& reached) {
     uint32_t low = row.raw ? KEY_OF_LEAST : row.plan->least;
@@ -179,12 +181,13 @@ __device__ __forceinline__ uint64_t descend(ChoiceRoom& room, const DescentRow& 
     return found;
 }
 
-// The weights of the candidates up to `last`, as far as min-p keeps them.
+// The sum of the weights of the candidates up to `last` that min-p keeps.
 __device__ __forceinline__ uint64_t weights_up_to(ChoiceRoom& room, const DescentRow& row, uint64_t last,
                                                   float least_difference) {
     uint64_t weights = 0;
     const float largest = row.plan->largest;
-    // What min-p surely forbids is passed over; what it may keep is looked at.
+    // Skips the logits that min-p certainly forbids, with a margin for rounding. The exact test is
+    // below.
     const float bound = largest + least_difference;
     const float sure = bound - fabsf(bound) * 1e-6f - fabsf(largest) * 1e-6f;
     const uint32_t least = max(max(key_of(last), KEY_OF_LEAST), sure > -INFINITY ? order_key(sure) : 0);
@@ -195,7 +198,7 @@ __device__ __forceinline__ uint64_t weights_up_to(ChoiceRoom& room, const Descen
     return block_sum(weights, room.sums);
 }
 
-// The candidates of a row up to `last` into the room's list, as they come.
+// Writes the candidates of a row up to `last` into the list of `room`, in any order.
 __device__ __forceinline__ void list_up_to(ChoiceRoom& room, const DescentRow& row, uint64_t last) {
     if (threadIdx.x == 0) {
         room.gathered = 0;
@@ -210,20 +213,22 @@ __device__ __forceinline__ void list_up_to(ChoiceRoom& room, const DescentRow& r
     __syncthreads();
 }
 
-// What is found by descents, in this order. One loop for all of them, so that a kernel has their code once.
+// The results found by descents, in this order. One loop finds all of them, so that a kernel
+// contains the code only once.
 enum Step : uint32_t { STEP_TOP_K, STEP_TOP_P, STEP_DRAW, STEP_REPORT, STEPS };
 
 struct Descents {
-    bool draws;              // the token is drawn, likeliest first, with top-k, top-p and min-p, whatever is left
-    bool reports;            // the first `reported` of the raw logits are gathered into the room's list, not sorted
-    bool binned;             // a histogram of the logits that are drawn from is there
+    bool draws;              // draw the token, most likely first, with top-k, top-p and min-p
+    bool reports;            // gather the first `reported` raw logits into the room's list, not sorted
+    bool binned;             // there is a histogram of the logits that are drawn from
     const float* drawn_from;
     const float* raw;
     uint32_t vocabulary;
     uint32_t reported;
 };
 
-// The token, or `token` if none is to be drawn. The whole block takes part.
+// The drawn token, or `token` if `draws` is false. All threads of the block must call this
+// function.
 __device__ __forceinline__ uint32_t find_by_descent(ChoiceRoom& room, const RowPlan& plan, const SampleRow& wanted,
                                                     const RowScratch& scratch, const Descents& descents,
                                                     uint32_t token) {
@@ -237,9 +242,10 @@ __device__ __forceinline__ uint32_t find_by_descent(ChoiceRoom& room, const RowP
             continue;
         }
         const DescentRow row = {report ? descents.raw : descents.drawn_from, descents.vocabulary, &plan, report};
-        // What min-p keeps are the first in this order, so its sum bounds every target.
+        // The candidates that min-p keeps are the first in this order, so a target below their sum
+        // never reaches a candidate that min-p removes.
         if (step == STEP_TOP_P || (step == STEP_DRAW && !nucleus)) {
-            // The histogram knows the sum of all.
+            // Without top-k and min-p, the sum is that of the whole histogram.
             weights = descents.binned && last == ~0ull && plan.least_difference == -INFINITY
                           ? block_sum(scratch.bin_weights[threadIdx.x], room.sums)
                           : weights_up_to(room, row, last, plan.least_difference);
@@ -255,7 +261,7 @@ __device__ __forceinline__ uint32_t find_by_descent(ChoiceRoom& room, const RowP
         const uint64_t found = descend(room, row, amount, target, binned ? scratch.bin_weights : nullptr,
                                        scratch.bin_counts, reached);
         if (step == STEP_TOP_K) {
-            // Equals of the last one stay, and -0 is the equal of 0.
+            // Ties with the last kept candidate are kept, and -0 ties with 0.
             last = candidate(key_of(found) == KEY_OF_ZERO ? KEY_OF_MINUS_ZERO : key_of(found), NONE);
         } else if (step == STEP_TOP_P) {
             last = found;

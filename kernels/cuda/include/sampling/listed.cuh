@@ -1,4 +1,4 @@
-// A draw from a row whose likeliest tokens are listed.
+// Draws from rows whose most likely tokens are listed, and draws in the order of ids.
 #pragma once
 
 #include <stdint.h>
@@ -7,8 +7,9 @@
 #include "philox.cuh"
 #include "request.cuh"
 
-// The id, or NONE when the nucleus reaches beyond the list. `finite_weights` is the sum over what min-p keeps of
-// the row when there is no top-k. The whole block takes part.
+// The drawn id, or NONE if the nucleus extends beyond the list. `finite_weights` is the sum of the
+// weights that min-p keeps in the whole row; it is read only if there is no top-k. All threads of
+// the block must call this function.
 __device__ uint32_t draw_from_list(ChoiceRoom& room, const RowPlan& plan, const SampleRow& wanted,
                                    const uint64_t* list, uint64_t finite_weights) {
     const uint32_t count = plan.listed;
@@ -18,7 +19,7 @@ __device__ uint32_t draw_from_list(ChoiceRoom& room, const RowPlan& plan, const 
     block_sort(room.list, count, power_of_two_from(count));
     uint32_t kept = count;
     if (plan.top_k > 0) {
-        // Equals of the last one stay, and -0 is the equal of 0.
+        // Ties with the last kept candidate are kept, and -0 ties with 0.
         const uint32_t last = key_of(room.list[plan.top_k - 1]);
         const uint32_t least = last == KEY_OF_ZERO ? KEY_OF_MINUS_ZERO : last;
         kept = first_place(room, count, [&](uint32_t place) { return key_of(room.list[place]) < least; });
@@ -41,7 +42,8 @@ __device__ uint32_t draw_from_list(ChoiceRoom& room, const RowPlan& plan, const 
     return id_of(room.list[drawn]);
 }
 
-// A draw from the vocabulary in its own order: by the slices' weights, then inside one of them.
+// Draws from the whole vocabulary in the order of ids: first a slice by the slices' weights, then a
+// token of that slice.
 __device__ uint32_t draw_in_id_order(ChoiceRoom& room, const RowPlan& plan, const SampleRow& wanted,
                                      const float* logits, const uint64_t* slice_weights, uint32_t slices,
                                      uint32_t vocabulary) {

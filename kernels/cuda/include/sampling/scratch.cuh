@@ -1,4 +1,4 @@
-// Scratch: what the four kernels hand on, one piece a row.
+// Scratch memory: one region per row, through which the four kernels pass their results on.
 #pragma once
 
 #include <stdint.h>
@@ -6,56 +6,58 @@
 #include "request.cuh"
 #include "weight.cuh"
 
-using contract::sampling::BINS;   // of a histogram
-using contract::sampling::GROUP;  // tokens, whose largest logit is remembered
-using contract::sampling::LIST;   // candidates that fit
-using contract::sampling::SLICE;  // tokens, which are one block's share of a row
+using contract::sampling::BINS;   // bins of a histogram
+using contract::sampling::GROUP;  // tokens of a group, of which the largest logit is stored
+using contract::sampling::LIST;   // most candidates of a list
+using contract::sampling::SLICE;  // tokens of a slice, which one block processes
 constexpr uint32_t GROUPS_OF_SLICE = SLICE / GROUP;
-// Groups whose largest logits make the list of a row without top-k; also the largest top-k that a list is made for.
+// Number of groups whose largest logits set the floor of the list of a row without top-k. Rows with
+// a larger top-k than this are not listed.
 constexpr uint32_t LIST_GROUPS = 512;
 
 using contract::sampling::FAULT_IGNORED;
 using contract::sampling::FAULT_NOT_NUMBERS;
 using contract::sampling::FAULT_NOTHING_ALLOWED;
 
-// What is known of a slice. "Raw" are the logits as they came, the others those that are chosen from.
+// Facts about a slice. `raw_…` fields refer to the logits as they came in, the other fields to the
+// logits after changes.
 struct SliceFacts {
     uint32_t raw_largest;   // signless key
-    uint32_t raw_finite;    // how many; where none is counted, 0 only if there is none
+    uint32_t raw_finite;    // number of finite logits; if not counted, positive if there is one
     float raw_sum;          // of exp(logit - raw_largest)
     uint32_t largest;       // signless key
     uint32_t first_largest; // id
-    uint32_t least;         // key of the least finite one, for rows that may need a histogram; else NONE
+    uint32_t least;         // key of the smallest finite logit, if a histogram may be made; else NONE
     uint32_t finite;
-    float sum;              // of exp((logit - largest) / temperature), for the same rows
+    float sum;              // of exp((logit - largest) / temperature), if `least` is known
     uint32_t not_numbers;   // 1 if there is NaN or +infinity
     uint32_t padding;
 };
 
 enum Way : uint32_t {
     WAY_DONE,        // the token is known, or there is none
-    WAY_IN_ID_ORDER, // neither top-k nor top-p: a draw from the vocabulary as it stands
-    WAY_LISTED,      // the likeliest are listed and sorted
-    WAY_BINNED,      // they may be too many to list: a histogram is made
+    WAY_IN_ID_ORDER, // neither top-k nor top-p: draw from the whole vocabulary in the order of ids
+    WAY_LISTED,      // list and sort the most likely tokens
+    WAY_BINNED,      // possibly too many tokens to list: make a histogram
 };
 
-// What is known of a row when its slices are.
+// Facts about a row and the decision how to find its token.
 struct RowPlan {
     double raw_log_total;   // ln of the sum of exp(logit - raw_largest)
     Way way;
     uint32_t fault;
-    uint32_t chosen;        // for WAY_DONE
-    uint32_t changed;       // 1 if the logits that are chosen from are not the raw ones
+    uint32_t chosen;        // the token if `way` is WAY_DONE
+    uint32_t changed;       // 1 if the logits have been changed
     float largest;
     float raw_largest;
-    float least_difference; // min-p: logit - largest must be so much
+    float least_difference; // min-p keeps a token if logit - largest is at least this
     Softening softening;
-    float bins_per_unit;    // WAY_BINNED: bins for each 1.0 of logit, from the largest downwards
-    uint32_t top_k;         // 0 when it does not limit
-    uint32_t floor;         // list what has this key or a larger one
-    uint32_t raw_floor;     // the same for the likeliest that are reported
-    uint32_t reported;      // how many of the likeliest are reported
-    uint32_t listed;        // how many were offered to the lists; more than LIST of them do not fit
+    float bins_per_unit;    // WAY_BINNED: bins per 1.0 of logit, from the largest downwards
+    uint32_t top_k;         // 0 if it does not limit
+    uint32_t floor;         // list the tokens with this key or a larger one
+    uint32_t raw_floor;     // floor of the raw list, for the most likely tokens that are reported
+    uint32_t reported;      // number of most likely tokens to report
+    uint32_t listed;        // candidates offered to the list; if more than LIST, not all are in it
     uint32_t raw_listed;
     uint32_t least;         // no finite logit has a smaller key
     uint32_t padding[13];
@@ -67,7 +69,7 @@ __host__ __device__ constexpr uint32_t slices_of(uint32_t vocabulary) {
     return (vocabulary + SLICE - 1) / SLICE;
 }
 
-// Bytes for a row.
+// Scratch bytes of a row.
 __host__ __device__ constexpr uint64_t row_bytes(uint32_t slices) {
     using namespace contract::sampling;
     static_assert(ROW_BYTES == sizeof(RowPlan) + 2 * LIST * 8 + BINS * 12, "what RowScratch finds there");
@@ -75,7 +77,7 @@ __host__ __device__ constexpr uint64_t row_bytes(uint32_t slices) {
     return (ROW_BYTES + static_cast<uint64_t>(slices) * SLICE_BYTES + ROW_ALIGNMENT - 1) / ROW_ALIGNMENT * ROW_ALIGNMENT;
 }
 
-// Where everything of a row stands.
+// Addresses of a row's scratch memory.
 struct RowScratch {
     RowPlan* plan;
     uint64_t* list;           // [LIST] candidates by order key
@@ -101,7 +103,8 @@ struct RowScratch {
     }
 };
 
-// Which bin of a row's histogram a logit falls in: the first is the likeliest's. It never goes back as logits fall.
+// The bin of a row's histogram for a logit. Bin 0 has the largest logit, and smaller logits never
+// have a smaller bin.
 __device__ __forceinline__ uint32_t bin_of(float logit, const RowPlan& plan) {
     const float bin = (plan.largest - logit) * plan.bins_per_unit;
     return bin < static_cast<float>(BINS - 1) ? static_cast<uint32_t>(bin) : BINS - 1;

@@ -7,14 +7,15 @@
 #include "scratch.cuh"
 
 using contract::sampling::SLICE_THREADS;
-// Blocks of the first and of the third kernel that a multiprocessor is to hold, which bounds their registers.
+// Blocks of the first and third kernels to fit on a multiprocessor at once, which limits their
+// registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr uint32_t SLICE_BLOCKS = 1, GATHER_BLOCKS = 1;
 #else
 constexpr uint32_t SLICE_BLOCKS = 6, GATHER_BLOCKS = 4;
 #endif
 constexpr uint32_t SLICE_WARPS = SLICE_THREADS / LANES;
-// Four at a time, one group a warp and time.
+// Logits that a thread loads at once; one load of a warp is a group.
 constexpr uint32_t AT_ONCE = 4;
 constexpr uint32_t LOADS = SLICE / (SLICE_THREADS * AT_ONCE);
 
@@ -22,12 +23,12 @@ struct Held {
     float logit[LOADS][AT_ONCE];
 };
 
-// The place in its slice of a thread's first number of a load.
+// The index in the slice of the first logit that this thread loads in load `load`.
 __device__ __forceinline__ uint32_t place_of(uint32_t load) {
     return (load * SLICE_THREADS + threadIdx.x) * AT_ONCE;
 }
 
-// Beyond the vocabulary stands minus infinity, which nothing chooses or counts.
+// Fills up logits beyond the vocabulary with minus infinity, which is never chosen or counted.
 __device__ __forceinline__ void load_slice(Held& held, const float* row, uint32_t slice, uint32_t vocabulary) {
     const bool aligned = reinterpret_cast<uint64_t>(row) % 16 == 0;
 #pragma unroll
@@ -65,7 +66,7 @@ __device__ __forceinline__ void store_slice(const Held& held, float* row, uint32
     }
 }
 
-// `visit(logit, id)` for each number that a thread holds.
+// Calls `visit(logit, id)` for each logit that this thread holds.
 template <typename Visit>
 __device__ __forceinline__ void for_each_held(const Held& held, uint32_t slice, Visit visit) {
 #pragma unroll

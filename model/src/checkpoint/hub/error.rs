@@ -9,14 +9,10 @@ use thiserror::Error;
 pub enum HubError {
     /// The id is not of the form `org/name`.
     #[error("{id:?} is not a valid id of a model on the hub")]
-    Id {
-        id: String,
-    },
+    Id { id: String },
     /// The revision is not the name of a branch, tag or commit.
     #[error("{revision:?} is not a valid name of a revision on the hub")]
-    Revision {
-        revision: String,
-    },
+    Revision { revision: String },
     /// No cache folder was given, and the user has no home folder.
     #[error("the hub's cache has no folder, since no home folder is set")]
     NoCache,
@@ -25,20 +21,13 @@ pub enum HubError {
     Proxy,
     /// The hub does not respond.
     #[error("{endpoint} could not be reached: {reason}")]
-    Unreachable {
-        endpoint: String,
-        reason: String,
-    },
+    Unreachable { endpoint: String, reason: String },
     /// The cache lacks a file, and offline mode forbids requests to the hub.
     #[error("the Hugging Face cache has no {file}, and offline mode forbids downloading it")]
-    Offline {
-        file: String,
-    },
+    Offline { file: String },
     /// There is no such model, or it has no such revision.
     #[error("the hub has no {repository}")]
-    NoRepository {
-        repository: String,
-    },
+    NoRepository { repository: String },
     /// The token, or the lack of a token, does not give access to the model. The hub's response is
     /// the same for private models and for models that do not exist.
     #[error("the hub refused access to {repository} with status {status}")]
@@ -49,16 +38,10 @@ pub enum HubError {
     },
     /// The model lacks a file that every checkpoint has.
     #[error("{repository} has no {file}")]
-    NoFile {
-        repository: String,
-        file: String,
-    },
+    NoFile { repository: String, file: String },
     /// The hub responds with an unexpected status.
     #[error("the hub answered {status} for {file}")]
-    Status {
-        file: String,
-        status: u16,
-    },
+    Status { file: String, status: u16 },
     /// The response lacks a header that describes the file, or the header is malformed.
     #[error("the hub's answer for {file} has no usable {header}")]
     Answer {
@@ -68,11 +51,7 @@ pub enum HubError {
     },
     /// A file is larger than any valid file of its kind.
     #[error("{file} has {bytes} bytes on the hub; the limit is {bytes_max}")]
-    TooLarge {
-        file: String,
-        bytes: u64,
-        bytes_max: u64,
-    },
+    TooLarge { file: String, bytes: u64, bytes_max: u64 },
     /// Three connections in a row ended without more bytes.
     #[error("the download of {file} stopped after {bytes} of {bytes_total} bytes")]
     Interrupted {
@@ -93,10 +72,7 @@ pub enum HubError {
     },
     /// The cache could not be written or read.
     #[error("{file} could not be stored in the hub's cache: {kind}")]
-    Cache {
-        file: String,
-        kind: std::io::ErrorKind,
-    },
+    Cache { file: String, kind: std::io::ErrorKind },
     /// The watch cancelled the fetch.
     #[error("the download was cancelled")]
     Cancelled,

@@ -242,27 +242,16 @@ pub enum QuantizationError {
     },
     /// A pattern of modules is not a valid regular expression.
     #[error("{file}: the module pattern {pattern:?} is not valid: {reason}")]
-    Pattern {
-        file: &'static str,
-        pattern: String,
-        reason: String,
-    },
+    Pattern { file: &'static str, pattern: String, reason: String },
     /// The settings file is not a JSON object.
     #[error("{file} is not a JSON object: {reason}")]
-    Malformed {
-        file: &'static str,
-        reason: String,
-    },
+    Malformed { file: &'static str, reason: String },
     /// The checkpoint is already quantized in another way.
     #[error("quantization is {asked}, but the checkpoint is already quantized in another way")]
-    Twice {
-        asked: WeightQuantization,
-    },
+    Twice { asked: WeightQuantization },
     /// The user names the tool that quantized the checkpoint, but the checkpoint is not quantized.
     #[error("quantization is {asked}, but the checkpoint's weights are not quantized")]
-    Plain {
-        asked: WeightQuantization,
-    },
+    Plain { asked: WeightQuantization },
 }
 
 impl Hint for QuantizationError {

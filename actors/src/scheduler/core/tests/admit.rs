@@ -1,4 +1,4 @@
-//! Stories of who is admitted, who waits and who loses blocks.
+//! Tests of which sequences are admitted, which wait and which lose blocks.
 
 use proptest::prelude::*;
 
@@ -11,12 +11,12 @@ pub(super) struct Losses {
 }
 
 impl Losses {
-    /// These have lost their blocks, and wait.
+    /// Counts the `released` sequences that have lost their blocks and wait.
     pub(super) fn note(&mut self, bed: &Bed, released: &[SequenceId]) {
         for id in released.iter().filter(|id| bed.scheduler.is_known(**id)) {
             let losses = self.of.entry(*id).or_default();
             *losses += 1;
-            // A shrink takes the blocks that lie in its tail, or leaves too few for all.
+            // A shrink takes the blocks in the tail, or leaves too few blocks for all sequences.
             let shrinks = bed.shrinks;
             assert!(*losses <= 2 + shrinks, "{id} lost its blocks {losses} times, after {shrinks} shrinks");
         }
@@ -88,7 +88,8 @@ fn a_prefix_that_another_sequence_holds_counts_once() {
 
 #[test]
 fn a_pool_is_filled_beyond_half_where_replies_end_long_before_their_limit() {
-    // 64 blocks, of which a sequence whose reply has 22 tokens takes 5 in the end, and one of 400 tokens 28.
+    // There are 64 blocks. A sequence with a reply of 22 tokens takes 5 of them in the end, and one
+    // with a reply of 400 tokens takes 28.
     let at_once = |known: u64| {
         let mut bed = Bed::new(limits(32, 512, 64));
         for id in 0..known {
@@ -124,7 +125,7 @@ proptest! {
         blocks in 7usize..12,
         looks_ahead in any::<bool>(),
     ) {
-        // Replies end early at first, so that later ones are expected to be short.
+        // The first replies end early, so that later ones are expected to be short.
         let limits = limits(6, 48, blocks);
         let mut bed = if looks_ahead { Bed::ahead(limits) } else { Bed::new(limits) };
         (100..104).for_each(|id| _ = bed.admit(sequence(id, 2, 40)));
@@ -149,7 +150,7 @@ proptest! {
             bed.admit(sequence(id, *prompt, *reply));
             count(&mut bed, &mut lost);
             if let Some(resize) = resize {
-                // The largest request takes 7 blocks.
+                // The largest request needs 7 blocks.
                 bed.give(Input::Resize(7 + resize % (blocks - 6)));
                 count(&mut bed, &mut lost);
             }

@@ -1,4 +1,4 @@
-//! Stories in which the next step is planned while one runs.
+//! Tests in which the next step is planned while one runs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,13 +20,13 @@ impl Bed {
         self.running.get(place).expect("as many steps are under way")
     }
 
-    /// The sequences whose tokens the step at this place chooses.
+    /// The sequences whose tokens the step with this index chooses.
     fn wanted_at(&self, place: usize) -> Vec<u64> {
         self.plan(place).rows.iter().map(|row| row.sequence.0).collect()
     }
 }
 
-/// What the running step chooses in this row.
+/// The token that the running step chooses in this row.
 fn unseen(row: u32) -> InputToken {
     InputToken::Unseen(UnseenToken { row })
 }
@@ -38,7 +38,7 @@ fn drawn(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
     NewSequence { sampler, ..sequence(id, prompt, tokens_max) }
 }
 
-/// A sequence with a form, so that the host must see each token before the next.
+/// A sequence with a grammar, so that the host must see each token before the next one is chosen.
 fn formed(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
     static SAMPLER: OnceLock<Arc<Sampler>> = OnceLock::new();
     let sampler = SAMPLER.get_or_init(|| {
@@ -78,7 +78,7 @@ fn a_bursts_second_step_waits_briefly_for_the_other_arrivals() {
     assert_eq!(bed.heard(), [Effect::Gather]);
     bed.give(Input::Gathered);
     assert_eq!(bed.wanted_at(1), [1, 2, 3], "one step for all, and none for a single token before it");
-    // Gathering happens once per burst: later arrivals join the step after, as usual.
+    // The wait happens once per burst: later arrivals join the step after the next, as usual.
     bed.stepped(5);
     assert_eq!((bed.running.len(), bed.wanted_at(1)), (2, vec![1, 2, 3]));
     assert!(!bed.admit(sequence(4, 20, 9)).stepped(5).heard().contains(&Effect::Gather));
@@ -100,7 +100,8 @@ fn each_sequence_names_its_row_and_prompts_continue_with_known_tokens() {
     let mut bed = Bed::ahead(limits(3, 12, 32));
     bed.admit(sequence(1, 4, 9));
     bed.admit(sequence(2, 4, 9)).admit(sequence(3, 30, 9)).stepped(5);
-    // 1 decodes. After it, 1 again, the second's prompt and the start of the third's.
+    // Sequence 1 decodes in the running step. The next step has sequence 1 again, the second one's
+    // prompt and the start of the third one's.
     assert_eq!(bed.plan(0).batch.tokens, [unseen(0)]);
     assert_eq!(
         bed.plan(1).batch.tokens,
@@ -255,7 +256,8 @@ fn a_row_of_nans_ends_its_sequence_despite_a_begun_step() {
 #[test]
 fn a_wasted_step_caches_nothing() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
-    // The step after the end would have filled a second block with a token outside the reply.
+    // The step after the reply's end would have filled a second block with a token outside the
+    // reply.
     bed.admit(alike(1, 31, 9)).stepped(STOP).stepped(7);
     bed.assert_all_home();
     assert_eq!(bed.scheduler.kv.usage().cached, 1);
@@ -270,7 +272,7 @@ fn a_prompt_sharing_a_running_prefix_waits_and_reuses_it() {
     assert_eq!(bed.wanted_at(1), [1, 2, 3]);
     let starts = &bed.plan(1).batch.query_starts;
     assert_eq!(starts[2] - starts[1], 8, "32 of 40 tokens are there");
-    // A request that arrives while a step runs that was not looked beyond.
+    // These requests arrive while a step runs after which no other step is planned.
     let mut bed = Bed::ahead(limits(4, 64, 16));
     bed.admit(alike(1, 40, 1)).admit(alike(2, 40, 9)).admit(sequence(3, 5, 9));
     assert_eq!(bed.wanted_at(1), [3], "a stranger does not wait");
@@ -282,7 +284,8 @@ fn a_prompt_sharing_a_running_prefix_waits_and_reuses_it() {
 #[test]
 fn no_sequence_is_preempted_for_a_step_planned_ahead() {
     let mut bed = Bed::ahead(limits(2, 64, 4));
-    // Both were expected to be short. Each has two blocks, and needs a third for its 33rd token.
+    // Both sequences were expected to be short. Each has two blocks, and needs a third for its 33rd
+    // token.
     bed.scheduler.running.extend([2, 3].map(|id| (SequenceId(id), Sequence::new(sequence(id, 15, 30)))));
     bed.give(Input::Gathered);
     while bed.running.len() == 2 {
@@ -304,17 +307,18 @@ fn no_sequence_is_preempted_for_a_step_planned_ahead() {
     bed.assert_all_home();
 }
 
-/// A sequence of a script: its kind, and the tokens that its model chooses.
+/// A sequence of a script: its kind, and the tokens that the model chooses for it.
 #[derive(Clone, Debug)]
 struct Role {
     prompt: usize,
     tokens_max: usize,
-    /// It begins as others of this kind do.
+    /// Whether the sequence begins like all others with this flag.
     is_alike: bool,
     is_drawn: bool,
     is_formed: bool,
     is_scored: bool,
-    /// The token with which it ends, if it gets that far, and whether that is not a number.
+    /// The index of the token with which the sequence ends, if it gets that far, and whether the
+    /// logits of that token are not numbers.
     ends_at: usize,
     breaks: bool,
 }
@@ -339,7 +343,7 @@ impl Role {
         }
     }
 
-    /// What must be reported of it, unless it is cancelled.
+    /// The effects that must be reported for the sequence, unless it is canceled.
     fn told(&self, id: u64) -> Vec<Effect> {
         let (finish, count) = match self.ends_at < self.tokens_max {
             true if self.breaks => (Finish::Broken, self.ends_at),
@@ -358,7 +362,8 @@ struct Script {
     events: Vec<u8>,
 }
 
-/// What was reported of each sequence, which were cancelled, and how many steps ran.
+/// The effects reported for each sequence, the canceled sequences, and the number of steps planned
+/// ahead.
 #[derive(Debug, Default)]
 struct Played {
     heard: BTreeMap<u64, Vec<Effect>>,
@@ -370,7 +375,7 @@ struct Played {
 impl Script {
     fn play(&self, mut bed: Bed) -> Played {
         let (mut played, mut seen) = (Played::default(), 0);
-        // What the device chose in the step planned last.
+        // The choices of the device in the step that was planned last.
         let mut previous: Vec<Option<u32>> = Vec::new();
         let mut arrived = 0;
         let endless = std::iter::repeat(&u8::MAX);
@@ -424,7 +429,7 @@ impl Script {
         self.roles[row.sequence.0 as usize].chosen(row.sequence.0, row.position)
     }
 
-    /// Each token fed to a step is the right one, even if the host has not seen it.
+    /// Checks that each token passed to a step is the right one, even if the host has not seen it.
     fn check(&self, plan: &StepPlan, previous: &[Option<u32>]) {
         let batch = &plan.batch;
         assert!(batch.sequence_count() <= self.limits.sequences && batch.token_count() <= self.limits.step_tokens);
@@ -455,7 +460,7 @@ impl Script {
 fn any_role() -> impl Strategy<Value = Role> {
     (1usize..60, 1usize..30, any::<[bool; 4]>(), 0usize..60, any::<bool>()).prop_map(
         |(prompt, tokens_max, [is_alike, is_drawn, is_formed, is_scored], ends_at, breaks)| {
-            // Few sequences have a form, because one holds back all others.
+            // Few sequences have a grammar, because one such sequence holds back all others.
             let is_formed = is_formed && ends_at % 3 == 0;
             Role { prompt, tokens_max, is_alike, is_drawn, is_formed, is_scored, ends_at, breaks }
         },

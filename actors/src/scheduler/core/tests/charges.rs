@@ -1,4 +1,5 @@
-//! What tenants are charged for: each prompt once, as far as it is computed, whatever happens to its sequence.
+//! Tests of the charges of tenants: each prompt is charged once, as far as it is computed, whatever
+//! happens to its sequence.
 
 use proptest::prelude::*;
 
@@ -17,12 +18,14 @@ fn of_tenant(tenant: &str, sequence: NewSequence) -> NewSequence {
     }
 }
 
-/// Tokens that the tenant was charged for. There must be two tenants.
+/// Tokens that the tenant was charged for. There must be two tenants, because a single tenant's
+/// counter is not looked up.
 fn charged(bed: &Bed, tenant: &str) -> u64 {
     bed.scheduler.tenants.counter(&Tenant::new(tenant)) / u64::from(TenantWeights::WEIGHT_MAX)
 }
 
-/// The first sequence of `b` runs a prompt in several steps, so that those of `a` have none yet.
+/// The first sequence of tenant `b` runs a prompt in several steps, so sequences of `a` have no
+/// step yet.
 fn busy() -> Bed {
     let mut bed = Bed::new(limits(4, 16, 32));
     bed.admit(of_tenant("b", sequence(1, 60, 1)));
@@ -74,11 +77,11 @@ struct Drawn {
     priority: i32,
     prompt: usize,
     reply: usize,
-    /// Some begin alike, so that they find what others computed.
+    /// Whether the sequence begins like others with this flag, so that it finds cached blocks.
     begins_alike: bool,
-    /// The tokens of its picture, and whether it counts on blocks that hold them.
+    /// The tokens of the request's picture, and whether cached blocks are expected to hold them.
     picture: Option<(usize, bool)>,
-    /// Steps until its caller leaves.
+    /// Steps until the caller disconnects.
     leaves: Option<usize>,
 }
 
@@ -99,7 +102,8 @@ fn drawn() -> impl Strategy<Value = Drawn> {
 }
 
 impl Drawn {
-    /// Its sequence, with what it has produced, and all rows of its pictures if it comes again.
+    /// The request's sequence, with the tokens that it has produced. If it comes again, it has all
+    /// rows of its pictures.
     fn sequence(&self, id: u64, produced: usize, comes_again: bool) -> NewSequence {
         let alike = if self.begins_alike { 7 } else { id };
         let mut spec =
@@ -116,19 +120,19 @@ impl Drawn {
     }
 }
 
-/// The requests of a run, and what their tenants are to be charged for.
+/// The requests of a run, and the expected charges of their tenants.
 struct Account {
     requests: BTreeMap<u64, Drawn>,
     produced: BTreeMap<u64, usize>,
-    /// Tokens of prompts that were computed, of those that have begun.
+    /// Prompt tokens that were computed, for each sequence that has begun.
     computed: BTreeMap<u64, usize>,
-    /// What counters rose by when tenants came back.
+    /// The amounts by which the counters rose when requests arrived again.
     lifted: [u64; 2],
     come_again: usize,
 }
 
 impl Account {
-    /// Looks at what one input has done, and lets those come again that are to.
+    /// Processes the effects of one input, and admits sequences again that were sent back.
     fn settle(&mut self, bed: &mut Bed) {
         loop {
             let mut returning = Vec::new();
@@ -164,7 +168,7 @@ impl Account {
             let of_tenant = || self.requests.iter().filter(|(_, drawn)| drawn.tenant == tenant).map(|(id, _)| id);
             let computed: usize = of_tenant().filter_map(|id| self.computed.get(id)).sum();
             let replies: usize = of_tenant().filter_map(|id| self.produced.get(id)).sum();
-            // Those that run and have no step yet.
+            // Sequences that run and have had no step yet.
             let open = of_tenant().filter(|id| !self.computed.contains_key(id) && !self.produced.contains_key(id));
             let open: usize = open.filter_map(|id| bed.scheduler.running.get(&SequenceId(*id))).map(|s| s.prompt).sum();
             let parts = (computed + 2 * replies + open) as u64 * u64::from(TenantWeights::WEIGHT_MAX);
@@ -178,7 +182,7 @@ proptest! {
     #[test]
     fn tenants_are_charged_once_for_what_was_computed_for_them(
         requests in proptest::collection::vec(drawn(), 2..30),
-        // The largest request takes 7 blocks.
+        // The largest request needs 7 blocks.
         blocks in 8usize..14,
         sizes in proptest::collection::vec(proptest::option::weighted(0.2, 0usize..99), 1..60),
         looks_ahead in any::<bool>(),
@@ -190,7 +194,7 @@ proptest! {
         for (id, drawn) in &requests {
             bed.scheduler.arrive(drawn.sequence(*id, 0, false));
         }
-        // Both are known, so that the counters are.
+        // Both tenants are known, because a single tenant's counter is not looked up.
         TENANTS.iter().for_each(|name| bed.scheduler.tenants.arrive(&Tenant::new(*name), std::iter::empty()));
         let mut account = Account {
             requests,

@@ -1,15 +1,16 @@
-//! Stories of blocks that go to host memory, and of sequences that wait until they are back.
+//! Tests of blocks that are copied to host memory, and of sequences that wait until the blocks are
+//! copied back.
 
 use super::*;
 use crate::{kv::Copies, pace::CopyCosts};
 
-/// A bed with a host tier that has room for all.
+/// A bed with a host tier that has room for all blocks.
 fn bed(limits: Limits) -> Bed {
     Bed::of(SchedulerCore::new(limits).without_look_ahead().with_host(64, CopyCosts::default()), 1)
 }
 
 impl Bed {
-    /// All copies under way end.
+    /// Ends all running copies.
     fn all_copied(&mut self) {
         while self.scheduler.is_copying() {
             self.give(Input::Copied(10));
@@ -23,7 +24,7 @@ impl Bed {
     }
 }
 
-/// What was copied, to the host and back.
+/// The number of blocks copied to the host and back.
 fn copied(bed: &mut Bed) -> (usize, usize) {
     let copies = bed.heard().into_iter().filter_map(|effect| match effect {
         Effect::Copy(copies) => Some((copies.to_host.len(), copies.to_device.len())),
@@ -32,7 +33,8 @@ fn copied(bed: &mut Bed) -> (usize, usize) {
     copies.fold((0, 0), |all, copy| (all.0 + copy.0, all.1 + copy.1))
 }
 
-/// A pool of so many blocks, of which two had the beginning of the first sequence until the second took all.
+/// A pool of `blocks` blocks. Two of them held the beginning of the first sequence until the second
+/// sequence took all blocks.
 fn pushed_out(blocks: usize) -> Bed {
     let mut bed = bed(limits(4, 128, blocks));
     bed.admit(sequence(1, 40, 1)).stepped(5);
@@ -163,7 +165,7 @@ fn a_preempted_sequence_comes_back_without_computing_its_prompt() {
     bed.admit(sequence(1, 2, 9)).stepped(STOP);
     bed.admit(sequence(2, 17, 70)).admit(sequence(3, 17, 70)).stepped(5).stepped(5);
     bed.heard();
-    // The third loses its blocks to the second, which then needs them all.
+    // The third sequence loses its blocks to the second one, which then needs all of them.
     let mut copies = Copies::default();
     let mut longest = 0;
     while !bed.running.is_empty() || bed.scheduler.is_copying() {

@@ -1,4 +1,4 @@
-//! Stories of the promised token interval, and a simulation of arrivals on a device whose costs are given.
+//! Tests of the promised token interval, and a simulation of arrivals on a device with given costs.
 
 use std::{
     fmt::Write,
@@ -15,7 +15,8 @@ use crate::{
     vision::{self, EncodeRequest, Ticket, VisionCore},
 };
 
-/// A device: µs of a step of decoding, of each sequence in it, of each prompt token beside it, and of each patch.
+/// Costs of a device in µs: per decode step, per sequence in it, per prompt token next to it, and
+/// per patch.
 #[derive(Clone, Copy, Debug)]
 struct Device {
     step: u64,
@@ -24,7 +25,7 @@ struct Device {
     patch: f64,
 }
 
-/// About 7B's shape on an H200.
+/// About the costs of a model of 7B's shape on an H200.
 const LARGE: Device = Device { step: 3600, sequence: 22, token: 21, patch: 4.5 };
 
 impl Device {
@@ -58,7 +59,7 @@ impl Device {
     }
 }
 
-/// What a step computes, told from its batch alone.
+/// The work of a step, derived only from its batch.
 fn work_of(plan: &StepPlan) -> StepWork {
     let mut work = StepWork::default();
     for (part, length) in plan.batch.context_lengths.iter().enumerate() {
@@ -125,7 +126,7 @@ fn a_prompt_moves_on_however_short_the_interval_is() {
     let mut bed = self::bed(2000, 4000);
     bed.admit(sequence(1, 10, 50)).stepped(5);
     bed.admit(sequence(2, 1000, 2)).stepped(5);
-    // Decoding alone breaks this promise. The step may then take twice as long as that.
+    // Decoding alone exceeds this promise. The step may then take twice as long as decoding.
     let micros = LARGE.micros(&work_of(&bed.running[0]));
     assert!((6500..=7300).contains(&micros), "{micros}");
 }
@@ -149,7 +150,7 @@ fn slower_steps_beside_pictures_are_learned() {
     assert!(alone.abs_diff(beside) <= 64 && much * 2 < alone, "{alone}, {beside}, {much}");
 }
 
-/// Arrivals on a device: chats, long prompts and pictures.
+/// A simulation of arrivals on a device: chats, long prompts and pictures.
 struct Arrivals {
     device: Device,
     core: SchedulerCore,
@@ -163,18 +164,18 @@ struct Arrivals {
     launches: VecDeque<usize>,
     launch_ends: u64,
     gathered_at: Option<u64>,
-    /// Patches and prompt tokens of requests that wait for their pictures.
+    /// Patches, prompt tokens and reply tokens of requests that wait for their pictures.
     seen: BTreeMap<u64, (usize, usize, usize)>,
     asked: BTreeMap<SequenceId, u64>,
     last: BTreeMap<SequenceId, u64>,
-    /// First tokens of each request, and all later intervals, in µs.
+    /// Time to the first token of each request, and all later intervals, in µs.
     firsts: BTreeMap<SequenceId, u64>,
     intervals: Vec<u64>,
     ended: usize,
     trace: String,
 }
 
-/// How much slower a step is while pictures are encoded.
+/// The ratio by which a step is slower while pictures are encoded.
 const SLOWER: (u64, u64) = (3, 2);
 
 impl Arrivals {
@@ -202,7 +203,7 @@ impl Arrivals {
         }
     }
 
-    /// A number below `limit`, by hash of seed and count.
+    /// A number below `limit`, from a hash of the seed and the count.
     fn below(&mut self, limit: u64) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.chance.hash(&mut hasher);
@@ -265,7 +266,7 @@ impl Arrivals {
                     }
                 }
                 vision::Effect::Ready(Ticket(number), _) => {
-                    // Nothing reads the rows here.
+                    // No step reads the rows in this simulation.
                     effects.extend(self.vision.step(vision::Input::Unpin(vec![key(number)])));
                     let (prompt, _, reply) = self.seen.remove(&number).expect("it waits");
                     self.admit(number, prompt, reply);
@@ -341,7 +342,8 @@ fn percentile(values: impl IntoIterator<Item = u64>, of_hundred: usize) -> u64 {
     values.get(values.len() * of_hundred / 100).copied().unwrap_or(0)
 }
 
-/// Ten seconds of requests: chats around 600 tokens, pictures of 1036 x 1036, and now and then a prompt of 7,000.
+/// Ten seconds of requests: chats around 600 tokens, pictures of 1036 x 1036, and occasional
+/// prompts of 7,000 tokens.
 fn mix(seed: u64, a_second: u64) -> Vec<(u64, usize, usize, usize)> {
     let mut draw = Arrivals::new(LARGE, None, LIMITS, seed);
     let mut at = 0;
@@ -363,7 +365,8 @@ const PROMISE: u64 = 33_000;
 
 #[test]
 fn the_interval_holds_under_a_mix_and_first_tokens_stay_early() {
-    // At 20 a second pictures begin in the middle of many steps, which were planned without them: 33.2 ms.
+    // At 20 requests per second, pictures begin in the middle of many steps that were planned
+    // without them, so the interval is 33.2 ms.
     for (seed, a_second, promise) in [(1, 12, PROMISE), (2, 16, PROMISE), (3, 20, PROMISE + PROMISE / 50)] {
         let requests = mix(seed, a_second);
         let [with, without] =
@@ -377,7 +380,8 @@ fn the_interval_holds_under_a_mix_and_first_tokens_stay_early() {
         assert!(kept <= promise, "{kept} µs");
         assert!(stutter > PROMISE, "it would not have held by itself: {stutter} µs");
         assert!(first <= first_without + PROMISE, "{first} µs after {first_without} µs");
-        // A prompt of 7,000 tokens takes a few steps more, each with the decoding of all others.
+        // A prompt of 7,000 tokens takes a few more steps, each of which also decodes for all other
+        // sequences.
         assert!(late <= late_without * 2, "{late} µs after {late_without} µs");
     }
 }
@@ -417,7 +421,7 @@ proptest! {
         }).collect();
         let mut requests = requests;
         requests.sort_unstable();
-        // It would not end before its events are over.
+        // A request that never ended would reach the limit of events.
         Arrivals::new(device, device.pace(promise), limits, seed).play(&requests);
     }
 }

@@ -1,8 +1,9 @@
-//! How long a sequence holds its pictures, and what happens if it is preempted before or after reading them.
+//! Tests of how long a sequence holds its pictures, and of preemption before and after a step reads
+//! them.
 
 use super::*;
 
-/// A prompt whose tokens at these places are a picture.
+/// A prompt in which these token indices are a picture.
 fn shown(id: u64, prompt: usize, tokens_max: usize, picture: std::ops::Range<usize>) -> NewSequence {
     let place = Placeholder {
         cache_rows: (0..picture.len() as u32).collect(),
@@ -11,7 +12,8 @@ fn shown(id: u64, prompt: usize, tokens_max: usize, picture: std::ops::Range<usi
     NewSequence { pictures: vec![place], ..sequence(id, prompt, tokens_max) }
 }
 
-/// The sequences that read pictures in the newest step, and those that read none later.
+/// The sequences that read pictures in the newest step, and those whose pictures no later step
+/// reads.
 fn read_and_past(bed: &Bed) -> (Vec<u64>, Vec<u64>) {
     let Shown { read, past } = &bed.running.back().expect("a step is under way").shown;
     (read.iter().map(|id| id.0).collect(), past.iter().map(|id| id.0).collect())
@@ -62,7 +64,7 @@ fn a_sequence_with_computed_pictures_reads_none_and_releases_them() {
     assert_eq!(read_and_past(&bed), (vec![], vec![2]));
 }
 
-/// Its picture has no rows: blocks are to hold it.
+/// A sequence whose picture has no rows, because cached blocks are expected to hold its tokens.
 fn computed(id: u64, tokens: usize, tokens_max: usize, place: std::ops::Range<usize>) -> NewSequence {
     let mut spec = shown(1, tokens, tokens_max, place);
     spec.pictures[0].cache_rows = [].into();
@@ -92,7 +94,7 @@ fn a_picture_that_blocks_hold_needs_no_rows() {
 fn a_sequence_without_rows_whose_blocks_have_gone_comes_again_before_any_step() {
     let mut bed = Bed::new(limits(2, 64, 4));
     bed.admit(shown(1, 40, 1, 2..30)).stepped(5);
-    // Another takes the blocks while it waits for its turn.
+    // Sequence 3 takes the blocks while sequence 4 waits for its turn.
     bed.admit(sequence(3, 60, 1)).admit(computed(4, 40, 9, 2..30));
     while !bed.running.is_empty() {
         bed.stepped(5);
@@ -106,7 +108,8 @@ fn a_sequence_without_rows_whose_blocks_have_gone_comes_again_before_any_step() 
 #[test]
 fn a_sequence_preempted_after_its_pictures_returns_with_its_tokens() {
     let mut bed = Bed::new(limits(4, 64, 4));
-    // Answers have been short so far, so both are admitted although the pool cannot hold them to their ends.
+    // Replies have been short so far, so both sequences are admitted although the pool cannot hold
+    // them to their ends.
     bed.admit(sequence(1, 2, 9)).stepped(STOP);
     bed.admit(sequence(2, 15, 40)).admit(shown(3, 15, 40, 3..9));
     let is_told = |bed: &Bed| bed.heard.contains(&Effect::ComeAgain(SequenceId(3)));

@@ -1,4 +1,4 @@
-//! A pool that shrinks and grows while sequences run.
+//! Tests of a pool that shrinks and grows while sequences run.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn resize(bed: &mut Bed, blocks: usize) {
     bed.give(Input::Resize(blocks));
 }
 
-/// Two sequences of three blocks each, with a step of both running.
+/// Two sequences of three blocks each, with a running step of both.
 fn two_of_three_blocks(mut bed: Bed) -> Bed {
     bed.admit(sequence(1, 40, 9)).admit(sequence(2, 40, 9)).stepped(5);
     bed.heard();
@@ -77,7 +77,7 @@ fn a_larger_pool_admits_sequences_waiting_for_blocks() {
 #[test]
 fn a_resize_to_as_many_blocks_makes_no_room_for_a_step_ahead() {
     let mut bed = Bed::ahead(limits(4, 64, 4));
-    // Both were expected to be short.
+    // Both sequences were expected to be short.
     bed.scheduler.running.extend([1, 2].map(|id| (SequenceId(id), Sequence::new(sequence(id, 15, 40)))));
     bed.give(Input::Gathered);
     while bed.running.len() == 2 {
@@ -128,7 +128,7 @@ fn a_caller_leaving_during_a_shrink_disturbs_no_sequence() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
     resize(&mut bed, 4);
     let plan = bed.running.pop_front().expect("a step is under way");
-    // While the actor handles these effects, a token is delivered to a caller that has gone.
+    // While the actor handles these effects, it delivers a token to a disconnected caller.
     let effects = bed.scheduler.step(Input::Stepped(vec![Some(6); plan.rows.len()]));
     assert_eq!(bed.scheduler.step(Input::Cancel(SequenceId(2))), [], "it waits, and holds nothing");
     assert_eq!(bed.hear(effects).heard(), [token(1, 6), token(2, 6), released(&[2]), Effect::Resized]);
@@ -139,7 +139,7 @@ fn a_caller_leaving_during_a_shrink_disturbs_no_sequence() {
     bed.assert_all_home();
 }
 
-/// The first of two has lost its blocks to a shrink, and a small one waits that would fit.
+/// Sequence 2 has lost its blocks to a shrink. The small sequence 3 would fit, but must wait.
 #[test]
 fn a_victim_of_a_shrink_is_not_passed_by_new_ones() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));

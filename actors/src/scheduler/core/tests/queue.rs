@@ -1,4 +1,5 @@
-//! Stories of the queue's order: who is next, who makes way, and that none waits for good.
+//! Tests of the queue's order: which sequence is next, which are preempted, and that none waits
+//! forever.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -24,7 +25,7 @@ impl Bed {
         [ids(&self.scheduler.waiting), ids(&self.scheduler.running)]
     }
 
-    /// Ends steps until none is left. Returns the sequences in the order in which they ended.
+    /// Ends steps until no step is left. Returns the sequences in the order in which they ended.
     fn ends(&mut self) -> Vec<u64> {
         self.heard();
         while !self.running.is_empty() {
@@ -74,7 +75,7 @@ fn an_urgent_sequence_takes_the_place_of_the_least_urgent_that_runs() {
 
 #[test]
 fn only_as_many_make_way_as_must_and_none_in_vain() {
-    // By prediction three sequences of four blocks and one of three, in 16.
+    // By prediction, three sequences of four blocks and one of three run in 16 blocks.
     let waiting = |priority, prompt| {
         let mut bed = Bed::new(limits(8, 200, 16));
         (1..=3).for_each(|id| _ = bed.admit(urgent(id, id as i32, 40, 8)));
@@ -182,7 +183,7 @@ fn a_first_token_that_could_not_come_in_time_is_not_begun() {
         (0..decoding).for_each(|_| work.add_decoding(16));
         work
     };
-    // A millisecond a token.
+    // Each token takes one millisecond.
     let steps = [(0, 1), (0, 8), (16, 1), (256, 1)].map(|(prompt, decoding)| MeasuredStep {
         work: work(prompt, decoding),
         micros: 1000 * (prompt + decoding) as u64,
@@ -194,7 +195,7 @@ fn a_first_token_that_could_not_come_in_time_is_not_begun() {
     let reply = |left| Deadlines { reply: milliseconds(left), ..Deadlines::default() };
     bed.admit(until(1, 200, first(100))).admit(until(2, 200, first(300))).stepped(5);
     bed.admit(until(3, 200, reply(100)));
-    // All but the last block of it are those of the second.
+    // All blocks of its prompt except the last are those of the second sequence.
     let begins_alike = NewSequence { id: SequenceId(4), ..until(2, 200, first(100)) };
     bed.admit(begins_alike).stepped(5);
     let heard = bed.heard();
@@ -211,8 +212,8 @@ fn of_tenant(id: u64, tenant: &str, prompt: usize, tokens_max: usize) -> NewSequ
     NewSequence { scheduling_params, ..sequence(id, prompt, tokens_max) }
 }
 
-/// Runs one sequence at a time: 60 of `busy`, and from the tenth step on 20 of `calm`. Returns which of the latter are
-/// among the next 20 that end.
+/// Runs one sequence at a time: 60 of tenant `busy`, and from the tenth step on 20 of tenant
+/// `calm`. Returns how many `calm` sequences are among the next 20 that end.
 fn calm_beside_busy(weights: Option<TenantWeights>) -> usize {
     let scheduler = SchedulerCore::new(limits(1, 64, 8)).with_tenants(weights.unwrap_or_default());
     let mut bed = Bed::of(scheduler.without_look_ahead(), 1);
@@ -256,7 +257,8 @@ proptest! {
         for (id, (tenant, prompt, reply)) in (1..).zip(&requests) {
             bed.admit(of_tenant(id, ["a", "b", "c"][*tenant], *prompt, *reply));
         }
-        // The paper's bound, twice the larger of a prompt and of the replies that run, and a prompt on the oldest's turn.
+        // The paper's bound is twice the larger of a prompt and of the running replies. The turn of
+        // the oldest adds one prompt.
         let bound = 2 * (2 * 20 * sequences as u64).max(40) + 40;
         while !bed.running.is_empty() {
             let waiting = bed.scheduler.waiting.values().map(|s| bed.scheduler.tenants.counter(&s.spec.scheduling_params.tenant));
@@ -279,11 +281,12 @@ struct Drawn {
     tenant: &'static str,
     prompt: usize,
     reply: usize,
-    /// Steps until its caller leaves.
+    /// Steps until the caller disconnects.
     leaves: Option<usize>,
-    /// Steps that it waits for its first.
+    /// Steps until its queue deadline.
     waits: Option<u64>,
-    /// The pool's size after it comes, between the least and the most.
+    /// Determines the pool's size after the request arrives, between the smallest and the largest
+    /// size.
     resize: Option<usize>,
 }
 
@@ -305,19 +308,19 @@ fn drawn() -> impl Strategy<Value = Drawn> {
     )
 }
 
-/// What is true of every run.
+/// Checks that hold for every run.
 #[derive(Default)]
 struct Watch {
-    /// The oldest that waits, and how many were admitted since it became that.
+    /// The oldest waiting sequence, and how many were admitted since it became the oldest.
     oldest: Option<(SequenceId, usize)>,
     lost: Losses,
     ended: BTreeSet<SequenceId>,
-    /// What the scheduler did, in order.
+    /// All effects of the scheduler, in order.
     trace: Vec<Effect>,
 }
 
 impl Watch {
-    /// Looks at what one input has done.
+    /// Checks the effects of one input.
     fn look(&mut self, bed: &mut Bed, before: &BTreeSet<SequenceId>) {
         let waiting: BTreeSet<_> = bed.scheduler.waiting.keys().copied().collect();
         let admitted = before.difference(&waiting).filter(|id| bed.scheduler.running.contains_key(id)).count();
@@ -345,7 +348,7 @@ impl Watch {
 
 fn run(requests: &[Drawn], limits: Limits, looks_ahead: bool) -> Watch {
     let mut bed = if looks_ahead { Bed::ahead(limits) } else { Bed::new(limits) };
-    // Replies end early at first, so that later ones are expected to be short.
+    // The first replies end early, so that later ones are expected to be short.
     (100..104).for_each(|id| _ = bed.admit(sequence(id, 2, 40)));
     while !bed.running.is_empty() {
         bed.stepped(STOP);
@@ -387,7 +390,7 @@ fn run(requests: &[Drawn], limits: Limits, looks_ahead: bool) -> Watch {
         let new = NewSequence { scheduling_params, ..sequence(id, drawn.prompt, drawn.reply) };
         give(&mut bed, &mut watch, Input::Admit(Box::new(new)));
         if let Some(resize) = drawn.resize {
-            // The largest request takes 8 blocks.
+            // The largest request needs 8 blocks.
             give(&mut bed, &mut watch, Input::Resize(8 + resize % (limits.kv_tokens / BLOCK_TOKENS - 7)));
         }
     }
@@ -407,7 +410,7 @@ proptest! {
     #[test]
     fn every_sequence_ends_and_none_is_passed_or_preempted_for_good(
         requests in proptest::collection::vec(drawn(), 2..60),
-        // The largest request takes 8 blocks.
+        // The largest request needs 8 blocks.
         blocks in 9usize..14,
         sequences in 1usize..6,
         looks_ahead in any::<bool>(),

@@ -1,4 +1,4 @@
-//! What a sequence knows of itself, and where it shows.
+//! Tests of the state of a single sequence, and of its effect on steps.
 
 use super::*;
 
@@ -14,8 +14,8 @@ fn samples_share_whole_blocks_but_never_a_prompts_last_token() {
     assert_eq!([1, 15, 16, 17, 32, 33].map(shared), [0, 0, 0, 16, 16, 32]);
 }
 
-/// The sequences of the second step, and how many tokens it runs of each. The first step runs the first four of 30
-/// tokens of sequence 1, and meanwhile `second` arrives.
+/// The sequences of the second step, and how many tokens of each it runs. The first step runs the
+/// first four of 30 tokens of sequence 1. `second` arrives while that step runs.
 fn second_step_beside(second: NewSequence) -> (Vec<SequenceId>, Vec<usize>) {
     let mut bed = Bed::new(limits(2, 4, 32));
     bed.admit(sequence(1, 30, 9)).admit(second).stepped(5);
