@@ -306,7 +306,7 @@ fn pictures(
     pack: fn(&Model, &[Placed<'_>]) -> EncoderBatch,
 ) -> EncoderBatch {
     let merge = model.config().merge().expect("only a family with pictures has this worst case");
-    let patch = model.config().patch().expect("as above");
+    let patch = model.config().patch().expect("a model with a vision tower");
     let [large, small] = [grid, smallest_grid(model, merge)].map(|grid| ResizedImage::blank(grid, patch));
     let whole = launch_patches / grid.patches();
     let rest = launch_patches % grid.patches() / small.grid.patches();

@@ -57,7 +57,7 @@ impl GaugeFn for Ear {
     }
 
     fn decrement(&self, _: f64) {
-        unreachable!("as above");
+        unreachable!("gauges are filtered out before");
     }
 
     fn set(&self, value: f64) {

@@ -51,7 +51,7 @@ impl Clock {
 
     pub fn until(&self, holds: impl Fn(&State) -> bool) {
         let state = self.state.lock().expect("no holder panicked");
-        drop(self.changed.wait_while(state, |state| !holds(state)).expect("as above"));
+        drop(self.changed.wait_while(state, |state| !holds(state)).expect("no holder panicked"));
     }
 
     pub fn log(&self) -> Vec<String> {
@@ -78,7 +78,7 @@ impl Arrival for Coming {
 
     fn wait(self: Box<Self>, out: &mut [u8]) -> Result<(), KernelError> {
         let state = self.clock.state.lock().expect("no holder panicked");
-        drop(self.clock.changed.wait_while(state, |state| state.past <= self.number).expect("as above"));
+        drop(self.clock.changed.wait_while(state, |state| state.past <= self.number).expect("no holder panicked"));
         self.copied.wait(out)
     }
 }

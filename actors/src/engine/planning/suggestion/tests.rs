@@ -168,7 +168,7 @@ fn a_lack_that_no_knob_can_fix_is_named_so() {
     let hint = unfit.hint();
     assert!(hint.contains("`capacity` ") && hint.contains("only one of these"), "{hint}");
     let card = subject.question(&options, MemoryState { is_host: false, ..question.place });
-    let unfit = Forecast::of(&card).expect("it can be planned").unfit.expect("as above");
+    let unfit = Forecast::of(&card).expect("it can be planned").unfit.expect("it does not fit");
     assert!(unfit.hint().contains("more of the device's memory"), "a card is what it is: {}", unfit.hint());
 }
 
