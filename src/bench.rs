@@ -277,7 +277,7 @@ impl Bench {
                 self.prefill(prompts).await?;
             }
         }
-        if options.wants(Measurement::PictureLoad) {
+        if options.wants(Measurement::Pictures) {
             for pictures in &workload.pictures {
                 for &reply in pictures.replies {
                     self.pictures(pictures, reply).await?;

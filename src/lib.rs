@@ -67,7 +67,7 @@ pub use bursar_actors::{
     },
     compute::lane::LaneError,
     engine::{
-        Change, FewestRanks, Forecast, KvCacheType, KvCacheTypeError, Lack, Limits, LoadOptions, NoRanksFit, Precision,
+        Change, Forecast, KvCacheType, KvCacheTypeError, Lack, Limits, LoadOptions, MinRanks, NoRanksFit, Precision,
         PrecisionError, Progress, RanksLack, RanksTried, Serving, StartError, Suggestion, Unfit,
     },
     event::{Event, Events, Leased, Missed, Recorded},

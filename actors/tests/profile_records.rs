@@ -43,15 +43,15 @@ impl Drop for Folder {
     }
 }
 
-fn basis(facts: &[(&str, &str)]) -> ProfileKey {
-    let mut basis = ProfileKey::default();
-    facts.iter().for_each(|(name, fact)| basis.add(*name, *fact));
-    basis
+fn profile_key(facts: &[(&str, &str)]) -> ProfileKey {
+    let mut profile_key = ProfileKey::default();
+    facts.iter().for_each(|(name, fact)| profile_key.add(*name, *fact));
+    profile_key
 }
 
-fn profile(basis: ProfileKey) -> RecordedProfile {
+fn profile(profile_key: ProfileKey) -> RecordedProfile {
     RecordedProfile {
-        basis,
+        profile_key,
         sequences: 8,
         step_tokens: 48,
         launch_patches: 128,
@@ -72,7 +72,7 @@ fn costs(micros: &[u64]) -> MeasuredCosts {
 }
 
 fn on(driver: &str) -> ProfileKey {
-    basis(&[("driver", driver), ("weights", "c0ffee")])
+    profile_key(&[("driver", driver), ("weights", "c0ffee")])
 }
 
 prop_compose! {
@@ -83,13 +83,13 @@ prop_compose! {
         peaks in vec((".{0,24}", any::<u64>()), 0..8),
         micros in of(vec(any::<u64>(), 0..4)),
     ) -> RecordedProfile {
-        let mut basis = ProfileKey::default();
-        facts.into_iter().for_each(|(name, fact)| basis.add(name, fact));
+        let mut profile_key = ProfileKey::default();
+        facts.into_iter().for_each(|(name, fact)| profile_key.add(name, fact));
         let [sequences, step_tokens, launch_patches, cache_rows, kv_blocks] = numbers;
         let peaks = peaks.into_iter().map(|(worst_case, bytes)| Peak { worst_case, workspace: Bytes(bytes) }).collect();
         let (tuning, costs) = (None, micros.map(|micros| costs(&micros)));
         RecordedProfile {
-            basis, sequences, step_tokens, launch_patches, cache_rows, kv_blocks, shrinks, peaks, tuning, costs,
+            profile_key, sequences, step_tokens, launch_patches, cache_rows, kv_blocks, shrinks, peaks, tuning, costs,
         }
     }
 }
@@ -102,11 +102,11 @@ proptest! {
         let folder = Folder::empty();
         let place = folder.place();
         place.keep(first.clone()).expect("it is written");
-        prop_assert_eq!(place.find(&first.basis), Ok(RecordLookup::Applies(first.clone())));
+        prop_assert_eq!(place.find(&first.profile_key), Ok(RecordLookup::Applies(first.clone())));
         place.keep(second.clone()).expect("it is written");
-        prop_assert_eq!(place.find(&second.basis), Ok(RecordLookup::Applies(second.clone())));
-        if first.basis != second.basis {
-            prop_assert_eq!(place.find(&first.basis), Ok(RecordLookup::Applies(first)), "one basis does not replace another");
+        prop_assert_eq!(place.find(&second.profile_key), Ok(RecordLookup::Applies(second.clone())));
+        if first.profile_key != second.profile_key {
+            prop_assert_eq!(place.find(&first.profile_key), Ok(RecordLookup::Applies(first)), "one basis does not replace another");
         }
     }
 
@@ -119,7 +119,7 @@ proptest! {
         // Without its last line break, the file may still be complete.
         let cut = ((whole.len() - 2) as f64 * cut) as usize;
         fs::write(place.path(), &whole[..cut]).expect("it is cut");
-        prop_assert!(matches!(place.find(&profile.basis), Err(RecordError::Broken { .. })), "cut at {}", cut);
+        prop_assert!(matches!(place.find(&profile.profile_key), Err(RecordError::Broken { .. })), "cut at {}", cut);
     }
 }
 
@@ -132,7 +132,7 @@ fn a_profile_of_another_basis_lists_every_difference() {
     let Ok(RecordLookup::Differs(differences)) = place.find(&on("580.2")) else { panic!("it is another driver's") };
     let told: Vec<_> = differences.iter().map(ToString::to_string).collect();
     assert_eq!(told, ["driver was 580.1, is 580.2"]);
-    let other = basis(&[("driver", "580.2"), ("weights", "decaf"), ("rotation", "on")]);
+    let other = profile_key(&[("driver", "580.2"), ("weights", "decaf"), ("rotation", "on")]);
     let Ok(RecordLookup::Differs(differences)) = place.find(&other) else { panic!("it is another") };
     let told: Vec<_> = differences.iter().map(ToString::to_string).collect();
     assert_eq!(told, ["driver was 580.1, is 580.2", "weights was c0ffee, is decaf", "rotation was unknown, is on"]);
@@ -153,7 +153,7 @@ fn the_four_latest_profiles_are_kept_and_the_nearest_is_named() {
         _ => None,
     };
     assert_eq!(["1", "2", "3", "4", "5"].map(kv_blocks), [Some(5), None, Some(1234), Some(1234), Some(1234)]);
-    let near = basis(&[("driver", "3"), ("weights", "decaf")]);
+    let near = profile_key(&[("driver", "3"), ("weights", "decaf")]);
     let Ok(RecordLookup::Differs(differences)) = place.find(&near) else { panic!("none is the same") };
     assert_eq!(differences.len(), 1, "the nearest has the same driver: {differences:?}");
 }

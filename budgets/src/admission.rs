@@ -1,27 +1,26 @@
-//! The queue for memory: by priority, then first come, first served.
+//! Queue of requests for memory, ordered by priority and then by arrival.
 
 use serde::Serialize;
 
 use crate::{Bytes, Hint, Priority, RequestId};
 
-/// A request that waits for its bytes. The queue does not look at `W`, what the request will get.
+/// A request that waits for memory. The queue does not look at `W`, which describes what is
+/// granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting<W> {
-    /// The request's number.
     pub id: RequestId,
-    /// Its priority.
     pub priority: Priority,
     /// How many more bytes it needs.
     pub bytes: Bytes,
-    /// What it will get.
     pub wish: W,
 }
 
 /// A bounded queue by priority, then age.
 ///
-/// The head blocks the rest on purpose. A small request never overtakes a large one of the same or a higher priority,
-/// so the large one gets its turn even under steady small traffic. Within a priority none starves; a lower priority
-/// waits as long as a higher one does.
+/// The head of the queue blocks the rest on purpose. A small request never overtakes a large
+/// request of the same or a higher priority, so steady small traffic cannot starve the large
+/// request. No request starves within its priority. A lower priority waits for as long as requests
+/// of a higher priority wait.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -36,7 +35,7 @@ pub struct Waiting<W> {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Admission<W> {
-    /// The next one comes first.
+    /// In the order of service.
     queue: Vec<Waiting<W>>,
     waiting_max: usize,
 }
@@ -45,9 +44,7 @@ pub struct Admission<W> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error("{waiting} requests are already waiting for memory; the limit is {waiting_max}")]
 pub struct Overloaded {
-    /// How many requests wait.
     pub waiting: usize,
-    /// How many may wait.
     pub waiting_max: usize,
 }
 
@@ -84,7 +81,7 @@ impl<W> Admission<W> {
         self.queue.partition_point(|other| other.priority >= priority)
     }
 
-    /// Takes out the next request if it fits.
+    /// Removes and returns the next request if it fits.
     pub fn pop_fitting(&mut self, available: Bytes) -> Option<Waiting<W>> {
         if self.queue.first()?.bytes > available {
             return None;
@@ -92,22 +89,20 @@ impl<W> Admission<W> {
         Some(self.queue.remove(0))
     }
 
-    /// Takes out all requests for which `leaves` is true, in order.
+    /// Removes and returns all requests for which `leaves` is true, in queue order.
     pub fn withdraw(&mut self, mut leaves: impl FnMut(&Waiting<W>) -> bool) -> Vec<Waiting<W>> {
         self.queue.extract_if(.., |waiting| leaves(waiting)).collect()
     }
 
-    /// Whether this request waits here.
     pub fn holds(&self, id: RequestId) -> bool {
         self.queue.iter().any(|waiting| waiting.id == id)
     }
 
-    /// All requests, the next one first.
+    /// All requests, in the order of service.
     pub fn iter(&self) -> impl Iterator<Item = &Waiting<W>> {
         self.queue.iter()
     }
 
-    /// Whether no request waits.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }

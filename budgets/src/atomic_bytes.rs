@@ -1,10 +1,9 @@
-//! A number of bytes that several threads count.
+//! A byte count shared by several threads.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use crate::Bytes;
 
-/// Bytes that are read and changed without a lock.
 #[derive(Debug, Default)]
 pub(crate) struct AtomicBytes(AtomicU64);
 
@@ -21,12 +20,13 @@ impl AtomicBytes {
         self.0.store(bytes.0, SeqCst);
     }
 
-    /// Adds, and returns what it was before.
+    /// Adds, and returns the previous value.
     pub(crate) fn fetch_add(&self, bytes: Bytes) -> Bytes {
         Bytes(self.0.fetch_add(bytes.0, SeqCst))
     }
 
-    /// Subtracts, and returns what it was before. The caller checks that it was as much: below nothing it wraps.
+    /// Subtracts, and returns the previous value. The caller must check that the previous value was
+    /// large enough, because the count wraps below 0.
     pub(crate) fn fetch_sub(&self, bytes: Bytes) -> Bytes {
         Bytes(self.0.fetch_sub(bytes.0, SeqCst))
     }

@@ -1,55 +1,55 @@
-//! What leased bytes are for.
+//! Classes of leased bytes by purpose, and the memory that pays for each class.
 
 use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-/// Which memory pays for a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Memory {
     /// The device's own memory, which rule 1 counts.
     Device,
-    /// Host memory, for decoded pictures and swapped blocks. It has its own total, and rule 1 does not count it.
+    /// Host memory, for decoded pictures and swapped blocks. It has a separate total, and rule 1
+    /// does not count it.
     Host,
 }
 
-/// What leased bytes are for. Tables list classes in this order.
+/// The purpose of leased bytes. Tables list classes in this order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// A checkpoint's tensors. They outlive restarts of the model's actors.
+    /// The tensors of a checkpoint. They outlive restarts of the model's actors.
     Weights,
-    /// Keys and values of sequences. Elastic: the last to shrink when another process takes memory.
+    /// The KV cache. Elastic: the last class to shrink when another process takes memory.
     Kv,
     /// Temporaries of a text step.
     StepWorkspace,
-    /// Temporaries of a vision launch.
+    /// Temporaries of a batch of the vision encoder.
     VisionWorkspace,
-    /// Embeddings of pictures that a step has yet to read. Elastic: the first to shrink, if its owner obeys orders.
+    /// The encoder cache: picture embeddings that a step has yet to read. Elastic: the first class
+    /// to shrink, if its owner follows orders to shrink.
     VisionCache,
-    /// Instantiated graphs: driver memory at addresses that we do not know.
+    /// Instantiated CUDA graphs: driver memory at unknown addresses.
     Graphs,
-    /// Bytes kept free on purpose. Only the ledger's own account has this class; a request for it is refused.
+    /// Bytes kept free on purpose. Only the ledger's internal account has this class, and requests
+    /// for it are refused.
     Canary,
-    /// Host memory, such as decoded pictures.
     Host,
-    /// Host memory for keys and values, and for pictures' embeddings, that had to leave the device.
+    /// Host memory for KV blocks and picture embeddings that were offloaded from the device.
     HostKv,
-    /// A user's own code, by the name that it chose.
+    /// Memory of a user's own code, under a name of the user's choice.
     External(String),
 }
 
 impl Class {
-    /// Every [`kind`](Class::kind) that a lease can have: all but the canary's.
+    /// Every [`kind`](Class::kind) that a lease can have, which is every kind except `canary`.
     pub const KINDS: [&'static str; 9] =
         ["weights", "kv", "step_workspace", "vision_workspace", "vision_cache", "graphs", "host", "host_kv", "tenant"];
 
-    /// A tenant of this name.
     pub fn external(name: impl Into<String>) -> Self {
         Class::External(name.into())
     }
 
-    /// The name in tables, metrics and logs; `tenant:name` for a tenant.
+    /// The name in tables, metrics and logs. For [`Class::External`] this is `tenant:name`.
     ///
     /// ```
     /// use bursar_budgets::Class;
@@ -71,7 +71,7 @@ impl Class {
         }
     }
 
-    /// The class as one word. All tenants share one, so there are ten words.
+    /// The class as one word. All [`Class::External`] share one word, so there are ten words.
     ///
     /// ```
     /// use bursar_budgets::Class;
@@ -93,7 +93,6 @@ impl Class {
         }
     }
 
-    /// Which memory pays for this class.
     pub fn memory(&self) -> Memory {
         match self {
             Class::Host | Class::HostKv => Memory::Host,
@@ -101,8 +100,9 @@ impl Class {
         }
     }
 
-    /// The order in which elastic classes are told to shrink, lowest first; `None` if the class is not elastic. Losing
-    /// a cached picture costs one encoder launch; losing KV preempts a sequence.
+    /// The order in which elastic classes are ordered to shrink, lowest first; `None` if the class
+    /// is not elastic. Losing a cached picture costs one run of the encoder. Losing KV blocks
+    /// preempts a sequence.
     pub fn gives_up_rank(&self) -> Option<u8> {
         match self {
             Class::VisionCache => Some(0),
@@ -116,7 +116,8 @@ impl Class {
         self.gives_up_rank().is_some()
     }
 
-    /// Whether a claimant of this class may first appear after READY, as tenants and pictures do.
+    /// Whether a claimant of this class may first appear after READY. This is allowed for a user's
+    /// own code and for decoded pictures.
     pub fn is_guest(&self) -> bool {
         matches!(self, Class::External(_) | Class::Host)
     }

@@ -1,8 +1,9 @@
-//! What to change after an error: every error of this crate can be asked.
+//! The trait of this crate's errors: a hint on how to resolve the error.
 
-/// An error that may know what to change.
+/// An error that may come with a hint.
 ///
-/// The message (`Display`) gives what happened, the limit and the value. The hint gives what to change.
+/// The message (`Display`) gives what happened, the limit and the value. The hint gives what to
+/// change.
 ///
 /// ```
 /// use bursar_budgets::{Bytes, Hint};
@@ -10,9 +11,8 @@
 /// assert!(error.hint().contains("512MiB"));
 /// ```
 pub trait Hint {
-    /// `String` where every error of the type has a hint, `Option<String>` where some have none.
+    /// `String` if every error of the type has a hint, `Option<String>` if some have none.
     type Text: Into<Option<String>>;
 
-    /// What the user can change.
     fn hint(&self) -> Self::Text;
 }

@@ -1,4 +1,5 @@
-//! Fences: values that say "the device is past the last use of this". Reclaiming waits for them.
+//! Fences: points in the work of a device's lanes. Memory is reclaimed only after the device has
+//! passed its fence.
 
 use std::sync::{
     Arc, Mutex,
@@ -24,9 +25,10 @@ pub struct Timeline(Arc<Counts>);
 struct Counts {
     issued: AtomicU64,
     completed: AtomicU64,
-    /// Odd while a script holds fences. Each hold has its own number.
+    /// Odd while a test or drill holds fences back. Each hold has a unique number.
     hold: AtomicU64,
-    /// What was completed when the hold began. Fences up to here had passed, and stay passed.
+    /// The completed count when the hold began. Fences up to this count had passed, and stay
+    /// passed.
     completed_at_hold: AtomicU64,
 }
 
@@ -43,14 +45,14 @@ pub struct Fence(Vec<Mark>);
 #[derive(Clone, Debug)]
 struct Mark {
     timeline: Timeline,
-    /// The last ticket that it waits for.
+    /// The last ticket that the fence waits for.
     behind: u64,
-    /// The hold (an odd number) that it was made under, if any. It is then late even if it waits for no work.
+    /// The number of the hold (odd) during which the fence was made, if any. Such a fence does not
+    /// pass during the hold, even if it waits for no work.
     hold: u64,
 }
 
 impl Timeline {
-    /// A lane without work.
     pub fn new() -> Self {
         Self::default()
     }
@@ -67,8 +69,8 @@ impl Timeline {
         self.0.completed.fetch_max(ticket.0, SeqCst);
     }
 
-    /// Counts all issued work as finished. Call it after synchronising the device once a lane has died with work in
-    /// progress: the dead lane's fences would otherwise never pass.
+    /// Counts all issued work as finished. Call this if a lane died with work in progress, after
+    /// synchronizing the device. Otherwise the dead lane's fences would never pass.
     pub fn settle(&self) {
         self.0.completed.fetch_max(self.0.issued.load(SeqCst), SeqCst);
     }
@@ -79,7 +81,7 @@ impl Timeline {
         if mark.is_passed() { Fence::passed() } else { Fence(vec![mark]) }
     }
 
-    /// A scripted fault: no fence that has not passed yet will pass.
+    /// Injects a fault: fences that have not passed yet do not pass until [`Timeline::let_pass`].
     pub fn hold(&self) {
         if !self.is_held() {
             self.0.completed_at_hold.store(self.0.completed.load(SeqCst), SeqCst);
@@ -125,15 +127,15 @@ impl Fence {
         self.0.iter().all(Mark::is_passed)
     }
 
-    /// A fence that passes once both have, for memory that two lanes use.
+    /// A fence that passes once both fences have passed, for memory that two lanes use.
     pub fn and(mut self, other: Fence) -> Fence {
         self.0.extend(other.0.into_iter().filter(|mark| !mark.is_passed()));
         self
     }
 }
 
-/// The timelines of all lanes of one device. A [`crate::Device`] keeps them to tell whether a lane still uses some
-/// memory.
+/// The timelines of all lanes of one device. A [`crate::Device`] uses them to find out whether any
+/// lane still uses a piece of memory.
 #[derive(Debug, Default)]
 pub struct Timelines(Mutex<Lanes>);
 
@@ -147,7 +149,8 @@ impl Timelines {
     /// Adds a lane and returns its timeline.
     pub fn open(&self) -> Timeline {
         let mut lanes = self.lock();
-        // A lane that is gone and has no unfinished work does not delay later fences.
+        // A lane that is gone and has no unfinished work does not delay later fences, so it is
+        // removed.
         lanes.open.retain(|lane| Arc::strong_count(&lane.0) > 1 || !lane.is_idle());
         let lane = Timeline::new();
         if lanes.held {
@@ -162,7 +165,8 @@ impl Timelines {
         self.lock().open.iter().map(Timeline::fence_here).fold(Fence::passed(), Fence::and)
     }
 
-    /// A scripted fault: no fence passes, also of lanes opened later, until [`Timelines::let_pass`].
+    /// Injects a fault: no fence passes, on lanes opened later neither, until
+    /// [`Timelines::let_pass`].
     pub fn hold(&self) {
         let mut lanes = self.lock();
         lanes.held = true;
@@ -177,7 +181,8 @@ impl Timelines {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Lanes> {
-        // Nothing done under this lock can panic half-way, so a poisoned lock still guards a valid list.
+        // No code that runs under this lock can panic half-way, so a poisoned lock still guards a
+        // valid list.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

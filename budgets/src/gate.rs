@@ -1,4 +1,4 @@
-//! When a model may claim memory: open, frozen, teardown.
+//! The gate of a model, which decides when the model may claim memory: open, frozen or teardown.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -6,35 +6,42 @@ use serde::Serialize;
 
 use crate::{Bytes, Class, Hint, Label, Owner};
 
-/// A model's gate, after TigerBeetle's static allocator: a server takes its memory while it starts, asks for no more
-/// while it runs, and gives all of it back when it stops.
+/// A model's gate, modeled on TigerBeetle's static allocation: a server takes its memory while it
+/// starts, asks for no more while it runs, and returns all of it when it stops.
 ///
 /// | | new claimants | grow | shrink, release |
 /// |---|---|---|---|
 /// | open | yes | yes | yes |
-/// | frozen | tenants and host memory; a known claimant up to its seat | elastic classes (kv, vision cache), tenants, host | yes |
+/// | frozen | external and host memory, and known claimants up to their seat | elastic classes (kv, vision cache), external, host | yes |
 /// | teardown | no | no | yes |
 ///
-/// A claimant is an owner's name and a class. Its *seat* is what it held when the gate froze. A restarted actor (same
-/// name, next generation) may claim its seat again, and more only if its class is elastic.
+/// A claimant is an owner's name and a class. The claimant's *seat* is the number of bytes that it
+/// held when the gate froze. A restarted actor (same name, next generation) may claim its seat
+/// again. It may claim more only if its class is elastic.
 ///
-/// Moves: open -> frozen; frozen -> open (to profile again with the weights still held); either -> teardown; teardown
-/// -> open once the model holds nothing. Tenants and host memory pass a frozen gate. Only teardown stops them, for
-/// requests under that model's label.
+/// Allowed transitions:
+/// - open -> frozen
+/// - frozen -> open, to profile again with the weights still held
+/// - open or frozen -> teardown
+/// - teardown -> open, once the model holds nothing
+///
+/// A frozen gate admits requests of class [`External`](Class::External) and for host memory.
+/// Teardown refuses them too if they are made under the model's label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gate {
     /// Starting: claimants may take memory.
     #[default]
     Open,
-    /// After READY: the only new claimants are tenants and host memory, and only these and elastic classes grow.
+    /// After READY: the only new claimants are external or for host memory. Only they and elastic
+    /// classes grow.
     Frozen,
-    /// Stopping: memory is only given back.
+    /// Stopping: memory is only returned.
     Teardown,
 }
 
 impl Gate {
-    /// Checks whether a gate may make this move.
+    /// Checks whether this transition is allowed.
     ///
     /// # Errors
     /// [`GateError`], with the reason.
@@ -64,27 +71,14 @@ impl fmt::Display for Gate {
     }
 }
 
-/// Why a gate did not move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 pub enum GateError {
-    /// No gate makes this move.
+    /// This transition does not exist.
     #[error("the gate of {model} is {from} and cannot become {to}")]
-    NoSuchMove {
-        /// The model.
-        model: Label,
-        /// The gate's state.
-        from: Gate,
-        /// The state that was wanted.
-        to: Gate,
-    },
-    /// A model that was torn down must give everything back before it starts again.
+    NoSuchMove { model: Label, from: Gate, to: Gate },
+    /// A model that was torn down must return all memory before it starts again.
     #[error("the gate of {model} cannot reopen: the model still holds {}", held.exact())]
-    StillHeld {
-        /// The model.
-        model: Label,
-        /// How much it still holds.
-        held: Bytes,
-    },
+    StillHeld { model: Label, held: Bytes },
 }
 
 impl Hint for GateError {
@@ -98,17 +92,16 @@ impl Hint for GateError {
     }
 }
 
-/// What each claimant held when a gate froze.
+/// The bytes that each claimant held when a gate froze.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reservations(BTreeMap<(Label, Class), Bytes>);
 
 impl Reservations {
-    /// Adds to what this claimant held.
     pub fn add(&mut self, owner: &Owner, class: &Class, bytes: Bytes) {
         *self.0.entry((owner.name.clone(), class.clone())).or_default() += bytes;
     }
 
-    /// What this claimant held; `None` if it held nothing.
+    /// What this claimant held when the gate froze; `None` if it held nothing.
     pub fn seat(&self, owner: &Owner, class: &Class) -> Option<Bytes> {
         self.0.get(&(owner.name.clone(), class.clone())).copied()
     }

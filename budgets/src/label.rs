@@ -1,10 +1,11 @@
-//! A name that is cheap to copy: of an owner or a model.
+//! The name of an owner or a model, cheap to clone.
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
 use serde::{Serialize, Serializer};
 
-/// A name that is cheap to clone. It must hold no text of a prompt: labels appear in metrics.
+/// The name of an owner or a model, cheap to clone. It must contain no prompt text, because labels
+/// appear in metrics.
 ///
 /// ```
 /// use bursar_budgets::Label;
@@ -14,7 +15,6 @@ use serde::{Serialize, Serializer};
 pub struct Label(Arc<str>);
 
 impl Label {
-    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -39,7 +39,7 @@ impl From<&Label> for Label {
 }
 
 impl From<&Label> for Arc<str> {
-    /// Shares the text.
+    /// Shares the text instead of copying it.
     fn from(label: &Label) -> Self {
         label.0.clone()
     }

@@ -1,4 +1,5 @@
-//! The right to a number of bytes, as a handle. Dropping it tells the budget.
+//! The handle to a number of leased bytes. Dropping the handle reports the end of the lease to the
+//! budget.
 
 use std::{
     fmt,
@@ -12,13 +13,12 @@ use serde::Serialize;
 
 use crate::{AtomicBytes, Backing, Bytes, Class, Fence, Label, Owner, Priority, Request, RequestId, RevokeHandle};
 
-/// A lease's number. A ledger never uses one twice.
+/// A lease's number. A ledger never reuses a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct LeaseId(pub u64);
 
 impl LeaseId {
-    /// The number after this one.
     pub(crate) fn next(self) -> LeaseId {
         LeaseId(self.0 + 1)
     }
@@ -30,20 +30,15 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// What one lease holds: everything that a ledger rebuilt after a crash must know about it.
+/// The data of one lease that a ledger needs when it is rebuilt after a crash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Holding {
-    /// The lease's number.
     pub id: LeaseId,
-    /// The actor that holds it.
     pub owner: Owner,
-    /// What the bytes are for.
     pub class: Class,
-    /// The model that it serves.
     pub model: Label,
-    /// Its size.
     pub bytes: Bytes,
-    /// The priority of its request, which growing it uses too.
+    /// The priority of the lease's request. Requests to grow the lease use the same priority.
     pub priority: Priority,
 }
 
@@ -54,7 +49,7 @@ impl Holding {
     }
 }
 
-/// A request that the ledger granted. Only the ledger makes one.
+/// A request that the ledger granted. Only the ledger creates grants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub(crate) request: RequestId,
@@ -62,18 +57,17 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// The request that this answers.
+    /// The request that this grant answers.
     pub fn request(&self) -> RequestId {
         self.request
     }
 
-    /// What the new lease holds.
     pub fn holding(&self) -> &Holding {
         &self.holding
     }
 }
 
-/// A new size of a lease. Only the ledger makes one.
+/// A new size of a lease. Only the ledger creates resizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resized {
     pub(crate) request: RequestId,
@@ -83,54 +77,53 @@ pub struct Resized {
 }
 
 impl Resized {
-    /// The request that this answers.
+    /// The request that this resize answers.
     pub fn request(&self) -> RequestId {
         self.request
     }
 
-    /// The lease that was resized.
     pub fn lease(&self) -> LeaseId {
         self.lease
     }
 
-    /// Its old size.
     pub fn from(&self) -> Bytes {
         self.from
     }
 
-    /// Its new size.
     pub fn to(&self) -> Bytes {
         self.to
     }
 }
 
-/// What a dropped lease sends to the budget.
+/// The message that a dropped lease sends to the budget.
 #[derive(Debug)]
 pub struct ReleaseNote {
-    /// The lease that ended.
     pub lease: LeaseId,
-    /// Passes when the device is past the lease's last use.
+    /// Passes when the device has executed the last use of the lease.
     pub fence: Fence,
-    /// Memory that is still backed because the fence had not passed. Drop it after the fence, and before telling the
-    /// ledger ([`crate::FenceWatch`] keeps this order).
+    /// Memory that is still backed because the fence had not passed. Drop it after the fence has
+    /// passed and before the ledger is informed ([`crate::FenceWatch`] keeps this order).
     pub backings: Vec<Backing>,
 }
 
-/// Where leases report their end, and segments their start. Implementations must not block, panic or call back into the
-/// lease: they run in `Drop`, perhaps while a thread unwinds. Sending on a channel is fine.
+/// Receives the end of leases and the start of segments. Implementations must not block, panic or
+/// call back into the lease, because they run in `Drop`, possibly while a thread unwinds. Sending
+/// on a channel is fine.
 pub trait ReleaseNotes: Send + Sync {
     /// The lease in this note has ended.
     fn post(&self, note: ReleaseNote);
 
-    /// This lease now pays for a segment. Keep the revoker to reclaim from a dead owner: its segment may live on in a
-    /// thread that has not noticed the death.
+    /// This lease now pays for a segment. Keep the revoke handle to reclaim memory from a dead
+    /// owner, because the segment may live on in a thread that has not noticed the owner's death.
     fn segment_reserved(&self, _lease: LeaseId, _revoker: RevokeHandle) {}
 }
 
-/// The right to a number of bytes of one class, held by one owner. Dropping it posts a release note.
+/// The right to a number of bytes of one class, held by one owner. Dropping the lease posts a
+/// release note.
 ///
-/// Only the ledger changes its size ([`Lease::resize`]). One lease may pay for several segments (for KV, one for each
-/// layer), which together never back more than its size.
+/// Only the ledger decides the size of a lease; [`Lease::resize`] applies it. One lease may pay for
+/// several segments, for example one per layer for the KV cache. Together, these segments never
+/// back more than the lease's size.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -158,10 +151,11 @@ pub struct Lease {
     pending_release: Mutex<PendingRelease>,
 }
 
-/// How much of a lease is in use, readable while its holder works with it. A budget uses this to tell our memory from
-/// that of others without a message.
+/// How much of a lease is in use, readable while the holder works with the lease. The budget uses
+/// it to distinguish this process's memory from other processes' memory without sending a message.
 ///
-/// It counts before the device backs and after it has unbacked, so it never shows less than is backed.
+/// Bytes are added before the device backs them and subtracted after it has unbacked them, so the
+/// meter never shows less than is backed.
 #[derive(Clone, Debug, Default)]
 pub struct LeaseMeter(Arc<Counts>);
 
@@ -169,11 +163,11 @@ pub struct LeaseMeter(Arc<Counts>);
 struct Counts {
     backed: AtomicBytes,
     has_segments: AtomicBool,
-    /// Calls of the device in progress.
+    /// Device calls in progress.
     moving: AtomicUsize,
 }
 
-/// Marks a lease's memory as being backed or unbacked while this lives.
+/// Marks the lease as being backed or unbacked until it is dropped.
 pub(crate) struct Moving<'l>(&'l Counts);
 
 impl Drop for Moving<'_> {
@@ -183,21 +177,23 @@ impl Drop for Moving<'_> {
 }
 
 impl LeaseMeter {
-    /// How much of a lease of `granted` bytes is in use: what its segments have backed. A lease without segments pays
-    /// for memory at addresses that we do not know (captured graphs, a tenant's own allocations), so all of it counts.
-    /// A lease must not pay for both: the part outside its segments would look like another process.
+    /// How much of a lease of `granted` bytes is in use: the bytes that its segments have backed. A
+    /// lease without segments pays for memory at unknown addresses (captured graphs, a user's own
+    /// allocations), so it counts in full. A lease must not pay for both kinds: the part outside
+    /// its segments would count as memory of another process.
     pub fn used(&self, granted: Bytes) -> Bytes {
         if self.0.has_segments.load(SeqCst) { self.0.backed.load() } else { granted }
     }
 
-    /// Whether the device is backing or unbacking part of it. What the device has taken is then between the value now
-    /// and the value after.
+    /// Whether the device is backing or unbacking part of the lease right now. The memory that the
+    /// device has taken is then between the meter's value before the call and its value after the
+    /// call.
     pub fn is_moving(&self) -> bool {
         self.0.moving.load(SeqCst) > 0
     }
 }
 
-/// What segments that ended before their lease left for its release note.
+/// Fences and memory of segments that ended before their lease, kept for the lease's release note.
 #[derive(Default)]
 struct PendingRelease {
     fence: Fence,
@@ -205,8 +201,8 @@ struct PendingRelease {
 }
 
 impl Lease {
-    /// Makes the handle of a grant. Call it once for each grant: with two handles, the first drop would end the lease
-    /// while the other is in use.
+    /// Creates the handle of a grant. Call this once for each grant. With two handles, dropping the
+    /// first would end the lease while the second is in use.
     pub fn issue(grant: &Grant, notes: Arc<dyn ReleaseNotes>) -> Lease {
         Lease {
             bytes: AtomicBytes::new(grant.holding.bytes),
@@ -217,55 +213,51 @@ impl Lease {
         }
     }
 
-    /// The lease's number.
     pub fn id(&self) -> LeaseId {
         self.holding.id
     }
 
-    /// What its bytes are for.
     pub fn class(&self) -> &Class {
         &self.holding.class
     }
 
-    /// Its size.
     pub fn bytes(&self) -> Bytes {
         self.bytes.load()
     }
 
-    /// How many of its bytes segments have backed.
+    /// The number of bytes that the lease's segments have backed.
     pub fn backed(&self) -> Bytes {
         self.meter.0.backed.load()
     }
 
-    /// A meter that shows how much of it is in use, even after the lease is gone.
+    /// A meter of the lease's use. It stays valid after the lease is dropped.
     pub fn meter(&self) -> LeaseMeter {
         self.meter.clone()
     }
 
-    /// The actor that holds it.
     pub fn owner(&self) -> &Owner {
         &self.holding.owner
     }
 
-    /// The model that it serves.
     pub fn model(&self) -> &Label {
         &self.holding.model
     }
 
-    /// The priority of its request, which growing it uses too.
+    /// The priority of the lease's request. Requests to grow the lease use the same priority.
     pub fn priority(&self) -> Priority {
         self.holding.priority
     }
 
-    /// What a ledger rebuilt after a crash must know about it.
+    /// The data that a ledger needs when it is rebuilt after a crash.
     pub fn holding(&self) -> Holding {
         Holding { bytes: self.bytes(), ..self.holding.clone() }
     }
 
-    /// Takes the size that the ledger decided.
+    /// Applies the size that the ledger decided.
     ///
     /// # Panics
-    /// If `resized` is for another lease, or segments back more than the new size: our bugs.
+    /// If `resized` is for another lease, or segments back more than the new size. Both are bugs in
+    /// Bursar.
     pub fn resize(&self, resized: &Resized) {
         assert_eq!(resized.lease, self.id(), "this lease was not the one resized");
         let backed = self.backed();
@@ -273,18 +265,19 @@ impl Lease {
         self.bytes.store(resized.to);
     }
 
-    /// Ends the lease. Its bytes are free after this fence.
+    /// Ends the lease. Its bytes become free after this fence.
     pub fn release_after(self, fence: Fence) {
         self.part(fence, None);
     }
 
-    /// Hold this during a call of the device and the counting that belongs to it.
+    /// Hold the returned guard during a device call and the counting that belongs to the call.
     pub(crate) fn moving(&self) -> Moving<'_> {
         self.meter.0.moving.fetch_add(1, SeqCst);
         Moving(&self.meter.0)
     }
 
-    /// Counts bytes as backed. More than the lease holds is our bug.
+    /// Counts bytes as backed. Panics if that is more than the lease's size, which is a bug in
+    /// Bursar.
     pub(crate) fn spend(&self, bytes: Bytes) {
         let backed = self.meter.0.backed.fetch_add(bytes) + bytes;
         assert!(
@@ -302,7 +295,7 @@ impl Lease {
         assert!(bytes <= before, "{} gave back {bytes} of {before}", self.id());
     }
 
-    /// A fence that passes once all fences of its ended segments have.
+    /// A fence that passes once the fences of all ended segments have passed.
     pub(crate) fn parting_fence(&self) -> Fence {
         self.pending_release.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).fence.clone()
     }
@@ -312,7 +305,8 @@ impl Lease {
         self.notes.segment_reserved(self.id(), revoker);
     }
 
-    /// Keeps a fence, and perhaps memory that stays backed until then, for the release note.
+    /// Keeps a fence for the release note, and with it any memory that stays backed until the fence
+    /// has passed.
     pub(crate) fn part(&self, fence: Fence, backing: Option<Backing>) {
         let mut pending_release = self.pending_release.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let before = std::mem::take(&mut pending_release.fence);

@@ -3,15 +3,16 @@
 //! Memory goes through these types: [`Request`] -> [`Ledger`] -> [`Lease`] -> [`Segment`] -> [`Workspace`]. Only a
 //! [`Device`] takes memory, and only the [`Ledger`] grants it.
 //!
-//! # What it knows, and what it must never know
+//! # Scope
 //!
-//! It knows bytes and owners. It never knows tensors, tokens, models (a model is a [`Label`] here), async, candle or
-//! ractor. The ledger has no clock, thread, I/O, randomness or hash map: the same inputs give the same effects.
+//! This crate knows bytes and owners. It must never know tensors, tokens, models (here, a model is
+//! only a [`Label`]), async code, candle or ractor. The ledger has no clock, thread, I/O,
+//! randomness or hash map: the same inputs produce the same effects.
 //!
-//! # The rule
+//! # Rule 1
 //!
-//! `granted + overhead + foreign + canary <= total`, always. The ledger refuses a request that would break this, and
-//! says how many bytes are short.
+//! `granted + overhead + foreign + canary <= total`, always. The ledger refuses a request that
+//! would break this rule and reports how many bytes are missing.
 //!
 //! ```
 //! use bursar_budgets::*;

@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use crate::Label;
 
-/// An actor with its generation. A restarted actor keeps its name and gets the next generation, so that its leases
-/// differ from those of its dead predecessor.
+/// An actor with its generation. A restarted actor keeps its name and gets the next generation,
+/// which distinguishes its leases from the leases of the actor before the restart.
 ///
 /// ```
 /// use bursar_budgets::Owner;
@@ -16,14 +16,13 @@ use crate::Label;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Owner {
-    /// The actor's name, unique among all that use one ledger.
+    /// The actor's name, unique among all users of the ledger.
     pub name: Label,
-    /// How often the actor was restarted.
+    /// The number of restarts.
     pub generation: u64,
 }
 
 impl Owner {
-    /// The actor of this name in this generation.
     pub fn new(name: impl Into<Label>, generation: u64) -> Self {
         Owner { name: name.into(), generation }
     }

@@ -1,4 +1,4 @@
-//! What a model will need, one line for each claimant, before it takes any memory.
+//! The memory plan of a model: one line per claimant, computed before the model takes any memory.
 
 use std::fmt;
 
@@ -9,11 +9,9 @@ use crate::{Bytes, Class, Hint, Memory, table};
 /// One claimant's line in a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Claim {
-    /// The class of the memory.
     pub class: Class,
-    /// What it is for, in plain words.
+    /// The purpose, in plain words.
     pub what: String,
-    /// How many bytes.
     pub bytes: Bytes,
     /// How the number was computed: `2 layers x 96 blocks x 16 tokens x 512 B`.
     pub how: String,
@@ -39,9 +37,7 @@ pub struct MemoryPlan {
 /// A setting that a user can change, and the value that would help.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Knob {
-    /// The name under which it is set.
     pub name: String,
-    /// Its value now.
     pub now: String,
     /// The value that would make the plan fit, with no other change; `None` if no value does.
     pub would_fit: Option<String>,
@@ -82,13 +78,10 @@ impl Knob {
     short_by.exact()
 )]
 pub struct DoesNotFit {
-    /// How much the plan needs.
     pub needed: Bytes,
-    /// How much is available.
     pub available: Bytes,
-    /// The difference.
     pub short_by: Bytes,
-    /// The knobs that could change this.
+    /// The knobs that could make the plan fit.
     pub knobs: Vec<Knob>,
 }
 
@@ -101,42 +94,40 @@ impl Hint for DoesNotFit {
 }
 
 impl MemoryPlan {
-    /// An empty plan.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The plan with one more line.
+    /// Adds a line, as a builder step.
     pub fn claim(mut self, class: Class, what: impl Into<String>, bytes: Bytes, how: impl Into<String>) -> Self {
         self.push(class, what, bytes, how);
         self
     }
 
-    /// Adds a line.
     pub fn push(&mut self, class: Class, what: impl Into<String>, bytes: Bytes, how: impl Into<String>) {
         self.claims.push(Claim { class, what: what.into(), bytes, how: how.into() });
     }
 
-    /// All lines, in the order in which they were added.
+    /// All lines, in insertion order.
     pub fn claims(&self) -> &[Claim] {
         &self.claims
     }
 
-    /// The sum of all lines of the device's memory.
+    /// The sum of all lines of device memory.
     pub fn total(&self) -> Bytes {
         let of_device = self.claims.iter().filter(|claim| claim.class.memory() == Memory::Device);
         of_device.map(|claim| claim.bytes).sum()
     }
 
-    /// The sum of the lines of one class.
     pub fn of_class(&self, class: &Class) -> Bytes {
         self.claims.iter().filter(|claim| claim.class == *class).map(|claim| claim.bytes).sum()
     }
 
-    /// Checks whether the plan fits. Only if it does not are the knobs computed, which may take many more plans.
+    /// Checks whether the plan fits. The knobs are computed only if it does not, because that may
+    /// take many more plans.
     ///
     /// # Errors
-    /// [`DoesNotFit`], with those knobs.
+    /// [`DoesNotFit`], with the computed knobs.
     pub fn fits(&self, available: Bytes, knobs: impl FnOnce() -> Vec<Knob>) -> Result<(), DoesNotFit> {
         let needed = self.total();
         match needed.checked_sub(available).filter(|short_by| !short_by.is_zero()) {

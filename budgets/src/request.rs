@@ -1,4 +1,4 @@
-//! What an owner requests from the ledger.
+//! Requests of owners to the ledger.
 
 use std::fmt;
 
@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use crate::{Bytes, Class, Label, Owner};
 
-/// A request's number, chosen by the caller that drives the ledger, so that it can match the answer to the request.
+/// A request's number. The caller that drives the ledger chooses it and uses it to match the answer
+/// to the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct RequestId(pub u64);
@@ -17,18 +18,21 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// The order of service while memory is short: later variants first. Within one priority: first come, first served.
+/// The order of service while memory is short. Later variants are served first. Within one
+/// priority: first come, first served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Priority {
-    /// Work that can wait, such as giving spare memory back to KV after another process has left.
+    /// Work that can wait, such as returning spare memory to the KV cache after another process has
+    /// left.
     Background,
-    /// A user's own code, next to the models.
+    /// A user's own code that uses memory next to the models.
     External,
-    /// What an accepted chat needs to continue.
+    /// Memory that an accepted chat needs to continue.
     #[default]
     Serving,
-    /// A model that is loading, or an actor that restarts: until it has its memory, that model serves no request.
+    /// A model that is loading, or an actor that restarts. The model serves no request until it has
+    /// its memory.
     Startup,
 }
 
@@ -52,20 +56,18 @@ impl fmt::Display for Priority {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Request {
-    /// The actor that will hold the lease.
     pub owner: Owner,
-    /// What the bytes are for.
     pub class: Class,
-    /// The model that they serve; tenants may use any name.
+    /// The model that the bytes serve. A user's own code may use any name.
     pub model: Label,
-    /// How many bytes; at least 1.
+    /// At least 1.
     pub bytes: Bytes,
-    /// The priority that it waits at.
     pub priority: Priority,
 }
 
 impl Request {
-    /// A request with the default priority of its class: tenants come after what serves chats.
+    /// A request with the default priority of its class. A user's own code has a lower priority
+    /// than serving.
     pub fn new(owner: Owner, class: Class, model: impl Into<Label>, bytes: Bytes) -> Self {
         let priority = match class {
             Class::External(_) => Priority::External,
@@ -74,7 +76,7 @@ impl Request {
         Request { owner, class, model: model.into(), bytes, priority }
     }
 
-    /// The same request with this priority.
+    /// Sets the priority.
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self

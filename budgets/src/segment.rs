@@ -1,4 +1,4 @@
-//! A stretch of reserved addresses of which a leased prefix is backed by memory.
+//! A range of reserved addresses of which a leased prefix is backed by memory.
 
 use std::{
     fmt,
@@ -9,9 +9,9 @@ use crate::{Address, Bytes, Device, DeviceError, Fence, HostCopy, Lease};
 
 /// Reserved addresses, a backed prefix of them, and the lease that pays for that prefix.
 ///
-/// Growing and shrinking move the end of the prefix, so addresses are stable. Dropping a segment gives its memory back
-/// at once if the device has finished everything issued so far. Otherwise the lease's release note carries the memory,
-/// which goes back after the fence.
+/// Growing and shrinking move the end of the prefix, so addresses are stable. Dropping a segment
+/// returns its memory at once if the device has finished everything issued so far. Otherwise the
+/// lease's release note carries the memory, which is returned after the fence.
 ///
 /// ```
 /// use bursar_budgets::{*, testing::HostControl};
@@ -36,17 +36,19 @@ pub struct Segment {
     lease: Arc<Lease>,
 }
 
-/// The memory of a segment. Dropping the last one unbacks the memory and releases the addresses.
+/// The memory of a segment. Dropping the last `Backing` of a segment unbacks the memory and
+/// releases the addresses.
 pub struct Backing(Arc<Mapping>);
 
-/// Takes a segment's memory away while the segment itself may still exist: this is how the budget reclaims what a dead
-/// owner held. The addresses stay reserved until the segment drops, so a late use faults and reaches no other memory.
+/// Takes a segment's memory away while the segment itself may still exist. The budget uses this to
+/// reclaim the memory of a dead owner. The addresses stay reserved until the segment drops, so a
+/// late access faults and cannot reach other memory.
 #[derive(Clone)]
 pub struct RevokeHandle(Weak<Mapping>);
 
 struct Mapping {
     device: Arc<dyn Device>,
-    /// One for each rank of a group.
+    /// One address for each rank of a group.
     addresses: Vec<Address>,
     reserved: Bytes,
     extent: Mutex<Extent>,
@@ -59,7 +61,8 @@ struct Extent {
 }
 
 impl Segment {
-    /// Reserves addresses for at most `bytes_max`, rounded up to whole pages. Backs none of them.
+    /// Reserves addresses for at most `bytes_max`, rounded up to whole pages. The addresses are not
+    /// backed yet.
     ///
     /// Pass an `Arc<Lease>` if one lease pays for several segments.
     ///
@@ -79,14 +82,15 @@ impl Segment {
         Ok(Segment { backing: Some(Backing(stretch)), lease })
     }
 
-    /// Backs the prefix up to `bytes`, rounded up to whole pages. Does nothing if it is that long already.
+    /// Backs the prefix up to `bytes`, rounded up to whole pages. Does nothing if the prefix is
+    /// already that long.
     ///
     /// # Errors
     /// Any error of the device; the prefix then keeps its length. [`DeviceError::BadRange`] if the segment was revoked.
     ///
     /// # Panics
-    /// If the lease is too small, or fewer addresses were reserved: our bugs. Leases that pay for segments are whole
-    /// pages.
+    /// If the lease is too small, or fewer addresses were reserved. Both are bugs in Bursar. Leases
+    /// that pay for segments have a size in whole pages.
     pub fn back_to(&self, bytes: Bytes) -> Result<(), DeviceError> {
         let stretch = self.stretch();
         let bytes = bytes.round_up(stretch.device.page());
@@ -105,14 +109,15 @@ impl Segment {
         Ok(())
     }
 
-    /// Unbacks the tail down to `bytes`, rounded up to whole pages. Does nothing if it is that short already. The lease
-    /// keeps its size: tell the ledger next.
+    /// Unbacks the tail down to `bytes`, rounded up to whole pages. Does nothing if the prefix is
+    /// already that short. The size of the lease does not change: inform the ledger next.
     ///
     /// # Errors
     /// Any error of the device; the prefix then keeps its length.
     ///
     /// # Panics
-    /// If the fence has not passed: our bug. It must have been made after the last use of the tail.
+    /// If the fence has not passed, which is a bug in Bursar. The fence must have been made after
+    /// the last use of the tail.
     pub fn shrink_to(&self, bytes: Bytes, last_use: &Fence) -> Result<(), DeviceError> {
         assert!(last_use.is_passed(), "the device still uses the tail that is to be unbacked");
         let stretch = self.stretch();
@@ -126,30 +131,33 @@ impl Segment {
         Ok(())
     }
 
-    /// Copies the backed prefix into host memory, and waits for it. Nothing may write it meanwhile.
+    /// Copies the backed prefix into host memory, and waits for the copy. Nothing may write to the
+    /// prefix meanwhile.
     ///
     /// # Errors
-    /// As [`Device::copy_out`].
+    /// The same as [`Device::copy_out`].
     pub fn copy_out(&self) -> Result<HostCopy, DeviceError> {
         let stretch = self.stretch();
         stretch.device.clone().copy_out(stretch.address(), self.backed())
     }
 
-    /// Copies back what [`copy_out`](Segment::copy_out) took when as much was backed as now.
+    /// Copies back the result of [`copy_out`](Segment::copy_out). The same number of bytes must be
+    /// backed now as then.
     ///
     /// # Errors
-    /// As [`Device::copy_in`].
+    /// The same as [`Device::copy_in`].
     pub fn copy_in(&self, copy: &HostCopy) -> Result<(), DeviceError> {
         let stretch = self.stretch();
         stretch.device.copy_in(copy, stretch.address())
     }
 
-    /// Where it starts. It never moves.
+    /// The start address. It never changes.
     pub fn address(&self) -> Address {
         self.stretch().address()
     }
 
-    /// Where a rank's part of it starts, if it is on a [group](crate::DeviceGroup). Elsewhere all is one rank's.
+    /// The start address on one rank of a [group](crate::DeviceGroup). Without a group, `rank` is
+    /// ignored.
     pub fn address_on(&self, rank: usize) -> Address {
         match &self.stretch().addresses[..] {
             [only] => *only,
@@ -157,10 +165,10 @@ impl Segment {
         }
     }
 
-    /// Lets each rank of a group use what those that it can reach have backed.
+    /// Lets each rank of a group access the memory that its reachable peers have backed.
     ///
     /// # Errors
-    /// As [`Device::open_to_ranks`].
+    /// The same as [`Device::open_to_ranks`].
     pub fn open_to_ranks(&self) -> Result<(), DeviceError> {
         let stretch = self.stretch();
         stretch.device.open_to_ranks(stretch.address(), self.backed())
@@ -181,18 +189,17 @@ impl Segment {
         &self.lease
     }
 
-    /// The device that it is on.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.stretch().device
     }
 
-    /// A handle that can take the memory away, should the owner die.
+    /// A handle that can take the memory away if the owner dies.
     pub fn revoker(&self) -> RevokeHandle {
         RevokeHandle(Arc::downgrade(&self.backing.as_ref().expect("a segment has its backing until it drops").0))
     }
 
-    /// Ends the segment. Its memory goes back once this fence has passed and the device has finished everything issued
-    /// so far.
+    /// Ends the segment. Its memory is returned once this fence has passed and the device has
+    /// finished everything issued so far.
     pub fn release_after(self, fence: Fence) {
         self.lease.part(fence, None);
     }
@@ -209,10 +216,13 @@ impl Drop for Segment {
         let fence = self.lease.parting_fence().and(fence);
         if fence.is_passed() {
             let _moving = self.lease.moving();
-            // While the segment is still there, so that a revoker waits for this instead of finding it gone, upon which
-            // the ledger would take the memory for home. A lost device has lost the memory too.
+            // Unback while the segment still exists, so that a revoke handle waits for this call.
+            // If the handle found the segment gone, the ledger would count the memory as returned
+            // too early. An error is ignored: it means that the device is lost, and the memory with
+            // it.
             drop(backing.0.clear(&mut backing.0.lock()));
-            // The device before the lease: another segment of the same lease may spend saved bytes at once.
+            // Unback on the device before counting on the lease: another segment of the same lease
+            // may spend the saved bytes at once.
             drop(backing);
             self.lease.save(backed);
         } else {
@@ -222,8 +232,8 @@ impl Drop for Segment {
 }
 
 impl RevokeHandle {
-    /// Unbacks everything, now. The device must be past its last use: ask the ledger, which waits for the fence. Does
-    /// nothing if the segment is gone or already revoked.
+    /// Unbacks everything now. The device must be past the last use: ask the ledger, which waits
+    /// for the fence. Does nothing if the segment is gone or was already revoked.
     ///
     /// # Errors
     /// Any error of the device.
@@ -245,7 +255,6 @@ impl Mapping {
         self.addresses[0]
     }
 
-    /// Unbacks everything.
     fn clear(&self, extent: &mut Extent) -> Result<(), DeviceError> {
         if !extent.backed.is_zero() {
             self.device.unback(self.address(), extent.backed)?;
@@ -255,15 +264,16 @@ impl Mapping {
     }
 
     fn lock(&self) -> MutexGuard<'_, Extent> {
-        // An extent changes in one assignment, after the device call has succeeded, so a poisoned lock guards a valid
-        // one.
+        // An extent changes in one assignment after the device call has succeeded, so a poisoned
+        // lock guards a valid extent.
         self.extent.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Fails on a lost device, which has lost the memory too. There is no caller to tell.
+        // This fails only on a lost device, which has lost the memory too. There is no caller to
+        // report the error to.
         let _ = self.device.release_reservation(self.address());
     }
 }

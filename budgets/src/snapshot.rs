@@ -1,4 +1,4 @@
-//! The ledger at one moment, to print, send and compare.
+//! A copy of the ledger's state at one moment, to print, send and compare.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -12,73 +12,68 @@ use crate::{
 
 /// Every byte of a device, by class and owner.
 ///
-/// Two snapshots are equal if the same leases are held, so `==` tells whether the ledger is back where it was.
+/// Two snapshots are equal if the same leases are held, so `==` checks whether the ledger has
+/// returned to an earlier state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
-    /// All memory of the device.
     pub total: Bytes,
-    /// Neither granted, nor overhead, nor foreign, nor kept free.
+    /// Bytes that are neither granted, overhead, foreign nor part of the canary.
     pub free: Bytes,
-    /// What our process holds outside leases.
+    /// Held by our process outside leases.
     pub overhead: Bytes,
-    /// What other processes hold.
+    /// Held by other processes.
     pub foreign: Bytes,
-    /// What is kept free now.
+    /// The bytes that are kept free now.
     pub canary: Bytes,
-    /// What should be kept free.
+    /// The configured size of the canary.
     pub canary_wanted: Bytes,
-    /// The sum of all device leases.
+    /// The sum of all leases of device memory.
     pub granted: Bytes,
     /// By how many bytes rule 1 is broken.
     pub deficit: Bytes,
-    /// The host memory that may be leased.
+    /// The limit for all leases of host memory.
     pub host_total: Bytes,
     /// The sum of all leases of host memory.
     pub host_granted: Bytes,
-    /// Every lease, by number.
+    /// All leases, ordered by number.
     pub leases: Vec<LeaseLine>,
-    /// The sums by class, in the order of [`Class`].
+    /// Sums by class, in the order of [`Class`].
     pub classes: Vec<ClassLine>,
-    /// Requests that wait, the next one first: for device memory, then for host memory.
+    /// Waiting requests in the order of service: first requests for device memory, then for host
+    /// memory.
     pub waiting: Vec<WaitingLine>,
-    /// The gate of each model.
     pub gates: Vec<GateLine>,
-    /// The cards of a [group](crate::DeviceGroup), by rank, as last looked at. Empty for one device.
+    /// The GPUs of a [group](crate::DeviceGroup) by rank, as last measured. Empty for a single
+    /// device.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cards: Vec<GpuLine>,
 }
 
-/// One card of a group. What is granted is granted on each, and the sums of the snapshot are those of the fullest.
+/// One GPU of a group. Grants apply to every GPU of the group. The snapshot's sums are the values
+/// of the fullest GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GpuLine {
-    /// The card's label, such as `cuda:1`.
+    /// The GPU's label, such as `cuda:1`.
     pub device: String,
-    /// All memory of the card.
     pub total: Bytes,
-    /// What our process holds there outside leases.
+    /// Held by our process on this GPU outside leases.
     pub overhead: Bytes,
-    /// What other processes hold there.
+    /// Held by other processes on this GPU.
     pub foreign: Bytes,
 }
 
-/// One lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LeaseLine {
-    /// The lease's number.
     pub id: LeaseId,
-    /// What the bytes are for.
     pub class: Class,
-    /// The actor that holds it.
     pub owner: Owner,
-    /// The model that it serves.
     pub model: Label,
-    /// Its size.
     pub bytes: Bytes,
-    /// Whether it is in use, shrinking or being taken back.
+    /// Whether the lease is in use, shrinking or being revoked.
     pub state: LeaseState,
 }
 
-/// How far a lease is on its way from granted to freed.
+/// The progress of a lease from granted to freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseState {
@@ -90,41 +85,33 @@ pub enum LeaseState {
     Revoking,
 }
 
-/// The leases of one class, summed up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ClassLine {
-    /// The class.
     pub class: Class,
-    /// How many leases there are.
+    /// The number of leases.
     pub leases: usize,
-    /// Their sum.
     pub bytes: Bytes,
 }
 
-/// One request that waits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WaitingLine {
-    /// The request's number.
     pub request: RequestId,
-    /// The lease that should grow; `None` for a new lease.
+    /// The lease that would grow; `None` for a new lease.
     pub grows: Option<LeaseId>,
-    /// How many more bytes are wanted.
+    /// How many more bytes are requested.
     pub bytes: Bytes,
-    /// The priority that it waits at.
     pub priority: Priority,
 }
 
-/// One model's gate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GateLine {
-    /// The model.
     pub model: Label,
-    /// Its gate.
     pub gate: Gate,
 }
 
 impl GpuLine {
-    /// The card on which overhead and other processes leave the least. None of one card alone, or if all leave the same.
+    /// The GPU on which overhead and other processes leave the least memory. Returns `None` if
+    /// there are fewer than two GPUs, or all GPUs have the same amount left.
     pub fn fullest_of(cards: &[GpuLine]) -> Option<&GpuLine> {
         let left = |card: &&GpuLine| card.total.saturating_sub(card.overhead + card.foreign);
         let fullest = cards.iter().min_by_key(left)?;
@@ -190,7 +177,6 @@ impl Ledger {
 }
 
 impl Snapshot {
-    /// The sum of a class's leases.
     pub fn of_class(&self, class: &Class) -> Bytes {
         self.classes.iter().find(|line| line.class == *class).map_or(Bytes::ZERO, |line| line.bytes)
     }
@@ -201,20 +187,20 @@ impl Snapshot {
         self.leases.iter().filter(of_it).map(|lease| lease.bytes).sum()
     }
 
-    /// The most that a model could hold, with what it holds now: all that other processes, other models and the canary
-    /// leave.
+    /// The most that a model could hold, including its current leases: all memory that overhead,
+    /// other processes, other models and the canary leave.
     pub fn room_of(&self, model: &Label) -> Bytes {
         let others = self.granted - self.of_model(model);
         self.total.saturating_sub(self.overhead + self.foreign + self.canary_wanted + others)
     }
 
-    /// What is neither granted, nor overhead, nor foreign, nor kept free on a card.
+    /// Bytes of a GPU that are neither granted, overhead, foreign nor part of the canary.
     pub fn free_on(&self, card: &GpuLine) -> Bytes {
         card.total.saturating_sub(card.overhead + card.foreign + self.granted + self.canary)
     }
 
-    /// Leases of one class, model, owner and state share a line, so that a model with a lease for each layer still
-    /// prints short.
+    /// Leases of the same class, model and owner share a line, separate for revoking leases, so
+    /// that a model with one lease per layer still prints a short table.
     fn rows(&self, memory: Memory, whole: Bytes) -> Vec<[String; 6]> {
         let mut groups: BTreeMap<(&Class, &Label, &Owner, bool), (usize, Bytes)> = BTreeMap::new();
         for lease in self.leases.iter().filter(|lease| lease.class.memory() == memory) {
@@ -242,7 +228,7 @@ fn row(class: &str, model: &str, holder: &str, bytes: Bytes, whole: Bytes) -> [S
 }
 
 impl fmt::Display for Snapshot {
-    /// A line for each claimant, in bytes and as a bar, and a line for each sum.
+    /// Prints one line per claimant, with its bytes and a bar, and one line per sum.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rows = self.rows(Memory::Device, self.total);
         let sum = |name: &str, note: &str, bytes| row(name, "", note, bytes, self.total);

@@ -1,8 +1,9 @@
-//! Aligned columns and bars, as ledgers and plans print them.
+//! Aligned columns and bars, for printing ledgers and plans.
 
 use crate::Bytes;
 
-/// Width of a bar: fine enough for twentieths, and short enough for a line of 100 characters.
+/// Width of a bar in characters: fine enough to show a twentieth, and short enough for lines of 100
+/// characters.
 const BAR: u64 = 24;
 
 /// Pads each column to its widest cell. Columns marked `true` are right-aligned.
@@ -23,7 +24,7 @@ pub(crate) fn align<const N: usize>(rows: &[[String; N]], right: [bool; N]) -> V
     rows.iter().map(line).collect()
 }
 
-/// `part` of `whole` as a bar. Anything above 0 fills at least one cell.
+/// A bar that shows `part` of `whole`. Any `part` above 0 fills at least one cell.
 pub(crate) fn bar(part: Bytes, whole: Bytes) -> String {
     let cells = match (part.0, whole.0) {
         (0, _) | (_, 0) => 0,

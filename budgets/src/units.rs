@@ -1,4 +1,4 @@
-//! Bytes and pages as types of their own, so that they do not mix with other numbers.
+//! Types for bytes and pages, so that they do not mix with other numbers.
 
 use std::{
     fmt,
@@ -20,8 +20,8 @@ pub const GIB: u64 = 1 << 30;
 
 /// A number of bytes.
 ///
-/// `+`, `-` and `*` assert that the result is in range, since leaving it is our bug. Use `checked_*` or
-/// `saturating_sub` where it can happen in operation.
+/// `+`, `-` and `*` assert that the result is in range, because an overflow is a bug in Bursar. Use
+/// `checked_*` or `saturating_sub` where an overflow can occur in operation.
 ///
 /// ```
 /// use bursar_budgets::Bytes;
@@ -40,9 +40,8 @@ pub struct Bytes(pub u64);
 pub struct Pages(pub u64);
 
 impl Bytes {
-    /// No bytes.
     pub const ZERO: Bytes = Bytes(0);
-    /// More than any device has: the capacity of a dry workspace.
+    /// More than any device has. This is the capacity of a dry workspace.
     pub const MAX: Bytes = Bytes(u64::MAX);
 
     /// `n` KiB.
@@ -60,7 +59,6 @@ impl Bytes {
         Bytes(n * GIB)
     }
 
-    /// Whether this is 0.
     pub const fn is_zero(self) -> bool {
         self.0 == 0
     }
@@ -70,51 +68,50 @@ impl Bytes {
         format!("{} B", grouped(self.0))
     }
 
-    /// The next multiple of `page`, or the same number if it is one.
+    /// Rounds up to a multiple of `page`.
     ///
     /// # Panics
-    /// If `page` is 0, or the result exceeds `u64`: our bug.
+    /// If `page` is 0, or the result exceeds `u64`. Both are bugs in Bursar.
     pub fn round_up(self, page: Bytes) -> Bytes {
         self.checked_round_up(page).expect("rounding up stays within u64")
     }
 
-    /// The smallest multiple of `page` that is not smaller, or nothing past `u64`.
+    /// Rounds up to a multiple of `page`. Returns `None` if the result exceeds `u64`.
     ///
     /// # Panics
-    /// When `page` is zero: our bug.
+    /// If `page` is 0, which is a bug in Bursar.
     pub fn checked_round_up(self, page: Bytes) -> Option<Bytes> {
         assert!(page.0 > 0, "a page has at least one byte");
         self.0.checked_next_multiple_of(page.0).map(Bytes)
     }
 
-    /// The last multiple of `page` up to this number.
+    /// Rounds down to a multiple of `page`.
     pub fn round_down(self, page: Bytes) -> Bytes {
         assert!(page.0 > 0, "a page has at least one byte");
         Bytes(self.0 - self.0 % page.0)
     }
 
-    /// Whether this is a whole number of `page`s.
     pub fn is_multiple_of(self, page: Bytes) -> bool {
         self.0.is_multiple_of(page.0)
     }
 
-    /// How many pages hold this many bytes. The last page may be partly used.
+    /// The number of pages that hold this many bytes. The last page may be partly used.
     pub fn pages(self, page: Bytes) -> Pages {
         assert!(page.0 > 0, "a page has at least one byte");
         Pages(self.div_ceil(page))
     }
 
-    /// How many of `piece` hold this many bytes, the last one perhaps in part.
+    /// The number of pieces of size `piece` that hold this many bytes. The last piece may be partly
+    /// used.
     pub fn div_ceil(self, piece: Bytes) -> u64 {
         self.0.div_ceil(piece.0)
     }
 
-    /// `share` of these bytes, rounded down; nothing for a share below zero.
+    /// The product with `share`, rounded down; 0 if `share` is negative.
     pub fn share(self, share: f64) -> Bytes {
         Bytes((self.0 as f64 * share) as u64)
     }
 
-    /// The length of `slice` of bytes.
     pub const fn of_slice(slice: &[u8]) -> Bytes {
         Bytes(slice.len() as u64)
     }
@@ -144,14 +141,13 @@ impl Bytes {
         Bytes(self.0.saturating_add(other.0))
     }
 
-    /// As a `usize`, for slice lengths.
+    /// Converts to `usize`, for slice lengths.
     pub fn as_usize(self) -> usize {
         usize::try_from(self.0).expect("a number of bytes that is addressable here")
     }
 }
 
 impl Pages {
-    /// The bytes in this many pages.
     pub fn bytes(self, page: Bytes) -> Bytes {
         page * self.0
     }
@@ -226,7 +222,7 @@ impl Div for Bytes {
     }
 }
 
-/// A whole number with a comma between groups of three digits.
+/// Formats a whole number with a comma between groups of three digits.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -259,29 +255,21 @@ impl fmt::Display for Pages {
     }
 }
 
-/// Why a text is not a size in bytes.
+/// The reason why a text is not a size in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseBytesError {
     /// The text does not begin with a number.
     #[error("{text:?} does not start with a number of bytes, such as 512MiB or 1048576")]
-    NoNumber {
-        /// The text that was given.
-        text: String,
-    },
-    /// The unit is unknown.
+    NoNumber { text: String },
     #[error("{unit:?} in {text:?} is not a unit of bytes; expected B, KiB, MiB, GiB or TiB, which are powers of 1,024")]
     UnknownUnit {
-        /// The text that was given.
         text: String,
-        /// The part after the number.
+        /// The part of the text after the number.
         unit: String,
     },
     /// The number has a fraction of a byte, or exceeds 16 EiB.
     #[error("{text:?} is not a whole number of bytes below 16 EiB")]
-    OutOfRange {
-        /// The text that was given.
-        text: String,
-    },
+    OutOfRange { text: String },
 }
 
 impl Hint for ParseBytesError {
@@ -293,7 +281,7 @@ impl Hint for ParseBytesError {
 }
 
 impl From<u64> for Bytes {
-    /// So that `2 * GIB` is accepted as a size.
+    /// Allows `2 * GIB` as a size.
     fn from(bytes: u64) -> Self {
         Bytes(bytes)
     }
@@ -302,8 +290,8 @@ impl From<u64> for Bytes {
 impl FromStr for Bytes {
     type Err = ParseBytesError;
 
-    /// Reads `512MiB`, `2 GiB`, `1.5g`, `1048576`. Units are powers of 1,024. The decimal `MB` and `GB` are refused,
-    /// since they are often meant as powers of 1,024 too.
+    /// Parses `512MiB`, `2 GiB`, `1.5g` or `1048576`. Units are powers of 1,024. The decimal units
+    /// `MB` and `GB` are refused, because users often mean powers of 1,024 by them too.
     fn from_str(text: &str) -> Result<Bytes, ParseBytesError> {
         let trimmed = text.trim();
         let split =

@@ -1,16 +1,19 @@
-//! Watches the fences that leases wait for. This is outside the ledger, so that the ledger stays pure.
+//! Watches the fences that leases wait for. This code is outside the ledger so that the ledger
+//! stays pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{Backing, DeviceError, Fence, LeaseId, ReleaseNote, RevokeHandle};
 
-/// Keeps, for every lease that is being given back, its fence and the memory that stays backed until then; and the
-/// revokers of all segments, whose owners may die.
+/// For every lease that is being returned, the lease's fence and the memory that stays backed until
+/// the fence has passed. Also keeps the revoke handles of all segments, because the owner of a
+/// segment may die.
 ///
-/// The caller that drives the ledger calls [`FenceWatch::passed`] now and then, and sends the ledger one
-/// [`crate::Input::FencePassed`] for each lease returned. Unbacking a whole card takes a third of a second. To avoid
-/// that wait, call [`FenceWatch::due`], bring each lease on another thread, and call [`FenceWatch::home`] before
-/// telling the ledger.
+/// The caller that drives the ledger calls [`FenceWatch::passed`] regularly, and sends the ledger
+/// one [`crate::Input::FencePassed`] for each returned lease. Unbacking the memory of a whole GPU
+/// takes a third of a second. To avoid blocking that long, call [`FenceWatch::due`], call
+/// [`PendingReclaim::bring`] for each lease on another thread, and call [`FenceWatch::home`] before
+/// informing the ledger.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -26,11 +29,12 @@ use crate::{Backing, DeviceError, Fence, LeaseId, ReleaseNote, RevokeHandle};
 pub struct FenceWatch {
     pending: BTreeMap<LeaseId, Pending>,
     revokers: BTreeMap<LeaseId, Vec<RevokeHandle>>,
-    /// Leases whose memory is being given back to the device now.
+    /// Leases whose memory is being returned to the device now.
     coming: BTreeSet<LeaseId>,
 }
 
-/// A lease whose fence has passed. Its memory must be given back before the ledger is told.
+/// A lease whose fence has passed. Its memory must be returned to the device before the ledger is
+/// informed.
 #[derive(Debug)]
 #[must_use = "its memory stays backed until it is released"]
 pub struct PendingReclaim {
@@ -47,20 +51,20 @@ struct Pending {
 }
 
 impl FenceWatch {
-    /// This lease now pays for a segment. If the ledger no longer holds the lease (the thread of a dead owner that has
-    /// not noticed), revoke the segment at once instead.
+    /// This lease now pays for a segment. If the ledger no longer holds the lease, because a thread
+    /// of a dead owner has not noticed the death, do not call this but revoke the segment at once.
     pub fn segment_reserved(&mut self, lease: LeaseId, revoker: RevokeHandle) {
         let revokers = self.revokers.entry(lease).or_default();
         revokers.retain(|revoker| !revoker.is_spent());
         revokers.push(revoker);
     }
 
-    /// A lease has ended. Returns whether its fence has passed and none of its memory is backed: the `passed` of
-    /// [`crate::Input::Release`].
+    /// A lease has ended. Returns `true` if its fence has passed and none of its memory is backed.
+    /// The result is the `passed` of [`crate::Input::Release`].
     pub fn released(&mut self, note: ReleaseNote) -> bool {
         self.revokers.remove(&note.lease);
         if note.fence.is_passed() && note.backings.is_empty() && !self.pending.contains_key(&note.lease) {
-            // A lease whose memory is being given back is reported when that is done.
+            // If the lease's memory is being returned now, the lease is reported when that is done.
             return !self.is_coming_home(note.lease);
         }
         let pending = self.pending.entry(note.lease).or_default();
@@ -69,22 +73,24 @@ impl FenceWatch {
         false
     }
 
-    /// A lease waits for this fence before it shrinks.
+    /// This lease must wait for this fence before it shrinks.
     pub fn wait(&mut self, lease: LeaseId, fence: Fence) {
         let pending = self.pending.entry(lease).or_default();
         pending.fence = std::mem::take(&mut pending.fence).and(fence);
     }
 
-    /// Takes a lease from a dead owner: after this fence its segments are unbacked, even if a thread still has them.
+    /// Takes a lease from a dead owner. After this fence the lease's segments are unbacked, even if
+    /// a thread still holds them.
     pub fn revoke(&mut self, lease: LeaseId, fence: Fence) {
         self.wait(lease, fence);
         self.pending.entry(lease).or_default().revoke = true;
     }
 
-    /// Leases whose fence has passed, each once, with their memory given back to the device.
+    /// Returns each lease whose fence has passed once, after returning its memory to the device.
     ///
     /// # Errors
-    /// Any error of the device while a segment is unbacked. A later call returns that lease and those after it.
+    /// Any error of the device while a segment is unbacked. A later call returns the failed lease
+    /// and the remaining leases.
     pub fn passed(&mut self) -> Result<Vec<LeaseId>, DeviceError> {
         let mut home = Vec::new();
         let mut outcome = Ok(());
@@ -100,8 +106,8 @@ impl FenceWatch {
         outcome.map(|()| home)
     }
 
-    /// Leases whose fence has passed, each once. Their memory has not been given back yet:
-    /// [bring](PendingReclaim::bring) each on a thread that may block.
+    /// Returns each lease whose fence has passed once. The memory is still backed: call
+    /// [`bring`](PendingReclaim::bring) for each lease on a thread that may block.
     pub fn due(&mut self) -> Vec<PendingReclaim> {
         let is_due =
             |(lease, pending): &(&LeaseId, &Pending)| pending.fence.is_passed() && !self.coming.contains(*lease);
@@ -115,60 +121,61 @@ impl FenceWatch {
         due.into_iter().map(begin).collect()
     }
 
-    /// This lease has been brought, so the ledger may be told. Returns the lease.
+    /// The memory of this lease has been returned, so the ledger may be informed. Returns the
+    /// lease.
     pub fn home(&mut self, lease: LeaseId) -> LeaseId {
         self.coming.remove(&lease);
         lease
     }
 
-    /// This lease could not be brought. A later [`due`](FenceWatch::due) returns it again.
+    /// The memory of this lease could not be returned. A later [`due`](FenceWatch::due) returns the
+    /// lease again.
     pub fn put_back(&mut self, PendingReclaim { lease, revokers, backings }: PendingReclaim) {
         self.coming.remove(&lease);
         let pending = self.pending.entry(lease).or_default();
         pending.backings.extend(backings);
         if !revokers.is_empty() {
             pending.revoke = true;
-            // A release note may have taken these revokers off the list.
+            // A release note may have removed these revoke handles from the map.
             self.revokers.entry(lease).or_insert(revokers);
         }
     }
 
-    /// Whether no lease waits for its fence or is being given back.
+    /// Whether no lease waits for a fence and no memory is being returned.
     pub fn is_idle(&self) -> bool {
         self.pending.is_empty() && self.coming.is_empty()
     }
 
-    /// Whether this lease's memory is being given back now. A segment reserved for it now is too late.
+    /// Whether this lease's memory is being returned now. A segment that is reserved for the lease
+    /// at this point is too late.
     pub fn is_coming_home(&self, lease: LeaseId) -> bool {
         self.coming.contains(&lease)
     }
 
-    /// Whether this lease waits for its fence, or its memory is being given back.
+    /// Whether this lease waits for a fence, or its memory is being returned.
     pub fn waits_for(&self, lease: LeaseId) -> bool {
         self.pending.contains_key(&lease) || self.coming.contains(&lease)
     }
 
-    /// How many leases wait for a fence.
     pub fn waiting(&self) -> usize {
         self.pending.len()
     }
 }
 
 impl PendingReclaim {
-    /// The lease that the memory belongs to.
     pub fn lease(&self) -> LeaseId {
         self.lease
     }
 
-    /// Whether nothing has to be given back.
+    /// Whether there is no memory to return.
     pub fn is_light(&self) -> bool {
         self.revokers.iter().all(RevokeHandle::is_spent) && self.backings.is_empty()
     }
 
-    /// Gives the memory back to the device, which may take a third of a second for a whole card.
+    /// Returns the memory to the device, which may take a third of a second for a whole GPU.
     ///
     /// # Errors
-    /// Any error of the device. Calling it again is allowed.
+    /// Any error of the device. The call may be repeated.
     pub fn bring(&mut self) -> Result<(), DeviceError> {
         self.revokers.iter().try_for_each(RevokeHandle::revoke)?;
         self.backings.clear();

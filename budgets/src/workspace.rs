@@ -1,18 +1,20 @@
-//! A segment that one lane uses as a stack of temporaries. It never grows and never calls the driver.
+//! A segment that one lane uses as a stack of temporaries. A workspace never grows and never calls
+//! the driver.
 
 use std::{cell::Cell, marker::PhantomData, sync::Arc};
 
 use crate::{Address, Bytes, Hint, Segment};
 
-/// Temporaries are rounded up to this: enough for cuBLASLt, 128-bit loads and candle's GPU code.
+/// The alignment of temporaries, sufficient for cuBLASLt, 128-bit loads and candle's GPU code.
 const ALIGNMENT: Bytes = Bytes(256);
 
-/// Where a dry workspace claims to start: not null, aligned, and far from any real mapping.
+/// The start address of a dry workspace: not null, aligned, and far from any real mapping.
 const DRY_BASE: Address = Address(1 << 60);
 
-/// A stack of temporaries. Model code opens frames and takes temporaries from them; dropping a frame frees them.
+/// A stack of temporaries. Model code opens frames and takes temporaries from them. Dropping a
+/// frame frees its temporaries.
 ///
-/// It belongs to one lane's thread: it is `Send`, but not `Sync`.
+/// A workspace belongs to the thread of one lane, so it is `Send` but not `Sync`.
 ///
 /// ```
 /// use bursar_budgets::{Bytes, Workspace};
@@ -40,32 +42,31 @@ pub struct Workspace {
     capacity: Bytes,
     used: Cell<Bytes>,
     high_water: Cell<Bytes>,
-    /// How many frames are open.
+    /// The number of open frames.
     depth: Cell<usize>,
 }
 
-/// Temporaries that are freed together.
 #[derive(Debug)]
 #[must_use = "a frame gives back what it holds when it drops"]
 pub struct Frame<'w> {
     workspace: &'w Workspace,
     depth: usize,
-    /// Bytes in use when it opened.
+    /// Bytes in use when the frame was opened.
     start: Bytes,
 }
 
 /// One temporary. It cannot outlive its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Temporary<'f> {
-    /// Its address, a multiple of 256 bytes from the workspace's start.
+    /// The address, a multiple of 256 bytes from the start of the workspace.
     pub address: Address,
-    /// Its length, before rounding.
+    /// The length before rounding.
     pub bytes: Bytes,
     frame: PhantomData<&'f ()>,
 }
 
-/// A temporary did not fit. After planning, only our bug or an input outside the envelope can cause this. It is an
-/// error, not a panic, so that a probe can report it as evidence.
+/// A temporary did not fit. After planning, only a bug in Bursar or an input outside the envelope
+/// can cause this. It is an error and not a panic, so that a probe can report it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a temporary of {} does not fit the workspace: {} of its {} are in use",
@@ -74,11 +75,9 @@ pub struct Temporary<'f> {
     capacity.exact()
 )]
 pub struct WorkspaceFull {
-    /// Bytes wanted, rounded up to 256.
+    /// Requested bytes, rounded up to 256.
     pub asked: Bytes,
-    /// Bytes in use.
     pub used: Bytes,
-    /// Bytes in the workspace.
     pub capacity: Bytes,
 }
 
@@ -92,18 +91,19 @@ impl Hint for WorkspaceFull {
 }
 
 impl Workspace {
-    /// A workspace over everything that the segment has backed now.
+    /// A workspace over all memory that the segment has backed now.
     pub fn over(segment: impl Into<Arc<Segment>>) -> Workspace {
         Workspace::of_rank(segment, 0)
     }
 
-    /// A workspace over what the segment has backed for a rank.
+    /// A workspace over the memory that the segment has backed for this rank.
     pub fn of_rank(segment: impl Into<Arc<Segment>>, rank: usize) -> Workspace {
         let segment = segment.into();
         Workspace::new(segment.address_on(rank), segment.backed(), Some(segment))
     }
 
-    /// A workspace for planning, without memory and without a limit. Its addresses must not be used.
+    /// A workspace for planning, without memory and without a limit. Its addresses must not be
+    /// accessed.
     pub fn dry() -> Workspace {
         Workspace::new(DRY_BASE, Bytes::MAX, None)
     }
@@ -113,43 +113,42 @@ impl Workspace {
         Workspace { segment, base, capacity, used: Cell::default(), high_water: Cell::default(), depth: Cell::new(0) }
     }
 
-    /// Opens a frame on top of all open ones.
+    /// Opens a frame on top of all open frames.
     pub fn frame(&self) -> Frame<'_> {
         self.depth.set(self.depth.get() + 1);
         Frame { workspace: self, depth: self.depth.get(), start: self.used.get() }
     }
 
-    /// Whether it has no memory, as for planning.
+    /// Whether this is a workspace for planning, without memory.
     pub fn is_dry(&self) -> bool {
         self.segment.is_none()
     }
 
-    /// The segment that it uses; `None` if dry.
+    /// The segment under this workspace; `None` if the workspace is dry.
     pub fn segment(&self) -> Option<&Arc<Segment>> {
         self.segment.as_ref()
     }
 
-    /// Where it starts.
     pub fn address(&self) -> Address {
         self.base
     }
 
-    /// Bytes in the workspace.
     pub fn capacity(&self) -> Bytes {
         self.capacity
     }
 
-    /// Bytes that open frames hold.
+    /// Bytes held by open frames.
     pub fn used(&self) -> Bytes {
         self.used.get()
     }
 
-    /// The most bytes in use at once since the last reset. A temporary that did not fit does not count.
+    /// The maximum number of bytes in use at once since the last reset. A temporary that did not
+    /// fit does not count.
     pub fn high_water(&self) -> Bytes {
         self.high_water.get()
     }
 
-    /// Sets the high-water mark to what is in use now.
+    /// Resets the high-water mark to the bytes in use now.
     pub fn reset_high_water(&self) {
         self.high_water.set(self.used.get());
     }
@@ -167,13 +166,15 @@ impl Workspace {
 }
 
 impl Frame<'_> {
-    /// Takes this many bytes, uninitialised, at a multiple of 256 bytes.
+    /// Takes this many bytes, uninitialized, at a multiple of 256 bytes from the start of the
+    /// workspace.
     ///
     /// # Errors
     /// [`WorkspaceFull`]. The workspace is then unchanged.
     ///
     /// # Panics
-    /// If a frame on top of this one is open: our bug, since memory would be freed in the wrong order.
+    /// If another frame is open on top of this frame. This is a bug in Bursar, since memory would
+    /// be freed in the wrong order.
     pub fn take(&self, bytes: Bytes) -> Result<Temporary<'_>, WorkspaceFull> {
         self.assert_on_top("take from it");
         let address = self.workspace.take(bytes)?;
@@ -183,18 +184,17 @@ impl Frame<'_> {
     /// Opens a frame on top of this one.
     ///
     /// # Panics
-    /// If another frame on top of this one is open: our bug.
+    /// If another frame is already open on top of this frame, which is a bug in Bursar.
     pub fn frame(&self) -> Frame<'_> {
         self.assert_on_top("open another on it");
         self.workspace.frame()
     }
 
-    /// The workspace that this frame belongs to.
     pub fn workspace(&self) -> &Workspace {
         self.workspace
     }
 
-    /// Bytes that this frame and those on top of it hold.
+    /// Bytes held by this frame and all frames on top of it.
     pub fn used(&self) -> Bytes {
         self.workspace.used() - self.start
     }

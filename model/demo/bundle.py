@@ -1,4 +1,5 @@
-"""Paints the pictures that come with the demo, composed by hand, and writes their questions beside them.
+"""Paints the pictures that come with the demo, composed by hand, and writes their questions next to
+them.
 
     python3 bundle.py
 """
@@ -12,7 +13,7 @@ from PIL import Image, ImageFont, ImageDraw
 import questions
 from draw import Number, Scene, Shape, paint_shape
 
-# (scene, background, inks of the shapes, the number's place, size and ink)
+# (scene, background, inks of the shapes, position, size and ink of the number)
 PICTURES = {
     "shapes.png": (
         Scene(

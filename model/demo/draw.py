@@ -1,12 +1,13 @@
 """Draws the demo model's pictures: one to four shapes, one number, or both.
 
-Everything follows from (stream, seed, index): the same three give the same picture on every machine with the same
-Pillow. Training draws from the stream "train" and this file's command line from "evaluate", so that no seed can make
-the two meet.
+A picture depends only on (stream, seed, index): equal values give the same picture on every machine
+with the same Pillow. Training uses the stream "train" and this file's command line uses "evaluate",
+so no seed can make training and evaluation share a picture.
 
     python3 draw.py --seed 7 --count 1000 --out DIR
 
-writes DIR/00000.png (or .jpg, .webp) ... and DIR/questions.jsonl with {"image", "question", "answer", "kind"} lines.
+writes DIR/00000.png (or .jpg, .webp) ... and DIR/questions.jsonl with {"image", "question",
+"answer", "kind"} lines.
 """
 
 import argparse
@@ -23,7 +24,8 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 KINDS = ("circle", "square", "triangle", "star")
 
-# Hue in degrees, saturation and value: wide enough for the usual web colours of these names, with gaps between them.
+# Hue in degrees, saturation and value. The ranges include the usual web colors of these names and
+# have gaps between them.
 COLOURS = {
     "red": ((-7, 5), (0.78, 1.0), (0.72, 1.0)),
     "orange": ((24, 39), (0.85, 1.0), (0.9, 1.0)),
@@ -46,14 +48,15 @@ class Shape:
     colour: str
     x: float
     y: float
-    radius: float  # of the circle around it, in pixels
+    radius: float  # of the surrounding circle, in pixels
     rotation: float  # radians
-    star_depth: float = 0.45  # inner over outer radius; only a star has one
-    squeeze: tuple[float, float] = (1.0, 1.0)  # width and height over the regular shape's; only triangles differ
+    star_depth: float = 0.45  # inner over outer radius, used only by stars
+    squeeze: tuple[float, float] = (1.0, 1.0)  # width and height relative to the regular shape; only triangles differ
 
     @property
     def size(self) -> float:
-        """The square root of the area: what the eye compares between kinds."""
+        """The square root of the area, by which people compare the sizes of different kinds of
+        shape."""
         area = {
             "circle": math.pi,
             "square": 2.0,
@@ -66,17 +69,18 @@ class Shape:
 @dataclass
 class Number:
     text: str
-    # Centre x, centre y, half width, half height of each digit as drawn.
+    # Center x, center y, half width, half height of each digit as drawn.
     digits: list[tuple[float, float, float, float]] = field(default_factory=list)
 
 
 @dataclass
 class Scene:
-    """What a picture shows; every answer follows from it. Shapes stand from left to right."""
+    """The content of a picture, which determines every answer. Shapes are ordered from left to
+    right."""
 
     width: int
     height: int
-    background: str  # "light" or "dark"; "patterned" where there is nothing else
+    background: str  # "light" or "dark"; "patterned" if the picture has nothing else
     shapes: list[Shape]
     number: Number | None
 
@@ -97,7 +101,8 @@ def pick(rng, options):
 
 
 def arc(x, y, half_width, half_height, start, end):
-    """Points of an ellipse's arc in the unit box (y down), angles in degrees clockwise from the right."""
+    """Points of an ellipse's arc in the unit box (y down), angles in degrees clockwise from the
+    right."""
     steps = max(4, int(abs(end - start) / 12))
     angles = np.radians(np.linspace(start, end, steps + 1))
     return [(x + half_width * math.cos(a), y + half_height * math.sin(a)) for a in angles]
@@ -105,7 +110,8 @@ def arc(x, y, half_width, half_height, start, end):
 
 @functools.lru_cache(maxsize=None)
 def strokes_of(digit: str, variant: int):
-    """Pen strokes of a digit in a box one high and 0.6 wide; variants are the habits that hands and fonts differ in."""
+    """Pen strokes of a digit in a box one high and 0.6 wide. The variants are those found in
+    handwriting and fonts."""
     odd = variant % 2 == 1
     return {
         "0": [arc(0.3, 0.5, 0.28, 0.48, 0, 360)],
@@ -125,7 +131,7 @@ def strokes_of(digit: str, variant: int):
     }[digit]
 
 
-SEGMENTS = {  # the seven bars of a clock's display
+SEGMENTS = {  # the seven segments of a digital clock
     "a": ((0.06, 0.02), (0.54, 0.02)),
     "b": ((0.56, 0.04), (0.56, 0.48)),
     "c": ((0.56, 0.52), (0.56, 0.96)),
@@ -138,7 +144,8 @@ LIT = dict(zip("0123456789", "abcdef bc abged abgcd fgbc afgcd afgedc abc abcdef
 
 
 def mask_of_strokes(rng, text: str, height: int):
-    """A number drawn with a pen (or as a clock's segments): the mask and each digit's left and right edge."""
+    """A number drawn with a pen (or as a clock's segments). Returns the mask and each digit's left
+    and right edge."""
     fine = 3
     segments = rng.random() < 0.15
     variant = int(rng.integers(4))
@@ -195,7 +202,8 @@ def mask_of_font(rng, text: str, height: int, path: str | None):
     return mask, edges
 
 
-# Digits on a grid five dots wide and seven high, as signs and simple drawing programs have them; a row is five bits.
+# Digits on a grid five dots wide and seven high, as on signs and in simple drawing programs. A row
+# is five bits.
 DOTS = {
     "0": (14, 17, 19, 21, 25, 17, 14),
     "1": (4, 12, 4, 4, 4, 4, 14),
@@ -211,7 +219,7 @@ DOTS = {
 
 
 def mask_of_dots(rng, text: str, height: int):
-    """A number in five by seven dots: square ones that touch, or smaller ones with gaps."""
+    """A number in five by seven dots: square dots that touch, or smaller dots with gaps."""
     dot = max(2, height // 7)
     gap = 1 if dot > 4 and rng.random() < 0.4 else 0
     advance = 6 * dot if rng.random() < 0.5 else 7 * dot
@@ -228,7 +236,7 @@ def mask_of_dots(rng, text: str, height: int):
 
 
 def mask_of_blocks(rng, text: str, height: int, path: str | None):
-    """A number set very small and enlarged without smoothing, as bitmap fonts look."""
+    """A number set very small and enlarged without smoothing, which looks like a bitmap font."""
     small = int(rng.integers(9, 15))
     block = max(1, round(height / small))
     mask, edges = mask_of_font(rng, text, small, path)
@@ -277,7 +285,7 @@ def mask_of_number(rng, text: str, height: int, fonts: tuple[str, ...]):
 
 
 def place_number(rng, width: int, height: int, alone: bool, fonts):
-    """A number with its mask and top left corner, inside the picture."""
+    """A number with its mask and the position of its top left corner, inside the picture."""
     text = str(int(rng.integers(1, 10)))
     for _ in range(int(rng.integers(0, 4))):
         text += str(int(rng.integers(0, 10)))
@@ -299,7 +307,8 @@ def place_number(rng, width: int, height: int, alone: bool, fonts):
 
 
 def room_for(shape: Shape, others, taken, width, height) -> bool:
-    """Whether a shape stands clear of the others and of the number, and clearly left or right of every other shape."""
+    """Whether a shape keeps its distance from the other shapes and from the number, and is clearly
+    left or right of every other shape."""
     scale = math.sqrt(width * height)
     apart = max(0.07 * width, 0.055 * scale)
     for other in others:
@@ -317,7 +326,7 @@ def room_for(shape: Shape, others, taken, width, height) -> bool:
 
 
 def place_shapes(rng, width, height, count, taken) -> list[Shape]:
-    """Up to `count` shapes (fewer where there is no room), from left to right."""
+    """Up to `count` shapes (fewer if there is no space), from left to right."""
     scale = math.sqrt(width * height)
     largest = {0: 0.36, 1: 0.36, 2: 0.26, 3: 0.22, 4: 0.19}[count]
     few_colours = [pick(rng, list(COLOURS)) for _ in range(2)] if rng.random() < 0.3 else None
@@ -350,7 +359,8 @@ def place_shapes(rng, width, height, count, taken) -> list[Shape]:
 
 
 def side_lengths(rng, wide: bool) -> tuple[int, int]:
-    """Width and height; `wide` also allows what is larger than the processor keeps, or four times as long as high."""
+    """Width and height. `wide` also allows pictures that the processor has to shrink, and aspect
+    ratios up to almost four."""
     if wide and rng.random() < 0.08:
         area = between(rng, 300, 560) ** 2
         aspect = math.exp(between(rng, -1.3, 1.3))
@@ -379,14 +389,15 @@ def outline(shape: Shape, radius: float) -> list[tuple[float, float]]:
         radii = [radius] * corners
         start = -math.pi / 4 if shape.kind == "square" else -math.pi / 2
     angles = [start + 2 * math.pi * i / corners for i in range(corners)]
-    # Squeezed along the shape's own axes, then turned.
+    # Squeezed along the shape's own axes, then rotated.
     cosine, sine = math.cos(shape.rotation), math.sin(shape.rotation)
     own = [(r * math.cos(a) * shape.squeeze[0], r * math.sin(a) * shape.squeeze[1]) for r, a in zip(radii, angles)]
     return [(x * cosine - y * sine, x * sine + y * cosine) for x, y in own]
 
 
 def paint_shape(image: Image.Image, shape: Shape, radius: float, ink) -> None:
-    """Paints with soft edges: the shape is drawn larger on its own mask and reduced."""
+    """Paints with soft edges: the shape is drawn larger on a separate mask, which is then
+    reduced."""
     fine = 4 if radius < 60 else 2
     reach = math.ceil(radius) + 2
     left, top = math.floor(shape.x) - reach, math.floor(shape.y) - reach
@@ -423,7 +434,8 @@ def paint_background(rng, scene: Scene) -> Image.Image:
 
 
 def paint_pattern(rng, width: int, height: int) -> Image.Image:
-    """Clouds, noise, stripes and scribbles with no shape or number in them, standing in for all other pictures."""
+    """Clouds, noise, stripes and scribbles without a shape or number, which represent all other
+    pictures."""
     coarse = int(rng.integers(2, 24))
     spread = between(rng, 20, 80)
     clouds = np.clip(between(rng, 60, 195) + rng.normal(0, spread, (coarse, coarse, 3)), 0, 255).astype(np.uint8)
@@ -439,7 +451,7 @@ def paint_pattern(rng, width: int, height: int) -> Image.Image:
 
 
 def number_ink(rng, background: str):
-    """Black or white mostly; what stands out from its background in any case."""
+    """Mostly black or white, and always an ink that contrasts with its background."""
     if rng.random() < 0.25:
         return ink_of(rng, pick(rng, ("red", "green", "blue", "purple") if background == "light" else
                                 ("red", "orange", "yellow", "cyan", "pink")))
@@ -450,12 +462,13 @@ def number_ink(rng, background: str):
 
 @functools.lru_cache(maxsize=1)
 def grain() -> np.ndarray:
-    """Noise to cut pieces from: drawing it anew for every picture would take longer than the picture."""
+    """Noise to cut pieces from, because drawing new noise for every picture would take longer than
+    the picture."""
     return np.random.Generator(np.random.PCG64(1)).normal(0, 1, (1024, 1024, 3)).astype(np.float32)
 
 
 def degrade(rng, image: Image.Image) -> Image.Image:
-    """What cameras and other people's programs do to a picture: blur, noise, JPEG."""
+    """Degrades a picture as cameras and other programs do: blur, noise, JPEG."""
     if rng.random() < 0.08:
         image = image.filter(ImageFilter.BoxBlur(between(rng, 0.2, 0.9)))
     if rng.random() < 0.35:
@@ -472,7 +485,8 @@ def degrade(rng, image: Image.Image) -> Image.Image:
 
 
 def draw_nothing(rng, width: int, height: int):
-    """An empty picture or one of something else: training sees some, so that not every picture must hold a shape."""
+    """An empty picture or a pattern. Training uses some of these, so that the model does not expect
+    a shape in every picture."""
     scene = Scene(width, height, pick(rng, ("light", "dark", "patterned", "patterned")), [], None)
     patterned = scene.background == "patterned"
     return scene, paint_pattern(rng, width, height) if patterned else degrade(rng, paint_background(rng, scene))
@@ -481,8 +495,8 @@ def draw_nothing(rng, width: int, height: int):
 def draw_scene(rng, fonts: tuple[str, ...] = (), wide: bool = False, tidy: bool = False):
     """A scene and its picture.
 
-    `fonts` adds font files to Pillow's own; `wide` (training) adds sizes and contents that nobody is examined on;
-    `tidy` leaves noise and blur out.
+    `fonts` adds font files to Pillow's own. `wide` (training) adds sizes and contents that
+    evaluation does not use. `tidy` leaves out noise and blur.
     """
     width, height = side_lengths(rng, wide)
     if wide and rng.random() < 0.04:
@@ -495,13 +509,13 @@ def draw_scene(rng, fonts: tuple[str, ...] = (), wide: bool = False, tidy: bool 
         number, mask, corner = place_number(rng, width, height, shape_count == 0, fonts)
         taken = (corner[0], corner[1], corner[0] + mask.width, corner[1] + mask.height)
     shapes = place_shapes(rng, width, height, shape_count, taken)
-    if not shapes and number is None:  # can only happen where a picture is too narrow for its one shape
+    if not shapes and number is None:  # happens only if a picture is too narrow for its one shape
         return draw_scene(rng, fonts, wide, tidy)
     scene = Scene(width, height, pick(rng, ("light", "dark")), shapes, number)
     image = paint_background(rng, scene)
     for shape in shapes:
         ink = ink_of(rng, shape.colour)
-        if rng.random() < 0.12:  # with an outline, darker or lighter than itself
+        if rng.random() < 0.12:  # with an outline, darker or lighter than the shape
             edge = pick(rng, (tuple(int(c * 0.5) for c in ink), (15, 15, 15), (245, 245, 245)))
             paint_shape(image, shape, shape.radius, edge)
             paint_shape(image, shape, shape.radius * 0.88, ink)

@@ -1,9 +1,12 @@
-"""Asks a checkpoint, through transformers' own code, about pictures that `draw.py` wrote, and counts exact answers.
+"""Asks a checkpoint, through transformers' own code, about pictures that `draw.py` wrote, and
+counts exact answers.
 
     python3 draw.py --seed 7 --count 1000 --out /tmp/pictures
     python3 evaluate.py --model checkpoint --pictures /tmp/pictures
 
-The repository holds the weights compressed: `xz -dk checkpoint/model.safetensors.xz` before the first run. The same lines are what `bursar` is evaluated with, so the two figures can be compared picture by picture.
+The repository stores the weights compressed, so run `xz -dk checkpoint/model.safetensors.xz` before
+the first run. `bursar` is evaluated with the same lines, so the two results can be compared picture
+by picture.
 """
 
 import argparse

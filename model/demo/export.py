@@ -1,5 +1,5 @@
-"""Writes the checkpoint as a Hugging Face folder, laid out like the released Qwen2.5-VL ones, and holds it (or random
-weights) against transformers."""
+"""Writes the checkpoint as a Hugging Face folder with the layout of the released Qwen2.5-VL
+checkpoints, and compares it (or random weights) with transformers."""
 
 import json
 import lzma
@@ -18,7 +18,7 @@ import talk
 import tokenizer as tokenizers_here
 from network import Network, configuration
 
-# As released with Qwen2.5-VL, but for the shorter system prompt.
+# As released with Qwen2.5-VL, except for the shorter system prompt.
 CHAT_TEMPLATE = (
     "{% macro shown_tools() %}{% if tools %}{{ '\n\n# Tools\n\nYou may call these functions:\n<tools>' }}{% for tool in "
     "tools %}{{ '\n' + tool | tojson }}{% endfor %}{{ '\n</tools>\n\nWrite a call as\n<tool_call>\n{\"name\": <name>, "
@@ -89,7 +89,8 @@ def tokenizer_configuration(tokenizer) -> dict:
 
 
 def write_folder(network: Network, folder: Path, kind: torch.dtype) -> None:
-    """The whole folder, written beside its place and moved there, so that a reader never sees half of one."""
+    """Writes the whole folder next to its final path and then moves it there, so that a reader
+    never sees a partial folder."""
     tokenizer = tokenizers_here.build()
     fresh = folder.with_name(folder.name + ".writing")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -130,7 +131,8 @@ def written(state: Path, folder: Path) -> Path:
     network = Network()
     network.load_state_dict(load_file(state / "average.safetensors"), strict=True)
     write_folder(network, folder, torch.bfloat16)
-    # The repository and the program hold the weights compressed. `lp` and `pb` tell LZMA that numbers have two bytes.
+    # The repository and the program store the weights compressed. `lp` and `pb` configure LZMA for
+    # numbers of two bytes.
     weights = folder / "model.safetensors"
     pairs = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lp": 1, "pb": 1}
     weights.with_name("model.safetensors.xz").write_bytes(lzma.compress(weights.read_bytes(), filters=[pairs]))
@@ -138,10 +140,11 @@ def written(state: Path, folder: Path) -> Path:
 
 
 def check_random() -> None:
-    """Random f32 weights, odd sizes, two pictures: every answer's logits equal transformers'."""
+    """Checks with random f32 weights, odd sizes and two pictures that every answer's logits equal
+    transformers'."""
     torch.manual_seed(7)
     network = Network()
-    with torch.no_grad():  # the start's zeros and ones would hide a bias or norm that is left out
+    with torch.no_grad():  # initial zeros and ones would hide a missing bias or norm
         for parameter in network.parameters():
             if parameter.dim() < 2:
                 parameter.add_(0.2 * torch.randn_like(parameter))
@@ -151,7 +154,8 @@ def check_random() -> None:
 
 
 def check(folder: Path, network: Network | None = None) -> None:
-    """Compares packed logits with transformers' on the same folder, from picture files to logits."""
+    """Compares packed logits with transformers' on the same folder, from picture files to
+    logits."""
     from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
     import train
@@ -179,7 +183,7 @@ def check(folder: Path, network: Network | None = None) -> None:
         packer.add_conversation(talk.SYSTEM, turns)
     packer.close()
     batch = {name: torch.from_numpy(array.astype(np.int64) if array.dtype != np.uint8 else array) for name, array in slot.items()}
-    # Only what is used: the empty rest of the slot would take minutes on a CPU.
+    # Only the used part: the empty rest of the slot would take minutes on a CPU.
     batch = shortened(batch, packer)
     with torch.no_grad():
         ours, _ = network.eval()({**batch, "patch": train.normalised(batch["patch"])})
@@ -204,12 +208,13 @@ def check(folder: Path, network: Network | None = None) -> None:
         difference = (ours[chosen] - expected).abs().max().item() / expected.abs().max().item()
         worst = max(worst, difference)
         print(f"pictures {[images[i].size for i in places]} tokens {end - start}: relative difference {difference:.2e}")
-    # A resize may round one 8-bit level apart (Pillow here, torchvision there); the last picture needs no resize.
+    # Resizing may differ by one 8-bit level (Pillow here, torchvision in transformers). The last
+    # picture needs no resizing.
     assert worst < 2e-3 and difference < 2e-5, (worst, difference)
 
 
 def shortened(batch: dict[str, torch.Tensor], packer: feed.Packer) -> dict[str, torch.Tensor]:
-    """A slot's arrays without the padding behind what was put in."""
+    """The arrays of a slot without the padding after the used part."""
     patches, tokens = packer.patches, packer.tokens
     limits = {"patch": patches, "patch_position": patches, "token": tokens, "unit": tokens}
     cut = {name: value[: limits[name]] if name in limits else value for name, value in batch.items()}

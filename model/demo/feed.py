@@ -1,8 +1,9 @@
 """Turns scenes into conversations and conversations into packed batches, in worker processes.
 
-A batch is a slot of shared memory with fixed places for every array. Each picture is resized and cut into patches as
-the image processor does it, but left as bytes: the GPU normalises. Several conversations share one picture, because
-drawing it is the dear part. Batch b comes from worker b modulo their number and depends on the seed and b alone.
+A batch is a slot of shared memory with a fixed offset for every array. Each picture is resized and
+cut into patches as the image processor does, but the patches stay bytes, which the GPU normalizes.
+Several conversations share one picture, because drawing a picture is the most expensive part. Batch
+b comes from worker b modulo the number of workers and depends only on the seed and b.
 """
 
 import functools
@@ -35,8 +36,8 @@ FIELDS = {  # name: (shape, type)
     "unit": ((TOKENS,), np.int32),
     "cu_conversation": ((CONVERSATIONS + 1,), np.int32),
     "answer_at": ((ANSWERS,), np.int32),
-    "answer": ((ANSWERS,), np.int32),  # -100 where there is none
-    "turn": ((ANSWERS,), np.int32),  # which turn an answer's token belongs to
+    "answer": ((ANSWERS,), np.int32),  # -100 if there is none
+    "turn": ((ANSWERS,), np.int32),  # turn that a token of an answer belongs to
     "turn_kind": ((TURNS,), np.int16),  # -1 unused
     "drawn": ((2,), np.int32),  # pictures, conversations
 }
@@ -44,7 +45,8 @@ KIND_NAMES = [*questions.ASK, "talk", "two_pictures"]
 
 
 def smart_resize(height: int, width: int) -> tuple[int, int]:
-    """Hugging Face's: both sides multiples of 28, the area within the limits, the aspect kept as well as may be."""
+    """Hugging Face's function: both sides become multiples of 28 and the area is within the limits,
+    with the aspect ratio kept as closely as possible."""
     rows, columns = round(height / 28) * 28, round(width / 28) * 28
     if rows * columns > MAX_PIXELS:
         beta = math.sqrt(height * width / MAX_PIXELS)
@@ -57,7 +59,8 @@ def smart_resize(height: int, width: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=4096)
 def layout(rows: int, columns: int):
-    """For a grid of rows x columns units: window order, its inverse, patch positions, window lengths in patches."""
+    """Window order, its inverse, patch positions and window lengths in patches, for a grid of rows
+    x columns units."""
     row, column = (axis.ravel() for axis in np.divmod(np.arange(rows * columns).reshape(rows, columns), columns))
     window = (row // 4) * (-(-columns // 4)) + column // 4
     order = np.argsort(window, kind="stable")
@@ -70,7 +73,8 @@ def layout(rows: int, columns: int):
 
 
 def cut(image: Image.Image):
-    """(patches in window order as bytes, rows and columns of units) of a picture, resized."""
+    """Resizes a picture. Returns (patches in window order as bytes, rows of units, columns of
+    units)."""
     height, width = smart_resize(image.height, image.width)
     if (width, height) != image.size:
         image = image.resize((width, height), Image.Resampling.BICUBIC)
@@ -81,7 +85,8 @@ def cut(image: Image.Image):
 
 
 def what_covers(scene: draw.Scene, rows: int, columns: int):
-    """Which thing and which colour lie at each unit's middle (or have their own middle in it), row by row."""
+    """The thing and the color at the center of each unit (or whose own center is in the unit), row
+    by row."""
     unit_x, unit_y = scene.width / columns, scene.height / rows
     x = (np.arange(columns) + 0.5)[None, :] * unit_x
     y = (np.arange(rows) + 0.5)[:, None] * unit_y
@@ -99,7 +104,7 @@ def what_covers(scene: draw.Scene, rows: int, columns: int):
 
 
 class Packer:
-    """Fills one slot."""
+    """Fills one slot of shared memory."""
 
     def __init__(self, slot: dict[str, np.ndarray], tokenizer):
         self.id_of = tokenizer.token_to_id
@@ -117,7 +122,7 @@ class Packer:
             self.slot[name].fill(0)
 
     def add_picture(self, scene: draw.Scene, image: Image.Image) -> int | None:
-        """The picture's index in the batch; None where it does not fit any more."""
+        """The picture's index in the batch. None if it does not fit."""
         patches, rows, columns = cut(image)
         end = self.patches + len(patches)
         order, inverse, positions, lengths = layout(rows, columns)
@@ -134,7 +139,8 @@ class Packer:
         return len(self.pictures) - 1
 
     def add_conversation(self, system: str | None, turns) -> bool:
-        """Turns are (user's parts, answer, kind name); a part is text or a picture's index. False: does not fit."""
+        """Turns are (user's parts, answer, kind name). A part is text or a picture's index. Returns
+        False if the conversation does not fit."""
         ids, units, position, learnt = [], [], [], []
         start, end = self.id_of("<|im_start|>"), self.id_of("<|im_end|>")
         here = 0
@@ -197,7 +203,8 @@ class Packer:
         return True
 
     def close(self) -> None:
-        """Covers what is left over with short segments of nothing: attention must define every row."""
+        """Covers the unused rest with short empty segments, because attention must define every
+        row."""
         slot = self.slot
         slot["patch"][self.patches :] = 0
         for name, starts, total, step in (
@@ -215,12 +222,12 @@ class Packer:
 
 
 def with_picture(rng, question: str, pictures: list[int]):
-    """The user's parts: pictures first, mostly."""
+    """The user's parts, in most cases with pictures first."""
     return [question, *pictures] if rng.random() < 0.06 else [*pictures, question]
 
 
 def about_one(rng, scene: draw.Scene, picture: int):
-    """One to four turns about one picture, now and then with a word of plain talk between."""
+    """One to four turns about one picture, sometimes with a turn of plain talk between them."""
     length = draw.pick(rng, (1, 1, 1, 2, 2, 3, 4))
     turns, asked, shown = [], set(), False
     if rng.random() < 0.04:
@@ -241,7 +248,8 @@ def about_one(rng, scene: draw.Scene, picture: int):
 
 
 def about_two(rng, scenes: list[draw.Scene], pictures: list[int]):
-    """Two pictures: both at once, or the second in a later turn, after which questions are about that one."""
+    """Two pictures: both at once, or the second in a later turn, after which questions are about
+    the second picture."""
     turns = []
     if rng.random() < 0.5:
         parts = list(pictures)
@@ -266,13 +274,13 @@ def about_nothing(rng):
 
 
 def system_of(rng) -> str | None:
-    """The template's own system prompt, mostly; an application may set another."""
+    """In most cases the template's own system prompt, because an application may set another."""
     chance = rng.random()
     return talk.SYSTEM if chance < 0.9 else None if chance < 0.93 else draw.pick(rng, talk.OTHER_SYSTEMS)
 
 
 def fill(packer: Packer, seed: int, batch: int, fonts, stream: str = "train") -> None:
-    """A training batch: pictures until the slot is full, three conversations a picture."""
+    """A training batch: pictures until the slot is full, with three conversations per picture."""
     before = None
     for place in range(1 << 16):
         rng = draw.random_of(stream, seed, batch * (1 << 16) + place)
@@ -290,7 +298,8 @@ def fill(packer: Packer, seed: int, batch: int, fonts, stream: str = "train") ->
 
 
 def fill_held_out(packer: Packer, seed: int, first: int) -> int:
-    """Unseen pictures with one question each, as `draw.py` writes them; returns how many fitted."""
+    """Unseen pictures with one question each, as `draw.py` writes them. Returns the number that
+    fit."""
     for index in range(first, first + (1 << 16)):
         rng = draw.random_of("evaluate", seed, index)
         scene, image = draw.draw_scene(rng)
@@ -347,7 +356,7 @@ class Feed:
             self.full[worker].put(index)
 
     def take(self) -> tuple[int, dict[str, np.ndarray]]:
-        """The next batch in order; give its index back when it has been copied."""
+        """The next batch in order. Give its index back when the batch has been copied."""
         index = self.full[self.next % self.workers].get()
         self.next += 1
         return index, self.slots[index]

@@ -1,9 +1,9 @@
 """The Qwen2.5-VL architecture in plain PyTorch, over packed batches, for training.
 
-All pictures of a batch lie behind each other in one stream of patches (in window order) and all conversations in one
-stream of tokens; `cu_*` say where each window, picture and conversation begins. Shapes never change, so that
-torch.compile compiles once. Parameters carry the released checkpoints' names. `train.py --check` holds this file
-against transformers.
+All pictures of a batch are concatenated in one stream of patches (in window order), and all
+conversations in one stream of tokens. The `cu_*` arrays have the start of each window, picture and
+conversation. Shapes never change, so torch.compile compiles once. Parameters have the names of the
+released checkpoints. `train.py --check` compares this file with transformers.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,14 +15,15 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Sizes:
-    vocabulary: int = 864  # the tokenizer's tokens; a multiple of 16 suits the matrix units
+    vocabulary: int = 864  # tokens of the tokenizer; a multiple of 16 suits tensor cores
     text_hidden: int = 192
     text_layers: int = 4
     text_heads: int = 6
     text_kv_heads: int = 2
     text_intermediate: int = 512
-    # The width's share of the rotary frequencies comes last and slowest. At Qwen's base of a million a column would
-    # turn it by less than a thousandth of a radian and left could not be told from right in a model this small.
+    # The rotary frequencies of the column axis come last and are the lowest. With Qwen's base of a
+    # million, one column would rotate them by less than a thousandth of a radian, and a model this
+    # small could not distinguish left from right.
     rope_theta: float = 20.0
     mrope_section: tuple[int, int, int] = (4, 6, 6)
     vision_hidden: int = 160
@@ -36,7 +37,8 @@ class Sizes:
 
 
 def attend(query, key, value, starts, longest: int, causal: bool):
-    """Attention within each segment of a packed stream; query, key, value: [stream, heads, head_dim]."""
+    """Attention within each segment of a packed stream; query, key, value: [stream, heads,
+    head_dim]."""
     if query.is_cuda:
         from torch.nn.attention.varlen import varlen_attn
 
@@ -52,7 +54,8 @@ def attend(query, key, value, starts, longest: int, causal: bool):
 
 
 def rotate(x, cosine, sine):
-    """Rotary positions by halves; x: [stream, heads, head_dim], cosine and sine: [stream, head_dim]."""
+    """Rotary positions by halves; x: [stream, heads, head_dim], cosine and sine: [stream,
+    head_dim]."""
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
     return x * cosine[:, None] + turned * sine[:, None]
@@ -107,7 +110,8 @@ class VisionBlock(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """A linear layer over one patch. A still picture is its own next frame, so both frames' weights simply add."""
+    """A linear layer over one patch. Both frames of a still picture are equal, so the weights of
+    the two frames are added."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -135,7 +139,7 @@ class Vision(nn.Module):
         self.patch_embed = PatchEmbed(sizes)
         self.blocks = nn.ModuleList(VisionBlock(sizes) for _ in range(sizes.vision_layers))
         self.merger = PatchMerger(sizes)
-        axis = sizes.vision_hidden // sizes.vision_heads // 2  # dimensions of a head that each axis turns
+        axis = sizes.vision_hidden // sizes.vision_heads // 2  # dimensions of a head that each axis rotates
         self.register_buffer("frequencies", 1e4 ** -(torch.arange(0, axis, 2) / axis), persistent=False)
 
     def forward(self, patches, batch):
@@ -190,14 +194,14 @@ class Text(nn.Module):
         self.norm = RootMeanSquareNorm(sizes.text_hidden, sizes.norm_epsilon)
         head = sizes.text_hidden // sizes.text_heads
         frequencies = sizes.rope_theta ** -(torch.arange(0, head, 2) / head)
-        # Which of the three positions (time, row, column) turns each frequency.
+        # The position (time, row or column) that each frequency uses.
         axis = torch.repeat_interleave(torch.arange(3), torch.tensor(sizes.mrope_section))
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.register_buffer("axis", axis, persistent=False)
 
     def forward(self, batch, units):
         embedded = self.embed_tokens(batch["token"])
-        unit = batch["unit"]  # which unit of which picture stands here; -1: none
+        unit = batch["unit"]  # index of the picture unit at this token, or -1
         x = torch.where((unit >= 0)[:, None], units[unit.clamp(min=0)].float(), embedded)
         angles = batch["position"].float()[self.axis].T * self.frequencies
         angles = torch.cat((angles, angles), dim=-1)
@@ -213,8 +217,9 @@ class Network(nn.Module):
         self.sizes = sizes
         self.visual = Vision(sizes)
         self.model = Text(sizes)
-        # Only for training: says of each unit which shape or digit covers it and in what colour. The pictures'
-        # gradient through the text alone is thin until the model can read anything at all.
+        # Only for training: predicts which shape or digit covers each unit, and its color. Without
+        # this loss, the vision tower gets only the gradient through the text, which is weak until
+        # the model can read anything at all.
         self.teacher = nn.Linear(sizes.text_hidden, 15 + 9)
         self.start()
 
@@ -232,7 +237,7 @@ class Network(nn.Module):
             nn.init.normal_(parameter, std=deviation)
 
     def forward(self, batch):
-        """(answer logits, teacher logits); `batch["patch"]` is normalised already."""
+        """(answer logits, teacher logits). `batch["patch"]` is already normalized."""
         units = self.visual(batch["patch"], batch)
         hidden = self.model(batch, units)
         answers = F.linear(hidden[batch["answer_at"]], self.model.embed_tokens.weight)
@@ -244,7 +249,7 @@ class Network(nn.Module):
 
 
 def configuration(sizes: Sizes, token_id) -> dict:
-    """config.json as the released Qwen2.5-VL checkpoints lay it out."""
+    """config.json with the layout of the released Qwen2.5-VL checkpoints."""
     parts = asdict(sizes)
     return {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],

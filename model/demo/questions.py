@@ -1,7 +1,7 @@
-"""What can be asked about a scene, in several wordings, and the one right answer to each.
+"""Questions about a scene, each in several wordings and with one right answer.
 
-Answers are meant to be compared exactly. "Describe" lists the shapes from left to right, then the number, then the
-background: "a red circle, a blue star and the number 42 on a dark background".
+Answers are meant to be compared exactly. "Describe" lists the shapes from left to right, then the
+number, then the background: "a red circle, a blue star and the number 42 on a dark background".
 """
 
 from draw import COLOURS, KINDS, Scene, pick
@@ -198,7 +198,8 @@ EXISTS = (  # {what}: "circle", "red circle", "red shape" or "number", with its 
 
 LEAD_IN = ("Please ", "Now ", "And ", "And now ", "So ", "OK, ", "Well, ", "Hello! ", "Hi, ", "Now tell me: ", "Look: ")
 
-# Which kinds a training conversation asks for more often than the others: reading and listing are learnt last.
+# Kinds that training conversations ask for more often, because the model learns reading and listing
+# last.
 TRAINING_WEIGHT = {"number": 4.0, "describe": 3.0, "leftmost": 1.3, "rightmost": 1.3, "largest": 1.3}
 
 
@@ -222,7 +223,8 @@ def description(scene: Scene) -> str:
 
 
 def word(rng, template: str, **parts: str) -> str:
-    """Fills a wording in, and sometimes types it as people do: with a word before, in small letters, unmarked."""
+    """Fills in a wording. Sometimes writes it as people type: with an introductory word, in lower
+    case, or without punctuation."""
     text = template.format(**{"picture": pick(rng, PICTURE), **parts})
     if rng.random() < 0.06:
         text = pick(rng, LEAD_IN) + text[0].lower() + text[1:]
@@ -237,7 +239,8 @@ def word(rng, template: str, **parts: str) -> str:
 
 
 def extreme(scene: Scene, largest: bool):
-    """The clearly largest (or smallest) shape, by area and by reach; None where it is a near tie."""
+    """The clearly largest (or smallest) shape, by area and by radius. None if there is a near
+    tie."""
     sign = 1 if largest else -1
     first, *others = sorted(scene.shapes, key=lambda shape: -sign * shape.size)
     for other in others:
@@ -261,7 +264,7 @@ def ask_count_shapes(rng, scene):
 
 
 def likely(rng, present: list[str], options) -> str:
-    """One of what is there more often than not, so that "0" and "no" are not the best guess."""
+    """An option that is present, in most cases, so that "0" and "no" are not the best guess."""
     return pick(rng, present) if present and rng.random() < 0.65 else pick(rng, options)
 
 
@@ -279,7 +282,8 @@ def ask_count_colour(rng, scene):
 
 
 def ask_colour(rng, scene):
-    """The colour of the only shape of a kind; now and then one that cannot be told, and why."""
+    """The color of the only shape of a kind. Sometimes a question without an answer, with the
+    reason."""
     kinds = [s.kind for s in scene.shapes]
     unique = [s for s in scene.shapes if kinds.count(s.kind) == 1]
     spelling = pick(rng, ("colour", "color"))
@@ -306,7 +310,7 @@ def ask_kind(rng, scene):
 
 
 def ask_colours(rng, scene):
-    """The shapes' colours, each once, from left to right."""
+    """The colors of the shapes, each once, from left to right."""
     spelling = pick(rng, ("colour", "color"))
     colours = list(dict.fromkeys(shape.colour for shape in scene.shapes))
     if not colours:
@@ -382,13 +386,14 @@ ASK = {
 
 
 def ask(rng, scene: Scene, kind: str):
-    """(question, answer), or None where this kind has no clear answer here."""
+    """(question, answer), or None if this kind has no clear answer for the scene."""
     asked = ASK[kind](rng, scene)
     return asked and (word(rng, asked[0], **asked[1]), asked[2])
 
 
 def one_question(rng, scene: Scene, training: bool = False) -> tuple[str, str, str]:
-    """(kind, question, answer): any kind that fits the scene, each as likely, or weighted for training."""
+    """(kind, question, answer) for any kind that fits the scene, all equally likely, or weighted
+    for training."""
     kinds = list(ASK)
     weights = [TRAINING_WEIGHT.get(kind, 1.0) if training else 1.0 for kind in kinds]
     total = sum(weights)
@@ -403,7 +408,7 @@ def one_question(rng, scene: Scene, training: bool = False) -> tuple[str, str, s
             return kind, *asked
 
 
-ORDINAL = {  # wordings for one of two pictures
+ORDINAL = {  # wordings about one of two pictures
     "describe": ("Describe the {which} {picture}.", "What is in the {which} {picture}?", "What does the {which} {picture} show?"),
     "count_shapes": ("How many shapes are in the {which} {picture}?", "How many shapes are there in the {which} {picture}?"),
     "number": ("What number is in the {which} {picture}?", "Read the number in the {which} {picture}."),

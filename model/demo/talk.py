@@ -1,4 +1,4 @@
-"""Plain talk without a picture: who the model is, what it can do, and what it leaves to others."""
+"""Plain talk without a picture: who the model is, what it can do, and what it cannot do."""
 
 from draw import pick
 
@@ -86,7 +86,7 @@ SYLLABLES = (
 
 
 def made_up(rng) -> str:
-    """A word the model has never seen, so that it learns to decline what it does not know."""
+    """A word that the model has never seen, so that it learns to decline unknown topics."""
     name = "".join(pick(rng, SYLLABLES) for _ in range(int(rng.integers(1, 5))))
     chance = rng.random()
     return name.capitalize() if chance < 0.3 else name.upper() if chance < 0.35 else name

@@ -1,7 +1,9 @@
-"""Builds the demo's tokenizer the way Qwen2's is built: byte-level BPE behind Qwen's splitting pattern.
+"""Builds the demo's tokenizer in the same way as Qwen2's: byte-level BPE after Qwen's splitting
+pattern.
 
-Trained on this folder's own questions and answers until every word there, as it stands after a space or at a line's
-start, is one token. A digit is always a token of its own, and the 256 bytes are all there, so nothing is unknown.
+It is trained on the questions and answers of this folder until every word in them, after a space or
+at the start of a line, is one token. Each digit is a separate token, and all 256 bytes are in the
+vocabulary, so no text is unknown.
 """
 
 import itertools
@@ -28,7 +30,7 @@ SPECIAL = (
 
 
 def wordings() -> list[str]:
-    """Every template there is, filled in."""
+    """All templates, filled in."""
     templates = list(
         itertools.chain(
             questions.DESCRIBE, questions.COUNT_SHAPES, questions.COUNT_SOME, questions.COLOUR, questions.KIND,

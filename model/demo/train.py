@@ -1,10 +1,12 @@
-"""Trains the embedded demo model, on one GPU, over several calls that each continue from the last one's state.
+"""Trains the embedded demo model on one GPU, over several calls that each continue from the state
+of the previous call.
 
     python3 train.py --steps 20000 --state .carry/demo --out $OUT      # trains, leaves state files in $OUT
     python3 train.py --check                                           # this model = transformers', on the CPU
     python3 train.py --export model/demo/checkpoint --state .carry/demo
 
-The learning rate is warmed up, held, and taken down linearly over the last `--decay` steps before `--steps`.
+The learning rate warms up, stays constant, and decreases linearly over the last `--decay` steps
+before `--steps`.
 """
 
 import argparse
@@ -23,13 +25,13 @@ import feed
 import tokenizer as tokenizers_here
 from network import Network
 
-IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)  # CLIP's, as Qwen2VLImageProcessor has them
+IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)  # CLIP's values, as in Qwen2VLImageProcessor
 IMAGE_STD = (0.26862954, 0.26130258, 0.27577711)
 HELD_OUT_SEED = 900_001
 
 
 def to_device(arrays: dict[str, np.ndarray], device) -> dict[str, torch.Tensor]:
-    """A slot's arrays on the device; indices become 64-bit there, pictures stay bytes."""
+    """The arrays of a slot on the device, where indices become 64-bit and pictures stay bytes."""
     batch = {name: torch.from_numpy(array).to(device, non_blocking=True) for name, array in arrays.items()}
     for name in ("answer_at", "answer", "turn", "thing", "colour", "unit"):
         batch[name] = batch[name].long()
@@ -43,13 +45,14 @@ def normalised(patch: torch.Tensor) -> torch.Tensor:
 
 
 def losses(network: Network, batch: dict[str, torch.Tensor]):
-    """Cross entropy of the answers, and of what covers each unit."""
+    """Cross entropy of the answers, and of the thing and color that cover each unit."""
     batch = {**batch, "patch": normalised(batch["patch"])}
     with torch.autocast(batch["patch"].device.type, torch.bfloat16):
         answers, taught = network(batch)
     answer = F.cross_entropy(answers.float(), batch["answer"], ignore_index=-100)
     taught = taught.float()
-    # Most units lie on the background; they count a tenth, or the digits would take long to be noticed.
+    # Most units lie on the background. They get a tenth of the weight, or the model would take long
+    # to notice the digits.
     weight = torch.where(batch["thing"] > 0, 1.0, 0.1)
     thing = F.cross_entropy(taught[:, :15], batch["thing"], reduction="none")
     colour = F.cross_entropy(taught[:, 15:], batch["colour"], reduction="none")
@@ -57,8 +60,9 @@ def losses(network: Network, batch: dict[str, torch.Tensor]):
 
 
 def exact_answers(network: Network, slots) -> dict[str, tuple[int, int]]:
-    """Right and asked per kind of question. Greedy decoding gives an answer exactly if every token of it is the likeliest
-    one after the right ones before it, so one pass without generating tells."""
+    """Right and asked questions per kind. Greedy decoding gives an answer exactly if each of its
+    tokens is the most likely one after the previous right tokens, so one pass without generation is
+    enough."""
     tally: dict[str, tuple[int, int]] = {}
     for slot in slots:
         batch = to_device(slot, "cuda")
@@ -80,7 +84,7 @@ def report(tally: dict[str, tuple[int, int]]) -> str:
 
 
 def held_out_slots(tokenizer, count: int):
-    """Pictures from the evaluation's stream with a seed of their own."""
+    """Pictures from the evaluation stream with a separate seed."""
     slots, first = [], 0
     while first < count:
         slot = feed.slot_views(bytearray(feed.slot_bytes()))
@@ -106,7 +110,8 @@ def held_out_conversations(tokenizer):
 
 
 class State:
-    """What training continues from: weights, Adam's moments, the running average of the weights, the step."""
+    """State that training continues from: weights, Adam's moments, the running average of the
+    weights, and the step."""
 
     def __init__(self, network: Network):
         self.network = network
@@ -136,7 +141,8 @@ class State:
                 }
 
     def save(self, folder: Path) -> None:
-        """The moments in bf16: four files that together pass through what comes back from the device machine."""
+        """Saves four files, with the moments in bf16, which keeps the total below the size limit
+        for files from the device machine."""
         folder.mkdir(parents=True, exist_ok=True)
         named = dict(self.network.named_parameters())
         moments = {name: self.adam.state[parameter] for name, parameter in named.items()}
@@ -167,13 +173,14 @@ def learning_rate(step: int, arguments) -> float:
 
 
 def pin(memory) -> bool:
-    """Lets the GPU read the workers' shared memory directly; without it copies are only slower."""
+    """Lets the GPU read the workers' shared memory directly. Without this, copies still work but
+    are slower."""
     address = np.frombuffer(memory, np.uint8).ctypes.data
     return torch.cuda.cudart().cudaHostRegister(address, len(memory), 0) == torch.cuda.cudart().cudaError.success
 
 
 def copied_ahead(source: feed.Feed, ahead: int = 3):
-    """Batches on the GPU, copied by a thread while the last one computes."""
+    """Batches on the GPU, which a thread copies while the previous batch computes."""
     ready: queue.Queue = queue.Queue(ahead)
     stream = torch.cuda.Stream()
 

@@ -1,5 +1,5 @@
-//! Host memory of decoding. It is leased before a picture is decoded, so the cost that is computed
-//! from the header must be enough.
+//! Host memory for decoding, which is leased before a picture is decoded. The cost that is computed
+//! from the header must therefore be enough.
 
 mod heap;
 

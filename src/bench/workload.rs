@@ -12,7 +12,7 @@ pub enum Measurement {
     /// Prompts of one length, in tokens per second.
     Prefill,
     /// Requests with one picture each, in requests per second.
-    PictureLoad,
+    Pictures,
     /// From the start of the process to the first request, and what memory is used for.
     Start,
 }

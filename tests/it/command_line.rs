@@ -205,7 +205,8 @@ fn a_drill_reports_each_attempt_and_loses_no_byte() {
         assert!(targets.windows(2).all(|pair| pair[1] < pair[0] && pair[1] * 100 >= pair[0] * 94), "{targets:?}");
         assert_eq!((&told["ready"], &told["leaked_bytes"]), (&json!(ready), &json!(0)), "{told}");
         assert_eq!((told["error"].is_null(), told["hint"].is_null()), (ready, ready), "{told}");
-        let outcomes: Vec<_> = told["attempts"].as_array().expect("a list of attempts").iter().map(|a| &a["outcome"]).collect();
+        let outcomes: Vec<_> =
+            told["attempts"].as_array().expect("a list of attempts").iter().map(|a| &a["outcome"]).collect();
         assert_eq!(outcomes.iter().filter(|outcome| **outcome == "refused").count(), attempts - usize::from(ready));
     }
 }

@@ -57,7 +57,7 @@ impl GaugeFn for Ear {
     }
 
     fn decrement(&self, _: f64) {
-        unreachable!("gauges are filtered out before");
+        unreachable!("gauges are set, never incremented");
     }
 
     fn set(&self, value: f64) {

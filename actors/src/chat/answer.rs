@@ -1,4 +1,4 @@
-//! What a reply has come to: its parts so far, and the events that tell them.
+//! The parts of a reply so far, and the events that report them.
 
 use bursar_model::text::ReplyPart;
 
@@ -10,7 +10,7 @@ pub(super) struct Answer {
     pub(super) text: String,
     pub(super) reasoning: String,
     pub(super) calls: Vec<ToolCall>,
-    /// The beginning of the calls' ids, unlike that of other replies.
+    /// Prefix of the ids of this reply's calls, different from that of any other reply.
     ids: String,
 }
 
@@ -20,7 +20,7 @@ impl Answer {
         Answer { ids, ..Answer::default() }
     }
 
-    /// Adds a part; returns the events that tell it.
+    /// Adds a part. Returns the events that report it.
     pub(super) fn take(&mut self, part: ReplyPart) -> Vec<ChatEvent> {
         match part {
             ReplyPart::Text(text) => {
@@ -55,7 +55,7 @@ impl Answer {
 
     fn end(&mut self, is_closed: bool) -> Vec<ChatEvent> {
         let index = self.calls.len() - 1;
-        // A call without arguments has none of them, which is an object too.
+        // A complete call without any arguments gets the empty object.
         let none = (is_closed && self.calls[index].arguments.is_empty()).then(|| self.argue("{}".to_owned()));
         let call = &mut self.calls[index];
         call.is_whole = is_closed && call.parsed().is_some();
@@ -63,12 +63,12 @@ impl Answer {
         none.into_iter().chain([ChatEvent::ToolCall(end)]).collect()
     }
 
-    /// Number of whole calls.
+    /// Number of complete calls.
     pub(super) fn whole_calls(&self) -> usize {
         self.calls.iter().filter(|call| call.is_whole).count()
     }
 
-    /// Whether the reply calls a tool, as a finish reason says it.
+    /// Whether the reply has a complete tool call, which determines its finish reason.
     pub(super) fn calls_tools(&self) -> bool {
         self.calls.iter().any(|call| call.is_whole)
     }

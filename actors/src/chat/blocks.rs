@@ -1,4 +1,5 @@
-//! A model's blocks of keys and values, followed through deaths, sleep and changes of their number.
+//! Subscriptions to changes of a model's KV blocks. They continue after deaths, sleep and changes
+//! of the number of blocks.
 
 use std::sync::Arc;
 
@@ -7,20 +8,22 @@ use tokio::sync::{broadcast::error::RecvError, watch};
 use super::ModelHandle;
 use crate::kv::{BlockEvent, BlockLog, BlockReceiver, KvUse};
 
-/// The blocks that a model's sequences may begin with, for routers: what there is, and each change. See
+/// The blocks in a model's prefix cache and each change of them, for routers. See
 /// [`ModelHandle::block_events`].
 pub struct BlockEvents {
     model: ModelHandle,
     generation: u64,
-    /// None while no actors serve.
     following: Option<(Arc<BlockLog>, BlockReceiver)>,
     missed: u64,
 }
 
 impl BlockEvents {
-    /// Waits for the next changes: what one step has brought, in order. A listener that applies all of them knows the blocks. The
-    /// first one begins with [`BlockEvent::Cleared`] and has all blocks that there are. So does one after a death, a sleep,
-    /// or a lag of more than 1,024 changes. None once the model is over. Cancelling the wait loses nothing.
+    /// Waits for the next changes, which are all changes of one step, in order. A listener that
+    /// applies every change knows all blocks in the prefix cache.
+    ///
+    /// The first result begins with [`BlockEvent::Cleared`] and contains all current blocks. So
+    /// does the first result after a death, a sleep, or a lag of more than 1,024 changes. Returns
+    /// `None` once the model is unloaded or has stopped. Cancelling the wait loses nothing.
     pub async fn next(&mut self) -> Option<Arc<[BlockEvent]>> {
         let Some((log, receiver)) = &mut self.following else {
             let serving = self.model.serving_after(self.generation).await.ok()?;
@@ -41,7 +44,7 @@ impl BlockEvents {
         }
     }
 
-    /// How many changes were missed because more than 1,024 waited to be read.
+    /// Number of changes that were missed because more than 1,024 waited to be read.
     pub fn missed(&self) -> u64 {
         self.missed
     }
@@ -53,18 +56,18 @@ impl BlockEvents {
     }
 }
 
-/// How a model's blocks are used, and how many there are. See [`ModelHandle::kv_use`].
+/// The use and the number of a model's KV blocks. See [`ModelHandle::kv_use`].
 pub struct KvWatch {
     model: ModelHandle,
     generation: u64,
-    /// None while no actors serve.
     shown: Option<watch::Receiver<KvUse>>,
 }
 
 impl KvWatch {
-    /// Waits until the use differs from what was last returned, and returns the latest. At first that is at once. While
-    /// no actors serve, as after a death and during sleep, there are no blocks. None once the model is over. Cancelling the
-    /// wait loses nothing.
+    /// Waits until the use has changed since the last call, and returns the latest. The first call
+    /// returns at once. While no actors serve, such as after a death or during sleep, there are no
+    /// blocks. Returns `None` once the model is unloaded or has stopped. Cancelling the wait loses
+    /// nothing.
     pub async fn changed(&mut self) -> Option<KvUse> {
         let Some(shown) = &mut self.shown else {
             let serving = self.model.serving_after(self.generation).await.ok()?;
@@ -82,7 +85,7 @@ impl KvWatch {
     }
 }
 
-/// For those who place requests on several models or machines.
+/// Subscriptions for routers that distribute requests over several models or machines.
 ///
 /// ```
 /// # use bursar_actors::{chat::Chat, engine::LoadOptions, kv::BlockEvent};
@@ -104,12 +107,13 @@ impl KvWatch {
 /// # }
 /// ```
 impl ModelHandle {
-    /// Follows the blocks of keys and values that a sequence may begin with.
+    /// Subscribes to the blocks in the prefix cache.
     pub fn block_events(&self) -> BlockEvents {
         BlockEvents { model: self.clone(), generation: 0, following: None, missed: 0 }
     }
 
-    /// Follows how the blocks of keys and values are used. Their number changes when a neighbour takes or leaves memory.
+    /// Subscribes to the use of KV blocks. Their number changes when another process takes or frees
+    /// GPU memory.
     pub fn kv_use(&self) -> KvWatch {
         KvWatch { model: self.clone(), generation: 0, shown: None }
     }

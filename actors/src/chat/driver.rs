@@ -31,7 +31,6 @@ use crate::{
 /// deaths under all requests together.
 const DEATHS_MAX: u32 = 2;
 
-/// A running request.
 pub(super) struct Driver {
     model: ModelHandle,
     preparation: Preparation,
@@ -391,7 +390,7 @@ impl Driver {
             }
         }
         let piece = self.detokenizer.feed(token.id)?;
-        // A stop string does not end the reply before it has its minimum length.
+        // A stop string does not end the reply before the reply has its minimum length.
         let (text, stopped) =
             if self.produced.len() < self.preparation.tokens_min { (piece, None) } else { self.filter.feed(&piece) };
         let before = self.parser.place();

@@ -1,4 +1,4 @@
-//! Why a chat was not answered.
+//! Errors of chats.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,41 +12,34 @@ use thiserror::Error;
 use super::tool_choice::ToolError;
 use crate::{deadline::Deadline, engine::StartError, responder::AskError, sleep::SleepError, vision::VisionError};
 
-/// Why a chat was not answered, or ended early. No other chat is affected.
+/// The reason why a chat was not answered, or why its reply ended early. No other chat is affected.
 #[derive(Clone, Debug, Error)]
 pub enum ChatError {
     /// The chat has no turn.
     #[error("the chat has no turn")]
     Empty,
-    /// The chat has tokens, and also turns, tools or settings that only a template could follow.
+    /// The chat has a prompt of tokens, but also turns, tools or settings that only a template
+    /// could follow.
     #[error("the chat has a prompt of tokens, but also turns, tools or template settings")]
     TokensAndTurns,
-    /// As many requests are running or waiting as allowed.
+    /// The limit of requests that run or wait has been reached.
     #[error("{limit} requests are already running or waiting")]
-    Overloaded {
-        /// The limit.
-        limit: usize,
-    },
+    Overloaded { limit: usize },
     /// A picture is damaged or outside the limits.
     #[error("picture {index}{file}: {source}")]
     Picture {
         /// The picture's index in the chat, from 0.
         index: usize,
-        /// Its file, if it has one.
         file: FileName,
-        /// The fault.
         source: Arc<ImageError>,
     },
-    /// A picture is so thin that even after resizing it exceeds the envelope.
+    /// A picture is so thin that it exceeds the envelope even after resizing.
     #[error("picture {index}{file} takes {patches} patches after resizing; the limit is {limit}")]
     PictureTooLarge {
         /// The picture's index in the chat, from 0.
         index: usize,
-        /// Its file, if it has one.
         file: FileName,
-        /// Patches after resizing.
         patches: usize,
-        /// The envelope's limit.
         limit: usize,
     },
     /// A video is damaged or outside the limits.
@@ -54,36 +47,31 @@ pub enum ChatError {
     Video {
         /// The video's index in the chat, from 0.
         index: usize,
-        /// The fault.
         source: Arc<VideoError>,
     },
     /// The chat has more pictures than the envelope allows.
     #[error("the chat has {pictures} pictures; the limit is {limit}")]
-    TooManyPictures {
-        /// Pictures of the chat.
-        pictures: usize,
-        /// The envelope's limit.
-        limit: usize,
-    },
-    /// The pictures of the chat take more of the encoder cache than one request may.
+    TooManyPictures { pictures: usize, limit: usize },
+    /// The pictures of the chat need more of the encoder cache than one request may use.
     #[error("the pictures have {tokens} tokens together; the limit is {limit}")]
     PicturesTooLarge {
         /// Tokens of all pictures of the request.
         tokens: usize,
-        /// Tokens of [`Envelope::largest_pictures`](bursar_model::Envelope::largest_pictures) pictures of the largest size.
+        /// Tokens of [`Envelope::largest_pictures`](bursar_model::Envelope::largest_pictures)
+        /// pictures of the largest size.
         limit: usize,
     },
-    /// The prompt leaves no room for an answer.
+    /// The prompt leaves no room for a reply.
     #[error(
         "the prompt has {}{tokens} tokens, but prompt and reply together may have at most {limit}",
         if *.has_more { "more than " } else { "" }
     )]
     TooLong {
-        /// Tokens of the prompt, or those at which counting stopped.
+        /// Tokens of the prompt, or the number at which counting stopped.
         tokens: usize,
         /// Whether counting stopped, because the prompt is much too long.
         has_more: bool,
-        /// The envelope's limit for prompt and answer together.
+        /// The envelope's limit for prompt and reply together.
         limit: usize,
     },
     /// `max_tokens` is zero.
@@ -92,44 +80,37 @@ pub enum ChatError {
     /// The reply's minimum length exceeds its maximum.
     #[error("`min_tokens` is {tokens_min}, but the reply may have at most {tokens_max} tokens")]
     MinTokens {
-        /// The minimum length, `min_tokens`.
         tokens_min: usize,
-        /// The maximum length: `max_tokens`, or what the context leaves.
+        /// The maximum length: `max_tokens`, or the tokens that the prompt leaves of the context.
         tokens_max: usize,
     },
     /// The name of the chat's tenant is too long.
     #[error("the name of the tenant has {bytes} bytes; the limit is {limit}")]
-    TenantName {
-        /// Its bytes.
-        bytes: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// The number of samples is 0, or more than may run at once.
+    TenantName { bytes: usize, limit: usize },
+    /// The number of samples is 0, or above the limit of requests that run or wait.
     #[error("{samples} samples were requested; expected from 1 to {limit}")]
     Samples {
-        /// Samples asked for.
         samples: usize,
-        /// The most samples possible.
+        /// Maximum number of samples.
         limit: usize,
     },
-    /// The chat has a form, or must call a tool, and has `ignore_end`, but a complete form ends the reply.
+    /// The chat sets `ignore_end` together with an output format or a forced tool call. A complete
+    /// format ends the reply.
     #[error("a reply with a format ends when the format is complete, so it cannot ignore its end token")]
     FormatWithoutEnd,
-    /// The form cannot be compiled.
+    /// The output format cannot be compiled.
     #[error(transparent)]
     Format(Arc<GrammarError>),
-    /// The model cannot have these tools, or cannot be made to call one.
+    /// The tools are invalid, or the model cannot be forced to call one.
     #[error(transparent)]
     Tools(#[from] ToolError),
-    /// A deadline was missed, or could not be met any more.
+    /// A deadline was missed, or could no longer be met.
     #[error("{} within its deadline of {} ms; {} ms had passed", .deadline.missing(), .limit.as_millis(), .waited.as_millis())]
     TooLate {
-        /// The deadline.
         deadline: Deadline,
-        /// Its time from the question on, the chat's own or the model's.
+        /// The time allowed, counted from the request. Set by the chat or by the model's default.
         limit: Duration,
-        /// The time that had passed.
+        /// The time that had passed since the request.
         waited: Duration,
     },
     /// The template or the tokenizer refused the conversation.
@@ -141,10 +122,10 @@ pub enum ChatError {
     /// A sampling parameter is out of its range.
     #[error(transparent)]
     Sampling(Arc<SamplingError>),
-    /// The pictures did not get into the cache.
+    /// The pictures could not be encoded into the vision cache.
     #[error(transparent)]
     Vision(Arc<VisionError>),
-    /// The thread that made the prompt panicked.
+    /// The thread that prepared the prompt panicked.
     #[error("the conversation could not be turned into a prompt")]
     PreparationDied,
     /// An actor did not answer in time.
@@ -158,33 +139,29 @@ pub enum ChatError {
     NotNumbers,
     /// The model was unloaded, shut down, or given up.
     #[error("the model has stopped: {reason}")]
-    Stopped {
-        /// The reason given.
-        reason: Arc<str>,
-    },
-    /// The device that computed it was lost, with everything computed. Another device may have taken its place.
+    Stopped { reason: Arc<str> },
+    /// The device was lost, with everything computed on it. Another device may have replaced it.
     #[error("{reason}")]
     DeviceLost {
-        /// The device's error; it contains the word "lost".
+        /// The device's error. It contains the word "lost".
         reason: Arc<str>,
     },
-    /// The model sleeps, and was not awake in time or could not wake up.
+    /// The model was asleep, and did not wake up in time or could not wake up.
     #[error(transparent)]
     Asleep(Arc<SleepError>),
-    /// The model is shutting down: it ends when its running requests have ended, or at its deadline.
+    /// The model is shutting down. It ends when its running requests have ended, or at its
+    /// deadline.
     #[error("the model is shutting down and takes no more requests")]
     ShuttingDown,
     /// The model's actors died too often under this request.
     #[error("the model's actors died {deaths} times during this request")]
-    GivenUp {
-        /// How many deaths there were.
-        deaths: u32,
-    },
+    GivenUp { deaths: u32 },
 }
 
 impl ChatError {
-    /// More detail for the author of the schema or template: where a schema is wrong, or a template's own error text.
-    /// Errors and logs leave it out, because it may quote the schema or the chat.
+    /// More detail for the author of the schema or template: where a schema is wrong, or a
+    /// template's own error text. The error's text and logs leave this out, because it may quote
+    /// the schema or the chat.
     pub fn reason(&self) -> Option<&str> {
         match self {
             ChatError::Format(error) => error.reason(),
@@ -195,8 +172,8 @@ impl ChatError {
         }
     }
 
-    /// The error's text for the author of the schema or template, with [`reason`](Self::reason) and the schema's own
-    /// names. Never log it.
+    /// The error's text for the author of the schema or template, with [`reason`](Self::reason) and
+    /// names from the schema. Never log it.
     pub fn for_author(&self) -> String {
         const PLACE_CHARS: usize = 200;
         let mut text = self.to_string();
@@ -287,7 +264,7 @@ impl Hint for ChatError {
     }
 }
 
-/// What is at fault, as a server maps it to a status.
+/// The party at fault, which a server maps to an HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The request is malformed or outside the limits. It would fail again.
@@ -299,7 +276,6 @@ pub enum ErrorKind {
 }
 
 impl ChatError {
-    /// What is at fault.
     pub fn kind(&self) -> ErrorKind {
         match self {
             ChatError::Empty
@@ -339,7 +315,7 @@ impl ChatError {
         }
     }
 
-    /// The error for a token that could not be chosen.
+    /// Returns the error for a token that could not be sampled.
     pub(super) fn broken(error: Arc<SamplingError>) -> Self {
         match &*error {
             SamplingError::NotNumbers | SamplingError::BadLogit { .. } | SamplingError::NoLogits => {

@@ -1,54 +1,60 @@
-//! What a caller receives for a chat.
+//! Events that a caller receives for a chat.
 
 use std::sync::Arc;
 
 use super::{StopReason, ToolCall, ToolCallEvent};
 use crate::finish_reason::FinishReason;
 
-/// One event of a reply. `Done` is the last.
+/// One event of a reply. The last is `Done`.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ChatEvent {
-    /// The prompt's token ids, once, before everything else. For chats with [`token_ids`](super::Chat::token_ids).
+    /// The prompt's token ids, once, before all other events. Only for chats with
+    /// [`token_ids`](super::Chat::token_ids).
     PromptIds(Arc<[u32]>),
-    /// The id of the reply's next token, for the same chats. What it completes follows, as after `Token`.
+    /// The id of the reply's next token, only for chats with [`token_ids`](super::Chat::token_ids).
+    /// As with `Token`, the text that this token completes follows in later events.
     TokenId(u32),
-    /// The scored prompt tokens, if asked for. None for the first token, which follows nothing, and for tokens whose
-    /// logits were not numbers.
+    /// The prompt tokens with their log-probabilities, if the chat asked for them. An entry is
+    /// `None` for the first token, which has no preceding token, and for tokens whose logits are
+    /// not numbers.
     Prompt(Vec<Option<TokenScore>>),
-    /// The reply's next token, if asked for. What it completes follows: text, reasoning, events of a
-    /// call, or nothing, since part of a character, a tag and what may become a stop string are held back.
+    /// The reply's next token with its log-probability, if the chat asked for it. Later events
+    /// contain what the token completes: text, reasoning or part of a call. No event may follow,
+    /// because part of a character, a tag, and the possible beginning of a stop string are held
+    /// back.
     Token(TokenScore),
-    /// More reasoning, in whole characters, without its tags. Of models that write it, and before any text.
+    /// More reasoning, in whole characters, without its tags. Only from models that write
+    /// reasoning, and before any text.
     Reasoning(String),
     /// More text, in whole characters.
     Text(String),
-    /// A call of a tool begins, goes on or ends. Only for chats with [`tools`](super::Chat::tools).
+    /// A tool call begins, continues or ends. Only for chats with [`tools`](super::Chat::tools).
     ToolCall(ToolCallEvent),
     /// The end of the reply.
     #[non_exhaustive]
     Done {
-        /// All text of the reply, without reasoning and calls.
+        /// The whole text of the reply, without reasoning and tool calls.
         text: String,
-        /// All reasoning.
         reasoning: String,
-        /// The calls of tools, in order.
+        /// All tool calls, in order.
         tool_calls: Vec<ToolCall>,
-        /// Why the reply ended.
         finish_reason: FinishReason,
-        /// The chat's own rule that ended it: one of [`stop`](super::Chat::stop) or
-        /// [`stop_token`](super::Chat::stop_token). None if an end token of the model, a limit, or a whole call did.
+        /// The chat's own rule that ended the reply: one of [`stop`](super::Chat::stop) or
+        /// [`stop_token`](super::Chat::stop_token). `None` if an end token of the model, a limit,
+        /// or a complete tool call ended the reply.
         stop_reason: Option<StopReason>,
-        /// The token that ended it, the chat's or the model's own, which is no part of the reply.
+        /// The token that ended the reply, set by the chat or the model. It is not part of the
+        /// reply.
         end_token: Option<u32>,
-        /// The tokens that it used.
         usage: Usage,
     },
 }
 
 impl ChatEvent {
-    /// An end without reasoning and calls, for tests of what reads replies. Other fields can be set afterwards, through
-    /// `if let ChatEvent::Done { stop_reason, .. } = &mut done`.
+    /// A `Done` event without reasoning and tool calls, for tests of code that reads replies. Other
+    /// fields can be set afterwards, through `if let ChatEvent::Done { stop_reason, .. } = &mut
+    /// done`.
     pub fn done(text: impl Into<String>, finish_reason: FinishReason, usage: Usage) -> Self {
         ChatEvent::Done {
             text: text.into(),
@@ -61,7 +67,7 @@ impl ChatEvent {
         }
     }
 
-    /// The text that this event adds to the reply; empty except for `Text`.
+    /// The text that this event adds to the reply. Empty for all events except `Text`.
     pub fn text(&self) -> &str {
         match self {
             ChatEvent::Text(text) => text,
@@ -70,12 +76,12 @@ impl ChatEvent {
     }
 }
 
-/// A token of the prompt or reply, with its probability and those of its alternatives.
+/// A token of the prompt or reply, with its log-probability and those of its alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenScore {
-    /// The token.
     pub token: ScoredToken,
-    /// The likeliest tokens at its place, the likeliest first, as many as asked for.
+    /// The likeliest tokens at this position, as many as the chat asked for, with the likeliest
+    /// first.
     pub top: Vec<ScoredToken>,
 }
 
@@ -84,26 +90,27 @@ pub struct TokenScore {
 pub struct ScoredToken {
     /// The id in the vocabulary.
     pub id: u32,
-    /// The token's text. Bytes that are no whole character show as U+FFFD.
+    /// The token's text. Bytes that do not form a whole character appear as U+FFFD.
     pub text: String,
-    /// The token's bytes, which may be a part of a character.
+    /// The token's bytes, which may be only part of a character.
     pub bytes: Vec<u8>,
-    /// The natural logarithm of its probability in the model's own distribution; -infinity for an impossible token.
+    /// The natural logarithm of the token's probability in the model's own distribution, or
+    /// -infinity for an impossible token.
     pub log_probability: f32,
 }
 
-/// The tokens that a reply used. Outside of this crate, make one by `Usage::default()` and set its fields.
+/// Token counts of a reply. Outside this crate, start from `Usage::default()` and set the fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
     /// Tokens of the prompt, including those of pictures and videos.
     pub prompt_tokens: usize,
-    /// Prompt tokens that stand for pictures and videos.
+    /// Prompt tokens that are placeholders of pictures and videos.
     pub picture_tokens: usize,
-    /// Prompt tokens that were not computed, because another request began alike.
+    /// Prompt tokens that were found in the prefix cache and therefore not computed.
     pub cached_tokens: usize,
     /// Tokens of the reply, without the stop token that ended it.
     pub completion_tokens: usize,
-    /// Tokens of the reply that are reasoning: those between its tags.
+    /// Tokens of the reply between the reasoning tags.
     pub reasoning_tokens: usize,
 }

@@ -1,4 +1,4 @@
-//! A loaded model as users hold it.
+//! The user's handle to a loaded model.
 
 use std::{
     sync::{
@@ -36,16 +36,17 @@ use crate::{
     tree,
 };
 
-/// How a handle sees and orders its model's sleep.
+/// Access to a model's sleep state, and to the orders that change it.
 #[derive(Clone)]
 pub(crate) struct SleepHandle {
     pub(crate) wakefulness: Wakefulness,
-    /// How long callers wait for a model that sleeps.
+    /// How long callers wait for a sleeping model to wake up.
     pub(crate) within: Duration,
     pub(crate) send: SendSleepOrder,
 }
 
-/// A loaded model. Clones share it. It stays loaded until its runtime unloads it.
+/// A handle to a loaded model. Clones refer to the same model, which stays loaded until its runtime
+/// unloads it.
 ///
 /// ```
 /// use bursar_actors::{
@@ -76,27 +77,28 @@ pub struct ModelHandle {
     credits: Credits,
     sleep: SleepHandle,
     next_sequence: Arc<AtomicU64>,
-    /// Of requests that set none.
+    /// Deadlines of requests that set none.
     deadlines: Deadlines,
     losses: watch::Receiver<Losses>,
-    /// Threads that make tokens without a reply.
+    /// Permits for blocking threads that tokenize without generating.
     pub(super) token_threads: Arc<Semaphore>,
 }
 
-/// The pause after a wake that found no memory.
+/// Pause before another attempt to wake the model, after an attempt that lacked memory.
 const WAKE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Characters of an error that are logged.
+/// Maximum characters of an error that are logged.
 const ERROR_CHARACTERS: usize = 512;
 
-/// Bytes of text from which on a chat is long.
+/// A chat with more bytes of text than this is long.
 const LONG_CHAT_BYTES: usize = 256 << 10;
 
-/// Long chats that are prepared at once, of all models.
+/// Permits to prepare long chats, shared by all models: one per CPU.
 static LONG_CHATS: LazyLock<Semaphore> =
     LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)));
 
-/// Events that a driver may be ahead of its caller. A slow caller delays only its own reply.
+/// Number of events that a driver may send ahead of its caller. A slow caller delays only its own
+/// reply.
 const EVENTS_AHEAD: usize = 64;
 
 impl ModelHandle {
@@ -120,7 +122,7 @@ impl ModelHandle {
             let lost = losses.wait_for(|losses| losses.count > seen).await.map(|losses| losses.reason.clone());
             match lost {
                 Ok(reason) => ChatError::DeviceLost { reason },
-                // The runtime is gone, which others report.
+                // The runtime has ended. Other code reports that to the request.
                 Err(_) => std::future::pending().await,
             }
         }
@@ -129,40 +131,43 @@ impl ModelHandle {
     /// Sends a chat to the model.
     ///
     /// # Errors
-    /// At once, with the limit, the value and a hint, for anything outside the envelope. [`ChatError::Overloaded`] if
-    /// as many requests are running or waiting as allowed. [`ChatError::ShuttingDown`] if the model only waits for
-    /// running requests to end. A model that sleeps is woken first ([`ChatError::Asleep`]). Later errors are the reply's
-    /// last event.
+    /// Anything outside the envelope is refused immediately, with the limit, the value and a hint.
+    /// [`ChatError::Overloaded`] if the limit of requests that run or wait has been reached.
+    /// [`ChatError::ShuttingDown`] if the model only waits for running requests to end.
+    /// [`ChatError::Asleep`] if the model sleeps and could not be woken. Later errors arrive as the
+    /// last event of the reply.
     pub async fn chat(&self, chat: Chat) -> Result<Reply, ChatError> {
         let mut replies = self.samples(chat, 1).await?;
         Ok(replies.pop().expect("one sample is one reply"))
     }
 
-    /// Sends a chat and takes several replies. They share the prompt: the first sample computes it, and its blocks of
-    /// keys and values exist once. Each sample is a request and a reply of its own. Seeds count up by one, so each
-    /// sample is what [`chat`](ModelHandle::chat) gives with that seed. Log-probabilities of the prompt come with the
-    /// first.
+    /// Sends a chat and returns several replies that share the prompt. The first sample computes
+    /// the prompt, and its KV blocks exist only once. Each sample counts as a separate request and
+    /// has its own reply. Each sample's seed is one higher than the seed before it, so a sample
+    /// equals the reply of [`chat`](ModelHandle::chat) with that seed. Log-probabilities of the
+    /// prompt come with the first sample only.
     ///
     /// # Errors
-    /// As [`chat`](ModelHandle::chat), and [`ChatError::Samples`] for zero samples or more than may run at once.
+    /// See [`chat`](ModelHandle::chat). Also [`ChatError::Samples`] for zero samples, or for more
+    /// samples than the limit of requests that run or wait.
     pub async fn samples(&self, chat: Chat, samples: usize) -> Result<Vec<Reply>, ChatError> {
         let id = self.next_sequence();
         let span = self.span(id);
         let accepted = self.accept(chat, samples, span.clone()).instrument(span.clone()).await;
         accepted.inspect_err(|error| {
-            // With the id, because the span is absent where only warnings are recorded.
-            // It may name what the caller chose, such as a tool.
+            // Includes the id, because the span is absent if only warnings are recorded. The text
+            // is shortened because it may contain a name that the caller chose, such as a tool's.
             let told: String = error.to_string().chars().take(ERROR_CHARACTERS).collect();
             span.in_scope(|| warn!(id = id.0, reason = end_of(error).name(), error = told, "refused"));
         })
     }
 
-    /// The span of a request, in which every actor records its events.
+    /// Creates the span of a request, in which every actor records its events.
     fn span(&self, id: SequenceId) -> Span {
         info_span!("request", id = id.0, model = %self.model, prompt_tokens = Empty, files = Empty)
     }
 
-    /// Starts the drivers of the samples. `first` is the first one's span.
+    /// Starts the drivers of the samples. `first` is the span of the first sample.
     async fn accept(&self, chat: Chat, samples: usize, first: Span) -> Result<Vec<Reply>, ChatError> {
         let asked = Instant::now();
         let limit = self.credits.limit();
@@ -171,7 +176,7 @@ impl ModelHandle {
         }
         let credits = self.credits.take(samples);
         let credits = credits.map_err(|refusal| self.turned_away(samples, self.refused(refusal)))?;
-        // Watched from here on, so that a loss during preparation is noticed too.
+        // Watch for device loss from here on, so that a loss during preparation is noticed too.
         let losses: Vec<_> = (0..samples).map(|_| self.loss()).collect();
         let patience = Patience::new(asked, chat.standing.deadlines.or(self.deadlines));
         let begin = |credit| Stopwatch::begin(self.model.clone(), credit, patience.of_sample(), asked);
@@ -220,14 +225,16 @@ impl ModelHandle {
         stopwatches.iter_mut().for_each(|stopwatch| stopwatch.let_in(inside.clone()));
         let kv_tokens = serving.record.kv_tokens();
         let (context, for_preparation) = (serving.context.clone(), serving.context.clone());
-        // Preparing a long chat copies it, so at most one long chat per CPU is prepared at once. Short chats do not wait.
+        // Preparing a long chat copies it, so at most one long chat per CPU is prepared at a time.
+        // Short chats do not wait.
         let turn = if chat.text_bytes() > LONG_CHAT_BYTES {
             Some(LONG_CHATS.acquire().await.expect("it is never closed"))
         } else {
             None
         };
-        // Templates, tokenizers and grammars are slow, so a thread prepares the chat. It holds the credits, because it
-        // continues even if the caller leaves. So there are at most as many such threads as requests.
+        // Templates, tokenizers and grammars are slow, so a blocking thread prepares the chat. The
+        // thread continues even if the caller disconnects, so it holds the credits. That limits the
+        // number of these threads to the number of requests.
         let prepare = move || match Preparation::of(&chat, &for_preparation, kv_tokens, stopwatches.len()) {
             Ok(prepared) => Ok((prepared, stopwatches)),
             Err(error) => Err(end_all(stopwatches, error)),
@@ -241,33 +248,38 @@ impl ModelHandle {
         Ok((context, prepared, stopwatches))
     }
 
-    /// Puts the model to sleep: it holds no device memory until it is woken, by [`wake`](Self::wake) or by the next
-    /// request, which waits for it. Running requests end first, and new ones wait. Returns when the memory is free.
+    /// Puts the model to sleep. A sleeping model holds no device memory. It wakes up on
+    /// [`wake`](Self::wake), or on the next request, which waits for it. Running requests end
+    /// before the model sleeps, and new requests wait. Returns when the memory is free.
     ///
-    /// At [level 1](SleepLevel::Level1) the weights are kept in host memory, which is leased for them
-    /// ([`RuntimeConfig::host_bytes`](crate::runtime::RuntimeConfig::host_bytes)); at level 2 they are dropped. Kernels
-    /// that are loaded stay at both, as does the device's context: the ledger's overhead.
+    /// At [level 1](SleepLevel::Level1) the weights are kept in host memory, which is leased for
+    /// them ([`RuntimeConfig::host_bytes`](crate::runtime::RuntimeConfig::host_bytes)). At level 2
+    /// they are dropped. At both levels, loaded kernels and the device's context stay in device
+    /// memory, as part of the ledger's overhead.
     ///
     /// # Errors
-    /// [`SleepError::Busy`] if requests run longer than `within`: they go on, and the model is awake.
-    /// [`SleepError::Host`] without enough host memory for level 1. [`SleepError::Stopped`].
+    /// [`SleepError::Busy`] if requests run longer than `within`; the requests continue and the
+    /// model stays awake. [`SleepError::Host`] if host memory does not suffice for level 1.
+    /// [`SleepError::Stopped`].
     pub async fn sleep(&self, level: SleepLevel, within: Duration) -> Result<(), SleepError> {
         let (reply, answer) = Responder::new();
         (self.sleep.send)(SleepOrder::Sleep { level, within, reply });
         tree::PUT_TO_SLEEP.after(within).wait(answer).await?
     }
 
-    /// Wakes the model up if it sleeps, and returns when it takes requests.
+    /// Wakes the model if it sleeps, and returns when it accepts requests.
     ///
     /// # Errors
-    /// [`SleepError::NotWoken`] if it cannot start, for lack of room for instance: it sleeps on.
-    /// [`SleepError::TooLate`] after [`LoadOptions::wake_within`](crate::engine::LoadOptions::wake_within).
+    /// [`SleepError::NotWoken`] if the model cannot start, for example for lack of memory; the
+    /// model stays asleep. [`SleepError::TooLate`] after
+    /// [`LoadOptions::wake_within`](crate::engine::LoadOptions::wake_within).
     /// [`SleepError::Stopped`].
     pub async fn wake(&self) -> Result<(), SleepError> {
         self.enter(WakeReason::Call).await.map(drop)
     }
 
-    /// Whether it sleeps, and how deeply. None while it is awake or wakes up.
+    /// Returns the sleep level of a sleeping model. `None` while the model is awake, is still
+    /// ending its requests, or wakes up.
     pub fn is_asleep(&self) -> Option<SleepLevel> {
         match self.sleep.wakefulness.rest() {
             Rest::Asleep(level) => Some(level),
@@ -275,8 +287,9 @@ impl ModelHandle {
         }
     }
 
-    /// Waits until the model is awake, and keeps it so. A request that finds no memory to wake it tries again until its time
-    /// is over.
+    /// Waits until the model is awake, and keeps it awake while the result lives. If a request
+    /// cannot wake the model for lack of memory, the wake-up is tried again until the time limit of
+    /// `wake_within`.
     async fn enter(&self, reason: WakeReason) -> Result<Inside, SleepError> {
         let SleepHandle { wakefulness, within, send } = &self.sleep;
         let mut lacked = None;
@@ -309,11 +322,13 @@ impl ModelHandle {
         }
     }
 
-    /// The actors that serve now, to ask, watch, link to or kill. Waits while they are being replaced. Of a model that
-    /// sleeps, those that served last.
+    /// Returns the actors that currently serve, so that the caller can ask, monitor, link or kill
+    /// them. Waits while they are being replaced. If the model sleeps, these are the actors that
+    /// served last.
     ///
-    /// Watch with `mine.monitor(theirs)`. Link with `mine.link(theirs)`, which ends your actor with theirs. An actor
-    /// has one supervisor: `theirs.link(mine)` would take it from the engine, which could then not replace it.
+    /// Monitor with `mine.monitor(theirs)`. Link with `mine.link(theirs)`, which ends your actor
+    /// together with theirs. Do not call `theirs.link(mine)`: an actor has only one supervisor, so
+    /// that call takes the actor away from the engine, which then cannot replace it.
     ///
     /// # Errors
     /// [`ChatError::NotStarted`] or [`ChatError::Stopped`].
@@ -321,11 +336,11 @@ impl ModelHandle {
         self.serving_after(0).await
     }
 
-    /// Waits for serving actors of a later [`generation`](Serving::generation) than this one: the successors of dead
-    /// actors.
+    /// Waits for serving actors of a later [`generation`](Serving::generation) than this one: the
+    /// successors of actors that died.
     ///
     /// # Errors
-    /// As [`serving`](ModelHandle::serving).
+    /// See [`serving`](ModelHandle::serving).
     pub async fn serving_after(&self, generation: u64) -> Result<Serving, ChatError> {
         let mut status = self.status.clone();
         let is_settled = |status: &Status| match status {
@@ -343,14 +358,14 @@ impl ModelHandle {
         }
     }
 
-    /// Waits until the actors of `generation` no longer serve, or are about to stop.
+    /// Waits until the actors of `generation` no longer serve or are about to stop.
     pub(super) async fn superseded(&self, generation: u64) {
         let mut status = self.status.clone();
         let is_other = |status: &Status| match status {
             Status::Ready(serving) => serving.generation != generation,
             Status::Starting | Status::NotWoken(_) | Status::Failed(_) | Status::Stopped { .. } => true,
         };
-        // A runtime that is gone serves nothing either.
+        // An error means that the runtime has ended, so nothing serves either.
         drop(status.wait_for(is_other).await);
     }
 
@@ -363,17 +378,16 @@ impl ModelHandle {
         }
     }
 
-    /// The credits of its requests.
     pub(crate) fn credits(&self) -> &Credits {
         &self.credits
     }
 
-    /// The name that its runtime knows it by.
+    /// The model's name in its runtime.
     pub fn name(&self) -> String {
         self.model.to_string()
     }
 
-    /// Requests running or waiting, and the most there may be.
+    /// Number of requests that run or wait, and the maximum.
     pub fn requests(&self) -> (usize, usize) {
         (self.credits.taken(), self.credits.limit())
     }

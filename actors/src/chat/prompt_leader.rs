@@ -1,35 +1,34 @@
-//! Samples of one prompt. The first computes it. The others wait, then take its blocks and pictures.
+//! Coordination of several samples of one prompt. The first sample computes the prompt. The other
+//! samples wait, then use its KV blocks and pictures.
 
 use tokio::sync::watch;
 
 use super::request_pictures::RequestPictures;
 
-/// What the first sample leaves to the others.
+/// Outcome of the first sample's prompt, which it passes to the other samples.
 #[derive(Clone)]
 pub(super) enum Lead {
-    /// The prompt is computed.
     Computed {
         /// The generation of the actors that computed it.
         generation: u64,
-        /// The prompt's pictures.
         pictures: RequestPictures,
     },
-    /// Actors died under the first sample too often. The others would fare no better.
+    /// Actors died too often while they served the first sample. The other samples would probably
+    /// fail too.
     GivenUp,
 }
 
 /// The role of a sample among those of its prompt.
 pub(super) enum LeaderRole {
-    /// A single sample, or one that no longer waits or is waited for.
+    /// A single sample, or a sample that no longer waits and for which no other sample waits.
     Alone,
-    /// Computes the prompt while others wait.
+    /// Computes the prompt while the other samples wait.
     Leads(watch::Sender<Option<Lead>>),
-    /// Waits for the first sample.
     Follows(watch::Receiver<Option<Lead>>),
 }
 
 impl LeaderRole {
-    /// The roles of `samples` samples.
+    /// Creates the roles of `samples` samples.
     pub(super) fn of(samples: usize) -> Vec<LeaderRole> {
         if samples < 2 {
             return (0..samples).map(|_| LeaderRole::Alone).collect();
@@ -39,23 +38,25 @@ impl LeaderRole {
         std::iter::once(LeaderRole::Leads(leads)).chain(followers).collect()
     }
 
-    /// Whether others wait for the prompt.
+    /// Returns `true` if other samples wait for the prompt.
     pub(super) fn leads(&self) -> bool {
         matches!(self, LeaderRole::Leads(_))
     }
 
-    /// Lets the waiting samples go on: the prompt is computed, or given up.
+    /// Lets the waiting samples continue, because the prompt is computed or given up.
     pub(super) fn announce(&mut self, lead: impl FnOnce() -> Lead) {
         if let LeaderRole::Leads(followers) = std::mem::replace(self, LeaderRole::Alone) {
             followers.send_replace(Some(lead()));
         }
     }
 
-    /// Waits until the prompt is computed, or the first sample has gone.
+    /// Waits until the prompt is computed or given up. Returns `None` if this sample need not wait,
+    /// or if the first sample has ended without an outcome.
     pub(super) async fn wait(&mut self) -> Option<Lead> {
         let LeaderRole::Follows(leader) = self else { return None };
         let lead = leader.wait_for(Option::is_some).await.ok().and_then(|lead| lead.clone());
-        // This drops the receiver. The shared pictures are held until every sample has done so.
+        // This drops the receiver. The channel holds the shared pictures until every sample has
+        // dropped its receiver.
         *self = LeaderRole::Alone;
         lead
     }

@@ -1,17 +1,18 @@
-//! How many tokens of a reply are reasoning, by where its parser is before and after each.
+//! The number of reasoning tokens in a reply, from the state of its parser before and after each
+//! token.
 
 use bursar_model::text::ReplyPlace;
 
-/// Counts the tokens between the tags of reasoning, as they come. Tokens of the tags are not counted.
+/// Counts the tokens between the reasoning tags as they arrive. Tokens of the tags are not counted.
 #[derive(Default)]
 pub(super) struct ReasoningCount {
     tokens: usize,
-    /// Tokens since then may be of the tag that ends the reasoning.
+    /// Latest tokens that may belong to the closing tag of the reasoning.
     undecided: usize,
 }
 
 impl ReasoningCount {
-    /// A token has brought the reply from one place to another.
+    /// Counts a token that moved the parser from `before` to `after`.
     pub(super) fn token(&mut self, before: ReplyPlace, after: ReplyPlace) {
         match (before, after) {
             (ReplyPlace::Answer, _) => {}
@@ -21,7 +22,8 @@ impl ReasoningCount {
         }
     }
 
-    /// The tokens, at the end of the reply: a tag that was cut off is reasoning.
+    /// The number of reasoning tokens at the end of the reply. An incomplete closing tag counts as
+    /// reasoning.
     pub(super) fn tokens(&self) -> usize {
         self.tokens + self.undecided
     }
@@ -33,7 +35,7 @@ mod tests {
 
     use super::*;
 
-    /// The reasoning among these tokens.
+    /// Counts the reasoning tokens among `tokens`.
     fn counted(thinking: Thinking, tokens: &[&str]) -> usize {
         let mut parser = ReplyParser::new(thinking, ToolFormat::None, []);
         let mut count = ReasoningCount::default();

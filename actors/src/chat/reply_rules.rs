@@ -1,4 +1,4 @@
-//! How a chat's reply is read, and what form it must have.
+//! Rules for parsing a chat's reply, and the grammar that it must follow.
 
 use std::{
     collections::BTreeSet,
@@ -14,27 +14,29 @@ use bursar_model::{
 use super::{Chat, ChatError, ToolChoice, tool_choice::ToolError};
 use crate::engine::ModelContext;
 
-/// The last tokens of a prompt: enough to spell a tag and white space around it.
+/// Number of final prompt tokens to decode: enough for a tag and the white space around it.
 const END_TOKENS: usize = 24;
 
-/// How the replies to one chat are read.
+/// Rules for parsing the replies to one chat.
 #[derive(Clone)]
 pub(super) struct ReplyRules {
-    /// A parser that has read nothing.
+    /// A parser in its initial state.
     pub(super) parser: ReplyParser,
-    /// Special tokens that the parser has to see.
+    /// Special tokens that the parser needs, so the detokenizer must keep them.
     pub(super) tags: Vec<&'static str>,
-    /// After this many whole calls the reply ends.
+    /// Number of complete tool calls after which the reply ends.
     pub(super) calls_max: usize,
-    /// A call is forced, so that text is the beginning of one that was cut off.
+    /// Whether a call is forced. If so, any text is the beginning of a call that was cut off.
     pub(super) is_forced: bool,
     tools: ToolFormat,
     thinking: Thinking,
 }
 
 impl ReplyRules {
-    /// The rules for a chat with this last turn, if it has turns, whose prompt has these `tokens`. Its tools may be
-    /// [described](bursar_model::text::describe_tools) to the model, instead of shown by the template.
+    /// Creates the rules for a chat with this `last` turn, if it has turns, and these prompt
+    /// `tokens`. `are_described` says that the tools were
+    /// [described](bursar_model::text::describe_tools) in a system message instead of shown by the
+    /// template.
     ///
     /// # Errors
     /// [`ChatError::Tools`], [`ChatError::Text`].
@@ -47,7 +49,7 @@ impl ReplyRules {
         let (template, tokenizer) = (context.prompts.template(), context.prompts.tokenizer());
         let format = match (chat.reply_format, &chat.tokens) {
             (Some(format), _) => format,
-            // No template wrote this prompt, so none tells how the reply is written.
+            // No template rendered this prompt, so no template shows how the reply is written.
             (None, Some(_)) => ReplyFormat::default(),
             (None, None) if are_described => {
                 ReplyFormat { tools: ToolFormat::Hermes, ..template.reply_format(inputs)? }
@@ -59,7 +61,7 @@ impl ReplyRules {
             Some(turn) => format.reasoning.continuing(turn, &end),
             None => format.reasoning.after(&end),
         };
-        // Tokens may show tools that nobody else names.
+        // A prompt given as tokens may contain tools that the chat itself does not list.
         let may_call =
             inputs.tools.is_some() || are_described || (chat.tokens.is_some() && chat.tool_choice != ToolChoice::None);
         let tools = if may_call { format.tools } else { ToolFormat::None };
@@ -73,7 +75,7 @@ impl ReplyRules {
         })
     }
 
-    /// The grammar of the reply, if it must have a form.
+    /// The grammar that the reply must follow, if there is one.
     ///
     /// # Errors
     /// [`ChatError::Format`], [`ChatError::Tools`].
@@ -110,7 +112,8 @@ impl ReplyRules {
     }
 }
 
-/// Logs keywords that are left to the model, each the first time: callers send the same schemas again and again.
+/// Logs schema keywords that are not enforced, each only once, because callers send the same
+/// schemas again and again.
 fn tell_once(left: &[NotFollowed]) {
     static TOLD: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
     for one in left {

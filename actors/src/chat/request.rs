@@ -1,4 +1,4 @@
-//! A chat as a user writes it.
+//! A chat as a user builds it: its turns, pictures, videos and tools.
 
 use std::{fmt, fs::File, path::Path, sync::Arc};
 
@@ -12,7 +12,7 @@ use bursar_model::{
 
 use super::{ToolChoice, generation::Generation, scheduling::ChatScheduling};
 
-/// The most bytes read from a file before its model is known: a bound against endless files.
+/// Maximum bytes read from a file before the model is known, as a bound against endless files.
 const FILE_BYTES_MAX: Bytes = Bytes::gib(1);
 
 /// A picture for a chat: encoded as PNG, JPEG, WebP, GIF (first frame), BMP or TIFF, or given as pixels.
@@ -20,24 +20,23 @@ const FILE_BYTES_MAX: Bytes = Bytes::gib(1);
 pub struct Image(pub(super) EncodedImage);
 
 impl Image {
-    /// Reads a file of up to 1 GiB. The model's own limit, by default 20 MiB, is part of its
-    /// [`image_limits`](crate::engine::LoadOptions::image_limits) and is checked when the model is asked.
+    /// Reads a file of up to 1 GiB. The model's own limit
+    /// ([`image_limits`](crate::engine::LoadOptions::image_limits), by default 20 MiB) is checked
+    /// when the chat is sent.
     ///
     /// # Errors
-    /// The file cannot be read, or is larger.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ImageError> {
         Image::open_within(path, &ImageLimits { bytes_max: FILE_BYTES_MAX, ..ImageLimits::default() })
     }
 
-    /// Reads a file within `limits`: those of the model to be asked.
+    /// Reads a file within `limits`, usually the limits of the model that the chat will be sent to.
     ///
     /// # Errors
-    /// The file cannot be read, or is larger.
     pub fn open_within(path: impl AsRef<Path>, limits: &ImageLimits) -> Result<Self, ImageError> {
         EncodedImage::open(path, limits).map(Image)
     }
 
-    /// As [`open_within`](Self::open_within), for a file that is open. Errors call it `name`.
+    /// Reads an open file; see [`open_within`](Self::open_within). Errors call the file `name`.
     ///
     /// # Errors
     /// See [`open_within`](Self::open_within).
@@ -45,16 +44,16 @@ impl Image {
         EncodedImage::read(file, name.into(), limits).map(Image)
     }
 
-    /// Its width and height in pixels as shown, if its header can be read and is within `limits`. Nothing is decoded,
-    /// so the file may still be damaged.
+    /// Returns the displayed width and height in pixels, if the header can be read and is within
+    /// `limits`. Nothing is decoded, so the file may still be damaged.
     ///
     /// # Errors
-    /// Those with which a model with these limits would refuse the picture before decoding it.
+    /// The errors with which a model with these limits would refuse the picture before decoding it.
     pub fn size(&self, limits: &ImageLimits) -> Result<(u32, u32), ImageError> {
         self.0.probe(limits).map(|header| (header.width, header.height))
     }
 
-    /// Takes encoded bytes. They are checked when a model is asked.
+    /// Takes encoded bytes. They are checked when the chat is sent.
     pub fn from_bytes(encoded: impl Into<Arc<[u8]>>) -> Self {
         Image(EncodedImage::new(encoded))
     }
@@ -69,12 +68,13 @@ impl Image {
     }
 }
 
-/// Limits of one picture, instead of the settings of the model's processor.
+/// Limits of one picture, which replace the settings of the model's processor.
 impl Image {
-    /// Resizes the picture to at least and at most this many pixels: `min_pixels` and `max_pixels` of transformers'
-    /// Qwen processors, and what OpenAI's `detail` asks for. Without a least number the model's own gives way to the
-    /// most. For a model whose pictures are tiles, the most counts the pixels of all tiles. A limit above what the
-    /// model's envelope allows, or that the model cannot follow, is refused when the model is asked.
+    /// Resizes the picture to at least `min` and at most `max` pixels, like `min_pixels` and
+    /// `max_pixels` of transformers' Qwen processors and OpenAI's `detail`. If `min` is not set and
+    /// the model's own minimum is above `max`, the minimum is lowered to `max`. For a model that
+    /// cuts pictures into tiles, `max` counts the pixels of all tiles. A limit above the model's
+    /// envelope, or one that the model cannot follow, is refused when the chat is sent.
     ///
     /// ```
     /// use bursar_actors::chat::Image;
@@ -86,17 +86,19 @@ impl Image {
         Image(self.0.within(own))
     }
 
-    /// Cuts the picture into at most this many tiles, without its thumbnail: `max_patches` of transformers'
-    /// processor for InternVL, and `max_dynamic_patch` of its releases. Refused as above, and for a model whose
-    /// pictures are in one piece.
+    /// Cuts the picture into at most `max` tiles, not counting the thumbnail. This is `max_patches`
+    /// of transformers' processor for InternVL, and `max_dynamic_patch` in InternVL's releases. It
+    /// is refused when the chat is sent if it is above the model's envelope, or if the model does
+    /// not cut pictures into tiles.
     pub fn within_tiles(self, max: u32) -> Self {
         let own = ResizeLimits { tiles_max: Some(max), ..self.0.own_limits() };
         Image(self.0.within(own))
     }
 }
 
-/// A video for a chat, given as frames: pictures of one size, in the order in which they are shown. Of an animated GIF or
-/// WebP they are picked here; of any other film the caller decodes and picks them.
+/// A video for a chat, given as frames: pictures of one size, in the order in which they are shown.
+/// For an animated GIF or WebP, the frames are picked here. For any other video, the caller decodes
+/// it and picks the frames.
 ///
 /// ```
 /// use bursar_actors::chat::{Chat, Image, Video};
@@ -108,47 +110,45 @@ impl Image {
 pub struct Video(pub(super) flow::Video);
 
 impl Video {
-    /// Takes frames, and the number of *these* frames per second. If every twelfth frame of a film of 24 frames per
-    /// second was picked, that is 2. The model reads the time between frames from it. The frames are checked when a
-    /// model is asked.
+    /// Takes frames, and the number of *these* frames per second. For example, if every twelfth
+    /// frame of a video of 24 frames per second was picked, pass 2. The model derives the time
+    /// between frames from this number. The frames are checked when the chat is sent.
     pub fn from_frames(frames: impl IntoIterator<Item = Image>, frames_per_second: f64) -> Self {
         let frames: Vec<EncodedImage> = frames.into_iter().map(|frame| frame.0).collect();
         Video(flow::Video::new(frames, frames_per_second))
     }
 
-    /// Decodes an animated GIF or WebP at even distances. Nothing is decoded before the file's blocks have told how
-    /// much that is.
+    /// Decodes evenly spaced frames of an animated GIF or WebP. Nothing is decoded before the size
+    /// of all frames is known from the file's blocks.
     ///
     /// # Errors
-    /// The file is neither, is damaged, or exceeds `limits` or what is decoded of an animation in all.
+    /// The file is neither GIF nor WebP, is damaged, or exceeds `limits` or the total size that may
+    /// be decoded of an animation.
     pub fn from_animation(encoded: &[u8], sampling: &FrameSampling, limits: &ImageLimits) -> Result<Self, VideoError> {
         flow::Video::from_animation(encoded, sampling, limits).map(Video)
     }
 
-    /// The bytes of its frames as they are kept: encoded, or pixels.
+    /// Bytes of the frames as stored: encoded files or pixels.
     pub fn bytes(&self) -> Bytes {
         self.0.frames().iter().map(|frame| Bytes::of_slice(frame.bytes())).sum()
     }
 }
 
-/// A piece of a turn.
+/// One part of a turn.
 #[derive(Clone)]
 pub enum Content {
-    /// Text.
     Text(String),
-    /// A picture.
     Image(Image),
-    /// A video.
     Video(Video),
-    /// Reasoning of the model; see [`Chat::reasoning`].
+    /// Reasoning of the model. See [`Chat::reasoning`].
     Reasoning(String),
-    /// A function call; see [`Chat::tool_call`].
+    /// A function call. See [`Chat::tool_call`].
     ToolCall(serde_json::Value),
-    /// The id of the call whose result the turn is; see [`Chat::tool_result`].
+    /// The id of the call whose result this turn contains. See [`Chat::tool_result`].
     ResultOf(String),
 }
 
-/// Shows kinds and sizes, never the content, which is the user's.
+/// Prints kinds and sizes, never the content, because it belongs to the user.
 impl fmt::Debug for Content {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -162,8 +162,9 @@ impl fmt::Debug for Content {
     }
 }
 
-/// A conversation and how to answer it: a value that can be kept, cloned and continued. Nothing is checked before a
-/// model is asked. Then anything outside the model's limits is refused, with the limit, the value and a hint.
+/// A conversation with the settings for its reply. It is a plain value that can be stored, cloned
+/// and continued. Nothing is checked until the chat is sent to a model. Then anything outside the
+/// model's limits is refused, with the limit, the value and a hint.
 ///
 /// ```
 /// use bursar_actors::chat::{Chat, Image};
@@ -182,7 +183,7 @@ impl fmt::Debug for Content {
 #[derive(Clone, Default)]
 pub struct Chat {
     turns: Vec<(Role, Vec<Content>)>,
-    /// A prompt in tokens, instead of rendered turns.
+    /// A prompt as tokens, instead of rendered turns.
     pub(super) tokens: Option<Arc<[u32]>>,
     pub(super) tools: Vec<serde_json::Value>,
     pub(super) tool_choice: ToolChoice,
@@ -195,7 +196,8 @@ pub struct Chat {
     pub(super) standing: ChatScheduling,
 }
 
-/// Shows kinds and sizes only, because content, stop strings and forms are the user's.
+/// Prints kinds and sizes only, because content, stop strings and output formats belong to the
+/// user.
 impl fmt::Debug for Chat {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
@@ -208,15 +210,17 @@ impl fmt::Debug for Chat {
 }
 
 impl Chat {
-    /// An empty conversation, answered with the settings of the checkpoint's `generation_config.json`.
+    /// Creates an empty conversation. Its reply uses the settings of the checkpoint's
+    /// `generation_config.json`.
     pub fn new() -> Self {
         Chat::default()
     }
 
-    /// A prompt as tokens of the model's vocabulary, used as they are: nothing is rendered or added. The placeholder
-    /// token of the model's templates must occur once for each picture or video, or for each step of a video where the
-    /// model's prompts have text between them (ADR 18). The pictures follow by [`image`](Chat::image), in order. For
-    /// prompts made elsewhere, and for measurements.
+    /// Creates a chat from a prompt of tokens, which are used as they are: nothing is rendered or
+    /// added. The placeholder token of the model's templates must occur once for each picture or
+    /// video, or once for each step of a video if the model's prompts have text between steps (ADR
+    /// 18). Add the pictures with [`image`](Chat::image), in order. For prompts that were made
+    /// elsewhere, and for measurements.
     ///
     /// ```
     /// use bursar_actors::chat::Chat;
@@ -231,23 +235,25 @@ impl Chat {
         self.turn(Role::System, vec![Content::Text(text.into())])
     }
 
-    /// Adds a user turn. A picture that follows joins this turn and comes before its text.
+    /// Adds a user turn. A picture that is added next joins this turn and comes before its text.
     pub fn user(self, text: impl Into<String>) -> Self {
         self.turn(Role::User, vec![Content::Text(text.into())])
     }
 
-    /// Adds a turn of the model.
+    /// Adds an assistant turn.
     pub fn assistant(self, text: impl Into<String>) -> Self {
         self.turn(Role::Assistant, vec![Content::Text(text.into())])
     }
 
-    /// Adds a picture to the last user turn, after its other pictures and videos and before its text, the order in
-    /// which models are trained. For another order see [`turn`](Chat::turn).
+    /// Adds a picture to the last user turn, after its other pictures and videos and before its
+    /// text, which is the order in which models are trained. For another order, see
+    /// [`turn`](Chat::turn).
     pub fn image(self, image: Image) -> Self {
         self.show(Content::Image(image))
     }
 
-    /// Adds a video to the last user turn, at the place where [`image`](Chat::image) puts a picture.
+    /// Adds a video to the last user turn, in the position that [`image`](Chat::image) uses for a
+    /// picture.
     pub fn video(self, video: Video) -> Self {
         self.show(Content::Video(video))
     }
@@ -263,28 +269,31 @@ impl Chat {
         self
     }
 
-    /// Adds a turn with its pieces in this order.
+    /// Adds a turn with its contents in this order.
     pub fn turn(mut self, role: Role, contents: Vec<Content>) -> Self {
         self.turns.push((role, contents));
         self
     }
 
-    /// Functions that the model may call; [`ChatEvent::ToolCall`](super::ChatEvent::ToolCall) tells that it does. Each as the JSON that its chat template expects: usually OpenAI's `{"type":
-    /// "function", "function": {"name": .., "description": .., "parameters": ..}}`.
+    /// Adds functions that the model may call. [`ChatEvent::ToolCall`](super::ChatEvent::ToolCall)
+    /// reports its calls. Each tool is JSON in the form that the chat template expects, usually
+    /// OpenAI's `{"type": "function", "function": {"name": .., "description": .., "parameters":
+    /// ..}}`.
     pub fn tools(mut self, tools: impl IntoIterator<Item = serde_json::Value>) -> Self {
         self.tools.extend(tools);
         self
     }
 
-    /// Whether the model calls tools: by default as it likes. To make it call one, its format of calls has to be
-    /// known, and the tool's schema must be one that [`format`](Chat::format) could take.
+    /// Sets whether the model calls tools. By default the model decides. Forcing a call requires
+    /// that the model's format of tool calls is known, and that the tool's schema is one that
+    /// [`format`](Chat::format) could take.
     pub fn tool_choice(mut self, choice: ToolChoice) -> Self {
         self.tool_choice = choice;
         self
     }
 
-    /// Whether the reply may have more than one call; true by default. If not, it ends with its first whole
-    /// one.
+    /// Sets whether the reply may have more than one tool call, `true` by default. If not, the
+    /// reply ends with its first complete call.
     pub fn parallel_tool_calls(mut self, may: bool) -> Self {
         self.calls_one_tool = !may;
         self
@@ -294,20 +303,22 @@ impl Chat {
         !self.calls_one_tool && !matches!(self.tool_choice, ToolChoice::Named(_))
     }
 
-    /// How the model writes calls and reasoning, in place of what its chat template tells.
-    /// `ReplyFormat::default()` leaves all of the reply as text.
+    /// Sets how the model writes tool calls and reasoning, instead of deriving that from its chat
+    /// template. `ReplyFormat::default()` leaves the whole reply as text.
     pub fn reply_format(mut self, format: ReplyFormat) -> Self {
         self.reply_format = Some(format);
         self
     }
 
-    /// Adds a function call to the model's last turn: a [`ToolCall`](super::ToolCall) of an earlier reply, or what the
-    /// chat template expects, usually OpenAI's `{"type": "function", "function": {"name": .., "arguments": {..}}}`.
+    /// Adds a function call to the last assistant turn. The call is a [`ToolCall`](super::ToolCall)
+    /// of an earlier reply, or JSON in the form that the chat template expects, usually OpenAI's
+    /// `{"type": "function", "function": {"name": .., "arguments": {..}}}`.
     pub fn tool_call(self, call: impl Into<serde_json::Value>) -> Self {
         self.answered(Content::ToolCall(call.into()))
     }
 
-    /// Adds reasoning to the model's last turn. Templates show it as they please, often only since the last question.
+    /// Adds reasoning to the last assistant turn. The template decides whether the model sees it.
+    /// Many templates show only reasoning after the last user turn.
     pub fn reasoning(self, text: impl Into<String>) -> Self {
         self.answered(Content::Reasoning(text.into()))
     }
@@ -322,21 +333,23 @@ impl Chat {
         self
     }
 
-    /// Adds the result of the function call with this id ([`ToolCall::id`](super::ToolCall::id)). Few chat templates
-    /// show ids to the model. With other templates the model matches results to calls by order, so add one result for
-    /// each call, in the order of the calls.
+    /// Adds the result of the function call with this id ([`ToolCall::id`](super::ToolCall::id)).
+    /// Few chat templates show ids to the model. With other templates the model matches results to
+    /// calls by order, so add one result for each call, in the order of the calls.
     pub fn tool_result(self, id: impl Into<String>, text: impl Into<String>) -> Self {
         self.turn(Role::Tool, vec![Content::ResultOf(id.into()), Content::Text(text.into())])
     }
 
-    /// Sets a variable that the chat template reads, such as `enable_thinking`, with which some models reason or not.
+    /// Sets a variable of the chat template, such as `enable_thinking`, which turns the reasoning
+    /// of some models on or off.
     pub fn template_variable(mut self, name: impl Into<String>, value: impl Into<serde_json::Value>) -> Self {
         self.template_variables.insert(name.into(), value.into());
         self
     }
 
-    /// The reply goes on where the last turn ends, which is the model's and has text, or only reasoning. What was
-    /// said before is not part of the reply. The prompt is cut as `continue_final_message` of transformers 5.17 does.
+    /// Makes the reply continue the last turn, which must be an assistant turn with text or only
+    /// reasoning. The existing text of that turn is not part of the reply. The prompt is cut as
+    /// `continue_final_message` of transformers 5.17 does.
     ///
     /// ```
     /// use bursar_actors::chat::Chat;
@@ -347,26 +360,26 @@ impl Chat {
         self
     }
 
-    /// Whether the prompt ends with the beginning of a turn of the model. By default it does, unless the last turn is
-    /// [continued](Chat::continue_final_message).
+    /// Sets whether the prompt ends with the beginning of an assistant turn. By default it does,
+    /// unless the last turn is [continued](Chat::continue_final_message).
     pub fn add_generation_prompt(mut self, does: bool) -> Self {
         self.begins_turn = Some(does);
         self
     }
 
-    /// Whether there is no turn and no token.
+    /// Returns `true` if the chat has neither turns nor tokens.
     pub(super) fn is_empty(&self) -> bool {
         self.turns.is_empty() && self.tokens.as_ref().is_none_or(|tokens| tokens.is_empty())
     }
 
-    /// Whether the chat contains something that only a template could combine with tokens.
+    /// Returns `true` if the chat contains anything that only a template could combine with tokens.
     pub(super) fn says_more_than_tokens(&self) -> bool {
         let is_shown = |content: &Content| matches!(content, Content::Image(_) | Content::Video(_));
         let is_rendered = self.continues || self.begins_turn.is_some() || !self.tools.is_empty();
         is_rendered || self.turns.iter().any(|(_, contents)| !contents.iter().all(is_shown))
     }
 
-    /// Bytes of its texts and tools, about.
+    /// Approximate bytes of all texts, tool calls and tools.
     pub(super) fn text_bytes(&self) -> usize {
         let contents = self.turns.iter().flat_map(|(_, contents)| contents);
         contents
@@ -379,7 +392,8 @@ impl Chat {
             + self.tools.iter().map(|tool| tool.to_string().len()).sum::<usize>()
     }
 
-    /// The turns as templates take them, and the pictures and videos in order of appearance.
+    /// Splits the chat into the turns as templates expect them, and the pictures and videos in
+    /// order of appearance.
     pub(super) fn split(&self) -> (Vec<Message>, Vec<Media>) {
         let mut visuals = Vec::new();
         let messages = self.turns.iter().map(|(role, contents)| {

@@ -1,4 +1,5 @@
-//! The pictures of a request: those whose tokens blocks hold need a name alone, the others rows of the vision cache.
+//! The pictures of a request. A picture whose tokens are in the prefix cache needs only its hash.
+//! Every other picture needs rows of the vision cache.
 
 use std::{ops::Range, sync::Arc};
 
@@ -18,18 +19,19 @@ use crate::{
     vision::{PinnedSet, VisionMessage},
 };
 
-/// The pictures of a request, as one admission shows them.
+/// The pictures of a request, as one admission passes them to the scheduler.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RequestPictures {
-    /// Names of the first ones, whose tokens blocks hold.
+    /// Hashes of the first pictures, whose tokens are in the prefix cache.
     computed: Arc<[PictureHash]>,
-    /// Rows of the others. None if there are no others.
+    /// Pinned rows of the other pictures. `None` if there are no others.
     pins: Option<Arc<PinnedSet>>,
 }
 
 impl RequestPictures {
-    /// Finds out which of a request's pictures are computed, and gets rows for the others, at this rank among other
-    /// requests. None if an actor died.
+    /// Finds out which pictures of a request are in the prefix cache, and gets rows of the vision
+    /// cache for the others. `rank` orders this request among others. Returns `None` if an actor
+    /// died.
     ///
     /// # Errors
     /// [`ChatError::Vision`] for a picture that cannot be read.
@@ -60,7 +62,8 @@ impl RequestPictures {
         }
     }
 
-    /// The pictures of the first files that are known and whose tokens blocks hold. An actor that is gone knows none.
+    /// Hashes of the pictures of the first files, as far as the pictures are known and their tokens
+    /// are in the prefix cache. Empty if an actor has died.
     async fn computed(
         serving: &Serving,
         vision: &ActorRef<VisionMessage>,
@@ -82,7 +85,7 @@ impl RequestPictures {
         Ok(named)
     }
 
-    /// The places of all pictures in a prompt.
+    /// Placeholders of all pictures in a prompt.
     pub(super) fn places(&self, spans: &[PlaceholderSpan]) -> Vec<Placeholder> {
         let place = |span: &PlaceholderSpan| {
             let (hash, cache_rows) = match self.computed.get(span.picture) {
@@ -98,18 +101,18 @@ impl RequestPictures {
         spans.iter().map(place).collect()
     }
 
-    /// How many need no rows.
+    /// Number of pictures that need no rows.
     pub(super) fn computed_count(&self) -> usize {
         self.computed.len()
     }
 
-    /// What holds the rows of the others.
+    /// Keeps the rows of the other pictures pinned.
     pub(super) fn pins(&self) -> Option<Arc<PinnedSet>> {
         self.pins.clone()
     }
 }
 
-/// The answer of an actor, or nothing from one that is gone.
+/// The answer of an actor, or the default value if the actor has died.
 fn or_none<T: Default>(answer: Result<T, AskError>) -> Result<T, ChatError> {
     match answer {
         Err(AskError::Gone { .. }) => Ok(T::default()),
@@ -117,7 +120,7 @@ fn or_none<T: Default>(answer: Result<T, AskError>) -> Result<T, ChatError> {
     }
 }
 
-/// Names a prompt's blocks up to the first picture without a name.
+/// Computes the keys of a prompt's blocks, up to the first picture without a hash.
 fn name_blocks(prefix: &mut PrefixKeys, prompt: &PromptLayout, names: &[PictureHash]) {
     let (named, others): (Vec<_>, Vec<_>) = prompt.pictures.iter().partition(|span| span.picture < names.len());
     let end = others.iter().map(|span| span.tokens.start).min().unwrap_or(prompt.tokens.len());
@@ -126,7 +129,7 @@ fn name_blocks(prefix: &mut PrefixKeys, prompt: &PromptLayout, names: &[PictureH
     prefix.extend(&prompt.tokens[..end], &prompt.positions[..end], &contents);
 }
 
-/// How many of the first files have all their pictures within the first `tokens`.
+/// Number of leading files whose pictures all end within the first `tokens` tokens.
 fn files_within(tokens: usize, files: &[Vec<PictureHash>], spans: &[PlaceholderSpan]) -> usize {
     let mut pictures: Range<usize> = 0..0;
     let is_within = |file: &&Vec<PictureHash>| {

@@ -1,11 +1,10 @@
-//! A chat's standing among others: how urgent it is, whose it is, and how long it may take.
+//! Scheduling settings of a chat: priority, tenant and deadlines.
 
 use std::time::Duration;
 
 use super::{Chat, ChatError};
 use crate::{deadline::Deadlines, tenant::Tenant};
 
-/// What a chat says of its turn.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ChatScheduling {
     pub(super) priority: i32,
@@ -25,10 +24,12 @@ impl ChatScheduling {
 }
 
 impl Chat {
-    /// How urgent the chat is: lower numbers are served earlier, as in vLLM, and 0 is the default. A more urgent chat is
-    /// admitted before others that wait, and takes the place of less urgent ones that run, from each twice at most: they
-    /// pause, and lose nothing. Every eighth admission is of the oldest that waits, however urgent it is, so that none
-    /// starves (ADR 13).
+    /// Sets the priority: lower numbers are served first, as in vLLM. Default: 0.
+    ///
+    /// A more urgent chat is admitted before less urgent waiting chats, and may preempt less urgent
+    /// running chats. A running chat is preempted for urgency at most twice. It then pauses and
+    /// loses no tokens. Every eighth admission goes to the chat that has waited longest, whatever
+    /// its priority, so that no chat waits forever (ADR 13).
     ///
     /// ```
     /// use bursar_actors::chat::Chat;
@@ -39,9 +40,10 @@ impl Chat {
         self
     }
 
-    /// Whose the chat is. Of equally urgent chats that wait, those of the tenant that was given the fewest tokens are
-    /// next, by its weight in the model's `tenant_weights`; a tenant alone has all of the model. Chats without a tenant
-    /// share one.
+    /// Sets the tenant that the chat is charged to. Among waiting chats of equal priority, the
+    /// tenant that has received the fewest tokens, relative to its weight in the model's
+    /// `tenant_weights`, is served first. A tenant that waits without others gets the whole model.
+    /// Chats without a tenant share one tenant.
     ///
     /// ```
     /// use bursar_actors::chat::Chat;
@@ -52,15 +54,17 @@ impl Chat {
         self
     }
 
-    /// The time within which the reply must be complete, from the moment it is asked for. Otherwise it ends with
-    /// [`ChatError::TooLate`](super::ChatError::TooLate). Default: the model's `reply_deadline`; `Duration::MAX` is none.
+    /// Sets the time within which the reply must be complete, counted from the request. Otherwise
+    /// the reply ends with [`ChatError::TooLate`](super::ChatError::TooLate). Default: the model's
+    /// `reply_deadline`. `Duration::MAX` means no deadline.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.standing.deadlines.reply = Some(deadline);
         self
     }
 
-    /// The time within which the chat's first step must be planned, likewise. A chat that waits longer ends before it
-    /// takes any of the model's memory. Default: the model's `queue_deadline`.
+    /// Sets the time within which the chat's first step must be planned, counted from the request.
+    /// A chat that waits longer ends before it uses any memory of the model. Default: the model's
+    /// `queue_deadline`.
     ///
     /// ```
     /// use bursar_actors::chat::Chat;
@@ -72,8 +76,9 @@ impl Chat {
         self
     }
 
-    /// The time within which the first token of the reply must be ready, likewise. A chat that could not keep it any
-    /// more, by what the model's steps cost, ends before it takes any of the model's memory. Default: the model's
+    /// Sets the time within which the first token of the reply must be ready, counted from the
+    /// request. A chat that can no longer meet it, estimated from the duration of the model's
+    /// steps, ends before it uses any memory of the model. Default: the model's
     /// `first_token_deadline`.
     pub fn first_token_deadline(mut self, deadline: Duration) -> Self {
         self.standing.deadlines.first_token = Some(deadline);

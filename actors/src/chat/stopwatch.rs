@@ -1,4 +1,5 @@
-//! What is recorded of one request: when it was asked, queued, begun and answered token by token, and how it ended.
+//! Metrics of one request: the times at which it was received, queued, started and answered token
+//! by token, and how it ended.
 
 use std::sync::Arc;
 
@@ -12,28 +13,30 @@ use crate::{
     sleep::Inside,
 };
 
-/// One accepted request, from the moment it was asked. It holds the request's credit, so the request counts as running
-/// while this lives. If it is dropped before its end is recorded, the caller has gone or the deadline has passed.
+/// One accepted request, from the moment it was received. It holds the request's credit, so the
+/// request counts as running while this value lives. If this value is dropped before an end is
+/// recorded, the caller has disconnected or the deadline has passed.
 pub(super) struct Stopwatch {
     model: Label,
-    /// None once the request has ended.
+    /// `None` once the request has ended.
     credit: Option<Credit>,
     patience: Patience,
-    /// Keeps the model awake. Shared by the samples of a chat.
+    /// Keeps the model awake. The samples of a chat share it.
     inside: Option<Arc<Inside>>,
     asked: Instant,
     /// When the request was submitted to the scheduler.
     queued: Option<Instant>,
-    /// When the first step with this request was planned.
+    /// When the first step that contains this request was planned.
     begun: Option<Instant>,
-    /// Tokens of its prompt, once counted.
+    /// Tokens of the prompt. `None` until the prompt has been computed.
     prompt_tokens: Option<usize>,
-    /// Tokens of its reply so far.
+    /// Tokens of the reply so far.
     generated_tokens: usize,
-    /// When the first token arrived, and the latest.
+    /// When the first token was ready. `last` is the time of the latest one.
     first: Option<Instant>,
     last: Option<Instant>,
-    /// Looked up once, because a step has a token for each of hundreds of requests.
+    /// The histogram of token intervals, looked up once because a step may produce tokens for
+    /// hundreds of requests.
     intervals: Recording,
 }
 
@@ -61,22 +64,23 @@ impl Stopwatch {
         &self.patience
     }
 
-    /// Counts the deadline that this error is about, if it is about one.
+    /// Counts a missed deadline, if `error` reports one.
     pub(super) fn missed(&self, error: &ChatError) {
         count_missed(&self.model, error, 1);
     }
 
-    /// The model is awake for it.
+    /// Keeps the model awake for this request.
     pub(super) fn let_in(&mut self, inside: Arc<Inside>) {
         self.inside = Some(inside);
     }
 
-    /// The request is submitted to the scheduler. Later lives are not counted, because it has waited before.
+    /// The request is submitted to the scheduler. Only the first submission is recorded; a request
+    /// submitted again after a death has already waited once.
     pub(super) fn queue(&mut self) {
         self.queued.get_or_insert_with(Instant::now);
     }
 
-    /// The request is part of the next step.
+    /// The request's first step has been planned.
     pub(super) fn start(&mut self) {
         if let (Some(queued), None) = (self.queued, self.begun) {
             self.begun = Some(Instant::now());
@@ -85,7 +89,8 @@ impl Stopwatch {
         }
     }
 
-    /// The prompt is computed, except for `cached` tokens computed earlier. Only the first call counts.
+    /// The prompt is computed. `cached` of its tokens were found in the prefix cache. Only the
+    /// first call counts.
     pub(super) fn prompt(&mut self, tokens: usize, cached: usize) {
         if self.prompt_tokens.replace(tokens).is_none() {
             metric::PROMPT_TOKENS_TOTAL.add(&self.model, tokens);
@@ -93,7 +98,7 @@ impl Stopwatch {
         }
     }
 
-    /// So many pictures need not be encoded, because blocks hold their tokens.
+    /// Counts pictures that need not be encoded, because their tokens are in the prefix cache.
     pub(super) fn found_computed(&self, pictures: usize) {
         metric::PICTURES_FOUND_COMPUTED_TOTAL.add(&self.model, pictures);
     }
@@ -104,23 +109,24 @@ impl Stopwatch {
         self.first.get_or_insert(at);
         self.patience.token();
         match self.last.replace(at) {
-            // Its step may have ended before an earlier life's driver reported a token.
+            // Saturates because a step's time may lie before that of the latest token, which an
+            // earlier life received.
             Some(last) => self.intervals.record(at.saturating_duration_since(last)),
             None => metric::TIME_TO_FIRST_TOKEN_SECONDS.record(&self.model, at.saturating_duration_since(self.asked)),
         }
     }
 
-    /// When the latest token was ready.
+    /// The time at which the latest token was ready.
     pub(super) fn last_token(&self) -> Option<Instant> {
         self.last
     }
 
-    /// Its actors died, and it begins again.
+    /// The actors that served the request died, and the request starts again.
     pub(super) fn redo(&self) {
         metric::REQUESTS_REDONE_TOTAL.add(&self.model, 1);
     }
 
-    /// The request has ended, and its credit is free.
+    /// Records the end of the request and returns its credit.
     pub(super) fn end(mut self, how: RequestEnd) {
         self.close(how);
     }
@@ -137,7 +143,7 @@ impl Stopwatch {
 }
 
 impl Stopwatch {
-    /// Records the times of a request that ended by itself.
+    /// Records the times and lengths of a completed request.
     fn measure(&self) {
         let model = &self.model;
         metric::REQUEST_SECONDS.record(model, self.asked.elapsed());
@@ -160,14 +166,14 @@ impl Drop for Stopwatch {
     }
 }
 
-/// Counts the deadline that this error of some requests is about, if it is about one.
+/// Counts a missed deadline of `requests` requests, if `error` reports one.
 pub(super) fn count_missed(model: &Label, error: &ChatError, requests: usize) {
     if let ChatError::TooLate { deadline, .. } = error {
         metric::DEADLINES_MISSED_TOTAL.add(&(model.clone(), *deadline), requests);
     }
 }
 
-/// How a request ended that was answered with this error.
+/// The recorded end of a request that was answered with this error.
 pub(super) fn end_of(error: &ChatError) -> RequestEnd {
     match (error, error.kind()) {
         (ChatError::Overloaded { .. }, _) => RequestEnd::Overloaded,

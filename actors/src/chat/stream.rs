@@ -1,4 +1,4 @@
-//! The reply as a stream.
+//! A reply as a stream of events.
 
 use std::{
     fmt,
@@ -11,8 +11,8 @@ use tokio::sync::mpsc;
 
 use super::{ChatError, ChatEvent};
 
-/// The events of one reply: text and what else was asked for, then exactly one end, [`ChatEvent::Done`] or an error.
-/// Also a [`Stream`]. Dropping it cancels the request.
+/// The events of one reply: text and the other requested events, then exactly one end, which is
+/// [`ChatEvent::Done`] or an error. Also a [`Stream`]. Dropping it cancels the request.
 ///
 /// ```
 /// # use bursar_actors::{chat::{Chat, ChatError, ChatEvent}, engine::LoadOptions};
@@ -37,7 +37,7 @@ use super::{ChatError, ChatEvent};
 pub struct Reply {
     events: mpsc::Receiver<Result<ChatEvent, ChatError>>,
     ended: bool,
-    /// Completes when the reply has to end early.
+    /// Completes when the reply must end early.
     cut: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
@@ -52,21 +52,21 @@ impl Reply {
         Reply { events, ended: false, cut: None }
     }
 
-    /// Ends the reply with [`ChatError::Stopped`] when `cut` completes, unless it has ended by then: for a server that
-    /// shuts down.
+    /// Ends the reply with [`ChatError::Stopped`] when `cut` completes, unless the reply has
+    /// already ended. For servers that shut down.
     pub fn until(self, cut: impl Future<Output = ()> + Send + 'static) -> Self {
         Reply { cut: Some(Box::pin(cut)), ..self }
     }
 
-    /// The next event. None after the end.
+    /// Returns the next event, or `None` after the end.
     pub async fn next(&mut self) -> Option<Result<ChatEvent, ChatError>> {
         std::future::poll_fn(|context| self.poll_event(context)).await
     }
 
-    /// Waits for the end of the reply and returns its whole text, without reasoning and calls.
+    /// Waits for the end of the reply and returns its whole text, without reasoning and tool calls.
     ///
     /// # Errors
-    /// The error that ended it early.
+    /// The error that ended the reply early.
     pub async fn text(mut self) -> Result<String, ChatError> {
         let mut whole = String::new();
         while let Some(event) = self.next().await {
@@ -91,7 +91,7 @@ impl Reply {
                 Some(Err(ChatError::Stopped { reason: "the server is shutting down".into() }))
             }
         };
-        // A driver that is gone without an end was dropped with its tokio runtime.
+        // A driver that ended without sending an end was dropped together with its tokio runtime.
         let event = event.unwrap_or_else(|| Err(ChatError::Stopped { reason: "the runtime has ended".into() }));
         self.ended = matches!(event, Ok(ChatEvent::Done { .. }) | Err(_));
         Poll::Ready(Some(event))

@@ -1,4 +1,4 @@
-//! How long a request is waited for: its deadlines, and what of it has happened.
+//! Deadlines of a request, and which of them have been met.
 
 use std::sync::{
     Arc,
@@ -10,12 +10,13 @@ use tokio::time::{Instant, timeout_at};
 use super::ChatError;
 use crate::deadline::{Deadline, Deadlines};
 
-/// The deadlines of one request. Clones share what has happened.
+/// The deadlines of one request. Clones share which deadlines have been met.
 #[derive(Clone, Debug)]
 pub(super) struct Patience {
     asked: Instant,
     limits: Deadlines,
-    /// Shared by all samples of a chat: those that wait for the first one's prompt have begun with it.
+    /// Whether the first step is planned. All samples of a chat share this, because samples that
+    /// wait for the first one's prompt have begun with it.
     has_begun: Arc<AtomicBool>,
     has_token: Arc<AtomicBool>,
 }
@@ -25,17 +26,17 @@ impl Patience {
         Patience { asked, limits, has_begun: Arc::default(), has_token: Arc::default() }
     }
 
-    /// The same for another sample of the chat.
+    /// Creates the deadlines of another sample of the chat.
     pub(super) fn of_sample(&self) -> Self {
         Patience { has_token: Arc::default(), ..self.clone() }
     }
 
-    /// Its first step is planned.
+    /// Records that the first step is planned.
     pub(super) fn begin(&self) {
         self.has_begun.store(true, Relaxed);
     }
 
-    /// Its first token is ready.
+    /// Records that the first token is ready.
     pub(super) fn token(&self) {
         self.has_token.store(true, Relaxed);
     }
@@ -48,13 +49,13 @@ impl Patience {
         }
     }
 
-    /// The time left for each deadline that is still to be met.
+    /// The time left for each deadline that is not yet met.
     pub(super) fn left(&self) -> Deadlines {
         let waited = self.asked.elapsed();
         self.limits.map(|deadline, limit| (!self.is_met(deadline)).then(|| limit.saturating_sub(waited)))
     }
 
-    /// Whether a deadline has passed and was not met.
+    /// Returns `true` if a deadline has passed without being met.
     pub(super) fn is_over(&self) -> bool {
         let waited = self.asked.elapsed();
         let is_missed = |deadline: &Deadline| {
@@ -63,7 +64,7 @@ impl Patience {
         Deadline::ALL.iter().any(is_missed)
     }
 
-    /// The result of `work`, or an error once a deadline is missed.
+    /// Runs `work`. Returns an error as soon as a deadline is missed.
     pub(super) async fn hold<T>(&self, work: impl Future<Output = T>) -> Result<T, ChatError> {
         tokio::select! {
             biased;
@@ -72,9 +73,9 @@ impl Patience {
         }
     }
 
-    /// Waits for the first deadline that passes and is not met.
+    /// Waits until a deadline passes without being met.
     async fn missed(&self) -> Deadline {
-        // A time that no clock reaches is none.
+        // A deadline beyond the range of `Instant` means no deadline.
         let at = |deadline: Deadline| Some((self.asked.checked_add(self.limits.of(deadline)?)?, deadline));
         let mut deadlines: Vec<_> = Deadline::ALL.into_iter().filter_map(at).collect();
         deadlines.sort();
@@ -87,7 +88,7 @@ impl Patience {
         std::future::pending().await
     }
 
-    /// The error of a request that missed this deadline, or would.
+    /// Returns the error of a request that missed this deadline or can no longer meet it.
     pub(super) fn error(&self, deadline: Deadline) -> ChatError {
         let limit = self.limits.of(deadline).unwrap_or_default();
         ChatError::TooLate { deadline, limit, waited: self.asked.elapsed() }

@@ -1,4 +1,4 @@
-//! Tokens without a reply: text to tokens and back, and what a chat would be as a prompt.
+//! Tokenization without generating: text to tokens and back, and the prompt of a chat.
 
 use std::{fmt, sync::Arc};
 
@@ -8,20 +8,21 @@ use super::{
 };
 use crate::engine::ModelContext;
 
-/// Threads of one model that make tokens without a reply. More callers wait for one.
+/// Maximum threads per model that tokenize, detokenize or render prompts. Further callers wait for
+/// a free thread.
 pub(super) const TOKEN_THREADS: usize = 4;
 
-/// What a chat would be as a prompt.
+/// The prompt of a chat, rendered without generating.
 #[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Prompt {
-    /// Its tokens, with a placeholder for each row of a picture or video.
+    /// The prompt's tokens, with a placeholder for each row of a picture or video.
     pub token_ids: Vec<u32>,
-    /// How many of them stand for each picture or video, in the order of the chat.
+    /// The number of placeholder tokens of each picture or video, in the order of the chat.
     pub picture_tokens: Vec<usize>,
 }
 
-/// Shows counts, never the tokens, which are the user's text.
+/// Prints counts, never the tokens, because they are the user's text.
 impl fmt::Debug for Prompt {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = formatter.debug_struct("Prompt");
@@ -29,8 +30,8 @@ impl fmt::Debug for Prompt {
     }
 }
 
-/// Nothing here takes a request's credit or waits for the device. Four threads work for each model, and more callers
-/// wait for one of them, in order.
+/// Tokenization without generating. These methods take no request credit and do not wait for the
+/// device. At most four of them run per model at a time, and further callers wait in order.
 ///
 /// ```
 /// # use bursar_actors::{chat::{Chat, Image}, engine::LoadOptions};
@@ -50,12 +51,13 @@ impl fmt::Debug for Prompt {
 /// # }
 /// ```
 impl ModelHandle {
-    /// The tokens of a text. Names of special tokens in it become those tokens, unlike in a chat. `add_special_tokens`
-    /// also adds what the tokenizer puts around a text, such as a token for its beginning.
+    /// Tokenizes a text. Unlike in a chat, names of special tokens in the text become those tokens.
+    /// `add_special_tokens` also adds the tokens that the tokenizer puts around a text, such as a
+    /// token for its beginning.
     ///
     /// # Errors
-    /// [`ChatError::TooLong`] if it has more than 8,192 tokens above twice the context. [`ChatError::Text`];
-    /// [`ChatError::NotStarted`] or [`ChatError::Stopped`].
+    /// [`ChatError::TooLong`] if the text has more tokens than twice the context plus 8,192.
+    /// [`ChatError::Text`]. [`ChatError::NotStarted`] or [`ChatError::Stopped`].
     pub async fn tokenize(&self, text: impl Into<String>, add_special_tokens: bool) -> Result<Vec<u32>, ChatError> {
         let text = text.into();
         let encode = move |context: &ModelContext| {
@@ -66,11 +68,12 @@ impl ModelHandle {
         self.on_a_thread(encode).await
     }
 
-    /// The text of these tokens, special ones included. Bytes that are not UTF-8 become U+FFFD. An id that only pads
-    /// the vocabulary has no text.
+    /// Returns the text of these tokens, including special tokens. Bytes that are not UTF-8 become
+    /// U+FFFD. An id that only pads the vocabulary has no text.
     ///
     /// # Errors
-    /// [`ChatError::Sampling`] of an id beyond the vocabulary, with its size; else as [`tokenize`](Self::tokenize).
+    /// [`ChatError::Sampling`], with the vocabulary's size, for an id outside the vocabulary.
+    /// Otherwise see [`tokenize`](Self::tokenize).
     pub async fn detokenize(&self, token_ids: impl Into<Vec<u32>>) -> Result<String, ChatError> {
         let ids = token_ids.into();
         let decode = move |context: &ModelContext| {
@@ -80,11 +83,12 @@ impl ModelHandle {
         self.on_a_thread(decode).await
     }
 
-    /// Each token as the vocabulary spells it, as `convert_ids_to_tokens` of transformers does: byte-level tokens look
-    /// odd, and those of an id that only pads the vocabulary are empty.
+    /// Returns each token as the vocabulary spells it, as `convert_ids_to_tokens` of transformers
+    /// does. Byte-level tokens look odd. The string for an id that only pads the vocabulary is
+    /// empty.
     ///
     /// # Errors
-    /// As [`detokenize`](Self::detokenize).
+    /// See [`detokenize`](Self::detokenize).
     pub async fn token_strs(&self, token_ids: impl Into<Vec<u32>>) -> Result<Vec<String>, ChatError> {
         let ids = token_ids.into();
         let spell = move |context: &ModelContext| {
@@ -94,18 +98,21 @@ impl ModelHandle {
         self.on_a_thread(spell).await
     }
 
-    /// What this chat would be as a prompt, made as for a reply. Pictures and videos are planned by their headers;
-    /// nothing is decoded or encoded. How the reply is to be generated is not looked at, nor is the deadline. A prompt may be
-    /// longer than the context: compare it with [`context_tokens`](super::ModelFacts::context_tokens).
+    /// Returns the prompt of this chat, rendered as it would be for a reply. Pictures and videos
+    /// are planned from their headers; nothing is decoded or encoded. Settings of the reply and
+    /// deadlines are ignored. The prompt may be longer than the context; compare its length with
+    /// [`context_tokens`](super::ModelFacts::context_tokens).
     ///
     /// # Errors
-    /// [`ChatError::TooLong`] if the prompt exceeds twice the context by more than 8,192 tokens. The errors of
-    /// [`chat`](Self::chat) about turns, tools, pictures, videos and the template.
+    /// [`ChatError::TooLong`] if the prompt has more tokens than twice the context plus 8,192.
+    /// Otherwise the errors of [`chat`](Self::chat) that concern turns, tools, pictures, videos and
+    /// the template.
     pub async fn prompt_of(&self, chat: Chat) -> Result<Prompt, ChatError> {
         self.on_a_thread(move |context| prompt_of(&chat, context)).await
     }
 
-    /// Runs `work` on one of the threads for tokens, which goes on if the caller leaves.
+    /// Runs `work` on a blocking thread when fewer than [`TOKEN_THREADS`] are in use. The work
+    /// continues even if the caller drops the future.
     async fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce(&ModelContext) -> Result<T, ChatError> + Send + 'static,

@@ -1,4 +1,4 @@
-//! Which tools a model may or must call.
+//! The choice of tools that a model may or must call.
 
 use std::sync::Arc;
 
@@ -12,59 +12,59 @@ use thiserror::Error;
 
 use super::{Chat, ChatError};
 
-/// Whether the model calls tools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// As the model likes.
+    /// The model decides.
     #[default]
     Auto,
-    /// No: it is not shown the tools, and nothing in its reply is taken for a call.
+    /// No calls: the tools are not shown to the model, and nothing in its reply is parsed as a
+    /// call.
     None,
-    /// It calls at least one. After its reasoning, if it reasons, the reply is a call and nothing else, with arguments
-    /// that follow the tool's schema. Objects may have only the properties that their schema names, unless it
-    /// sets `additionalProperties`. Combining a forced call with [`Chat::format`] is refused.
+    /// The model calls at least one tool. After its reasoning, if it reasons, the reply consists
+    /// only of calls, with arguments that follow the tool's schema. Objects may have only the
+    /// properties that their schema names, unless it sets `additionalProperties`. Combining a
+    /// forced call with [`Chat::format`] is refused.
     Required,
-    /// It calls the tool of this name, once, in the same way.
+    /// The model calls the tool of this name, once, under the same rules.
     Named(String),
 }
 
-/// Tools that a chat cannot have.
+/// An invalid set or choice of tools.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum ToolError {
-    /// A tool must be called, and there is none.
+    /// A tool must be called, but the chat has no tools.
     #[error("a tool must be called, but the chat has no tools")]
     NoTools,
-    /// The tool that must be called is not among the chat's.
+    /// The chat has no tool with the name that must be called.
     #[error("the tool that must be called is not one of the chat's {tools} tools")]
     UnknownTool {
-        /// Number of tools.
+        /// Number of tools of the chat.
         tools: usize,
     },
-    /// A tool that a call may be made of is no function with a name and a schema.
+    /// A tool that may be called is not a function with a name and a schema.
     #[error("tool {index} is not a function with a name and parameters")]
     Shape {
         /// The tool's index, from 0.
         index: usize,
     },
-    /// A call is forced, and the reply has another form.
+    /// A call is forced, but the chat also sets an output format.
     #[error("a tool must be called, so the reply cannot have a format")]
     WithFormat,
-    /// The model's way to write calls is not known.
+    /// The format in which this model writes tool calls is unknown.
     #[error("the format of this model's tool calls is unknown, so a call cannot be forced")]
     NoFormat,
-    /// The schema of a tool's parameters cannot be followed.
+    /// The schema of a tool's parameters cannot be compiled.
     #[error("tool {index}: {source}")]
     Schema {
         /// The tool's index, from 0.
         index: usize,
-        /// Why.
         source: Arc<GrammarError>,
     },
 }
 
 impl ToolError {
-    /// More detail for the author of the schema, as [`GrammarError::reason`].
+    /// More detail for the author of the schema; see [`GrammarError::reason`].
     pub fn reason(&self) -> Option<&str> {
         match self {
             ToolError::Schema { source, .. } => source.reason(),
@@ -72,7 +72,7 @@ impl ToolError {
         }
     }
 
-    /// As [`GrammarError::place`].
+    /// See [`GrammarError::place`].
     pub(super) fn place(&self) -> Option<&SchemaPlace> {
         match self {
             ToolError::Schema { source, .. } => source.place(),
@@ -103,15 +103,16 @@ impl Hint for ToolError {
 }
 
 impl Chat {
-    /// The tools' names, of those that have one.
+    /// Names of all tools that have one.
     pub(super) fn tool_names(&self) -> Arc<[String]> {
         self.tools.iter().filter_map(name).map(str::to_owned).collect()
     }
 
-    /// The tools that a forced call may be made of.
+    /// The tools that a forced call may use, with their indices in the chat.
     ///
     /// # Errors
-    /// [`ToolError::NoTools`], [`ToolError::UnknownTool`], [`ToolError::Shape`], [`ChatError::Format`] of too many.
+    /// [`ToolError::NoTools`], [`ToolError::UnknownTool`], [`ToolError::Shape`], or
+    /// [`ChatError::Format`] if there are too many tools.
     pub(super) fn callable_tools(&self) -> Result<Vec<(usize, CallableTool)>, ChatError> {
         let wanted = match &self.tool_choice {
             ToolChoice::Named(name) => Some(name.as_str()),
@@ -130,7 +131,7 @@ impl Chat {
     }
 }
 
-/// The function of a tool: within OpenAI's frame, or bare.
+/// The function of a tool. OpenAI's outer object with `type` and `function` is optional.
 fn function(tool: &Value) -> &Value {
     tool.get("function").unwrap_or(tool)
 }
@@ -160,7 +161,7 @@ mod tests {
         let error = chat.clone().tool_choice(ToolChoice::Required).callable_tools().expect_err("they are too many");
         let ChatError::Format(error) = error else { panic!("{error}") };
         assert!(matches!(*error, GrammarError::TooLarge { value: 129, limit: 128, .. }), "{error}");
-        // Of many, one may be named.
+        // With too many tools, forcing one tool by name is still allowed.
         let named = chat.tools([json!({"name": "clock"})]).tool_choice(ToolChoice::Named("clock".into()));
         assert_eq!(named.callable_tools().expect("one tool")[0].0, 129);
     }

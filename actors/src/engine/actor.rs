@@ -58,7 +58,7 @@ pub struct EngineState {
     arguments: EngineArguments,
     core: EngineCore<ActorParts>,
     /// The progress of the current attempt. The attempt updates it.
-    course: AttemptProgress,
+    attempt_progress: AttemptProgress,
     profile: Option<ActorCell>,
     /// The task that plans and loads, or finds the knobs that would help.
     task: Option<BackgroundTask>,
@@ -108,7 +108,7 @@ impl Actor for EngineActor {
             demand,
             arguments,
             core: EngineCore::new(rules),
-            course: AttemptProgress::default(),
+            attempt_progress: AttemptProgress::default(),
             profile: None,
             task: None,
             change: None,
@@ -249,7 +249,7 @@ impl EngineState {
             Err(LoadFailed { error: LoadError::Start(error), .. }) => Input::LoadFailed(error),
             Err(LoadFailed { plan, error: LoadError::Refused(error) }) => {
                 let ledger = self.arguments.budget.evidence().await.ok();
-                self.course.end_in(Phase::Load, Evidence::of(&error, Phase::Load, ledger.as_ref()));
+                self.attempt_progress.end_in(Phase::Load, Evidence::of(&error, Phase::Load, ledger.as_ref()));
                 Input::LoadRefused { plan: plan.map(Into::into), error }
             }
         }
@@ -261,7 +261,7 @@ impl EngineState {
         let (blocks, profiled) = (profiled.memory.kv.blocks(), Arc::new(profiled));
         let place = self.place(SizedBy { profiled: profiled.clone(), attempt });
         let (floor, limit) = (place.blocks_for(least_tokens), place.limit(blocks));
-        Sized { profiled, floor, blocks, limit, passed: self.course.passed() }
+        Sized { profiled, floor, blocks, limit, passed: self.attempt_progress.passed() }
     }
 }
 

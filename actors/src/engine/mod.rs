@@ -29,8 +29,8 @@ pub use message::{EngineMessage, WhichLane};
 pub use model_context::ModelContext;
 pub(crate) use planning::advice;
 pub use planning::{
-    Change, FewestRanks, Forecast, Lack, NoRanksFit, PlacementQuery, Question, RanksLack, RanksTried, Suggestion,
-    TOTAL, Unfit,
+    Change, Forecast, Lack, MinRanks, NoRanksFit, PlacementQuery, Question, RanksLack, RanksTried, Suggestion, TOTAL,
+    Unfit,
 };
 pub(crate) use retained::RetainedState;
 pub use serving::Serving;

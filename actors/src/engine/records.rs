@@ -44,7 +44,7 @@ impl Search {
     pub(super) fn look_up(self, sought: &RecordQuery<'_>) -> Result<Records, DeviceError> {
         let EngineArguments { label, source, options, device, progress, .. } = &self.arguments;
         let executor = sought.executor;
-        let basis = ProfileKey::of(&ProfileKeySources {
+        let profile_key = ProfileKey::of(&ProfileKeySources {
             checkpoint: sought.checkpoint,
             envelope: sought.envelope,
             target: executor.target(),
@@ -57,7 +57,7 @@ impl Search {
             kv: options.kv(),
         });
         let place = RecordPath::new(&self.folder, &label.to_string(), &source.place(), device.name());
-        let found = if options.measures_anew { Ok(RecordLookup::Nothing) } else { place.find(&basis) };
+        let found = if options.measures_anew { Ok(RecordLookup::Nothing) } else { place.find(&profile_key) };
         let (warm, reasons) = match found {
             Ok(RecordLookup::Nothing) => (None, Vec::new()),
             Ok(RecordLookup::Differs(differences)) => (None, told(&differences)),
@@ -70,7 +70,7 @@ impl Search {
         if !reasons.is_empty() {
             progress(Progress::Notice(Notice::ProfileIgnored { file: place.path(), reasons }));
         }
-        Ok(Records::new(place, basis, warm, progress.clone(), executor.clone()))
+        Ok(Records::new(place, profile_key, warm, progress.clone(), executor.clone()))
     }
 }
 

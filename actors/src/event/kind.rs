@@ -1,21 +1,16 @@
-//! The events that can happen, with everything known at that time.
+//! The kinds of events, each with everything known when it happens.
 
 use bursar_budgets::{Bytes, Class, Holding, Label, LeaseId, Refusal};
 use serde::{Serialize, Serializer};
 
 use crate::metric::DeviceLabel;
 
-/// A lease of device memory.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Leased {
-    /// The lease's number.
     pub lease: LeaseId,
-    /// The model; `user` for a lease of the user's own.
     pub model: Label,
-    /// The class of the lease.
     #[serde(serialize_with = "label")]
     pub class: Class,
-    /// The size of the lease.
     pub bytes: Bytes,
 }
 
@@ -26,151 +21,109 @@ impl From<&Holding> for Leased {
     }
 }
 
-/// Something that happened to the memory of a device, or to what runs on it. No event contains a prompt, picture or
-/// reply.
+/// A change of a device's memory or of the actors that use it. No event contains a prompt, picture
+/// or reply.
 ///
-/// Leases of host memory appear only when they are refused, because each picture has one.
+/// Leases of host memory are reported only if they are refused, because each picture has one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Event {
     /// Device memory was leased.
     LeaseGranted(Leased),
-    /// A lease was refused, or could not grow.
+    /// A lease was refused, or was refused growth.
     LeaseRefused {
-        /// The model; `user` for a lease of the user's own.
         model: Label,
-        /// The class of the lease.
         #[serde(serialize_with = "label")]
         class: Class,
-        /// The bytes asked for: a new lease's size, or the size to grow to.
+        /// The bytes requested: the size of a new lease, or the size to grow to.
         bytes: Bytes,
-        /// Why it was refused.
         #[serde(serialize_with = "text")]
         reason: Refusal,
     },
     /// A lease has grown or shrunk.
     LeaseResized {
-        /// The lease's number.
         lease: LeaseId,
-        /// The model; `user` for a lease of the user's own.
         model: Label,
-        /// The class of the lease.
         #[serde(serialize_with = "label")]
         class: Class,
-        /// Bytes before.
         from: Bytes,
-        /// Bytes now.
         to: Bytes,
     },
-    /// The owner of a lease has died. The lease ends when the device is past its last use.
+    /// The owner of a lease has died. The lease ends when the device has passed its last use.
     LeaseRevoked(Leased),
     /// A lease has ended, and its bytes are free.
     LeaseFreed(Leased),
     /// Part of the canary was given up, because another process took memory.
     CanaryGiven {
-        /// Bytes given up.
         bytes: Bytes,
-        /// The card of a group that has the least left. None for one device, or if all have the same.
+        /// The GPU of the group with the least memory left. `None` for a single device, or if all
+        /// GPUs have the same.
         #[serde(skip_serializing_if = "Option::is_none")]
         card: Option<DeviceLabel>,
     },
     /// Part of the canary is kept free again.
-    CanaryTaken {
-        /// Bytes kept free again.
-        bytes: Bytes,
-    },
-    /// Keys and values shrink, because another process needs memory or memory was refused.
+    CanaryTaken { bytes: Bytes },
+    /// The KV cache shrinks, because another process needs memory or memory was refused.
     Shrink {
-        /// The model.
         model: Label,
-        /// Blocks before.
         from_blocks: usize,
-        /// Blocks now.
         to_blocks: usize,
-        /// The card of a group that has the least left: all its cards shrink. None as for the canary.
+        /// The GPU of the group with the least memory left, for which the cache shrinks on all
+        /// GPUs. `None` for a single device, or if all GPUs have the same.
         #[serde(skip_serializing_if = "Option::is_none")]
         card: Option<DeviceLabel>,
     },
-    /// Keys and values have grown again.
-    Growth {
-        /// The model.
-        model: Label,
-        /// Blocks before.
-        from_blocks: usize,
-        /// Blocks now.
-        to_blocks: usize,
-    },
-    /// Memory was refused to a model: by the device, or by the ledger after a neighbour took it.
+    /// The KV cache has grown again.
+    Growth { model: Label, from_blocks: usize, to_blocks: usize },
+    /// A model was refused memory: by the device, or by the ledger after another process took
+    /// memory.
     Oom {
-        /// The model.
         model: Label,
         /// The phase: `load`, `probe`, `capture`, `back`, `validate` or `serve`.
         phase: &'static str,
     },
-    /// An actor has ended and a successor follows. It died, or was a failed attempt at sizing.
+    /// An actor has ended, and a successor follows. The actor died, or was a failed attempt at
+    /// sizing.
     Restart {
-        /// The model. None for the runtime's own actors.
+        /// `None` for the runtime's own actors.
         model: Option<Label>,
-        /// The actor's role.
+        /// The name of the actor's role; see [`Role::name`](crate::tree::Role::name).
         actor: &'static str,
-        /// The reason of the death, or the error.
+        /// The reason for the death, or the error.
         reason: String,
     },
-    /// As many devices share a model out as it needs, by plan; told when the runtime starts.
+    /// The number of devices over which a model is sharded was chosen by plan. Reported when the
+    /// runtime starts.
     RanksChosen {
-        /// The model.
         model: Label,
-        /// The fewest devices that it fits on.
+        /// The smallest number of devices on which the model fits.
         ranks: usize,
-        /// By how much fewer are too few.
+        /// How much memory the model would lack on fewer devices.
         reason: String,
     },
-    /// A model serves, for the first time or again.
+    /// A model is ready, for the first time or again.
     Ready {
-        /// The model.
         model: Label,
-        /// Tokens that keys and values have room for.
+        /// Size of the KV cache, in tokens.
         kv_tokens: usize,
     },
-    /// A model sleeps: it holds no device memory.
+    /// A model sleeps and holds no device memory.
     Asleep {
-        /// The model.
         model: Label,
         /// 1 if its weights are in host memory, 2 if they were dropped.
         level: u8,
     },
-    /// A model that slept takes requests.
-    Awake {
-        /// The model.
-        model: Label,
-    },
-    /// A model could not wake up, and sleeps on.
-    NotWoken {
-        /// The model.
-        model: Label,
-        /// The error, in words.
-        reason: String,
-    },
-    /// A model did not start.
-    Failed {
-        /// The model.
-        model: Label,
-        /// The error, in words.
-        reason: String,
-    },
-    /// A model is over: unloaded, shut down, or given up.
-    Stopped {
-        /// The model.
-        model: Label,
-        /// The reason given.
-        reason: String,
-    },
-    /// The device was lost, with everything on it.
-    DeviceLost {
-        /// The device's error.
-        reason: String,
-    },
+    /// A sleeping model has woken up and accepts requests.
+    Awake { model: Label },
+    /// A model could not wake up and stays asleep.
+    NotWoken { model: Label, reason: String },
+    /// A model failed to start.
+    Failed { model: Label, reason: String },
+    /// A model was unloaded, shut down, or given up.
+    Stopped { model: Label, reason: String },
+    /// The device was lost, with everything stored on it.
+    DeviceLost { reason: String },
 }
 
 impl Event {
@@ -200,7 +153,7 @@ impl Event {
     }
 }
 
-/// As in metrics, except that a tenant's class carries the name that it chose.
+/// The class as in metrics, except that an external class includes the name that the user chose.
 fn label<S: Serializer>(class: &Class, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&class.label().replace(' ', "_"))
 }

@@ -1,4 +1,4 @@
-//! The latest events, and their listeners.
+//! The log of the latest events, and its listeners.
 
 use std::{
     collections::VecDeque,
@@ -13,21 +13,20 @@ use tokio::sync::broadcast::{self, error::RecvError};
 
 use super::{Event, trace::Spans};
 
-/// How many events a listener may lag behind before it misses some.
+/// Number of events that a listener may lag before it misses some.
 const BEHIND_MAX: usize = 1024;
 
-/// Events kept for later callers.
+/// Number of events kept for later callers.
 const RECENT: usize = 64;
 
 /// An event with its number and time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Recorded {
-    /// Numbers count up from 1 in each runtime, without gaps.
+    /// The number of the event. Numbers start at 1 in each runtime and have no gaps.
     pub number: u64,
-    /// The time by the machine's clock; in JSON, seconds since 1970.
+    /// The time by the system clock. In JSON, seconds since 1970.
     #[serde(serialize_with = "unix_seconds")]
     pub at: SystemTime,
-    /// What happened.
     #[serde(flatten)]
     pub event: Event,
 }
@@ -37,17 +36,17 @@ fn unix_seconds<S: Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, 
     serializer.serialize_f64(since.as_millis() as f64 / 1e3)
 }
 
-/// The events of one device. Actors write them without waiting for readers.
+/// The events of one device. Actors record events without waiting for readers.
 pub struct EventLog {
     state: Mutex<LogState>,
-    /// A separate lock, because a `tracing` subscriber may read events, or be slow.
+    /// Has a separate lock, because a `tracing` subscriber may read events or be slow.
     spans: Mutex<Spans>,
 }
 
 struct LogState {
     next: u64,
     recent: VecDeque<Recorded>,
-    /// None once the runtime is over.
+    /// `None` once the runtime has ended.
     listeners: Option<broadcast::Sender<Recorded>>,
 }
 
@@ -70,29 +69,29 @@ impl EventLog {
         }
         state.recent.push_back(recorded.clone());
         if let Some(listeners) = &state.listeners {
-            // There may be no listener.
+            // The send fails if there is no listener, which is fine.
             drop(listeners.send(recorded));
         }
     }
 
-    /// A listener for all later events.
+    /// Creates a listener for all later events.
     pub fn listen(&self) -> Events {
         let state = lock(&self.state);
         let over = || broadcast::channel(1).1;
         Events { receiver: state.listeners.as_ref().map_or_else(over, broadcast::Sender::subscribe) }
     }
 
-    /// The latest events, the oldest first: at most 64.
+    /// Returns the latest events, at most 64, with the oldest first.
     pub fn recent(&self) -> Vec<Recorded> {
         lock(&self.state).recent.iter().cloned().collect()
     }
 
-    /// All of the runtime's own actors are running again.
+    /// Records that all of the runtime's own actors run again.
     pub(crate) fn is_back(&self) {
         lock(&self.spans).is_back();
     }
 
-    /// Ends the log: listeners receive the events still queued for them, and then the end.
+    /// Ends the log. Listeners receive the events still queued for them, and then the end.
     pub(crate) fn close(&self) {
         lock(&self.state).listeners = None;
     }
@@ -103,18 +102,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A listener. It receives every event after its creation, in order, or learns that it missed some: a listener that
-/// lags by more than 1,024 events misses the oldest.
+/// A listener. It receives every event after its creation, in order, or the number of events that
+/// it missed. A listener that lags by more than 1,024 events misses the oldest.
 #[derive(Debug)]
 pub struct Events {
     receiver: broadcast::Receiver<Recorded>,
 }
 
-/// The listener lagged too far behind and missed events.
+/// The listener lagged too far and missed events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{events} events were missed, because more than {BEHIND_MAX} were waiting to be read")]
 pub struct Missed {
-    /// How many events were missed.
     pub events: u64,
 }
 
@@ -127,10 +125,11 @@ impl Hint for Missed {
 }
 
 impl Events {
-    /// Waits for the next event. None when the runtime is over. Cancelling the wait loses nothing.
+    /// Waits for the next event. Returns `None` once the runtime has ended. Cancelling the wait
+    /// loses nothing.
     ///
     /// # Errors
-    /// [`Missed`], once each time the listener lagged too far. Later events follow.
+    /// [`Missed`], once each time the listener lagged too far. Later calls return later events.
     pub async fn next(&mut self) -> Option<Result<Recorded, Missed>> {
         match self.receiver.recv().await {
             Ok(recorded) => Some(Ok(recorded)),

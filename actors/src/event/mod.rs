@@ -1,4 +1,5 @@
-//! What happens to the memory of a device, as it happens: for embedders and for outside monitors.
+//! Events about the memory of a device, reported as they happen, for embedders and for outside
+//! monitors.
 
 mod kind;
 mod log;

@@ -1,5 +1,5 @@
-//! Events in `tracing`: a lease is a span from grant to end, and a restart a span from the death until its successors
-//! serve. Without a subscriber this costs nothing.
+//! Events as `tracing` spans. A lease has a span from its grant to its end. A restart has a span
+//! from the death until the successors serve. Without a subscriber this costs nothing.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,13 @@ use tracing::{Span, info, info_span, warn};
 use super::{Event, Leased};
 use crate::metric::DeviceLabel;
 
-/// The target of what happens to each lease, which a log may leave out.
+/// The `tracing` target of lease events, so that a log filter can leave them out.
 const LEASES: &str = "bursar_actors::event::lease";
 
-/// The spans in progress.
 #[derive(Default)]
 pub(super) struct Spans {
     leases: BTreeMap<LeaseId, Span>,
-    /// Deaths in a model, or of the runtime's own actors (no label), that are not recovered from yet.
+    /// Deaths from which a model, or the runtime's own actors (`None`), have not yet recovered.
     restarts: BTreeMap<Option<Label>, Vec<Span>>,
 }
 
@@ -81,7 +80,7 @@ impl Spans {
         }
     }
 
-    /// All of the runtime's own actors are running.
+    /// Ends the restart spans of the runtime's own actors, because all of them run again.
     pub(super) fn is_back(&mut self) {
         self.over(None, || info!("running again"));
     }

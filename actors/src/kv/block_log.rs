@@ -10,8 +10,8 @@ use std::{
 use bursar_model::flow::{ContentSpan, PrefixKey};
 use tokio::sync::broadcast;
 
-/// The most changes that wait for a listener. A listener that falls further behind misses the
-/// oldest changes. One change contains all events of a step.
+/// The most changes that wait for a listener. A listener that lags further misses the oldest
+/// changes. A change contains all events of a step.
 const WAITING_MAX: usize = 1024;
 
 /// A whole block of keys and values in the prefix cache.
@@ -91,9 +91,9 @@ impl BlockLog {
         }
     }
 
-    /// Returns the events that lead from an empty log to the current state, parents before their
-    /// children, and a receiver for all later events. The receiver is closed if the scheduler has
-    /// ended.
+    /// Returns the events that lead from an empty log to the current state, parents
+    /// before their children, and a receiver for all later events. The receiver is closed
+    /// if the scheduler has ended.
     pub(crate) fn listen(&self) -> (Arc<[BlockEvent]>, BlockReceiver) {
         let told = self.lock();
         let over = || broadcast::channel(1).1;

@@ -36,8 +36,8 @@ pub struct BlockRequest {
     pub held: usize,
     /// Tokens that the step will compute.
     pub more: usize,
-    /// All tokens of the sequence. If some are found cached, fewer than `more` may be left to
-    /// compute.
+    /// All tokens of the sequence. If some are found cached, fewer than `more` may
+    /// be left to compute.
     pub tokens: usize,
     /// For a sequence without blocks: the names of its first blocks, which it may share. They leave
     /// at least one token to compute.
@@ -79,7 +79,7 @@ pub struct KvUse {
 /// The part of a prefix that is available, on the device or in host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Beginning {
-    /// Available blocks.
+    /// Blocks on the device or in host memory.
     pub blocks: usize,
     /// Blocks before the first one that is only in host memory.
     pub resident: usize,
@@ -137,8 +137,8 @@ pub struct KvCore {
     /// Blocks that were allocated, with their old content, which must be copied to the host before
     /// anything is written to them.
     leaving: Vec<(PrefixKey, u32)>,
-    /// Sequences whose blocks a copy is filling: the indices in their tables, and the names of the
-    /// content.
+    /// Sequences whose blocks a copy is filling: the indices in their tables, and the
+    /// names of the content.
     coming: BTreeMap<SequenceId, Vec<(usize, PrefixKey)>>,
     /// Events of named blocks since the last [`take_events`](Self::take_events).
     events: Vec<BlockEvent>,
@@ -208,8 +208,8 @@ impl KvCore {
         in_tables - (self.blocks() - self.free_blocks())
     }
 
-    /// Meets demands in order. The first demand that cannot be met, and all later ones, change
-    /// nothing.
+    /// Meets demands in order. The first demand that cannot be met, and all
+    /// later ones, change nothing.
     pub fn allot(&mut self, demands: &[BlockRequest]) -> Allotment {
         let mut allotment = Allotment::default();
         for demand in demands {
@@ -257,8 +257,8 @@ impl KvCore {
         entry.references += 1;
     }
 
-    /// Returns a block to write to: a blank block, or the least recently used one, whose content is
-    /// forgotten.
+    /// Returns a block to write to: a blank block, or the least recently used one,
+    /// whose content is forgotten.
     fn take(&mut self) -> u32 {
         let block = self.blank.pop_first().unwrap_or_else(|| {
             let (_, block) = self.idle.pop_first().expect("counted before");
@@ -269,9 +269,9 @@ impl KvCore {
         block
     }
 
-    /// Removes the name of a free block's content. If the content is already in host memory, its
-    /// slot is marked as used now. Otherwise, with a host tier, the block is queued to be copied
-    /// there.
+    /// Removes the name of a free block's content. If the content is already in host
+    /// memory, its slot is marked as used now. Otherwise, with a host tier, the block is
+    /// queued to be copied there.
     fn forget(&mut self, block: u32) {
         let key = self.pool[block as usize].key.take().expect("an idle block has content");
         self.named.remove(&key);
@@ -298,21 +298,21 @@ impl KvCore {
         self.events.push(event);
     }
 
-    /// Returns the events of named blocks since the last call, in order. A block is removed when no
-    /// sequence would find it, on the device or in host memory. A block may be stored more than
-    /// once.
+    /// Returns the events of named blocks since the last call, in order. A block is removed
+    /// when no sequence would find it, on the device or in host memory. A block may be
+    /// stored more than once.
     pub fn take_events(&mut self) -> Vec<BlockEvent> {
         std::mem::take(&mut self.events)
     }
 
-    /// Returns the copies to make before anything is written to newly allocated blocks. Each copy
-    /// is returned once.
+    /// Returns the copies to make before anything is written to newly allocated blocks. Each
+    /// copy is returned once.
     pub fn take_leaving(&mut self) -> Vec<BlockCopy> {
         self.take_in(&[])
     }
 
-    /// Assigns host slots to the content that leaves the device. Content in `kept` stays in host
-    /// memory.
+    /// Assigns host slots to the content that leaves the device. Content in `kept`
+    /// stays in host memory.
     fn take_in(&mut self, kept: &[PrefixKey]) -> Vec<BlockCopy> {
         let leaving = std::mem::take(&mut self.leaving);
         let Some(host) = &mut self.host else { return Vec::new() };
@@ -323,8 +323,8 @@ impl KvCore {
     }
 
     /// Makes free blocks blank, the least recently used first, until `blank` blocks are blank.
-    /// Later steps then find blocks whose content has been copied already. Does nothing without a
-    /// host tier.
+    /// Later steps then find blocks whose content has been copied already. Does nothing
+    /// without a host tier.
     pub fn make_blank(&mut self, blank: usize) {
         while self.has_host()
             && self.blank.len() < blank
@@ -404,10 +404,10 @@ impl KvCore {
         self.tables.contains_key(&sequence)
     }
 
-    /// Names blocks that a step has filled, from index `first` of the sequence's table on, so that
-    /// other sequences may share them. If another block already has a name, that block stays the
-    /// shared one. Unknown sequences are ignored. Returns the table indices of the blocks that were
-    /// named.
+    /// Names blocks that a step has filled, from index `first` of the sequence's table on, so
+    /// that other sequences may share them. If another block already has a name, that block
+    /// stays the shared one. Unknown sequences are ignored. Returns the table indices of the
+    /// blocks that were named.
     pub fn name(&mut self, sequence: SequenceId, first: usize, keys: &[PrefixKey]) -> Vec<usize> {
         let Some(table) = self.tables.get(&sequence) else { return Vec::new() };
         let mut named = Vec::new();
@@ -427,8 +427,8 @@ impl KvCore {
     /// content for now. An unknown sequence is ignored.
     pub fn release(&mut self, sequence: SequenceId) {
         assert!(!self.coming.contains_key(&sequence), "a copy fills the blocks of {sequence}");
-        // The last block is released first, because the end of a sequence is useless without its
-        // beginning.
+        // The last block is released first, because the end of a sequence is
+        // useless without its beginning.
         for block in self.tables.remove(&sequence).into_iter().flatten().rev() {
             let entry = &mut self.pool[block as usize];
             entry.references -= 1;
@@ -445,11 +445,11 @@ impl KvCore {
         self.check();
     }
 
-    /// Makes all blocks from index `to` on blank. Each sequence with a block in that tail is
-    /// released, because blocks cannot be moved. No other sequence is. Returns the released
-    /// sequences, ordered by `place`. Their blocks below `to` keep their content for now, and the
-    /// last sequence's blocks keep it longest. With a host tier, the content of the tail
-    /// [leaves](Self::take_leaving).
+    /// Makes all blocks from index `to` on blank. Each sequence with a block in that tail
+    /// is released, because blocks cannot be moved. No other sequence is. Returns the
+    /// released sequences, ordered by `place`. Their blocks below `to` keep their content
+    /// for now, and the last sequence's blocks keep it longest. With a host tier, the
+    /// content of the tail [leaves](Self::take_leaving).
     pub fn vacate<P: Ord>(&mut self, to: usize, place: impl Fn(SequenceId) -> P) -> Vec<SequenceId> {
         let tail = to as u32..;
         let holds = |(_, blocks): &(&SequenceId, &Vec<u32>)| blocks.iter().any(|block| tail.contains(block));
@@ -466,9 +466,9 @@ impl KvCore {
         holders
     }
 
-    /// Shrinks the pool to `to` blocks. The tail is [vacated](Self::vacate) first, and the youngest
-    /// sequence is released first. Content of the tail that has not been copied to the host by then
-    /// is lost.
+    /// Shrinks the pool to `to` blocks. The tail is [vacated](Self::vacate) first, and the
+    /// youngest sequence is released first. Content of the tail that has not been copied to the
+    /// host by then is lost.
     pub fn shrink(&mut self, to: usize) -> Vec<SequenceId> {
         let holders = self.vacate(to, Reverse);
         let gone = self.blank.split_off(&(to as u32));
@@ -485,8 +485,8 @@ impl KvCore {
         holders
     }
 
-    /// Grows the pool to `to` blocks. New blocks are blank. Does nothing if the pool is that large
-    /// already.
+    /// Grows the pool to `to` blocks. New blocks are blank. Does nothing if the pool
+    /// is that large already.
     pub fn grow(&mut self, to: usize) {
         let before = self.blocks();
         self.blank.extend(before as u32..to as u32);

@@ -1,5 +1,5 @@
-//! Named blocks in host memory, the second tier of the prefix cache (vLLM calls it offloading,
-//! SGLang HiCache): pure.
+//! Named blocks in host memory, the second tier of the prefix cache (vLLM calls it
+//! offloading, SGLang HiCache): pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 

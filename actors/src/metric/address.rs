@@ -1,4 +1,4 @@
-//! The address that serves metrics, as a user types it.
+//! The address on which metrics are served, as a user types it.
 
 use std::{
     fmt,
@@ -8,8 +8,8 @@ use std::{
 
 use thiserror::Error;
 
-/// An address and a port. A port alone means the loopback interface, which only this machine reaches. Port 0 means any
-/// free port.
+/// An address and a port. If only a port is given, the address is the loopback interface, which
+/// only this machine can reach. Port 0 means any free port.
 ///
 /// ```
 /// # use bursar_actors::metric::MetricsAddress;

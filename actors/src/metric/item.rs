@@ -1,4 +1,4 @@
-//! One metric: its row of the table, and the typed ways to record it.
+//! One metric: its row in the table, and typed methods to record it.
 
 use std::{marker::PhantomData, time::Duration};
 
@@ -6,14 +6,11 @@ use metrics::{Key, KeyName, Label, Level, Metadata, SharedString, Unit};
 
 use super::{LabelSet, label::Words};
 
-/// The type of a metric in Prometheus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A value that goes up and down.
     Gauge,
-    /// A number that only grows; its name ends in `_total`.
+    /// A number that only increases. The metric's name ends in `_total`.
     Counter,
-    /// Values counted in buckets.
     Histogram,
 }
 
@@ -28,24 +25,23 @@ impl Kind {
     }
 }
 
-/// A row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// The metric's name. It begins with `bursar_`, or with `process_` if every process has it.
+    /// The metric's name. It begins with `bursar_`, or with `process_` if it is a standard metric
+    /// of any process.
     pub name: &'static str,
-    /// The type of the metric.
     pub kind: Kind,
-    /// The names of its labels, in order.
+    /// The names of the labels, in order.
     pub labels: &'static [&'static str],
-    /// For each label, all its values, if they are known in advance.
+    /// For each label, all values that are known in advance.
     pub(super) words: &'static [Words],
-    /// What it means, in sentences.
+    /// The meaning of the metric, in sentences.
     pub help: &'static str,
-    /// The upper edges of a histogram's buckets, rising. Empty for other types.
+    /// The upper edges of a histogram's buckets, in increasing order. Empty for other types.
     pub buckets: &'static [f64],
 }
 
-/// The source of all metrics, as the `metrics` facade requires it.
+/// The source of all metrics, which the `metrics` facade requires.
 static METADATA: Metadata<'static> = Metadata::new("bursar", Level::INFO, Some("bursar"));
 
 impl Row {
@@ -72,8 +68,8 @@ impl Row {
         Key::from_parts(KeyName::from_const_str(self.name), labels)
     }
 
-    /// All series of one device or model, if that is the first label and all values of the others are known. Otherwise
-    /// empty.
+    /// Returns all series of one device or model, if that is the first label and all values of the
+    /// other labels are known. Otherwise returns nothing.
     pub(super) fn series_of(&self, name: &'static str, value: SharedString) -> Vec<Vec<Label>> {
         if self.labels.first() != Some(&name) {
             return Vec::new();
@@ -172,16 +168,12 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// A value that goes up and down.
     Gauge
-    /// A number that only grows.
     Counter
-    /// Values counted in buckets.
     Histogram
 }
 
 impl<L: LabelSet> Gauge<L> {
-    /// Sets the value.
     pub fn set(&self, labels: &L, to: impl Amount) {
         self.0.gauge(labels.labels()).set(to.amount());
     }
@@ -193,7 +185,7 @@ impl<L: LabelSet> Counter<L> {
         self.0.counter(labels.labels()).increment(more as u64);
     }
 
-    /// Sets the counter to a total counted elsewhere.
+    /// Sets the counter to a total that was counted elsewhere.
     #[cfg(feature = "prometheus")]
     pub(super) fn reach(&self, labels: &L, count: u64) {
         self.0.counter(labels.labels()).absolute(count);
@@ -201,23 +193,22 @@ impl<L: LabelSet> Counter<L> {
 }
 
 impl<L: LabelSet> Histogram<L> {
-    /// Records one sample.
     pub fn record(&self, labels: &L, size: impl Amount) {
         self.recording(labels).record(size);
     }
 
-    /// A looked-up histogram, for callers that record with every token. Keep it no longer than a request, because a
-    /// recorder installed later does not see it.
+    /// Looks up the histogram for these labels, for callers that record a sample with every token.
+    /// Do not keep the result longer than a request lasts, because a recorder installed later does
+    /// not see it.
     pub fn recording(&self, labels: &L) -> Recording {
         Recording(self.0.histogram(labels.labels()))
     }
 }
 
-/// A histogram with its labels, looked up.
+/// A histogram that was looked up for its labels.
 pub struct Recording(metrics::Histogram);
 
 impl Recording {
-    /// Records one sample.
     pub fn record(&self, size: impl Amount) {
         self.0.record(size.amount());
     }

@@ -1,4 +1,5 @@
-//! Labels. Each is a type, so that a metric cannot be recorded with the wrong ones. Their values are bounded.
+//! Labels of metrics. Each label is a type, so that a metric cannot be recorded with wrong labels.
+//! The number of values is bounded.
 
 use std::sync::Arc;
 
@@ -8,26 +9,22 @@ use serde::{Serialize, Serializer};
 
 use crate::{deadline::Deadline, finish_reason::FinishReason, phase::Phase, tenant::Tenant, tree::Role};
 
-/// All values of a label, known in advance. Empty for names of devices and models.
+/// Returns all values of a label that are known in advance. Empty for names of devices and models.
 pub type Words = fn() -> Vec<&'static str>;
 
-/// A value of one label.
 pub trait LabelValue {
-    /// The label's name.
     const NAME: &'static str;
     /// All values. Empty if they are known only at run time.
     const WORDS: Words = Vec::new;
-    /// The value. Must be cheap.
+    /// The value of the label. This call must be cheap.
     fn value(&self) -> SharedString;
 }
 
 /// The labels of one metric, in order.
 pub trait LabelSet {
-    /// The names of the labels.
     const NAMES: &'static [&'static str];
-    /// All values of each label.
     const WORDS: &'static [Words];
-    /// The names with their values.
+    /// The labels' names with their values.
     fn labels(&self) -> Vec<metrics::Label>;
 }
 
@@ -80,35 +77,32 @@ impl<A: LabelValue, B: LabelValue, C: LabelValue, D: LabelValue, E: LabelValue> 
     }
 }
 
-/// A device by the name used on the command line: `host`, `cuda:0`.
+/// A device, by its name on the command line: `host`, `cuda:0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceLabel(Arc<str>);
 
 impl DeviceLabel {
-    /// The label of `device`.
     pub fn of(device: &dyn Device) -> Self {
         DeviceLabel(device.label().into())
     }
 
-    /// The label of a card of a device, by the name that the device gives it.
+    /// The label of one GPU of a group, by the name that the device gives it.
     pub fn named(card: String) -> Self {
         DeviceLabel(card.into())
     }
 
-    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// As its name.
 impl Serialize for DeviceLabel {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())
     }
 }
 
-/// The device that a card belongs to: the card itself, or its group.
+/// The device that a GPU belongs to: its group, or the GPU itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupLabel(pub DeviceLabel);
 
@@ -137,7 +131,7 @@ impl LabelValue for Label {
     }
 }
 
-/// The class of a lease. All tenants share one value, because they choose their own names.
+/// The class of a lease. All external leases share one value, because users choose their names.
 impl LabelValue for Class {
     const NAME: &'static str = "class";
     const WORDS: Words = || Class::KINDS.to_vec();
@@ -156,10 +150,12 @@ impl LabelValue for Phase {
     }
 }
 
-/// A tenant that the model's options name, or `other`: never one that only requests name.
+/// A tenant that the model's options name, or `other`. A tenant that only requests name is never a
+/// label value.
 impl LabelValue for Tenant {
     const NAME: &'static str = "tenant";
-    /// The others' series is there from the start; those with weights come with their model's scheduler.
+    /// The series of `other` exists from the start. The series of named tenants are created with
+    /// their model's scheduler.
     const WORDS: Words = || vec![Tenant::OTHER];
 
     fn value(&self) -> SharedString {
@@ -167,7 +163,7 @@ impl LabelValue for Tenant {
     }
 }
 
-/// What a request did not reach in time.
+/// The deadline that a request missed.
 impl LabelValue for Deadline {
     const NAME: &'static str = "reason";
     const WORDS: Words = || Deadline::ALL.iter().map(|deadline| deadline.name()).collect();
@@ -177,7 +173,7 @@ impl LabelValue for Deadline {
     }
 }
 
-/// A route of the server, as `/openapi.json` has it, or `other`.
+/// A route of the server, as listed in `/openapi.json`, or `other`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route(pub Arc<str>);
 
@@ -189,7 +185,7 @@ impl LabelValue for Route {
     }
 }
 
-/// The status of an answer; 0 if the client left before.
+/// The HTTP status of a response, or 0 if the client disconnected first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HttpStatus(pub u16);
 
@@ -224,15 +220,16 @@ given! {
     Version = "version";
     /// The build: `debug` or `release`.
     Build = "build";
-    /// The family of a checkpoint, by the registry's name, as in `config.json`.
+    /// The architecture of a checkpoint, by its name in the registry and in `config.json`.
     Architecture = "architecture";
     /// The element type that a model computes in.
     Dtype = "dtype";
-    /// What rounds a model's weights to FP8, or has rounded its checkpoint: `none` if they are plain.
+    /// The format in which a model's weights are rounded to FP8, here or in its checkpoint. `none`
+    /// if they are not rounded.
     Quantization = "quantization";
-    /// The element type of keys and values.
+    /// The element type of the KV cache.
     KvCacheDtype = "kv_cache_dtype";
-    /// The `code` of an error of the server, or else its `type`.
+    /// The `code` of an error of the server, or its `type` if it has no code.
     HttpError = "code";
 }
 
@@ -245,10 +242,8 @@ macro_rules! words {
         }
 
         impl $name {
-            /// All values.
             pub const ALL: [$name; [$($word),*].len()] = [$($name::$variant),*];
 
-            /// The label's value.
             pub const fn name(self) -> &'static str {
                 match self {
                     $($name::$variant => $word,)*
@@ -267,7 +262,8 @@ macro_rules! words {
     };
 }
 
-/// The roles of a model. Runtime and budget belong to no model and report separately.
+/// The roles of a model's actors. The runtime and the budget belong to no model and report
+/// separately.
 impl LabelValue for Role {
     const NAME: &'static str = "actor";
     const WORDS: Words = || Role::OF_A_MODEL.iter().map(|role| role.name()).collect();
@@ -277,7 +273,7 @@ impl LabelValue for Role {
     }
 }
 
-/// Why a lease was refused, without the numbers.
+/// The reason for which a lease was refused, without its numbers.
 impl LabelValue for Refusal {
     const NAME: &'static str = "reason";
     const WORDS: Words = || Refusal::NAMES.to_vec();
@@ -288,32 +284,29 @@ impl LabelValue for Refusal {
 }
 
 words! { "permit":
-    /// What a profile permits a limited number of.
+    /// A resource for which a profile sets permits.
     Permit {
-        /// Sequences in a step.
         Sequences = "sequences",
-        /// Patches in a launch of pictures.
+        /// Patches in a batch of the vision encoder.
         Patches = "patches",
     }
 }
 
 words! { "reason":
-    /// How an attempt at sizing ended.
+    /// The outcome of an attempt at sizing.
     AttemptEnd {
-        /// The model serves with the size found.
+        /// The model serves with the size that was found.
         Ready = "ready",
         /// The device or the ledger had too little memory.
         Memory = "memory",
-        /// Something else failed.
         Error = "error",
-        /// Its actor died.
         Died = "died",
     }
 }
 
 words! {
     "direction":
-    /// Which way blocks are copied.
+    /// The direction in which blocks are copied.
     Direction {
         /// From the device to host memory.
         ToHost = "to_host",
@@ -323,79 +316,73 @@ words! {
 }
 
 words! { "reason":
-    /// Why a sequence lost its blocks before its end.
+    /// The reason for which a sequence lost its blocks before it ended.
     Preempted {
-        /// Older or more urgent sequences that ran needed the blocks.
+        /// Older or more urgent running sequences needed the blocks.
         Blocks = "blocks",
-        /// A more urgent sequence that waited needed its place or blocks.
+        /// A more urgent waiting sequence needed the blocks or the slot in the batch.
         Priority = "priority",
-        /// Keys and values shrank.
         Shrink = "shrink",
     }
 }
 
 words! { "reason":
-    /// Why a token came later than the promised interval after the one before it.
+    /// The reason for which a token came later after the previous token than the target interval.
     Late {
         /// Prompts took too much of a step.
         Prompt = "prompt",
-        /// Pictures were encoded on the same card.
+        /// Pictures were encoded on the same GPU.
         Picture = "picture",
-        /// Its sequence had lost its blocks, or its actors had died.
+        /// The sequence had lost its blocks, or its actors had died.
         Preemption = "preemption",
-        /// Keys and values changed their size.
+        /// The KV cache was resized.
         Resize = "resize",
-        /// Decoding alone took as long, or something outside the engine.
+        /// Decoding took this long without any of the other reasons, or the cause is outside the
+        /// engine.
         Other = "other",
     }
 }
 
 words! { "reason":
-    /// Why a model fell asleep.
+    /// The reason for which a model was put to sleep.
     SleepReason {
-        /// Its user asked for it.
         Call = "call",
-        /// It had no request for as long as `sleep_after`.
+        /// The model had no request for `sleep_after`.
         Idle = "idle",
-        /// Another model needed its memory.
+        /// Another model needed the memory.
         Room = "room",
     }
 }
 
 words! { "reason":
-    /// Why a model woke up.
+    /// The reason for which a model woke up.
     WakeReason {
-        /// Its user asked for it.
         Call = "call",
-        /// A request came.
         Request = "request",
     }
 }
 
 words! { "reason":
-    /// How a request ended.
     RequestEnd {
-        /// The model ended the reply, or it contained a stop string.
+        /// The model ended the reply, or the reply contained a stop string.
         Stop = "stop",
-        /// The reply reached its limit of tokens.
+        /// The reply reached its maximum number of tokens.
         Length = "length",
-        /// Its caller left.
+        /// The caller disconnected.
         Cancelled = "cancelled",
         /// The chat was malformed or outside the envelope.
         Refused = "refused",
-        /// As many requests as allowed were running or waiting.
+        /// The limit of requests that run or wait had been reached.
         Overloaded = "overloaded",
-        /// The model slept, and was not awake in time.
+        /// The model was asleep and did not wake up in time.
         Asleep = "asleep",
-        /// Its deadline passed.
+        /// A deadline passed.
         TooLate = "too_late",
         /// The model did not start, has stopped, or is shutting down.
         Stopped = "stopped",
-        /// The device was lost.
         DeviceLost = "device_lost",
-        /// Too many actors died under it.
+        /// Actors died too often during the request.
         GivenUp = "given_up",
-        /// Anything else.
         Error = "error",
     }
 }

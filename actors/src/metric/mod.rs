@@ -1,10 +1,13 @@
-//! What a runtime records of itself: one table of metrics, and the only code that uses the `metrics` facade.
+//! Metrics of a runtime: one table of all metrics, and the only code that uses the `metrics`
+//! facade.
 //!
-//! The embedding application installs a recorder before or after the runtime starts. Without one, recording costs next
-//! to nothing. Keep a metric's handle no longer than a request, because it goes on using the recorder of its creation.
+//! The embedding application installs a recorder before or after the runtime starts. Without a
+//! recorder, recording costs next to nothing. Do not keep the handle of a metric longer than a
+//! request lasts, because a handle keeps using the recorder that was installed when it was created.
 //!
-//! Label values are bounded: names of devices and models, and the enums in `label.rs`. No text of a request is ever a
-//! label (rule 15), all tenants' leases share one value, and of tenants of requests only those of `tenant_weights` have one.
+//! The number of label values is bounded: the names of devices and models, and the enums in
+//! `label.rs`. Text of a request is never a label (rule 15). All external leases share one value. A
+//! request's tenant is a label value only if `tenant_weights` names it.
 
 #[cfg(feature = "prometheus")]
 mod address;
@@ -29,15 +32,17 @@ use std::time::Duration;
 use bursar_budgets::{Class, Device, Label, Memory};
 use metrics::SharedString;
 
-/// How often each actor sets its gauges even if nothing happens, for a recorder installed since.
+/// Interval at which each actor sets its gauges even if nothing has changed, for a recorder that
+/// was installed since.
 pub(crate) const SHOWN_EVERY: Duration = Duration::from_secs(1);
 
-/// Describes each metric to the current recorder: its help text and unit. Call it once, after installing the recorder.
+/// Describes each metric to the current recorder, with its help text and unit. Call this once,
+/// after installing the recorder.
 pub fn describe() {
     TABLE.iter().for_each(Row::describe);
 }
 
-/// The histograms, each with the upper edges of its buckets, in seconds or tokens.
+/// Returns the name of each histogram with the upper edges of its buckets, in seconds or tokens.
 ///
 /// ```
 /// let edges = |name| bursar_actors::metric::buckets().find(|(found, _)| *found == name).map(|(_, edges)| edges);
@@ -48,19 +53,19 @@ pub fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> {
     TABLE.iter().filter(|row| row.kind == Kind::Histogram).map(|row| (row.name, row.buckets))
 }
 
-/// What this process runs. Set repeatedly, like all gauges.
+/// Sets the gauge with the version and build of this process. Called repeatedly, as for all gauges.
 pub(crate) fn show_build() {
     let build = if cfg!(debug_assertions) { "debug" } else { "release" };
     BUILD_INFO.set(&(Version(env!("CARGO_PKG_VERSION")), Build(build)), true);
 }
 
-/// Sets a model's gauges to 0 once none of its actors runs. Counters stay, and so does the gauge of plan errors,
-/// because a plan error is what ends a model.
+/// Sets a model's gauges to 0 once none of its actors runs. Counters stay. The gauge of plan errors
+/// stays too, because a plan error is what ends a model.
 pub fn forget_model(model: &Label) {
     forget(Label::NAME, model.value());
 }
 
-/// Sets a device's gauges to 0 once it is no longer used. Peaks of leases stay.
+/// Sets a device's gauges to 0 once the device is no longer used. Peaks of leases stay.
 pub(crate) fn forget_device<'l>(of: &dyn Device, leases: impl Iterator<Item = &'l (Label, Class)>) {
     let device = &DeviceLabel::of(of);
     forget(DeviceLabel::NAME, device.value());
@@ -77,7 +82,7 @@ pub(crate) fn forget_device<'l>(of: &dyn Device, leases: impl Iterator<Item = &'
     }
 }
 
-/// The gauges of each card.
+/// Gauges of each GPU of a group.
 const OF_A_CARD: [Gauge<(GroupLabel, DeviceLabel)>; 6] =
     [CARD_TOTAL_BYTES, CARD_FREE_BYTES, CARD_OVERHEAD_BYTES, CARD_BACKED_BYTES, CARD_FOREIGN_BYTES, CARD_DRIFT_BYTES];
 
@@ -88,12 +93,13 @@ fn forget(name: &'static str, value: SharedString) {
     }
 }
 
-/// Sets everything counted for a new model to 0, so that the first count of each kind shows as a rise.
+/// Sets all counters and histograms of a new model to 0, so that the first count of each kind shows
+/// as an increase.
 pub fn expect_model(model: &Label) {
     expect(Label::NAME, model.value());
 }
 
-/// Sets everything counted for a new device to 0.
+/// Sets all counters and histograms of a new device to 0.
 pub fn expect_device(device: &DeviceLabel) {
     expect(DeviceLabel::NAME, device.value());
 }

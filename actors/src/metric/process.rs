@@ -1,5 +1,5 @@
-//! Metrics of the process itself, by the names that Prometheus' own libraries use. They are read at each scrape, on
-//! Linux only.
+//! Metrics of the process itself, with the names that Prometheus' own libraries use. They are read
+//! at each scrape, on Linux only.
 
 #[cfg(target_os = "linux")]
 use super::{
@@ -7,7 +7,8 @@ use super::{
     PROCESS_START_TIME_SECONDS, PROCESS_VIRTUAL_MEMORY_BYTES,
 };
 
-/// Sets the gauges. Those that the system does not report, as in a sandbox without `/proc`, are left out.
+/// Sets the gauges. Gauges that the system does not report, for example in a sandbox without
+/// `/proc`, are left out.
 pub(crate) fn show() {
     #[cfg(target_os = "linux")]
     drop(show_on_linux());

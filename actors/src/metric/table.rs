@@ -1,4 +1,4 @@
-//! The table of metrics. `docs/metrics.md` has the same rows, with what to watch.
+//! The table of metrics. `docs/metrics.md` has the same rows, and says what to watch.
 
 use bursar_budgets::{Class, Label, Refusal};
 
@@ -20,45 +20,54 @@ macro_rules! table {
             };
         )*
 
-        /// Every metric there is.
+        /// All metrics.
         pub const TABLE: &[Row] = &[$(*$item.row()),*];
     };
 }
 
-/// Edges for the time to the first token: vLLM's (`vllm/v1/metrics/loggers.py`), so that its dashboards work here.
+/// Edges for the time to the first token. They are vLLM's (`vllm/v1/metrics/loggers.py`), so that
+/// vLLM's dashboards work here.
 const FIRST_TOKEN: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
     160.0, 640.0, 2560.0,
 ];
-/// Edges for the interval between tokens: vLLM's, and finer ones below them, because our steps may take 4 ms.
+/// Edges for the interval between tokens: vLLM's edges, and finer ones below them, because a step
+/// may take only 4 ms.
 const BETWEEN_TOKENS: &[f64] = &[
     0.001, 0.002, 0.003, 0.004, 0.005, 0.0065, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,
     0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 ];
-/// Edges for whole requests: vLLM's, and finer ones below them, because most requests wait for one step at most.
+/// Edges for whole requests: vLLM's edges, and finer ones below them, because most requests wait
+/// for one step at most.
 const REQUEST: &[f64] = &[
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
     50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 ];
-/// Edges for the length of a prompt or reply in tokens: 1, 2 and 5 times each power of ten, as in vLLM, up to a
-/// million.
+/// Edges for the length of a prompt or reply in tokens: 1, 2 and 5 times each power of ten, as in
+/// vLLM, up to one million.
 const LENGTH: &[f64] =
     &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
-/// Edges for the tokens of a step: vLLM's (`iteration_tokens_total`), and finer ones for batches of decoding.
+/// Edges for the tokens of a step: vLLM's edges (`iteration_tokens_total`), and finer ones for
+/// decode batches.
 const STEP_SIZE: &[f64] =
     &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0];
-/// Edges for the duration of a step: 1 ms for decoding with a small model, to seconds for a full prompt on a CPU.
+/// Edges for the duration of a step, from 1 ms for decoding with a small model to seconds for a
+/// full prompt on a CPU.
 const STEP: &[f64] = &[
     0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2,
     0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
 ];
-/// Edges for a shrink: from the end of a step to unbacking a whole card.
+/// Edges for the duration of a shrink, from waiting for the end of a step to unbacking the memory
+/// of a whole GPU.
 const SHRINK: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
-/// Edges for copies of blocks: one of a small model to a gigabyte over a slow bus.
+/// Edges for the duration of block copies, from one block of a small model to a gigabyte over a
+/// slow bus.
 const COPY: &[f64] = &[0.00001, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5];
-/// Edges for a wake: from copying a small model back to loading a large one from its files.
+/// Edges for the duration of a wake-up, from copying a small model back to loading a large model
+/// from its files.
 const WAKE: &[f64] = &[0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
-/// Edges for the wait for a lease: granted with the next message, or when another lease ends, within the hour.
+/// Edges for the wait for a lease, from a grant at the next message to a grant within the hour,
+/// when another lease ends.
 const LEASE: &[f64] = &[0.0001, 0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 3600.0];
 
 table! {

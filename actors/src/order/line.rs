@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::{OldestWaiting, PASSES_MAX, Priority, Tenants};
 use crate::tenant::TenantWeights;
 
-/// A queue. A smaller id is an older entry, and an older entry may join after a younger one.
+/// A queue of entries by id. A smaller id is an older entry, and an older entry may join
+/// after a younger one.
 #[derive(Debug)]
 pub(crate) struct Line<I, T> {
     waiting: BTreeMap<I, Waiting<T>>,
@@ -61,9 +62,9 @@ impl<I: Copy + Ord, T> Line<I, T> {
         self.waiting.is_empty()
     }
 
-    /// Whether another entry may be served before `next`, which does not fit. If so, this is
-    /// counted. Returns `false` if too many entries have overtaken `next`, or if `next` was served
-    /// before.
+    /// Whether another entry may be served before `next`, which does not fit. If so, this
+    /// is counted. Returns `false` if too many entries have overtaken `next`, or if
+    /// `next` was served before.
     pub(crate) fn lets_pass(&mut self, next: I) -> bool {
         let next = self.waiting.get_mut(&next).expect("it waits");
         let lets_pass = !next.rank.had_turn && next.passed < PASSES_MAX;

@@ -22,8 +22,8 @@ pub(crate) struct Tenants {
     counters: BTreeMap<Tenant, u64>,
     /// The counter that the last served tenant had before it was served.
     last: u64,
-    /// Tokens computed since the last [`take_used`](Tenants::take_used), if any tenant has a
-    /// weight.
+    /// Tokens computed since the last [`take_used`](Tenants::take_used), if any
+    /// tenant has a weight.
     used: BTreeMap<Tenant, usize>,
 }
 
@@ -34,15 +34,15 @@ impl Tenants {
 
     /// The tenant's counter. The tenant with the smallest counter is next.
     pub(crate) fn counter(&self, tenant: &Tenant) -> u64 {
-        // With a single tenant the counter decides nothing, so the lookup for each sequence is
-        // skipped.
+        // With a single tenant the counter decides nothing, so the lookup for
+        // each sequence is skipped.
         if self.counters.len() < 2 { 0 } else { self.counters.get(tenant).copied().unwrap_or(0) }
     }
 
-    /// A request of `tenant` arrives while requests of the `waiting` tenants wait. A tenant that
-    /// had no waiting request gets no credit for that time: its counter rises to the smallest
-    /// counter of the waiting tenants or, if no tenant waits, to the counter that the last served
-    /// tenant had.
+    /// A request of `tenant` arrives while requests of the `waiting` tenants wait. A tenant
+    /// that had no waiting request gets no credit for that time: its counter rises to the
+    /// smallest counter of the waiting tenants or, if no tenant waits, to the counter that the
+    /// last served tenant had.
     pub(crate) fn arrive<'t>(&mut self, tenant: &Tenant, waiting: impl Iterator<Item = &'t Tenant> + Clone) {
         let is_new = !waiting.clone().any(|other| other == tenant);
         let least = waiting.map(|other| self.counters.get(other).copied().unwrap_or(0)).min();
@@ -52,8 +52,8 @@ impl Tenants {
         }
     }
 
-    /// If there are too many tenants, forgets those with the smallest counters that are not
-    /// `active`.
+    /// If there are too many tenants, forgets those with the smallest counters
+    /// that are not `active`.
     pub(crate) fn forget<'t>(&mut self, active: impl Iterator<Item = &'t Tenant>) {
         if self.counters.len() <= REMEMBERED {
             return;
@@ -66,8 +66,8 @@ impl Tenants {
         idle.into_iter().take(too_many).for_each(|(_, tenant)| _ = self.counters.remove(&tenant));
     }
 
-    /// Charges a tenant for an admitted prompt of `prompt` tokens, or for served pictures of
-    /// `prompt` patches.
+    /// Charges a tenant for an admitted prompt of `prompt` tokens, or for served
+    /// pictures of `prompt` patches.
     pub(crate) fn admit(&mut self, tenant: &Tenant, prompt: usize) {
         self.last = self.counters.get(tenant).copied().unwrap_or(0);
         *self.counters.entry(tenant.clone()).or_default() += self.cost(tenant, PROMPT * prompt as u64);

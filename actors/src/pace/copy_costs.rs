@@ -3,9 +3,9 @@
 
 use super::{StepCosts, StepWork};
 
-/// The cost of copying blocks between device and host, learned from the copies that were made.
-/// Blocks are copied to the host before any is copied back, so the cost is known before the first
-/// copy back.
+/// The cost of copying blocks between device and host, learned from the copies that were
+/// made. Blocks are copied to the host before any is copied back, so the cost is known before
+/// the first copy back.
 #[derive(Clone, Debug, Default)]
 pub struct CopyCosts {
     /// The cost of computing. `None` if it was not measured.
@@ -15,7 +15,7 @@ pub struct CopyCosts {
 }
 
 impl CopyCosts {
-    /// No copies are known yet. They will be compared with the costs of `steps`.
+    /// Costs without any known copies yet, to be compared with the costs of `steps`.
     pub fn beside(steps: Option<StepCosts>) -> Self {
         CopyCosts { steps, lately: [None; 3] }
     }

@@ -1,5 +1,5 @@
-//! The load that the lanes of all models put on a shared GPU, for the actors of other lanes to
-//! read.
+//! The load that the lanes of all models put on a shared GPU, for the actors of
+//! other lanes to read.
 
 use std::sync::{
     Arc,

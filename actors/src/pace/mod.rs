@@ -16,8 +16,8 @@ pub use step_costs::StepCosts;
 
 use std::{sync::Arc, time::Duration};
 
-/// The default promised interval in milliseconds: thirty tokens a second, several times as fast as
-/// people read.
+/// The default promised interval in milliseconds: thirty tokens a second, several times as
+/// fast as people read.
 pub const TOKEN_INTERVAL: usize = 33;
 
 /// The share of the promised interval that a step is planned for. The rest is a margin for causes
@@ -69,8 +69,8 @@ impl Pacing {
         Pace::new(self.promise, &self.measured)
     }
 
-    /// The costs by which the scheduler decides whether to copy blocks back from host memory or to
-    /// recompute them.
+    /// The costs by which the scheduler decides whether to copy blocks back from host memory
+    /// or to recompute them.
     pub fn copy_costs(&self) -> CopyCosts {
         CopyCosts::beside(StepCosts::of(&self.measured))
     }

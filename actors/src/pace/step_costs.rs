@@ -157,8 +157,8 @@ impl Factor {
 mod tests {
     use super::*;
 
-    /// A device with these costs: 4 ms a step, 10 µs a sequence, 1 µs for 100 tokens of context, 20 µs a prompt token,
-    /// 1 µs for 1,000 pairs, and 2 ms for a step with prompts.
+    /// A device with these costs: 4 ms a step, 10 µs a sequence, 1 µs for 100 tokens of context, 20
+    /// µs a prompt token, 1 µs for 1,000 pairs, and 2 ms for a step with prompts.
     fn micros(work: &StepWork) -> u64 {
         let decoding = 4000 + work.decoding as u64 * 10 + work.context_tokens / 100;
         let prompts = work.prompt_tokens as u64 * 20 + work.prompt_pairs / 1000;

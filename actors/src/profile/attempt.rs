@@ -59,7 +59,7 @@ pub struct Attempt {
     pub faults: FaultPlan,
     /// How many layers worst cases run through, before sizing and at the final size.
     pub stress_level: StressLevel,
-    pub course: AttemptProgress,
+    pub attempt_progress: AttemptProgress,
     /// A recorded profile that applies. Its size is backed at once, and worst cases run only at
     /// that size.
     pub warm: Option<Arc<RecordedProfile>>,
@@ -142,16 +142,16 @@ impl Attempt {
     /// Runs the attempt.
     ///
     /// # Errors
-    /// If memory was refused, the evidence is in the attempt's [progress](Self::course). Leases
+    /// If memory was refused, the evidence is in the attempt's [progress](Self::attempt_progress). Leases
     /// return when the values that hold them are dropped.
     pub async fn run(&self) -> Result<Profiled, ProfileError> {
         let outcome = self.run_phases().await;
         if let Err(error) = &outcome
             && error.is_out_of_memory()
         {
-            let phase = self.course.passed().phase.unwrap_or(Phase::Probe);
+            let phase = self.attempt_progress.passed().phase.unwrap_or(Phase::Probe);
             let ledger = self.budget.evidence().await.ok();
-            self.course.lock().evidence = Evidence::of(error, phase, ledger.as_ref());
+            self.attempt_progress.lock().evidence = Evidence::of(error, phase, ledger.as_ref());
         }
         outcome
     }
@@ -183,8 +183,8 @@ impl Attempt {
         let peaks = self.validate(&lanes).await?;
         let cache_rows = memory.vision_cache.as_ref().map_or(0, VisionCache::rows);
         let costs = self.measure_costs(&lanes, blocks, cache_rows).await?;
-        // Asking for the room makes the ledger count the memory that was taken outside leases
-        // during validation, before it serves any further request.
+        // This question makes the budget count memory that was taken outside leases during
+        // validation as overhead, before it grants any further request.
         self.budget.room().await?;
         let record = ProfileRecord {
             sequences: self.envelope.sequences,
@@ -212,7 +212,7 @@ impl Attempt {
     }
 
     fn enter(&self, phase: Phase) {
-        self.course.enter(phase);
+        self.attempt_progress.enter(phase);
         (self.progress)(Progress::Phase(phase));
     }
 
@@ -389,7 +389,7 @@ impl Attempt {
         let blocks = blocks.max(self.needs.probe_blocks);
         // For later attempts, the size of a warm attempt counts as the first target.
         let first = if self.warm.is_some() { blocks } else { measured };
-        self.course.settle(Some(first), blocks);
+        self.attempt_progress.settle(Some(first), blocks);
         let bytes = KvMemory::bytes(shape, blocks, page);
         let resized = self.budget.resize(tree::LEASE_FOR_PROFILE, memory.kv.lease(), bytes).await;
         resized.map_err(|source| ProfileError::Lease { doing, class: class.clone(), source })?;

@@ -50,7 +50,7 @@ struct Sample {
     context: usize,
 }
 
-/// The limits that samples must respect.
+/// Limits of the samples, from the envelope.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     sequences: usize,

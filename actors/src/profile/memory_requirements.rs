@@ -88,7 +88,7 @@ const HOST_ROWS_PART: u64 = 8;
 /// context has tokens, because each row is a token of its prompt.
 ///
 /// ```text
-/// request + max(request, launches * launch rows + 2 * step tokens)
+/// request + max(request, LAUNCHES * encoder batch rows + 2 * step tokens)
 /// ```
 ///
 /// More rows would not increase throughput: a lane that runs further ahead only waits later. More

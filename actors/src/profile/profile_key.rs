@@ -46,30 +46,30 @@ impl ProfileKey {
     pub fn of(parts: &ProfileKeySources<'_>) -> Self {
         let ProfileKeySources { checkpoint, envelope, target, device, driver, library, total, page, canary, kv } =
             parts;
-        let mut basis = ProfileKey::default();
-        basis.add("bursar", env!("CARGO_PKG_VERSION"));
-        basis.add("weights", short(checkpoint.weights_fingerprint().to_string()));
-        basis.add("cache", checkpoint.cache().name());
-        basis.add("config", short(checkpoint.config_fingerprint().to_string()));
+        let mut profile_key = ProfileKey::default();
+        profile_key.add("bursar", env!("CARGO_PKG_VERSION"));
+        profile_key.add("weights", short(checkpoint.weights_fingerprint().to_string()));
+        profile_key.add("cache", checkpoint.cache().name());
+        profile_key.add("config", short(checkpoint.config_fingerprint().to_string()));
         let pictures = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
         let videos = checkpoint.video_processor.as_ref().map(VideoProcessor::config);
-        basis.add_settings("processor", pictures);
-        basis.add_settings("video_processor", videos);
-        basis.add_limits(envelope);
-        basis.add("target", format!("{target:?}"));
-        basis.add("kernels", fingerprint(&[target.code()]));
-        basis.add("device", *device);
-        basis.add("driver", *driver);
-        basis.add("library", library.unwrap_or("none"));
-        basis.add("total", total.exact().to_string());
-        basis.add("page", page.exact().to_string());
-        basis.add("canary", canary.exact().to_string());
+        profile_key.add_settings("processor", pictures);
+        profile_key.add_settings("video_processor", videos);
+        profile_key.add_limits(envelope);
+        profile_key.add("target", format!("{target:?}"));
+        profile_key.add("kernels", fingerprint(&[target.code()]));
+        profile_key.add("device", *device);
+        profile_key.add("driver", *driver);
+        profile_key.add("library", library.unwrap_or("none"));
+        profile_key.add("total", total.exact().to_string());
+        profile_key.add("page", page.exact().to_string());
+        profile_key.add("canary", canary.exact().to_string());
         let KvChoice { memory_fraction, device_fraction, kv_tokens, kv_bytes } = kv;
-        basis.add("memory_fraction", said(memory_fraction));
-        basis.add("device_fraction", said(device_fraction));
-        basis.add("kv_tokens", said(kv_tokens));
-        basis.add("kv_bytes", said(&kv_bytes.map(Bytes::exact)));
-        basis
+        profile_key.add("memory_fraction", said(memory_fraction));
+        profile_key.add("device_fraction", said(device_fraction));
+        profile_key.add("kv_tokens", said(kv_tokens));
+        profile_key.add("kv_bytes", said(&kv_bytes.map(Bytes::exact)));
+        profile_key
     }
 
     /// Adds a fact, or replaces the fact of that name.
@@ -166,7 +166,7 @@ mod tests {
     }
 
     /// The profile key of a start after `change`.
-    fn basis(change: impl FnOnce(&mut Start)) -> ProfileKey {
+    fn profile_key(change: impl FnOnce(&mut Start)) -> ProfileKey {
         let mut start = Start {
             checkpoint: Checkpoint::open(demo::checkpoint()).expect("it is embedded"),
             limits: Envelope::small(),
@@ -241,9 +241,9 @@ mod tests {
                 checkpoint.video_processor = Some(VideoProcessor::new(config).expect("it can be followed"));
             }),
         ];
-        let was = basis(|_| {});
+        let was = profile_key(|_| {});
         for (expected, change) in changes {
-            let differences = ProfileKey::differences(&was, &basis(*change));
+            let differences = ProfileKey::differences(&was, &profile_key(*change));
             let told: Vec<_> = differences.iter().map(Difference::to_string).collect();
             assert_eq!(told, [*expected]);
         }
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn every_fact_is_compared_even_if_one_side_lacks_it() {
-        let was = basis(|_| {});
+        let was = profile_key(|_| {});
         assert!(was.facts().count() >= 40, "weights, settings of two processors, limits, device, knobs");
         for (name, fact) in was.facts() {
             let mut changed = was.clone();
@@ -269,9 +269,10 @@ mod tests {
 
     #[test]
     fn settings_keep_their_files_names_and_text_models_have_none() {
-        let was = basis(|_| {});
-        let blind =
-            basis(|Start { checkpoint, .. }| (checkpoint.image_processor, checkpoint.video_processor) = (None, None));
+        let was = profile_key(|_| {});
+        let blind = profile_key(|Start { checkpoint, .. }| {
+            (checkpoint.image_processor, checkpoint.video_processor) = (None, None)
+        });
         let names: Vec<_> =
             ProfileKey::differences(&was, &blind).into_iter().map(|difference| difference.what).collect();
         let settings = ImageProcessorConfig::default().settings().into_iter().map(|(name, _)| name);
@@ -284,7 +285,7 @@ mod tests {
     #[test]
     fn a_checkpoint_is_known_by_sixteen_digits_of_each_fingerprint() {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
-        let known = basis(|_| {});
+        let known = profile_key(|_| {});
         let fact = |name| known.facts().find(|(fact, _)| *fact == name).map(|(_, digits)| digits);
         assert_eq!(fact("weights"), Some(&checkpoint.weights_fingerprint().to_string()[..16]));
         assert_eq!(fact("config"), Some(&checkpoint.config_fingerprint().to_string()[..16]));

@@ -84,9 +84,9 @@ impl RecordPath {
     ///
     /// # Errors
     /// Returns a [`RecordError`] if the file exists and cannot be used.
-    pub fn find(&self, basis: &ProfileKey) -> Result<RecordLookup, RecordError> {
+    pub fn find(&self, profile_key: &ProfileKey) -> Result<RecordLookup, RecordError> {
         let Some(content) = self.file.read()? else { return Ok(RecordLookup::Nothing) };
-        Ok(Book::parse(&content)?.find(basis))
+        Ok(Book::parse(&content)?.find(profile_key))
     }
 
     /// Records a profile and replaces the one with an equal key. A file that cannot be used is
@@ -124,9 +124,9 @@ impl Book {
         content
     }
 
-    fn find(self, basis: &ProfileKey) -> RecordLookup {
+    fn find(self, profile_key: &ProfileKey) -> RecordLookup {
         let with_differences = self.profiles.into_iter().map(|profile| {
-            let differences = ProfileKey::differences(&profile.basis, basis);
+            let differences = ProfileKey::differences(&profile.profile_key, profile_key);
             (profile, differences)
         });
         // If several profiles are equally near, the latest is chosen, because it comes first.
@@ -138,7 +138,7 @@ impl Book {
     }
 
     fn keep(&mut self, profile: RecordedProfile) {
-        self.profiles.retain(|other| other.basis != profile.basis);
+        self.profiles.retain(|other| other.profile_key != profile.profile_key);
         self.profiles.insert(0, profile);
         self.profiles.truncate(KEPT);
     }

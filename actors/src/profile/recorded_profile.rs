@@ -16,7 +16,8 @@ use crate::pace::MeasuredCosts;
 #[serde(deny_unknown_fields)]
 pub struct RecordedProfile {
     /// The facts that the profile depends on.
-    pub basis: ProfileKey,
+    #[serde(rename = "basis")]
+    pub profile_key: ProfileKey,
     pub sequences: usize,
     pub step_tokens: usize,
     /// Patches in a vision encoder batch.
@@ -48,14 +49,14 @@ pub struct Peak {
 
 impl RecordedProfile {
     /// Returns the profile of a start that measured.
-    pub fn of(basis: ProfileKey, record: &ProfileRecord, shrinks: u32, tuning: Option<Tuning>) -> Self {
+    pub fn of(profile_key: ProfileKey, record: &ProfileRecord, shrinks: u32, tuning: Option<Tuning>) -> Self {
         let ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks, peaks, costs } = record;
         let peak = |(worst_case, workspace): &(&'static str, Bytes)| Peak {
             worst_case: (*worst_case).to_owned(),
             workspace: *workspace,
         };
         RecordedProfile {
-            basis,
+            profile_key,
             sequences: *sequences,
             step_tokens: *step_tokens,
             launch_patches: *launch_patches,

@@ -11,7 +11,7 @@ use crate::compute::Executor;
 #[derive(Clone)]
 pub struct Records {
     place: RecordPath,
-    basis: Arc<ProfileKey>,
+    profile_key: Arc<ProfileKey>,
     /// The recorded profile that applies, until an attempt finds that it does not match.
     warm: Option<Arc<RecordedProfile>>,
     progress: ProgressSink,
@@ -24,7 +24,7 @@ impl Records {
     /// measured.
     pub(crate) fn new(
         place: RecordPath,
-        basis: ProfileKey,
+        profile_key: ProfileKey,
         warm: Option<RecordedProfile>,
         progress: ProgressSink,
         executor: Executor,
@@ -32,7 +32,7 @@ impl Records {
         if let Some(tuning) = warm.as_ref().and_then(|written| written.tuning.as_ref()) {
             executor.tune(tuning);
         }
-        Records { place, basis: Arc::new(basis), warm: warm.map(Arc::new), progress, executor }
+        Records { place, profile_key: Arc::new(profile_key), warm: warm.map(Arc::new), progress, executor }
     }
 
     /// Returns the profile that the current attempt relies on, or `None` if the attempt measures.
@@ -54,7 +54,7 @@ impl Records {
 
     /// Records the measurements. A failure is reported to the listener of the start. Blocks.
     pub(crate) fn keep(&self, record: &ProfileRecord, shrinks: u32) {
-        let written = RecordedProfile::of((*self.basis).clone(), record, shrinks, self.executor.tuning());
+        let written = RecordedProfile::of((*self.profile_key).clone(), record, shrinks, self.executor.tuning());
         if let Err(error) = self.place.keep(written) {
             let (file, reason) = (self.place.path(), error.to_string());
             (self.progress)(Progress::Notice(Notice::ProfileNotWritten { file, reason }));

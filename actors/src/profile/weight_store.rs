@@ -179,7 +179,7 @@ impl WeightStore {
         });
     }
 
-    /// Returns the copy of the weights in host memory, and makes it first if there is none. Returns
+    /// Returns the copy of the weights in host memory, and makes it first if necessary. Returns
     /// `None` if no host memory was leased, or if no weights are loaded.
     fn copy(&self) -> Result<Option<Copied>, DeviceError> {
         let _turn = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
@@ -300,7 +300,7 @@ impl WeightStore {
     }
 
     /// Drops the executor and, if this was its last user, waits until the drop has finished.
-    pub async fn clear_processor(&self) {
+    pub async fn clear_executor(&self) {
         let executor = self.contents().executor.take();
         // A panic in the drop stays on that thread, and nothing can be done about it here.
         drop(tokio::task::spawn_blocking(move || drop(executor)).await);

@@ -276,7 +276,7 @@ impl RuntimeState {
 
     fn health(&self) -> Health {
         let health = |name: &str, engine: &Engine| match &*engine.arguments.status.look() {
-            _ if self.core.is_let_go(name) => ModelHealth::Leaving,
+            _ if self.core.is_forgotten(name) => ModelHealth::Leaving,
             _ if matches!(engine.arguments.wakefulness.rest(), Rest::Asleep(_)) => ModelHealth::Asleep,
             Status::Starting | Status::NotWoken(_) => ModelHealth::Starting,
             Status::Ready(_) => ModelHealth::Ready,

@@ -1,13 +1,12 @@
 //! Pure: the decisions of a runtime about its models, its budget and its device.
 //!
 //! ```text
-//! a model     wanted ──► let go ──► ending ──► gone    its engine is restarted in the first two
-//! states
-//!                └────────────────────▲                its engine gave up, or it did not start
-//! the device  present ◄──► lost                        models that are not ending restart on its
-//! successor
+//! model   wanted ──► let go ──► ending ──► gone   its engine restarts while wanted or let go
+//!            └────────────────────▲               its engine gave up, or did not start
+//! device  present ◄──► lost                       models restart on its successor
 //! ```
 //!
+//! A model is let go when it is unloaded, when its loader gives up, or when the runtime shuts down.
 //! A wanted model may sleep: see `core/sleep.rs`.
 
 mod child;
@@ -112,8 +111,8 @@ impl<P: Parts> RuntimeCore<P> {
 
     /// Whether the model was let go. It takes no more requests, and gauges do not show it after its
     /// end.
-    pub fn is_let_go(&self, name: &str) -> bool {
-        self.models.get(name).is_some_and(Model::is_let_go)
+    pub fn is_forgotten(&self, name: &str) -> bool {
+        self.models.get(name).is_some_and(Model::is_forgotten)
     }
 
     /// Takes the shutdown, if one was requested, so that its callers can be answered.
@@ -194,13 +193,13 @@ impl<P: Parts> RuntimeCore<P> {
     /// at the deadline.
     fn leave(&mut self, name: String, within: Duration, waiter: Option<P::Waiter>) {
         let Some(model) = self.models.get_mut(&name) else { return self.answer(waiter, 0) };
-        model.let_go(waiter);
+        model.forgotten(waiter);
         self.effects.push(Effect::Close { load: model.load, name, within });
     }
 
     fn forget(&mut self, name: String, load: u64, waiter: Option<P::Waiter>) {
         let Some(model) = self.of_load(&name, load) else { return self.answer(waiter, 0) };
-        model.let_go(waiter);
+        model.forgotten(waiter);
         self.end(name, NOT_STARTED.to_owned());
     }
 
@@ -231,16 +230,16 @@ impl<P: Parts> RuntimeCore<P> {
         if self.of_load(&name, load).is_none() {
             return;
         }
-        let Some(Ended { let_go, of_shutdown }) = self.models.remove(&name).map(Model::into_ended) else { return };
+        let Some(Ended { forgotten, of_shutdown }) = self.models.remove(&name).map(Model::into_ended) else { return };
         if let (true, Some(shutdown)) = (of_shutdown, &mut self.shutdown) {
             shutdown.cut_off += cut_off;
         }
-        self.effects.push(Effect::Gone { name, is_let_go: let_go.is_some() });
-        self.answer(let_go.into_iter().flatten(), cut_off);
+        self.effects.push(Effect::Gone { name, is_forgotten: forgotten.is_some() });
+        self.answer(forgotten.into_iter().flatten(), cut_off);
         self.admit_waiting_again();
     }
 
-    /// Handles the death of an engine, whose actors died with it. Once its memory is returned, the
+    /// Called when an engine has died, and its actors with it. Once its memory is returned, the
     /// engine starts again with the same weights.
     fn engine_died(&mut self, name: String, reason: String, now: Duration) {
         // Models on a lost device restart on its successor.
@@ -300,7 +299,7 @@ impl<P: Parts> RuntimeCore<P> {
         self.effects.push(Effect::LoseDevice { error, models, replace });
     }
 
-    /// Starts again on the new device, or ends if there is none.
+    /// Restarts the models on the new device, or ends the runtime if there is no new device.
     fn device_made(&mut self, made: Result<P::Device, DeviceError>, now: Duration) {
         let device = match made {
             Ok(device) => device,

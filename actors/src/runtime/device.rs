@@ -1,39 +1,43 @@
-//! Which device a runtime leases, and how it is opened, or reopened after a loss.
+//! Choice of the device that a runtime leases, and how the device is opened or reopened after a
+//! loss.
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, DeviceGroup, HostConfig, HostDevice};
 
 use super::MinDevicesFor;
-use crate::engine::{FewestRanks, StartError};
+use crate::engine::{MinRanks, StartError};
 
-/// Which device a runtime leases.
+/// The device that a runtime leases.
 #[derive(Clone)]
 pub enum DeviceChoice {
-    /// The first GPU. If there is none, host memory of this capacity stands in for it; then
-    /// [`Runtime::stands_in`](super::Runtime::stands_in) and a `tracing` event say why. A GPU that fails or whose
-    /// driver is too old is an error.
+    /// The first GPU. Without a GPU, host memory of this capacity is used in its place; then
+    /// [`Runtime::stands_in`](super::Runtime::stands_in) and a `tracing` event give the reason. A
+    /// GPU that fails, or whose driver is too old, is an error.
     Auto(Bytes),
     /// The GPU with this index, in the numbering of `CUDA_VISIBLE_DEVICES`.
     Cuda(usize),
-    /// Host memory of this capacity, in pages of 2 MiB, standing in for a GPU.
+    /// Host memory of this capacity, in pages of 2 MiB, in place of a GPU.
     Host(Bytes),
-    /// So many GPUs from the first on as one device: each model is shared out over them. Without a GPU, as many host
-    /// devices of this capacity stand in.
+    /// The first N GPUs as one device: each model is sharded over them. Without a GPU, N host
+    /// devices of this capacity are used in their place.
     AutoRanks(usize, Bytes),
-    /// Several GPUs as one device: each model is shared out over them.
+    /// Several GPUs as one device: each model is sharded over them.
     CudaRanks(Vec<usize>),
-    /// The same with host memory that stands in for GPUs, of this capacity each.
+    /// Several host devices as one device, in place of GPUs: each model is sharded over them. Each
+    /// has this capacity.
     HostRanks(usize, Bytes),
-    /// As few devices as the models that will be loaded fit on.
+    /// The fewest devices on which the models that will be loaded fit.
     MinDevices(Box<MinDevicesFor>),
-    /// A device that the caller provides, for tests with faults. When it is lost the runtime ends.
+    /// A device that the caller provides, for tests with faults. The runtime ends when this device
+    /// is lost.
     Custom(Arc<dyn Device>),
-    /// Devices that the caller provides: the closure is called at the start and again after each loss.
+    /// Devices that the caller creates: the closure is called at the start and again after each
+    /// loss.
     Made(MakeDevice),
 }
 
-/// Makes a device. It may block.
+/// Creates a device. May block.
 pub type MakeDevice = Arc<dyn Fn() -> Result<Arc<dyn Device>, DeviceError> + Send + Sync>;
 
 impl fmt::Debug for DeviceChoice {
@@ -45,36 +49,38 @@ impl fmt::Debug for DeviceChoice {
             DeviceChoice::AutoRanks(ranks, bytes) => write!(f, "AutoRanks({ranks}, {bytes})"),
             DeviceChoice::CudaRanks(ordinals) => write!(f, "CudaRanks({ordinals:?})"),
             DeviceChoice::HostRanks(ranks, bytes) => write!(f, "HostRanks({ranks}, {bytes})"),
-            DeviceChoice::MinDevices(min_devices) => write!(f, "Fewest({min_devices:?})"),
+            DeviceChoice::MinDevices(min_devices) => write!(f, "MinDevices({min_devices:?})"),
             DeviceChoice::Custom(device) => write!(f, "Custom({})", device.name()),
             DeviceChoice::Made(_) => write!(f, "Made"),
         }
     }
 }
 
-/// A device that was opened.
 pub(super) struct Opened {
     pub(super) device: Arc<dyn Device>,
-    /// Why host memory stands in, if a GPU was wanted.
+    /// Why host memory is used, if a GPU was wanted.
     pub(super) stands_in: Option<DeviceError>,
-    /// Makes another device of the same kind.
+    /// Creates another device of the same kind.
     pub(super) again: Option<MakeDevice>,
 }
 
 impl DeviceChoice {
-    /// The same, with a number of devices where that is to be found out, and what its models say of it. This reads their
-    /// settings, and may open devices.
+    /// Resolves [`MinDevices`](DeviceChoice::MinDevices) to a number of devices, and returns the
+    /// reason for each model. Other choices are returned unchanged. Reads the models' settings, and
+    /// may open devices.
     ///
     /// # Errors
-    /// No number does; a model cannot be planned, or a device not be opened.
-    pub(super) fn chosen(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<FewestRanks>), StartError> {
+    /// The models do not fit on any number of devices, a model cannot be planned, or a device
+    /// cannot be opened.
+    pub(super) fn chosen(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<MinRanks>), StartError> {
         match self {
             DeviceChoice::MinDevices(min_devices) => min_devices.choose(canary),
             choice => Ok((choice, Vec::new())),
         }
     }
 
-    /// Opens the device. A GPU context takes about 300 ms, so call this on a thread that may block.
+    /// Opens the device. Creating a GPU context takes about 300 ms, so call this function on a
+    /// thread that may block.
     pub(super) fn open(self) -> Result<Opened, DeviceError> {
         let make: MakeDevice = match self {
             DeviceChoice::Auto(capacity) => {
@@ -88,7 +94,8 @@ impl DeviceChoice {
             }
             DeviceChoice::AutoRanks(ranks, capacity) => {
                 return match DeviceChoice::CudaRanks((0..ranks).collect()).open() {
-                    // One GPU is no reason to take none: the error says how many there are.
+                    // If there is at least one GPU, host memory is not used. The error reports how
+                    // many GPUs there are.
                     Err(why @ DeviceError::NoDevice { .. }) if CudaDevice::open(0).is_err() => {
                         let opened = DeviceChoice::HostRanks(ranks, capacity).open()?;
                         Ok(Opened { stands_in: Some(why), ..opened })
@@ -116,7 +123,7 @@ impl DeviceChoice {
     }
 }
 
-/// Whether no GPU is named twice: each can have one part of a model.
+/// Checks that no GPU is named twice, because a GPU can run only one rank of a model.
 pub(super) fn each_once(ordinals: &[usize]) -> Result<(), DeviceError> {
     if ordinals.iter().collect::<BTreeSet<_>>().len() == ordinals.len() {
         return Ok(());
@@ -125,7 +132,7 @@ pub(super) fn each_once(ordinals: &[usize]) -> Result<(), DeviceError> {
     Err(DeviceError::Unusable { reason, hint: "name each GPU once".to_owned() })
 }
 
-/// The devices of all ranks as one.
+/// Returns the devices of all ranks as one device.
 pub(super) fn group(
     ranks: impl Iterator<Item = Result<Arc<dyn Device>, DeviceError>>,
     label: String,

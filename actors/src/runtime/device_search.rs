@@ -1,4 +1,5 @@
-//! A runtime on as few devices as its models fit on, which is known only after they are planned.
+//! Search for the fewest devices on which the models of a runtime fit. The number is known only
+//! after the models are planned.
 
 use std::{fmt, num::NonZeroUsize, sync::Arc};
 
@@ -16,18 +17,21 @@ use super::{
 };
 use crate::{
     compute::Executor,
-    engine::{FewestRanks, LoadOptions, PlacementQuery, StartError},
+    engine::{LoadOptions, MinRanks, PlacementQuery, StartError},
     profile::MemoryState,
 };
 
-/// As few of some devices as each of these models fits on, by plan, and as its heads allow.
+/// Choice of the fewest devices on which each of these models fits by plan, and over which its
+/// attention heads can be sharded.
 #[derive(Clone)]
 pub struct MinDevicesFor {
-    /// The devices to choose from, of which the roomiest are taken: those that are named, or with [`DeviceChoice::Auto`]
-    /// every GPU. One that its caller makes is taken as it is.
+    /// The devices to choose from: the named devices or, with [`DeviceChoice::Auto`], all GPUs.
+    /// Those with the most free memory are taken. A device that the caller provides is taken as it
+    /// is.
     pub of: DeviceChoice,
-    /// The models that the runtime will load, with their options, each planned as if alone. The one that needs the most
-    /// devices, or asks for the most ([`LoadOptions::ranks`]), decides.
+    /// The models that the runtime will load, with their options. Each is planned as if it were the
+    /// only model. The result is the largest number of devices that any model needs or asks for
+    /// ([`LoadOptions::ranks`]).
     pub models: Vec<(ModelSource, LoadOptions)>,
 }
 
@@ -37,24 +41,25 @@ impl fmt::Debug for MinDevicesFor {
     }
 }
 
-/// The devices that may be taken, and of them those that are open, in the order in which numbers of them are tried.
+/// The candidate devices. `opened` has the open devices in the order in which they are taken.
 pub(super) struct Candidates {
     of: DeviceChoice,
     pub(super) opened: Vec<Arc<dyn Device>>,
 }
 
-/// A model's settings, and what it would compute on.
+/// The settings of a model, and the target on which it would run.
 pub(super) struct Planned {
     pub(super) checkpoint: Checkpoint,
     pub(super) target: Target,
 }
 
-/// The most GPUs that are looked for.
+/// Upper limit on the number of GPUs to look for.
 const GPUS_MAX: usize = 8;
 
 impl MinDevicesFor {
-    /// The device to take, and what each model says of it. It reads the models' settings, and opens devices.
-    pub(super) fn choose(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<FewestRanks>), StartError> {
+    /// Returns the device to take, and the minimum number of ranks of each model with its reason.
+    /// Reads the models' settings and opens devices.
+    pub(super) fn choose(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<MinRanks>), StartError> {
         let (of, _) = self.of.chosen(canary)?;
         let (found, free) = Candidates::roomiest_of(of)?;
         let chosen: Vec<_> = self
@@ -69,16 +74,16 @@ impl MinDevicesFor {
     }
 }
 
-/// How many GPUs there are, up to eight.
+/// Returns the number of GPUs, up to eight.
 pub fn gpus() -> usize {
     (0..GPUS_MAX).take_while(|ordinal| CudaDevice::open(*ordinal).is_ok()).count()
 }
 
-/// The checkpoint at `files`, or its settings alone if its weights are not all there; then the name of where they should
-/// be.
+/// Returns the checkpoint at `files`. If weights are missing, returns a checkpoint with only the
+/// settings, and the name under which the weights are missing.
 ///
 /// # Errors
-/// Files are missing or cannot be read.
+/// Other files are missing, or a file cannot be read.
 pub fn open_settings(files: CheckpointSource) -> Result<(Checkpoint, Option<String>), CheckpointError> {
     match Checkpoint::open(files.clone()) {
         Err(CheckpointError::MissingFile { .. } | CheckpointError::MissingShard { .. }) => {
@@ -91,16 +96,17 @@ pub fn open_settings(files: CheckpointSource) -> Result<(Checkpoint, Option<Stri
 }
 
 impl Candidates {
-    /// None is open yet.
+    /// No device is open yet.
     fn of(of: DeviceChoice) -> Self {
         Candidates { of, opened: Vec::new() }
     }
 
-    /// All of them, the roomiest first, and what is free on each by its number. Of all GPUs, those before the first that cannot
-    /// be used.
+    /// Opens all candidates and sorts them by free memory, largest first. Returns them with the
+    /// free bytes of each device, indexed by device number. With [`DeviceChoice::Auto`], the list ends
+    /// before the first GPU that cannot be used.
     ///
     /// # Errors
-    /// One that is named is not there; those of a device.
+    /// A named device does not exist, or a device returns an error.
     pub(super) fn roomiest_of(of: DeviceChoice) -> Result<(Self, Vec<Bytes>), DeviceError> {
         if let DeviceChoice::CudaRanks(ordinals) = &of {
             each_once(ordinals)?;
@@ -115,14 +121,14 @@ impl Candidates {
             }
         }
         if let Some(missing) = found.missing() {
-            // Opening it says what is wrong.
+            // Opening the missing device returns the error that explains the problem.
             missing.open()?;
         }
         let free = found.arrange()?;
         Ok((found, free))
     }
 
-    /// Opens one more device. False if there is no other.
+    /// Opens the next device. Returns false if there are no more devices.
     fn open_one(&mut self) -> Result<bool, DeviceError> {
         let number = self.opened.len();
         let host = |capacity| Ok(Some(Arc::new(HostDevice::new(HostConfig::new(capacity))?) as Arc<dyn Device>));
@@ -146,7 +152,7 @@ impl Candidates {
         Ok(is_there)
     }
 
-    /// The first that was named and is not there.
+    /// Returns the first named device that does not exist.
     fn missing(&self) -> Option<DeviceChoice> {
         let named = match &self.of {
             DeviceChoice::CudaRanks(ordinals) => ordinals.len(),
@@ -157,7 +163,8 @@ impl Candidates {
         (next < named).then(|| self.these(&[next]))
     }
 
-    /// Puts the opened devices in order, the roomiest first, and returns what is free on each by its number.
+    /// Sorts the opened devices by free memory, largest first, and returns the free bytes of each
+    /// by its number.
     fn arrange(&mut self) -> Result<Vec<Bytes>, DeviceError> {
         let free =
             self.opened.iter().map(|device| Ok(device.memory()?.free)).collect::<Result<Vec<_>, DeviceError>>()?;
@@ -165,8 +172,9 @@ impl Candidates {
         Ok(free)
     }
 
-    /// A model as the first of them would compute it. None if there is none: a device that the caller has made, or no such
-    /// GPU, which opening it will say.
+    /// Returns the settings of a model and the target on which the first candidate would run it.
+    /// Returns `None` if no candidate is open: either the caller provides the device, or the GPU
+    /// does not exist, which opening it will report.
     pub(super) fn planned(&self, source: &ModelSource, options: &LoadOptions) -> Result<Option<Planned>, StartError> {
         let files = source.origin().clone().bring_settings()?;
         let stored = files.stored_type()?;
@@ -178,27 +186,28 @@ impl Candidates {
         Ok(Some(Planned { checkpoint, target }))
     }
 
-    /// The fewest of them that a model fits on, which is one where none can be looked at.
+    /// Returns the minimum number of candidates on which a model fits. Returns 1 if no candidate is
+    /// open.
     fn min_ranks(
         &self,
         source: &ModelSource,
         options: &LoadOptions,
         canary: Option<Bytes>,
-    ) -> Result<FewestRanks, StartError> {
+    ) -> Result<MinRanks, StartError> {
         match self.planned(source, options)? {
             Some(planned) => self.min_ranks_of(&planned, source, options, canary),
-            None => Ok(FewestRanks { model: source.name(), ranks: 1, too_few: Vec::new() }),
+            None => Ok(MinRanks { model: source.name(), ranks: 1, too_few: Vec::new() }),
         }
     }
 
-    /// The fewest of them that a planned model fits on.
+    /// Returns the minimum number of candidates on which a planned model fits.
     pub(super) fn min_ranks_of(
         &self,
         planned: &Planned,
         source: &ModelSource,
         options: &LoadOptions,
         canary: Option<Bytes>,
-    ) -> Result<FewestRanks, StartError> {
+    ) -> Result<MinRanks, StartError> {
         let Planned { checkpoint, target } = planned;
         let name = options.name.clone().unwrap_or_else(|| source.name());
         PlacementQuery { name: &name, checkpoint, options }.min_ranks(|ranks| {
@@ -210,10 +219,11 @@ impl Candidates {
         })
     }
 
-    /// The first `ranks` of them, by what is `free` on each number.
+    /// Returns the first `ranks` candidates. `free` has the free bytes of each device by its
+    /// number.
     fn first(self, free: &[Bytes], ranks: usize) -> DeviceChoice {
         match (self.of, ranks) {
-            // They are alike.
+            // Host devices are interchangeable.
             (DeviceChoice::HostRanks(_, capacity), 1) => DeviceChoice::Host(capacity),
             (DeviceChoice::HostRanks(_, capacity), ranks) => DeviceChoice::HostRanks(ranks, capacity),
             (of, ranks) => {
@@ -224,7 +234,8 @@ impl Candidates {
         }
     }
 
-    /// Those with these numbers, of which there is at least one. Host devices have a name of their own.
+    /// Returns the devices with these numbers, of which there must be at least one. Host devices
+    /// get a name that contains the numbers.
     pub(super) fn these(&self, numbers: &[usize]) -> DeviceChoice {
         match &self.of {
             DeviceChoice::HostRanks(_, capacity) => {
@@ -241,10 +252,12 @@ impl Candidates {
     }
 }
 
-/// What devices may differ by and count as equally free.
+/// Granularity of the comparison of free memory: devices with about the same free memory keep their
+/// order.
 const ALIKE: Bytes = Bytes::gib(1);
 
-/// Numbers of devices, those with the most free bytes first, equal ones in their order.
+/// Returns the numbers of devices, sorted by free memory, largest first. Devices with about the
+/// same free memory keep their order.
 pub fn roomiest_first(free: &[Bytes]) -> Vec<usize> {
     let most = free.iter().copied().max().unwrap_or(Bytes::ZERO);
     let mut numbers: Vec<usize> = (0..free.len()).collect();
@@ -259,7 +272,7 @@ fn gpus_of(ordinals: Vec<usize>) -> DeviceChoice {
     }
 }
 
-/// A host device of this name, or a group of several.
+/// Returns a host device with this name, or a group of several.
 fn named_hosts(name: &str, capacity: Bytes, ranks: usize) -> Result<Arc<dyn Device>, DeviceError> {
     let host = |config| Ok(Arc::new(HostDevice::new(config)?) as Arc<dyn Device>);
     if ranks == 1 {
@@ -285,7 +298,7 @@ mod tests {
         };
         let named = found(DeviceChoice::CudaRanks(vec![4, 5, 6, 7]));
         assert_eq!([1, 2, 4].map(named), ["Cuda(5)", "CudaRanks([5, 7])", "CudaRanks([4, 5, 6, 7])"]);
-        // They are alike.
+        // Host devices are interchangeable.
         assert!(found(DeviceChoice::HostRanks(4, Bytes::gib(1)))(2).starts_with("HostRanks(2"));
     }
 

@@ -1,4 +1,4 @@
-//! The runtime as users hold it.
+//! The public handle of a runtime, its configuration and its errors.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,29 +24,32 @@ use crate::{
     tree,
 };
 
-/// How a runtime starts. By default it leases the first GPU. Without a GPU, 512 MiB of host memory stand in for one,
-/// and [`Runtime::stands_in`] says why.
+/// Configuration of a runtime. By default it leases the first GPU. Without a GPU, 512 MiB of host
+/// memory are used in its place, and [`Runtime::stands_in`] returns the reason.
 #[derive(Clone)]
 pub struct RuntimeConfig {
     /// The device. Default: [`DeviceChoice::Auto`] with 512 MiB.
     pub device: DeviceChoice,
-    /// Device bytes kept free on purpose, given up first when another process takes memory. Default: 256 MiB, or a
-    /// sixteenth of a device smaller than 4 GiB.
+    /// Device bytes that are kept free on purpose. They are given up first when another process
+    /// takes memory. Default: 256 MiB, or a sixteenth of a device smaller than 4 GiB.
     pub canary: Option<Bytes>,
-    /// Host memory for decoded pictures, all requests together, and for the weights of models that sleep.
+    /// Host memory for decoded pictures of all requests together, and for the weights of sleeping
+    /// models.
     pub host_bytes: Bytes,
-    /// How many restarts of the budget actor are tolerated, and within what time. One more ends the runtime.
+    /// How many restarts of the budget actor are tolerated, and within what time. One more restart
+    /// ends the runtime.
     pub budget_intensity: Intensity,
-    /// How often the budget looks at what other processes hold, and how long memory must stay free before it is taken
-    /// back.
+    /// How often the budget checks the memory of other processes, and how long memory must stay
+    /// free before the budget takes it back.
     pub watch: WatchOptions,
-    /// How often the device may be lost and reopened. One loss more ends the runtime.
+    /// How often the device may be lost and reopened. One more loss ends the runtime.
     pub device_intensity: Intensity,
-    /// Whether models make room for others. If so, a load or a wake for which the device has no room puts to sleep the
-    /// model that was used longest ago, of those without requests. If all have some, the one that has been awake longest
-    /// sleeps once it has been so for this time: its running requests end first, and new ones wait for its next turn.
-    /// Default: none. A load that does not fit fails, and models sleep only when asked to or by
-    /// [`LoadOptions::sleep_after`].
+    /// If set, models are put to sleep to make room for other models. When the device has no room
+    /// for a load or a wake, the least recently used model without requests is put to sleep. If all
+    /// models have requests, the model that has been awake longest is put to sleep once it has been
+    /// awake for at least this time: its running requests end first, and its new requests wait
+    /// until it is awake again. Default: `None`. In that case a load that does not fit fails, and
+    /// models sleep only when asked to or by [`LoadOptions::sleep_after`].
     pub sleep_for_room: Option<Duration>,
 }
 
@@ -64,7 +67,7 @@ impl Default for RuntimeConfig {
     }
 }
 
-/// Why a runtime did not start, or did not do what it was asked.
+/// Reasons why a runtime did not start, or did not complete a request.
 #[derive(Debug, Error)]
 pub enum RuntimeError {
     /// The device could not be opened, or was lost.
@@ -73,13 +76,13 @@ pub enum RuntimeError {
     /// The runtime supervisor could not be spawned.
     #[error("the runtime supervisor did not start: {0}")]
     Spawn(String),
-    /// The model did not start.
     #[error(transparent)]
     Start(#[from] Arc<StartError>),
     /// The runtime supervisor did not answer.
     #[error(transparent)]
     Unanswered(#[from] AskError),
-    /// This program is built with `panic = "abort"`: a panic would end the process, so supervision cannot work.
+    /// The program is built with `panic = "abort"`. A panic would end the process, so supervision
+    /// cannot work.
     #[error("this program is built with panic = \"abort\", which disables supervision")]
     PanicAborts,
 }
@@ -97,8 +100,9 @@ impl Hint for RuntimeError {
     }
 }
 
-/// One device with its budget and its models. Clones share it. When the last clone is dropped, everything ends without
-/// waiting; [`shutdown`](Runtime::shutdown) waits.
+/// One device with its budget and its models. Clones share the runtime. When the last clone is
+/// dropped, everything ends, but the drop does not wait for the end;
+/// [`shutdown`](Runtime::shutdown) does.
 ///
 /// ```
 /// use bursar_actors::{
@@ -144,24 +148,28 @@ impl Drop for Inner {
 }
 
 impl Runtime {
-    /// Starts a runtime. Call it within a multi-threaded tokio runtime.
+    /// Starts a runtime. Call this function within a multi-threaded tokio runtime.
     ///
     /// # Errors
-    /// The device cannot be opened, or the program is built with `panic = "abort"`. With [`DeviceChoice::MinDevices`], no
-    /// number of devices does, or a model cannot be planned.
+    /// The device cannot be opened, or the program is built with `panic = "abort"`. With
+    /// [`DeviceChoice::MinDevices`], also if the models do not fit on any number of devices, or if
+    /// a model cannot be planned.
     pub async fn start(config: RuntimeConfig) -> Result<Self, RuntimeError> {
         Runtime::start_under(config, None).await
     }
 
-    /// Starts a runtime that one of your own actors supervises. Your actor gets ractor's supervision event when the
-    /// runtime ends, including when the last clone of this handle is dropped. It may then start another. If your actor
-    /// dies, so does the runtime.
+    /// Starts a runtime that is supervised by one of your actors. Your actor gets ractor's
+    /// supervision event when the runtime ends, including when the last clone of this handle is
+    /// dropped. Your actor may then start another runtime. If your actor dies, the runtime dies
+    /// too.
     ///
-    /// Requests and leases of a dead runtime are over. Memory that leases had backed returns when their handles are
-    /// dropped. Use [`ractor`](crate::ractor) as this crate exports it, so that both use the same version.
+    /// Requests and leases of a dead runtime are over. Memory that leases had backed is returned
+    /// when their handles are dropped. Use [`ractor`](crate::ractor) as this crate exports it, so
+    /// that your program and this crate use the same version.
     ///
     /// # Errors
-    /// As [`start`](Runtime::start), or the supervisor is ending.
+    /// The errors of [`start`](Runtime::start). This function also fails if the supervisor is
+    /// ending.
     pub async fn start_linked(config: RuntimeConfig, supervisor: ActorCell) -> Result<Self, RuntimeError> {
         Runtime::start_under(config, Some(supervisor)).await
     }
@@ -210,12 +218,13 @@ impl Runtime {
     /// Loads a model with the default options.
     ///
     /// # Errors
-    /// As [`load_with`](Runtime::load_with).
+    /// The errors of [`load_with`](Runtime::load_with).
     pub async fn load(&self, source: ModelSource) -> Result<ModelHandle, RuntimeError> {
         self.load_with(source, LoadOptions::default(), |_| {}).await
     }
 
-    /// Loads a model: plan, weights, stress, READY. `progress` is called for each step and must not block.
+    /// Loads a model: it is planned, its weights are loaded, its worst cases are run, and it
+    /// becomes READY. `progress` is called for each step and must not block.
     ///
     /// # Errors
     /// [`RuntimeError::Start`] with the reason and a hint. Nothing stays leased.
@@ -231,14 +240,14 @@ impl Runtime {
         let loaded =
             tree::LOAD_MODEL.ask(&self.inner.actor, |reply| RuntimeMessage::Load { name, order: order(reply) }).await;
         match (loaded, self.device().check()) {
-            // A runtime that ended with its device has already given the reason.
+            // If the runtime ended because its device was lost, the loss is the reason to return.
             (Err(AskError::Gone { .. }), Err(lost)) => Err(lost.into()),
             (loaded, _) => Ok(loaded??),
         }
     }
 
-    /// Ends the model of this name, and returns when all its memory is back. Running requests end with
-    /// [`ChatError::Stopped`](crate::chat::ChatError::Stopped).
+    /// Ends the model with this name, and waits until all memory of the model is released. Running
+    /// requests end with [`ChatError::Stopped`](crate::chat::ChatError::Stopped).
     ///
     /// # Errors
     /// The runtime supervisor did not answer.
@@ -246,11 +255,12 @@ impl Runtime {
         self.unload_within(name, Duration::ZERO).await.map(drop)
     }
 
-    /// As [`unload`](Runtime::unload), but running requests may finish until the deadline. New ones are refused at once
-    /// with [`ChatError::ShuttingDown`](crate::chat::ChatError::ShuttingDown).
+    /// Ends a model like [`unload`](Runtime::unload), but running requests may finish until the
+    /// deadline. New requests are refused at once with
+    /// [`ChatError::ShuttingDown`](crate::chat::ChatError::ShuttingDown).
     ///
-    /// Returns how many requests were cut off at the deadline. A request counts as running until its caller has room
-    /// for its last event.
+    /// Returns how many requests were cut off at the deadline. A request counts as running until
+    /// its caller has room for its last event.
     ///
     /// # Errors
     /// The runtime supervisor did not answer.
@@ -260,8 +270,9 @@ impl Runtime {
         Ok(question.ask(&self.inner.actor, |reply| RuntimeMessage::Unload { name, within, reply }).await?)
     }
 
-    /// The actors that the runtime supervises, to link to, watch or kill. A model's own actors come from its handle's
-    /// [`serving`](ModelHandle::serving), which explains linking and watching.
+    /// Returns the actors that the runtime supervises, to link to, watch or kill. For the actors of
+    /// a model, call [`serving`](ModelHandle::serving) on its handle, which explains linking and
+    /// watching.
     ///
     /// # Errors
     /// The runtime supervisor did not answer.
@@ -269,7 +280,8 @@ impl Runtime {
         Ok(tree::SUPERVISED.ask(&self.inner.actor, RuntimeMessage::Supervised).await?)
     }
 
-    /// Whether the runtime is alive, and the health of each model. `serve_metrics` answers the same at `/health`.
+    /// Returns whether the runtime is alive, and the health of each model. `serve_metrics` returns
+    /// the same at `/health`.
     ///
     /// ```
     /// # use bursar_actors::{engine::LoadOptions, runtime::{ModelHealth, ModelSource, Runtime, RuntimeConfig}};
@@ -288,12 +300,12 @@ impl Runtime {
         Runtime::health_of(&self.inner.actor).await
     }
 
-    /// As [`health`](Runtime::health), without holding the runtime alive.
+    /// Does the same as [`health`](Runtime::health), without keeping the runtime alive.
     pub(crate) async fn health_of(actor: &ActorRef<RuntimeMessage>) -> Health {
         tree::HEALTH.ask(actor, RuntimeMessage::Health).await.unwrap_or_default()
     }
 
-    /// The supervisor. Holding it does not keep the runtime alive.
+    /// Returns the supervisor. It does not keep the runtime alive.
     #[cfg(feature = "prometheus")]
     pub(crate) fn actor(&self) -> ActorRef<RuntimeMessage> {
         self.inner.actor.clone()
@@ -301,42 +313,43 @@ impl Runtime {
 
     /// Ends everything and waits for it.
     ///
-    /// Running requests end with [`ChatError::Stopped`](crate::chat::ChatError::Stopped). When this returns, all memory
-    /// of every model is back. Your own leases stay yours until you drop them.
+    /// Running requests end with [`ChatError::Stopped`](crate::chat::ChatError::Stopped). When this
+    /// function returns, all memory of every model is released. Leases that you hold stay valid
+    /// until you drop them.
     pub async fn shutdown(self) {
         self.shutdown_within(Duration::ZERO).await;
     }
 
-    /// As [`shutdown`](Runtime::shutdown), but running requests may finish until the deadline. From now on, on every
-    /// clone of this handle, new chats are refused with
+    /// Ends everything like [`shutdown`](Runtime::shutdown), but running requests may finish until
+    /// the deadline. From now on, every clone of this handle refuses new chats with
     /// [`ChatError::ShuttingDown`](crate::chat::ChatError::ShuttingDown) and new loads with
     /// [`StartError::ShuttingDown`]. Loads in progress end at once.
     ///
-    /// Returns as soon as everything has ended, with the number of requests cut off, counted as in
-    /// [`unload_within`](Runtime::unload_within). Another call with a shorter deadline, or `shutdown`, cuts this one
-    /// short.
+    /// Returns as soon as everything has ended, with the number of requests that were cut off,
+    /// counted as in [`unload_within`](Runtime::unload_within). Another call with an earlier
+    /// deadline, or `shutdown`, ends this wait early.
     pub async fn shutdown_within(self, deadline: Duration) -> usize {
         let question = tree::SHUT_DOWN.after(deadline);
         let ask = |reply| RuntimeMessage::ShutDown { within: deadline, reply };
-        // A supervisor that does not answer is gone already, or is stopped below.
+        // A supervisor that does not answer has ended already, or is stopped below.
         let cut_off = question.ask(&self.inner.actor, ask).await.unwrap_or_default();
         self.inner.actor.stop(None);
         drop(self.inner.actor.wait(None).await);
         cut_off
     }
 
-    /// The runtime supervisor, to watch or kill. It takes [`RuntimeMessage`]s.
+    /// Returns the runtime supervisor, to watch or kill. It accepts [`RuntimeMessage`]s.
     pub fn cell(&self) -> ActorCell {
         self.inner.actor.get_cell()
     }
 
-    /// The ledger of this device.
+    /// Returns the handle to the budget of this device.
     pub fn budget(&self) -> &Budget {
         &self.inner.budget
     }
 
-    /// Everything that happens to the device's memory and its models from now on: leases, shrinks, restarts, models
-    /// that become ready or end.
+    /// Subscribes to everything that happens to the device's memory and its models from now on:
+    /// leases, shrinks, restarts, and models that become ready or end.
     ///
     /// ```
     /// # use bursar_actors::{event::Event, runtime::{Runtime, RuntimeConfig}};
@@ -360,18 +373,18 @@ impl Runtime {
         self.inner.budget.events().listen()
     }
 
-    /// The latest events, the oldest first: at most 64.
+    /// Returns the latest events, oldest first, at most 64.
     pub fn recent_events(&self) -> Vec<Recorded> {
         self.inner.budget.events().recent()
     }
 
-    /// The current device. A lost device is replaced as often as [`RuntimeConfig::device_intensity`] allows; leases of
-    /// a lost device are worthless.
+    /// Returns the current device. A lost device is replaced as often as
+    /// [`RuntimeConfig::device_intensity`] allows. Leases on a lost device are worthless.
     pub fn device(&self) -> Arc<dyn Device> {
         self.inner.shown.device.borrow().clone()
     }
 
-    /// Why host memory stands in, if [`DeviceChoice::Auto`] found no GPU.
+    /// Returns the reason why host memory is used, if [`DeviceChoice::Auto`] found no GPU.
     pub fn stands_in(&self) -> Option<&DeviceError> {
         self.inner.stands_in.as_ref()
     }
@@ -392,21 +405,22 @@ impl ModelSource {
         ModelSource { checkpoint: CheckpointOrigin::Local(CheckpointSource::Folder(path)), name }
     }
 
-    /// A GGUF file. Its name without the ending is the model's.
+    /// A GGUF file. The model's name is the file name without its extension.
     pub fn gguf(path: impl Into<std::path::PathBuf>) -> Self {
         let path = path.into();
         let name = path.file_stem().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
         ModelSource { checkpoint: bursar_model::registry::gguf(path), name }
     }
 
-    /// A model on the public Hugging Face hub, `org/name` or `org/name@revision`, fetched into the user's own cache.
-    /// Files in the cache are not fetched again. The part after the slash is the model's name.
+    /// A model on the public Hugging Face hub, `org/name` or `org/name@revision`, which is
+    /// downloaded into the user's cache. Files in the cache are not downloaded again. The part
+    /// after the slash is the model's name.
     #[cfg(feature = "hub")]
     pub fn hub(id: &str) -> Self {
         ModelSource::hub_with(id, HubOptions::default())
     }
 
-    /// As [`hub`](ModelSource::hub), with another hub, a token or another cache.
+    /// A model on another hub, with a token, or with another cache; see [`hub`](ModelSource::hub).
     #[cfg(feature = "hub")]
     pub fn hub_with(id: &str, options: HubOptions) -> Self {
         let model = HubModel::new(id, options);
@@ -418,18 +432,19 @@ impl ModelSource {
         ModelSource { checkpoint: CheckpointOrigin::Local(bursar_model::demo::checkpoint()), name: "demo".to_owned() }
     }
 
-    /// A model with random weights, for measurements; see [`bursar_model::registry::random_checkpoint`].
+    /// A model with random weights, for measurements; see
+    /// [`bursar_model::registry::random_checkpoint`].
     pub fn random(checkpoint: RandomCheckpoint) -> Self {
         let name = checkpoint.name().to_owned();
         ModelSource { checkpoint: CheckpointOrigin::Local(CheckpointSource::Random(Arc::new(checkpoint))), name }
     }
 
-    /// The folder, hub or embedded data that its files come from.
+    /// Returns the folder, hub or embedded data from which the files come.
     pub fn origin(&self) -> &CheckpointOrigin {
         &self.checkpoint
     }
 
-    /// The model's name, unless the options give another.
+    /// Returns the model's name, unless the options give another.
     pub fn name(&self) -> String {
         self.name.clone()
     }

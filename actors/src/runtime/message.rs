@@ -82,8 +82,8 @@ pub enum RuntimeMessage {
     },
     /// The budget found the device lost.
     DeviceLost,
-    /// Everything on the lost device has ended. Contains the successor of the device, or the error
-    /// if there is none.
+    /// Everything on the lost device has ended. Contains the successor of the device, or the reason
+    /// why there is no successor.
     DeviceMade(Result<Arc<dyn Device>, DeviceError>),
     /// The wait before the budget restarts is over.
     RespawnBudget {

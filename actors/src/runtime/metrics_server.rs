@@ -1,5 +1,5 @@
-//! Metrics, the latest events and health over HTTP, for Prometheus, `bursar top`, process supervisors and load
-//! balancers.
+//! HTTP endpoint for metrics, the latest events and health, used by Prometheus, `bursar top`,
+//! process supervisors and load balancers.
 
 use std::{
     fmt, io,
@@ -26,26 +26,20 @@ use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 
-use super::{Health, Runtime, recorder, scrape_limit::Door};
+use super::{Health, Runtime, recorder, scrape_limit::ScrapeLimit};
 use crate::{
     event::{Recorded, latest_of},
     metric::{MetricsAddress, NoAddress, process},
 };
 
-/// Why metrics are not served.
+/// Reasons why metrics cannot be served.
 #[derive(Debug, Error)]
 pub enum ServeMetricsError {
-    /// The text is not an address.
     #[error(transparent)]
     NoAddress(#[from] NoAddress),
     /// The system cannot listen on the address.
     #[error("metrics cannot be served on {address}: {source}")]
-    Refused {
-        /// The requested address.
-        address: MetricsAddress,
-        /// The system's error.
-        source: io::Error,
-    },
+    Refused { address: MetricsAddress, source: io::Error },
     /// The process already has a metrics recorder that is not Bursar's.
     #[error("this process already has a metrics recorder that is not Bursar's")]
     AnotherRecorder,
@@ -79,13 +73,14 @@ impl Hint for ServeMetricsError {
     }
 }
 
-/// A running endpoint. `/metrics` is Prometheus' text, `/events` the latest events as JSON, and `/health` tells whether
-/// the process is alive and takes requests. Dropping this ends it.
+/// A running endpoint. `/metrics` serves Prometheus' text format, `/events` the latest events as
+/// JSON, and `/health` whether the process is alive and takes requests. The endpoint ends when this
+/// value is dropped.
 #[derive(Debug)]
 #[must_use = "the endpoint ends when this is dropped"]
 pub struct MetricsServer {
     address: SocketAddr,
-    /// Dropping this tells the server to end.
+    /// Dropping this sender ends the server.
     stop: oneshot::Sender<()>,
     serving: JoinHandle<()>,
     runtimes: Arc<RwLock<Vec<ShownRuntime>>>,
@@ -95,20 +90,22 @@ impl MetricsServer {
     fn open(address: SocketAddr, listener: TcpListener, shown: Shown) -> Self {
         let runtimes = shown.runtimes.clone();
         let (stop, stopped) = oneshot::channel::<()>();
-        let serving =
-            axum::serve(Door::new(listener), routes(shown)).with_graceful_shutdown(async { drop(stopped.await) });
-        // The server ends only when it is stopped: a failed connection is dropped and the next one accepted.
+        let serving = axum::serve(ScrapeLimit::new(listener), routes(shown))
+            .with_graceful_shutdown(async { drop(stopped.await) });
+        // The server ends only when it is stopped: a failed connection is dropped, and the next one
+        // is accepted.
         let serving = tokio::spawn(async { drop(serving.await) });
         MetricsServer { address, stop, serving, runtimes }
     }
 
-    /// The address it listens on, with the real port if port 0 was asked for.
+    /// The address on which the endpoint listens, with the real port if port 0 was requested.
     pub fn addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Shows the events and the health of this runtime too: each event then has the `device` of its runtime, and all
-    /// runtimes must be well for the endpoint to say so. One that is shown already is not shown twice.
+    /// Adds the events and the health of another runtime to the endpoint. Each event then has the
+    /// `device` of its runtime, and the health checks succeed only if all runtimes are healthy. A
+    /// runtime that was added before is not added again.
     pub fn add(&self, runtime: &Runtime) {
         let mut shown = self.runtimes.write().unwrap_or_else(PoisonError::into_inner);
         if shown.iter().all(|other| other.actor != runtime.actor().get_id()) {
@@ -116,7 +113,8 @@ impl MetricsServer {
         }
     }
 
-    /// Ends the endpoint and waits until the port is free. Clients being answered keep the few seconds they have left.
+    /// Ends the endpoint and waits until the port is free. Clients that are being answered may
+    /// finish within their time limit of a few seconds.
     pub async fn shutdown(self) {
         drop(self.stop);
         drop(self.serving.await);
@@ -130,24 +128,28 @@ impl MetricsServer {
 }
 
 impl Runtime {
-    /// Serves this process' metrics on `address` (`"9464"`, `"127.0.0.1:9464"`, or a [`SocketAddr`]). `GET /metrics` is
-    /// Prometheus' text format, and `GET /events` a JSON array of this runtime's latest events. A port alone means the
-    /// loopback interface, and port 0 any free port.
+    /// Serves the metrics of this process on `address` (`"9464"`, `"127.0.0.1:9464"`, or a
+    /// [`SocketAddr`]). `GET /metrics` returns Prometheus' text format, and `GET /events` a JSON
+    /// array of the latest events of this runtime. A port without an address means the loopback
+    /// interface, and port 0 means any free port.
     ///
-    /// `GET /health/live` answers 200 while this runtime is alive, and 503 when only another one would help.
-    /// `/health/ready` answers 200 while there is at least one model and all models take requests. `/health` answers
-    /// 200 when both hold. Each has [`health`](Runtime::health) in its body, as JSON.
+    /// `GET /health/live` answers 200 while this runtime is alive, and 503 when only a new runtime
+    /// would help. `/health/ready` answers 200 while there is at least one model and all models
+    /// take requests. `/health` answers 200 when both hold. The body of each answer contains
+    /// [`health`](Runtime::health) as JSON.
     ///
-    /// The first call in a process installs a recorder with the buckets of [`buckets`](crate::metric::buckets). Later calls
-    /// share it, even on other runtimes, so every endpoint has the metrics of all of them. Serve before you load:
-    /// counts from before the recorder was installed are missing.
+    /// The first call in a process installs a recorder with the buckets of
+    /// [`buckets`](crate::metric::buckets). Later calls share this recorder, even on other
+    /// runtimes, so every endpoint has the metrics of all runtimes. Call this function before you
+    /// load models: counts from before the recorder was installed are missing.
     ///
-    /// The endpoint has no access control. It shows no prompt, picture or reply, but it shows the names of models and
-    /// leases, and how busy they are. Off the loopback interface, put it behind your usual access control.
+    /// The endpoint has no access control. It does not show any prompt, picture or reply, but it
+    /// shows the names of models and leases, and how busy they are. If you serve it on another
+    /// interface than loopback, protect it with your usual access control.
     ///
-    /// It takes 64 clients at a time and gives each one answer within five seconds. When more come, idle clients that
-    /// have not asked anything are dropped first. The runtime's end does not wait for the endpoint, which runs until
-    /// the server is dropped.
+    /// The endpoint serves 64 clients at a time and gives each one answer within five seconds. If
+    /// more clients connect, clients that have not sent a request are dropped first. The end of the
+    /// runtime does not wait for the endpoint, which runs until the server is dropped.
     ///
     /// ```
     /// # use bursar_actors::runtime::{DeviceChoice, Runtime, RuntimeConfig};
@@ -165,7 +167,8 @@ impl Runtime {
     /// ```
     ///
     /// # Errors
-    /// `address` is not an address or is taken, or another recorder is installed. The error says what to do.
+    /// `address` is not an address or is taken, or another recorder is installed. The error says
+    /// what to do.
     ///
     /// # Panics
     /// Outside a tokio runtime, or in one without `enable_io` and `enable_time`.
@@ -175,21 +178,23 @@ impl Runtime {
         let listener = TcpListener::bind(address.0).await.map_err(refused)?;
         let bound = listener.local_addr().map_err(refused)?;
         let recorder = recorder::install()?;
-        // A first look at the device, so that the first scrape shows it even if nothing was recorded yet.
+        // Measures the device once, so that the first scrape shows it even if nothing was recorded
+        // yet.
         drop(self.budget().measure().await);
         let runtimes = Arc::new(RwLock::new(vec![ShownRuntime::of(self)]));
         Ok(MetricsServer::open(bound, listener, Shown { recorder, runtimes }))
     }
 }
 
-/// What the endpoint serves.
+/// State of the endpoint's routes.
 #[derive(Clone)]
 struct Shown {
     recorder: PrometheusHandle,
     runtimes: Arc<RwLock<Vec<ShownRuntime>>>,
 }
 
-/// What is shown of a runtime. It must not hold the runtime, which ends when its last clone is dropped.
+/// The parts of a runtime that the endpoint shows. They must not hold the runtime, which ends when
+/// its last clone is dropped.
 #[derive(Clone)]
 struct ShownRuntime {
     actor: ActorId,
@@ -226,16 +231,16 @@ impl Shown {
         self.runtimes.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The latest events, the oldest first.
+    /// Returns the latest events of all runtimes, oldest first.
     fn events(&self) -> Vec<Value> {
         latest_of(self.runtimes().iter().map(|runtime| (&*runtime.device, (runtime.events)())))
     }
 
-    /// Of all runtimes together.
+    /// Returns the combined health of all runtimes.
     async fn health(&self) -> Health {
         let mut all = Vec::new();
         for runtime in self.runtimes() {
-            // Within a second each.
+            // Each runtime answers within a second.
             all.push((runtime.health)().await);
         }
         all.into_iter().collect()
@@ -249,7 +254,8 @@ fn routes(shown: Shown) -> Router {
         .route("/health", get(async |State(shown): State<Shown>| health(shown, Health::is_ready).await))
         .route("/health/ready", get(async |State(shown): State<Shown>| health(shown, Health::is_ready).await))
         .route("/health/live", get(async |State(shown): State<Shown>| health(shown, |health| health.is_live).await));
-    // Every answer closes its connection, so no client keeps a place for another request.
+    // Every answer closes its connection, so no client keeps its connection slot for another
+    // request.
     routes.layer(map_response(async |answer: Response| ([(CONNECTION, "close")], answer))).with_state(shown)
 }
 
@@ -262,7 +268,8 @@ async fn events(State(shown): State<Shown>) -> impl IntoResponse {
     answer("application/json", Value::Array(shown.events()).to_string())
 }
 
-/// Load balancers and process supervisors read the status, people the body.
+/// Returns the health. Load balancers and process supervisors read the status, people read the
+/// body.
 async fn health(shown: Shown, is_well: impl Fn(&Health) -> bool) -> impl IntoResponse {
     let health = shown.health().await;
     let status = if is_well(&health) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -292,7 +299,7 @@ mod tests {
     use super::{super::scrape_limit::CONNECTIONS_MAX, *};
     use crate::{event::Event, runtime::ModelHealth};
 
-    /// More than any system buffers for a client that does not read.
+    /// Bytes that exceed what any system buffers for a client that does not read.
     const LARGE: usize = 12 << 20;
 
     async fn server() -> MetricsServer {
@@ -302,7 +309,7 @@ mod tests {
         let address = listener.local_addr().expect("it is bound");
         let event = Event::CanaryGiven { bytes: Bytes::mib(1), card: None };
         let recorded = Recorded { number: 1, at: SystemTime::UNIX_EPOCH, event };
-        // Each has more than 32 bytes.
+        // Each event has more than 32 bytes.
         let events = Arc::new(move || vec![recorded.clone(); LARGE / 32]);
         let models = BTreeMap::from([("a".to_owned(), ModelHealth::Ready), ("b".to_owned(), ModelHealth::Starting)]);
         let health = Health { is_live: true, models };
@@ -316,7 +323,7 @@ mod tests {
         MetricsServer::open(address, listener, Shown { recorder: recorder.handle(), runtimes })
     }
 
-    /// A client that has sent `says`.
+    /// Returns a client that has sent `says`.
     async fn client(server: &MetricsServer, says: &str) -> TcpStream {
         let mut stream = TcpStream::connect(server.addr()).await.expect("it listens");
         stream.write_all(says.as_bytes()).await.expect("it reads");
@@ -332,7 +339,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn silent_and_slow_clients_delay_scrapes_by_at_most_a_second() {
         let (server, mut slow) = (server().await, Vec::new());
-        // Several times as many connections as there are places.
+        // Several times as many connections as there are slots.
         for _ in 0..CONNECTIONS_MAX {
             slow.push(client(&server, "").await);
             slow.push(client(&server, "GET /metrics HTT").await);
@@ -362,7 +369,7 @@ mod tests {
             ("GET metrics", "404"),
         ] {
             let said = format!("{asks} HTTP/1.1\r\nhost: here\r\ncontent-length: 0\r\n\r\n");
-            // It ends, though nothing tells it to.
+            // The connection ends although the client did not ask for that.
             let heard = rest(client(&server, &said).await).await;
             assert!(heard.starts_with(&format!("HTTP/1.1 {status}")), "{asks}: {heard}");
             if asks.contains("health") && status != "404" {
@@ -381,7 +388,8 @@ mod tests {
             let server = server().await;
             let address = server.addr();
             let silent = client(&server, "GET").await;
-            // So this client has a place and is not in the system's queue.
+            // After this scrape, the silent client has a connection slot and is not in the system's
+            // queue.
             rest(client(&server, "GET /metrics HTTP/1.1\r\nhost: here\r\n\r\n").await).await;
             if is_dropped {
                 drop(server)

@@ -1,5 +1,6 @@
-//! Which devices serve which models, where there are more devices than a model needs: a model has devices of its own
-//! while there are some, and then goes where the most is left.
+//! Placement of models on devices, for machines with more devices than one model needs. A model
+//! gets its own devices while unused devices remain. After that, models join the devices that have
+//! the most memory left.
 
 use std::{cmp::Reverse, num::NonZeroUsize};
 
@@ -12,41 +13,41 @@ use super::{
 };
 use crate::engine::{LoadOptions, StartError};
 
-/// Models to be placed on devices.
+/// Models to place on devices.
 #[derive(Clone)]
 pub struct Placing {
-    /// The devices to choose from: those that are named, or with [`DeviceChoice::Auto`] every GPU. Any other choice serves
-    /// all models.
+    /// The devices to choose from: the named devices or, with [`DeviceChoice::Auto`], all GPUs. Any
+    /// other choice serves all models.
     pub of: DeviceChoice,
-    /// How many devices share a model out that does not say so itself ([`LoadOptions::ranks`]); none: as few as it fits on.
+    /// Number of devices over which to shard a model that does not set [`LoadOptions::ranks`].
+    /// `None`: as few devices as the model fits on.
     pub ranks: Option<usize>,
-    /// The models, with their options.
     pub models: Vec<(ModelSource, LoadOptions)>,
-    /// Bytes that each device keeps free on purpose, if not the usual.
+    /// Bytes that each device keeps free on purpose. `None` for the default.
     pub canary: Option<Bytes>,
 }
 
-/// Devices, and the models that they serve: a [`Runtime`](super::Runtime) to start.
+/// Devices and the models that they serve: the input to start one [`Runtime`](super::Runtime).
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// For [`RuntimeConfig::device`](super::RuntimeConfig::device).
+    /// The value to set in [`RuntimeConfig::device`](super::RuntimeConfig::device).
     pub device: DeviceChoice,
-    /// How many devices share its models out.
+    /// Number of devices over which the models are sharded.
     pub ranks: usize,
-    /// Which of the models, in their order.
+    /// Indices of the models, in their order.
     pub models: Vec<usize>,
 }
 
-/// What a model takes.
+/// Requirement of a model.
 #[derive(Clone, Debug)]
 struct Requirement {
     devices: usize,
     weights: Bytes,
-    /// The numbers of devices that could share it out.
+    /// Numbers of devices over which the model can be sharded.
     cuts: Vec<usize>,
 }
 
-/// Devices by number, and models by number.
+/// Numbers of the devices, and indices of their models.
 #[derive(Debug, PartialEq)]
 struct Group {
     devices: Vec<usize>,
@@ -54,11 +55,12 @@ struct Group {
 }
 
 impl Placing {
-    /// Finds each model's devices. It reads the models' settings, and opens devices for as long as it looks at them.
+    /// Finds the devices of each model. Reads the models' settings, and keeps devices open while it
+    /// examines them.
     ///
     /// # Errors
-    /// A device cannot be opened, or there are fewer than are to share a model out. What is wrong with a model is told when
-    /// it is loaded.
+    /// A device cannot be opened, or a model is to be sharded over more devices than there are.
+    /// Problems with a model are reported when it is loaded.
     pub async fn place(self) -> Result<Vec<Placement>, RuntimeError> {
         let placed = tokio::task::spawn_blocking(move || self.placed()).await;
         placed.map_err(|died| RuntimeError::Spawn(died.to_string()))?
@@ -100,7 +102,8 @@ impl Placing {
 }
 
 impl Requirement {
-    /// Of a model that may not be planned, loading says why.
+    /// Returns the requirement of a model. If the model cannot be planned, its weights count as 0
+    /// bytes, and loading it reports the reason.
     fn of(devices: usize, planned: Option<Planned>, count: usize) -> Self {
         let weights = |ranks: usize| {
             let Planned { checkpoint, target } = planned.as_ref()?;
@@ -117,10 +120,12 @@ impl Requirement {
     }
 }
 
-/// Groups of devices, each as many as its first model needs, and their models. Models come in the order of the devices
-/// that they need, then of their weights, the largest first. `free` has the bytes that each device has; of devices without
-/// models the roomiest are taken. A model for which there are too few of those joins the group, of all that may share it
-/// out, which has the most left beside its models' weights.
+/// Returns groups of devices and their models. A group has as many devices as its first model
+/// needs. Models are placed in descending order of the number of devices that they need, and then
+/// of their weights. `free` has the free bytes of each device. Unused devices with the most free
+/// memory are taken first. If too few unused devices remain for a model, it joins an existing
+/// group: of the groups over which it can be sharded, the one with the most memory left after the
+/// weights of its models.
 fn spread(needs: &[Requirement], free: &[Bytes]) -> Vec<Group> {
     debug_assert!(needs.iter().all(|need| need.devices <= free.len()), "each fits on all of them");
     let mut order: Vec<usize> = (0..needs.len()).collect();
@@ -142,7 +147,8 @@ fn spread(needs: &[Requirement], free: &[Bytes]) -> Vec<Group> {
                 devices.sort_unstable();
                 groups.push(Group { devices, models: vec![model] });
             }
-            // None may share it out: the first, which is the largest, says why when it is loaded.
+            // The model cannot be sharded over any group. It joins the first group, which is that
+            // of the largest model, and loading it reports the reason.
             _ => groups[0].models.push(model),
         }
     }
@@ -161,7 +167,7 @@ mod tests {
         Requirement { devices, weights: Bytes::gib(gib), cuts: (1..9).collect() }
     }
 
-    /// Devices and models of each group.
+    /// Returns the devices and models of each group.
     fn spread_over(devices: usize, needs: &[Requirement]) -> Vec<(Vec<usize>, Vec<usize>)> {
         let groups = spread(needs, &vec![Bytes::gib(80); devices]);
         groups.into_iter().map(|group| (group.devices, group.models)).collect()
@@ -177,10 +183,11 @@ mod tests {
     #[test]
     fn further_models_go_where_the_most_is_left() {
         assert_eq!(spread_over(2, &[of(1, 7), of(1, 15), of(1, 3)]), [(vec![0], vec![1]), (vec![1], vec![0, 2])]);
-        // A model that fits one device is shared out where all devices share.
+        // A model that fits on one device is sharded over both if they form one group.
         assert_eq!(spread_over(2, &[of(1, 7), of(2, 140)]), [(vec![0, 1], vec![0, 1])]);
         assert_eq!(spread_over(3, &[of(2, 140), of(2, 140)]), [(vec![0, 1], vec![0, 1])], "one is too few for it");
-        // 70 GiB on each of two, 75 on one; nine heads are not for two.
+        // 70 GiB on each of two devices, and 75 GiB on a third. The `odd` model cannot be sharded
+        // over two devices, as with nine heads.
         let odd = Requirement { cuts: vec![1, 3], ..of(1, 1) };
         let needs = [of(2, 140), of(1, 75), of(1, 2)];
         assert_eq!(spread_over(3, &needs), [(vec![0, 1], vec![0, 2]), (vec![2], vec![1])]);

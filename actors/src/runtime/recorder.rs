@@ -46,7 +46,7 @@ impl MetricsText {
     }
 }
 
-/// Returns Bursar's recorder, and installs it first if there is none yet.
+/// Returns Bursar's recorder, and installs it first if necessary.
 pub(super) fn install() -> Result<PrometheusHandle, ServeMetricsError> {
     let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(handle) = ours.as_ref() {

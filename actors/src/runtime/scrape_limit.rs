@@ -1,5 +1,5 @@
-//! Admission to the metrics endpoint: a fixed number of clients, each with a time limit. A new client does not wait for
-//! idle ones to leave.
+//! Admission to the metrics endpoint: a fixed number of clients, each with a time limit. A new
+//! client does not wait until idle clients leave.
 
 use std::{
     collections::VecDeque,
@@ -22,54 +22,55 @@ use tokio::{
     time::{Instant, Sleep, sleep_until, timeout_at},
 };
 
-/// Clients answered at once. More wait in the system's queue, which is bounded too. A scraper needs one place.
+/// Maximum number of clients that are served at once. More clients wait in the system's queue,
+/// which is bounded too. A scraper needs one connection.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 
-/// The time for a whole connection, from the greeting to the last byte. A connection carries one answer. A scrape takes
-/// milliseconds, and Prometheus gives up after 10 s.
+/// Time limit of a whole connection, from its acceptance to the last byte. A connection carries one
+/// answer. A scrape takes milliseconds, and Prometheus gives up after 10 s.
 const CONNECTION_MAX: Duration = Duration::from_secs(5);
 
-/// When all places are taken, a client admitted this long ago may be evicted; a real client has sent its request by
-/// then. At this rate 1,000 idle clients, a full system queue, are gone within a second.
+/// If all connection slots are taken, a client that was admitted this long ago may be evicted. A
+/// real client has sent its request by then. At this rate, 1,000 idle clients (a full system queue)
+/// are evicted within a second.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// Admits clients while there are places.
-pub(super) struct Door {
+/// Admits clients while there are free connection slots.
+pub(super) struct ScrapeLimit {
     listener: TcpListener,
     places: Arc<Semaphore>,
-    /// Admitted clients, the oldest first. Some may have left already.
-    guests: VecDeque<Guest>,
+    /// Admitted clients, oldest first. Some may have left already.
+    clients: VecDeque<Client>,
 }
 
-/// An admitted client.
-struct Guest {
+struct Client {
     since: Instant,
-    /// Its request has arrived and is being answered.
+    /// Whether the client's request has arrived and is being answered.
     is_heard: Arc<AtomicBool>,
-    /// Dropping this ends the connection.
+    /// Dropping this sender ends the connection.
     stay: oneshot::Sender<()>,
 }
 
-impl Door {
+impl ScrapeLimit {
     pub(super) fn new(listener: TcpListener) -> Self {
-        Door { listener, places: Arc::new(Semaphore::new(CONNECTIONS_MAX)), guests: VecDeque::new() }
+        ScrapeLimit { listener, places: Arc::new(Semaphore::new(CONNECTIONS_MAX)), clients: VecDeque::new() }
     }
 
-    /// Returns a place. If none is free, it evicts the oldest client that had time to ask and did not, or else the
-    /// oldest.
+    /// Returns a connection slot. If all slots are taken, evicts the oldest client that had time to
+    /// send a request and did not. If there is no such client, evicts the oldest client.
     async fn place(&mut self) -> OwnedSemaphorePermit {
-        self.guests.retain(|guest| !guest.stay.is_closed());
-        let is_silent = |guest: &Guest| !guest.is_heard.load(Relaxed) && guest.since.elapsed() >= GRACE;
-        let longest = self.guests.iter().position(is_silent).unwrap_or(0);
+        self.clients.retain(|client| !client.stay.is_closed());
+        let is_silent = |client: &Client| !client.is_heard.load(Relaxed) && client.since.elapsed() >= GRACE;
+        let longest = self.clients.iter().position(is_silent).unwrap_or(0);
         let free = self.places.clone().acquire_owned();
-        let free = match self.guests.get(longest) {
-            Some(guest) if self.guests.len() >= CONNECTIONS_MAX => timeout_at(guest.since + GRACE, free).await,
+        let free = match self.clients.get(longest) {
+            Some(client) if self.clients.len() >= CONNECTIONS_MAX => timeout_at(client.since + GRACE, free).await,
             _ => Ok(free.await),
         };
         let place = match free {
             Ok(place) => place,
             Err(_) => {
-                drop(self.guests.remove(longest));
+                drop(self.clients.remove(longest));
                 self.places.clone().acquire_owned().await
             }
         };
@@ -77,17 +78,17 @@ impl Door {
     }
 }
 
-impl Listener for Door {
-    type Io = Visit;
+impl Listener for ScrapeLimit {
+    type Io = ScrapeConnection;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (Visit, SocketAddr) {
+    async fn accept(&mut self) -> (ScrapeConnection, SocketAddr) {
         let (stream, from) = Listener::accept(&mut self.listener).await;
         let place = self.place().await;
         let ((stay, leave), is_heard, since) = (oneshot::channel(), Arc::<AtomicBool>::default(), Instant::now());
-        self.guests.push_back(Guest { since, is_heard: is_heard.clone(), stay });
+        self.clients.push_back(Client { since, is_heard: is_heard.clone(), stay });
         let over = Box::pin(sleep_until(since + CONNECTION_MAX));
-        (Visit { stream, over, leave, is_heard, _place: place }, from)
+        (ScrapeConnection { stream, over, leave, is_heard, _place: place }, from)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -95,8 +96,8 @@ impl Listener for Door {
     }
 }
 
-/// An admitted connection. It ends when its time is up or it is evicted.
-pub(super) struct Visit {
+/// An admitted connection. It ends when its time limit is reached or when it is evicted.
+pub(super) struct ScrapeConnection {
     stream: TcpStream,
     over: Pin<Box<Sleep>>,
     leave: oneshot::Receiver<()>,
@@ -104,21 +105,22 @@ pub(super) struct Visit {
     _place: OwnedSemaphorePermit,
 }
 
-impl Visit {
-    /// The stream, while time is left. When time runs out, the waiting task is woken.
+impl ScrapeConnection {
+    /// Returns the stream until the time limit is reached. At the time limit, the waiting task is
+    /// woken.
     fn in_time(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
         let is_over = self.over.as_mut().poll(context).is_ready() || Pin::new(&mut self.leave).poll(context).is_ready();
         if is_over { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Pin::new(&mut self.stream)) }
     }
 }
 
-impl AsyncRead for Visit {
+impl AsyncRead for ScrapeConnection {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         self.in_time(context)?.poll_read(context, into)
     }
 }
 
-impl AsyncWrite for Visit {
+impl AsyncWrite for ScrapeConnection {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.is_heard.store(true, Relaxed);
         self.in_time(context)?.poll_write(context, bytes)

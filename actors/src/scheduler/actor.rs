@@ -32,8 +32,8 @@ use crate::{
 };
 
 /// How long the second step of a burst waits for prompts that arrived with the first. The timer
-/// makes this one or two milliseconds. For comparison, the first step takes eleven with a prompt of
-/// 512 tokens and a model of 7B's shape on an H200.
+/// makes this one or two milliseconds. For comparison, the first step takes eleven milliseconds
+/// with a prompt of 512 tokens and a model of 7B's shape on an H200.
 const GATHERING: Duration = Duration::from_millis(1);
 
 /// Runs steps as long as there are sequences.
@@ -98,8 +98,8 @@ struct UnderWay {
     launched: Instant,
 }
 
-/// Counters that are recorded once per message instead of once per sequence, because a step has
-/// hundreds of sequences.
+/// Counters that are recorded once per message instead of once per sequence, because a step
+/// has hundreds of sequences.
 #[derive(Default)]
 struct Counted {
     generated: usize,
@@ -166,8 +166,8 @@ impl Actor for SchedulerActor {
         state.core.step(Input::Now(state.began.elapsed()));
         state.core.step(Input::Encodes(state.arguments.pacing.card.encodes()));
         let effects = match message {
-            // Messages are dropped unread, because the driver submits its request again to the
-            // successor.
+            // Messages are dropped unread, because the driver submits its request
+            // again to the successor.
             _ if state.is_refused && !matches!(message, SchedulerMessage::InjectFault(_)) => return Ok(()),
             SchedulerMessage::Stepped(Err(error)) | SchedulerMessage::Copied(Err(error))
                 if error.is_out_of_memory() =>
@@ -188,8 +188,8 @@ impl Actor for SchedulerActor {
                 state.core.step(Input::Admit(Box::new(sequence)))
             }
             SchedulerMessage::Cancel(sequence) => state.cancel(sequence),
-            // A failed step leaves its sequences incomplete. The actor dies, so that their drivers
-            // submit them again.
+            // A failed step leaves its sequences incomplete. The actor dies, so that their
+            // drivers submit them again.
             SchedulerMessage::Stepped(outcome) => {
                 let (took, stepped) = state.stepped(outcome?);
                 state.core.step(took);
@@ -361,8 +361,8 @@ impl SchedulerState {
             Effect::Released(sequences) => {
                 for id in sequences {
                     self.trace(id, || debug!("blocks released"));
-                    // A preempted sequence still has a caller. The callers of ended sequences are
-                    // dropped.
+                    // A preempted sequence still has a caller. The callers of
+                    // ended sequences are dropped.
                     if !self.core.is_known(id) {
                         self.callers.remove(&id);
                     } else if let Some(caller) = self.callers.get_mut(&id) {

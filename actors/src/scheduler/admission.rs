@@ -98,8 +98,8 @@ impl Lengths {
         self.bins.range(from..).map(|(_, bin)| *bin)
     }
 
-    /// The mean of the lengths in the bins above `produced`. 0 if there were no such replies
-    /// lately.
+    /// The mean of the lengths in the bins above `produced`. 0 if there were
+    /// no such replies lately.
     fn mean_beyond(&self, produced: usize) -> f64 {
         let (count, sum) = self.beyond(produced).fold((0.0, 0.0), |all, bin| (all.0 + bin.0, all.1 + bin.1));
         if count > Self::WEIGHTLESS { sum / count } else { 0.0 }

@@ -1,6 +1,6 @@
-//! The scheduler's decisions: pure. Continuous batching (Orca, OSDI'22) with chunked prefill next
-//! to decode (Sarathi, arXiv 2308.16369). Preempted sequences are recomputed, or fetched from host
-//! memory.
+//! The scheduler's decisions: pure. Continuous batching (Orca, OSDI'22) with chunked prefill
+//! next to decode (Sarathi, arXiv 2308.16369). Preempted sequences are recomputed, or
+//! fetched from host memory.
 //!
 //! The next step is planned while one runs: look-ahead of exactly one step, as in NanoFlow (arXiv
 //! 2408.12757) and SGLang's overlap scheduler. A token that has not been chosen yet is passed to
@@ -76,7 +76,7 @@ pub enum Input {
     Copied(u64),
 }
 
-/// An action of the scheduler. Actions must be taken in order.
+/// An action for the scheduler actor, which takes the actions in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Run a step after the one that may be running. The answer arrives as [`Input::Stepped`].
@@ -100,8 +100,8 @@ pub enum Effect {
     Late(SequenceId, Deadline),
     /// These sequences hold no blocks any more.
     Released(Vec<SequenceId>),
-    /// Send [`Input::Gathered`] after a moment, because more prompts of the same burst may be about
-    /// to arrive.
+    /// Send [`Input::Gathered`] after a moment, because more prompts of the same burst may
+    /// be about to arrive.
     Gather,
     /// An [`Input::Resize`] is complete: no running or later step uses other blocks.
     Resized,
@@ -135,20 +135,20 @@ pub struct SchedulerCore {
     /// There were too few blocks for the next step while this one runs, or sequences are to be
     /// preempted for an urgent one. The next step is planned when this one has ended.
     look_ahead_paused: bool,
-    /// The running step began with a prompt on an idle device. The next step waits a moment for the
-    /// rest of the burst. Otherwise the next step would run for a single token while the rest
-    /// waits.
+    /// The running step began with a prompt on an idle device. The next step waits a moment
+    /// for the rest of the burst. Otherwise the next step would run for a single token
+    /// while the rest waits.
     gathers: bool,
     /// A sequence was preempted for others. No new sequence is admitted before a step has run.
     admission_paused: bool,
     /// Some sequences wait although there are permits for them.
     lacks_blocks: bool,
-    /// The pool must shrink to this many blocks. Nothing is planned until the running steps have ended, because they may
-    /// use any block.
+    /// The pool must shrink to this many blocks. Nothing is planned until the running steps have
+    /// ended, because they may use any block.
     shrinks_to: Option<usize>,
     replies: ReplyLengths,
-    /// Errors, in tokens, of the predicted lengths of replies that have ended since the last
-    /// [`take_prediction_errors`](Self::take_prediction_errors).
+    /// Errors, in tokens, of the predicted lengths of replies that have ended
+    /// since the last [`take_prediction_errors`](Self::take_prediction_errors).
     missed_by: Vec<usize>,
     preemptions: Preemptions,
     /// The history of sequences that their drivers will admit again.
@@ -166,7 +166,6 @@ pub struct SchedulerCore {
 }
 
 impl SchedulerCore {
-    /// A scheduler without sequences.
     pub fn new(limits: Limits) -> Self {
         assert!(limits.sequences > 0 && limits.step_tokens >= limits.sequences, "each sequence has a token in a step");
         SchedulerCore {
@@ -194,8 +193,8 @@ impl SchedulerCore {
         }
     }
 
-    /// Plans each step only after the previous one has ended. The tokens are the same with and
-    /// without look-ahead.
+    /// Plans each step only after the previous one has ended. The tokens are the same
+    /// with and without look-ahead.
     #[must_use]
     pub fn without_look_ahead(mut self) -> Self {
         self.looks_ahead = false;
@@ -300,7 +299,6 @@ impl SchedulerCore {
         self.running.get(&sequence).map(|sequence| &sequence.spec)
     }
 
-    /// Queues a sequence.
     fn wait(&mut self, sequence: Sequence) {
         self.waiting.insert(sequence.id(), sequence);
     }
@@ -317,8 +315,8 @@ impl SchedulerCore {
         }
     }
 
-    /// Removes a sequence from the running ones. A sequence that has not begun costs its tenant
-    /// nothing.
+    /// Removes a sequence from the running ones. A sequence that has not begun
+    /// costs its tenant nothing.
     fn take_out(&mut self, id: SequenceId) -> Option<Sequence> {
         let mut sequence = self.running.remove(&id)?;
         if sequence.charge == Charge::Whole {
@@ -524,8 +522,8 @@ impl SchedulerCore {
         }
     }
 
-    /// Queues a sequence that has lost its blocks, or sends it back to its driver to get its
-    /// pictures.
+    /// Queues a sequence that has lost its blocks, or sends it back to its driver
+    /// to get its pictures.
     fn begin_again(&mut self, mut sequence: Sequence, effects: &mut Vec<Effect>) {
         if sequence.can_begin_again() {
             sequence.forget_cache();

@@ -22,7 +22,6 @@ use crate::{
 /// Messages from chat drivers (credit: one per accepted request), from the step lane (one answer
 /// per step and copy, with at most two steps and six copies running) and from the engine.
 pub enum SchedulerMessage {
-    /// Admits a sequence.
     Admit(Box<Admission>),
     /// The caller has disconnected, and nothing more is delivered. An unknown sequence is ignored.
     Cancel(SequenceId),
@@ -30,7 +29,8 @@ pub enum SchedulerMessage {
     Stepped(Result<Stepped, LaneError>),
     /// The lane's answer to copies of blocks: how long they took on the device.
     Copied(Result<Duration, LaneError>),
-    /// Changes the number of blocks; see [`crate::tree::RESIZE_POOL`]. Credit: the engine changes one size at a time.
+    /// Changes the number of blocks; see [`crate::tree::RESIZE_POOL`]. Credit: the engine changes
+    /// one size at a time.
     Resize {
         /// The new number of blocks.
         blocks: usize,
@@ -49,8 +49,8 @@ pub enum SchedulerMessage {
     },
     /// Asks how the blocks of keys and values are used. Any caller may ask.
     KvUse(Responder<KvUse>),
-    /// Sets the gauges again, in case a recorder was installed since. The actor sends this to
-    /// itself.
+    /// Sets the gauges again, in case a recorder was installed since. The actor
+    /// sends this to itself.
     Show,
     /// Fails the actor on purpose.
     InjectFault(FaultInjection),
@@ -59,13 +59,12 @@ pub enum SchedulerMessage {
 /// A sequence, with its data that the scheduler's decisions do not need.
 pub struct Admission {
     pub sequence: NewSequence,
-    /// Keeps the rows of the sequence's pictures in the vision cache until no later step reads
-    /// them.
+    /// Keeps the rows of the sequence's pictures in the vision cache until no
+    /// later step reads them.
     pub pins: Option<Arc<PinnedSet>>,
     /// The channel for deliveries. It must have room for every token, the scores of the prompt, the
     /// number of cached tokens, and the end. A full channel counts as a disconnected caller.
     pub deliveries: mpsc::Sender<Delivery>,
-    /// The request's `tracing` span.
     pub span: Span,
     /// When the sequence's latest token was ready. `None` before the first token.
     pub last_token: Option<Instant>,
@@ -83,17 +82,17 @@ pub enum Delivery {
         /// The log-probabilities. `None` where the logits are not numbers.
         scores: Vec<Option<LogProbabilities>>,
     },
-    /// The next token, and when its step ended. The driver may read this late, because its caller
-    /// may delay it.
+    /// The next token, and when its step ended. The driver may read this late, because its
+    /// caller may delay it.
     Token(Token, Instant),
     /// The sequence ended by itself.
     Finished(Finish),
     /// The sequence has lost its blocks and its pictures, or the cached blocks that should replace
-    /// pictures without rows are gone. The driver must admit it again with all tokens that it has
-    /// produced. This is the last delivery of this admission.
+    /// pictures without rows are gone. The driver must admit the sequence again, with all tokens
+    /// that it has produced. This is the last delivery of this admission.
     ComeAgain,
-    /// The sequence missed this deadline while it waited, or could no longer meet it. The sequence
-    /// has ended.
+    /// The sequence missed this deadline while it waited, or could no longer meet it.
+    /// The sequence has ended.
     Late(Deadline),
     /// The sequence ended because no token could be chosen.
     Broken(Arc<SamplingError>),

@@ -14,8 +14,8 @@ use crate::{
     kv::{SequenceId, StoredBlock},
 };
 
-/// A sequence to admit. A sequence that lost its work is admitted again, with the tokens that it
-/// has produced.
+/// A sequence to admit. A sequence that lost its work is admitted again, with the tokens
+/// that it has produced.
 #[derive(Clone)]
 pub struct NewSequence {
     /// Unique, except that a sequence keeps its id when it is admitted again after a
@@ -69,8 +69,8 @@ impl NewSequence {
 }
 
 impl NewSequence {
-    /// Whether the host must see each token before the next can be chosen. Then no step can be planned ahead for this
-    /// sequence.
+    /// Whether the host must see each token before the next can be chosen. Then no step can be
+    /// planned ahead for this sequence.
     pub fn must_be_seen(&self) -> bool {
         self.sampler.must_see()
     }
@@ -115,14 +115,14 @@ pub(super) struct Sequence {
     pub(super) has_begun: bool,
     /// The caller has disconnected. The sequence ends with its running steps.
     pub(super) cancelled: bool,
-    /// The sequence's blocks are being filled from host memory. No step may use them, and they are
-    /// not released.
+    /// The sequence's blocks are being filled from host memory. No step may use them, and
+    /// they are not released.
     pub(super) is_fetching: bool,
-    /// Whether the sequence's pictures are pinned in the vision cache. They are until the last of
-    /// them is in a step.
+    /// Whether the sequence's pictures are still pinned in the vision cache. The pin ends when the
+    /// last picture is in a step.
     pub(super) holds_pictures: bool,
-    /// The number of first tokens, up to the end of the last picture without rows, that cached
-    /// blocks must hold. Otherwise the sequence cannot begin.
+    /// The number of leading tokens, up to the end of the last picture without rows. The sequence
+    /// cannot begin unless cached blocks hold all of them.
     pub(super) must_find: usize,
     /// How often the sequence lost its blocks to other sequences.
     pub(super) preemptions: u32,
@@ -131,25 +131,25 @@ pub(super) struct Sequence {
     /// How much of the prompt the tenant has been charged for.
     pub(super) charge: Charge,
     /// The sequence was admitted because it had waited longest. It is not preempted for a more
-    /// urgent sequence, because it would lose its turn again.
+    /// urgent sequence, because it would then lose its turn.
     pub(super) has_turn: bool,
     /// The times of the deadlines, on the clock of [`Input::Now`](super::Input::Now).
     pub(super) due: Deadlines,
     /// How many sequences were admitted before this one while it was next and did not fit.
     pub(super) passed: u32,
-    /// The total number of tokens that the sequence was expected to produce when it was first
-    /// admitted.
+    /// The total number of tokens that the sequence was expected to produce when
+    /// it was first admitted.
     pub(super) expected: Option<usize>,
 }
 
-/// How much of a sequence's prompt its tenant has been charged for. Each computed token is charged
-/// once.
+/// How much of a sequence's prompt its tenant has been charged for. Each computed
+/// token is charged once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Charge {
     #[default]
     None,
-    /// The whole prompt. The sequence runs and has not begun. If it leaves before it begins, the
-    /// charge is refunded.
+    /// The whole prompt. The sequence runs and has not begun. If it leaves before it begins,
+    /// the charge is refunded.
     Whole,
     /// The tokens that were not cached when the sequence began. This charge is final.
     Computed,
@@ -227,14 +227,14 @@ impl Sequence {
         self.to_come > 0 && self.remaining() == 0
     }
 
-    /// Whether no further step is planned for the sequence, because the running steps end it or its
-    /// caller has disconnected.
+    /// Whether no further step is planned for the sequence, because the running steps end it or
+    /// its caller has disconnected.
     pub(super) fn is_over(&self) -> bool {
         self.is_complete() || self.cancelled
     }
 
-    /// Whether nothing more can be planned for the sequence until the host has seen the choices of
-    /// the running steps.
+    /// Whether nothing more can be planned for the sequence until the host has seen the choices
+    /// of the running steps.
     pub(super) fn waits_to_be_seen(&self) -> bool {
         self.to_come > 0 && self.spec.must_be_seen()
     }
@@ -251,8 +251,8 @@ impl Sequence {
         let (known, end) = (self.spec.tokens.len(), self.cached + count);
         let stretch = self.cached..end.min(known);
         let (tokens, positions) = (&self.spec.tokens[stretch.clone()], &self.spec.positions[stretch]);
-        // A step that chooses a token runs all known tokens, so the next step runs only the chosen
-        // token.
+        // A step that chooses a token runs all known tokens, so the next step runs
+        // only the chosen token.
         let unseen = self.unseen();
         let positions = match unseen {
             None => positions.into(),
@@ -272,9 +272,9 @@ impl Sequence {
         }
     }
 
-    /// Names of the cached blocks that the sequence may share. At least one token is left to
-    /// compute, because its logits are needed. A prompt whose tokens are all scored shares no
-    /// blocks.
+    /// Names of the cached blocks that the sequence may share. At least one token is
+    /// left to compute, because its logits are needed. A prompt whose tokens are all
+    /// scored shares no blocks.
     pub(super) fn takeable(&self) -> &[PrefixKey] {
         let blocks = match (self.cached, self.spec.score_prompt) {
             (0, None) => (self.spec.tokens.len() - 1) / BLOCK_TOKENS,
@@ -283,9 +283,9 @@ impl Sequence {
         &self.spec.prefix.as_slice()[..blocks]
     }
 
-    /// The blocks that may be named once a token was chosen after `end` tokens: the index of the
-    /// first block, and the names. Before a token is chosen, the computed values might not be
-    /// numbers.
+    /// The blocks that may be named once a token was chosen after `end` tokens: the index
+    /// of the first block, and the names. Before a token is chosen, the computed values
+    /// might not be numbers.
     pub(super) fn filled(&self, end: usize) -> (usize, &[PrefixKey]) {
         let first = self.named / BLOCK_TOKENS;
         (first, &self.spec.prefix.as_slice()[first..end / BLOCK_TOKENS])
@@ -336,14 +336,14 @@ impl Sequence {
         self.holds_pictures && end.is_some_and(|end| self.cached + count >= end)
     }
 
-    /// Whether the sequence can be recomputed from its beginning without requesting its pictures
-    /// again.
+    /// Whether the sequence can be recomputed from its beginning without
+    /// requesting its pictures again.
     pub(super) fn can_begin_again(&self) -> bool {
         self.spec.pictures.is_empty() || self.holds_pictures && self.must_find == 0
     }
 
-    /// Forgets the sequence's blocks, so that everything must be recomputed. No running step may
-    /// include the sequence.
+    /// Forgets the sequence's blocks, so that everything must be recomputed. No running step
+    /// may include the sequence.
     pub(super) fn forget_cache(&mut self) {
         assert_eq!(self.to_come, 0, "{} is still to be chosen for", self.id());
         self.cached = 0;

@@ -59,8 +59,8 @@ pub(super) struct SequenceTokens {
 #[derive(Debug)]
 pub(super) struct StepUnderWay {
     pub(super) parts: Vec<PartUnderWay>,
-    /// Sequences that ended although this step includes them. Their blocks are released after the
-    /// step.
+    /// Sequences that ended although this step includes them. Their blocks are
+    /// released after the step.
     pub(super) released_behind: Vec<SequenceId>,
     pub(super) work: StepWork,
     /// Whether pictures are being encoded on the same GPU while the step runs.

@@ -1,4 +1,4 @@
-//! Why a model did not fall asleep or wake up.
+//! Errors of putting a model to sleep and waking it up.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,36 +7,34 @@ use thiserror::Error;
 
 use crate::{budget::LeaseError, responder::AskError};
 
-/// Why a model did not wake up. It sleeps on, and may be woken again.
+/// The reason why a model did not wake up. The model still sleeps, and may be woken again.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("the model did not wake up: {reason}")]
 pub struct NotWoken {
-    /// The error of its start.
+    /// The error of the model's start.
     pub reason: Arc<str>,
-    /// What would help.
     pub hint: Arc<str>,
-    /// Whether it was device memory that lacked, which others may give back.
+    /// Whether the start lacked device memory, which other models may release.
     pub lacks_memory: bool,
 }
 
-/// Why a model did not fall asleep or wake up.
+/// The reason why a model was not put to sleep or did not wake up.
 #[derive(Clone, Debug, Error)]
 pub enum SleepError {
-    /// Requests ran longer than they were allowed to. The model is awake and they go on.
+    /// Requests ran longer than allowed. The model is awake and the requests continue.
     #[error("{running} requests were still running after {} ms", .within.as_millis())]
     Busy {
         /// Requests that had not ended.
         running: usize,
-        /// The time allowed.
+        /// The time that the requests were allowed to take.
         within: Duration,
     },
     /// There is no host memory to keep the weights in. The model is awake.
     #[error("no host memory for the weights: {0}")]
     Host(Arc<LeaseError>),
-    /// It did not wake up.
     #[error(transparent)]
     NotWoken(#[from] NotWoken),
-    /// It did not wake up in time.
+    /// The model did not wake up in time.
     #[error("the model was not awake within {} ms", .within.as_millis())]
     TooLate {
         /// The time allowed: `wake_within`.
@@ -44,10 +42,7 @@ pub enum SleepError {
     },
     /// The model has ended, or is about to.
     #[error("the model has stopped: {reason}")]
-    Stopped {
-        /// The reason given.
-        reason: Arc<str>,
-    },
+    Stopped { reason: Arc<str> },
     /// The runtime did not answer.
     #[error(transparent)]
     Unanswered(#[from] AskError),

@@ -1,11 +1,12 @@
-//! How deeply a model sleeps.
+//! The sleep level: the parts of a model that are kept during sleep.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// What a sleeping model keeps, by vLLM's numbers. At both levels keys and values, workspaces, graphs and threads go;
-/// what is known of the model's size stays.
+/// The parts of a model that are kept during sleep, by vLLM's level numbers. Both levels
+/// release the KV cache, workspaces, CUDA graphs and threads, and keep the measurements
+/// of the model's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(into = "u8")]
 pub enum SleepLevel {

@@ -1,4 +1,4 @@
-//! Models that sleep: how deeply, who is in, and who waits for them.
+//! Sleeping models: the sleep level, the active requests, and the callers that wait.
 
 mod error;
 mod level;
@@ -12,20 +12,19 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{metric::WakeReason, responder::Responder};
 
-/// What a model's handle asks of its runtime.
+/// An order of a model's handle to its runtime.
 pub enum SleepOrder {
-    /// To fall asleep once the running requests have ended.
+    /// Put the model to sleep once the running requests have ended.
     Sleep {
-        /// How deeply.
         level: SleepLevel,
         /// How long running requests may still take.
         within: Duration,
-        /// Answered when the device's memory is back, or the model goes on.
+        /// Answered when the device memory has been released, or when the model stays awake.
         reply: Responder<Result<(), SleepError>>,
     },
-    /// To wake up. Who waits for that looks at the model's [`Wakefulness`].
+    /// Wake the model up. Callers that wait for this watch the model's [`Wakefulness`].
     Wake(WakeReason),
 }
 
-/// Takes a model's orders to its runtime.
+/// Sends a model's orders to its runtime.
 pub type SendSleepOrder = Arc<dyn Fn(SleepOrder) + Send + Sync>;

@@ -1,4 +1,5 @@
-//! Whether a model is awake, how many requests are in, and how many callers wait to be let in.
+//! Whether a model is awake, how many requests are active, and how many callers
+//! wait to be admitted.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,30 +10,31 @@ use super::{NotWoken, SleepLevel};
 /// Whether a model takes requests or sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// Requests are let in.
+    /// Requests are admitted.
     Awake,
-    /// Those that are in end, and no more are let in.
+    /// Active requests continue to their ends, and no new ones are admitted.
     Draining,
-    /// It holds no device memory.
+    /// The model holds no device memory.
     Asleep(SleepLevel),
-    /// It starts again, or waits for room to do so.
+    /// The model is starting again, or waits for memory to do so.
     Waking,
 }
 
-/// A model's rest, written by its runtime and seen by its handles and engine. Clones share it.
+/// A model's rest, written by its runtime and read by its handles and its engine.
+/// Clones share the state.
 #[derive(Clone, Debug)]
 pub struct Wakefulness(Arc<watch::Sender<State>>);
 
 #[derive(Debug)]
 struct State {
     rest: Rest,
-    /// Requests that were let in and have not ended.
+    /// Requests that were admitted and have not ended.
     inside: usize,
-    /// Callers that wait to be let in.
+    /// Callers that wait to be admitted.
     waiting: usize,
-    /// Since when there are neither.
+    /// Since when there are neither active requests nor waiting callers.
     idle_since: Instant,
-    /// How many wakes have failed, and how the last one did.
+    /// How many wakes have failed, and the last failure.
     failures: u64,
     failure: Option<NotWoken>,
 }
@@ -49,16 +51,15 @@ impl State {
     }
 }
 
-/// A request that was let in. The model does not fall asleep while this lives.
+/// An admitted request. The model does not go to sleep while this value lives.
 #[derive(Debug)]
 pub struct Inside(Arc<watch::Sender<State>>);
 
-/// A caller that waits for the model to be awake.
+/// A caller that waits until the model is awake.
 #[derive(Debug)]
 pub struct Waiting(Arc<watch::Sender<State>>);
 
 impl Wakefulness {
-    /// The wakefulness of a model that begins so.
     pub fn new(rest: Rest) -> Self {
         let idle_since = Instant::now();
         Wakefulness(Arc::new(watch::Sender::new(State {
@@ -71,28 +72,26 @@ impl Wakefulness {
         })))
     }
 
-    /// Whether it is awake.
     pub fn rest(&self) -> Rest {
         self.0.borrow().rest
     }
 
-    /// Requests that were let in and have not ended.
+    /// Requests that were admitted and have not ended.
     pub fn inside(&self) -> usize {
         self.0.borrow().inside
     }
 
-    /// Whether callers wait to be let in.
+    /// Whether callers wait to be admitted.
     pub fn is_awaited(&self) -> bool {
         self.0.borrow().waiting > 0
     }
 
-    /// How long no request has been in and no caller has waited. None if there is one.
+    /// How long there has been no active request and no waiting caller. `None` if there is one.
     pub fn idle_for(&self) -> Option<Duration> {
         let state = self.0.borrow();
         state.is_idle().then(|| state.idle_since.elapsed())
     }
 
-    /// Publishes a rest.
     pub fn set(&self, rest: Rest) {
         self.0.send_modify(|state| {
             state.rest = rest;
@@ -100,14 +99,14 @@ impl Wakefulness {
         });
     }
 
-    /// Publishes that a wake has failed. Who waits for it hears the error.
+    /// Publishes that a wake has failed. Callers that wait receive the error.
     pub fn fail(&self, level: SleepLevel, failure: NotWoken) {
         self.0.send_modify(|state| {
             (state.rest, state.failures, state.failure) = (Rest::Asleep(level), state.failures + 1, Some(failure));
         });
     }
 
-    /// Lets a request in, if it is awake.
+    /// Admits a request if the model is awake.
     fn enter(&self) -> Option<Inside> {
         let is_in = self.0.send_if_modified(|state| {
             let is_awake = state.rest == Rest::Awake;
@@ -117,10 +116,11 @@ impl Wakefulness {
         is_in.then(|| Inside(self.0.clone()))
     }
 
-    /// Waits until it is awake and lets a request in. `wake` is called when it sleeps, or is about to.
+    /// Waits until the model is awake, then admits a request. `wake` is called when the model
+    /// sleeps or is about to.
     ///
     /// # Errors
-    /// A wake that was under way or was asked for has failed.
+    /// A wake that was in progress or was requested has failed.
     pub async fn enter_awake(&self, wake: impl Fn()) -> Result<Inside, NotWoken> {
         if let Some(inside) = self.enter() {
             return Ok(inside);
@@ -149,12 +149,12 @@ impl Wakefulness {
         }
     }
 
-    /// Waits until no request is in.
+    /// Waits until no request is active.
     pub async fn empty(&self) {
         drop(self.0.subscribe().wait_for(|state| state.inside == 0).await);
     }
 
-    /// Waits until no request is in and no caller waits.
+    /// Waits until no request is active and no caller waits.
     pub async fn idle(&self) {
         drop(self.0.subscribe().wait_for(State::is_idle).await);
     }

@@ -1,20 +1,22 @@
-//! Long work beside an actor, so that the actor still handles messages meanwhile, above all its own end.
+//! Long work next to an actor, so that the actor still handles messages meanwhile, in particular
+//! the order to stop.
 
 use ractor::{ActorRef, Message};
 use thiserror::Error;
 use tokio::task::AbortHandle;
 
-/// An actor's work in progress. It ends with the actor: dropping this ends the work at its next await.
+/// An actor's work in progress. It ends with the actor: dropping this ends the work
+/// at its next await.
 #[derive(Debug)]
 pub struct BackgroundTask(AbortHandle);
 
-/// The work panicked. Its actor dies of it, as if it had done the work itself.
+/// The error of work that panicked. The actor then dies too, as if it had done the work itself.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct BackgroundTaskDied(String);
 
 impl BackgroundTask {
-    /// Begins `work`. Its result is sent to the actor as the message that `report` makes.
+    /// Begins `work`. Its result is sent to the actor as the message that `report` returns.
     pub fn begin<M: Message, T: Send + 'static>(
         actor: &ActorRef<M>,
         work: impl Future<Output = T> + Send + 'static,
@@ -25,7 +27,7 @@ impl BackgroundTask {
         let actor = actor.clone();
         tokio::spawn(async move {
             let outcome = work.await.map_err(|died| BackgroundTaskDied(died.to_string()));
-            // An actor that is gone does not need the result.
+            // An actor that has ended does not need the result.
             drop(actor.send_message(report(outcome)));
         });
         task
@@ -38,8 +40,9 @@ impl Drop for BackgroundTask {
     }
 }
 
-/// The latest task of a kind. A new task replaces and ends the previous one. The previous one may already have
-/// reported, or reports that it was ended; its number tells it from the current task.
+/// The latest task of a kind. A new task replaces and ends the previous one. The previous task may
+/// have reported already, or reports that it was ended. The number in a report distinguishes it
+/// from the current task's report.
 #[derive(Debug, Default)]
 pub struct Latest {
     begun: u64,
@@ -47,7 +50,7 @@ pub struct Latest {
 }
 
 impl Latest {
-    /// As [`BackgroundTask::begin`], but `report` also receives the task's number.
+    /// Like [`BackgroundTask::begin`], but `report` also receives the task's number.
     pub fn begin<M: Message, T: Send + 'static>(
         &mut self,
         actor: &ActorRef<M>,
@@ -59,7 +62,8 @@ impl Latest {
         self.under_way = Some(BackgroundTask::begin(actor, work, move |outcome| report(number, outcome)));
     }
 
-    /// Takes note that task `number` has reported. False if the task was replaced; then its report must be ignored.
+    /// Records that task `number` has reported. Returns `false` if the task was replaced. In that
+    /// case the caller must ignore the report.
     #[must_use]
     pub fn reported(&mut self, number: u64) -> bool {
         let is_latest = number == self.begun;
@@ -69,7 +73,6 @@ impl Latest {
         is_latest
     }
 
-    /// Whether a task is running.
     pub fn is_under_way(&self) -> bool {
         self.under_way.is_some()
     }
@@ -84,7 +87,7 @@ mod tests {
 
     use super::*;
 
-    /// An actor that passes on what it receives.
+    /// An actor that forwards the messages it receives to a channel.
     struct Ear<M>(PhantomData<fn() -> M>);
 
     impl<M: Message + Sync> Actor for Ear<M> {
@@ -143,12 +146,12 @@ mod tests {
     async fn a_late_report_is_distinguished_from_the_replacement_tasks() {
         let (actor, mut hears) = ear().await;
         let mut latest = Latest::default();
-        // The first is done, and its report on the way, when the second replaces it.
+        // The first task is done, and its report is on the way, when the second task replaces it.
         latest.begin(&actor, async { 1 }, |number, outcome| (number, outcome));
         let first = hears.recv().await.expect("it reports");
         latest.begin(&actor, std::future::pending(), |number, outcome: Result<u8, _>| (number, outcome));
         assert!(!latest.reported(first.0) && latest.is_under_way(), "the second goes on");
-        // The third ends the second, which reports so.
+        // The third task ends the second one, which reports this.
         let (go, told) = oneshot::channel();
         latest.begin(&actor, async { told.await.expect("it is told") }, |number, outcome| (number, outcome));
         let second = hears.recv().await.expect("it reports");

@@ -1,14 +1,13 @@
-//! Deaths, as ractor reports them.
+//! Deaths of actors, as ractor reports them.
 
 use ractor::{ActorCell, ActorStatus, SupervisionEvent};
 
-/// Whether an actor is still running.
 pub fn runs(cell: &ActorCell) -> bool {
     matches!(cell.get_status(), ActorStatus::Starting | ActorStatus::Running)
 }
 
-/// The actor that ended and why, or none if the event is not about an end. Drops the dead actor's state, which ractor
-/// sends along.
+/// Returns the actor that ended, and the reason. Returns `None` if the event does not report an
+/// end. Drops the state of the dead actor, which ractor includes in the event.
 pub fn end_of(event: SupervisionEvent) -> Option<(ActorCell, String)> {
     match event {
         SupervisionEvent::ActorFailed(cell, error) => Some((cell, error.to_string())),

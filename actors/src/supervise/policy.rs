@@ -1,24 +1,23 @@
-//! What a supervisor does about a death: pure, with the time as an argument.
+//! A supervisor's decision after a death: pure, with the time as an argument.
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
 /// Which children in an ordered list restart when one dies (named as in Erlang's OTP).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// The dead child only.
     OneForOne,
     /// The dead child and all children started after it.
     RestForOne,
 }
 
-/// How many restarts within what time are tolerated before they count as a crash loop.
+/// The number of restarts within a time window that is tolerated. More restarts are a crash loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intensity {
     /// Restarts allowed within the window.
     pub restarts_max: usize,
-    /// The length of the window.
     pub within: Duration,
-    /// The wait before the first restart of a window. Each further wait is twice as long, up to 5 s.
+    /// The wait before the first restart of a window. Each further wait is twice as long,
+    /// up to 5 s.
     pub back_off: Duration,
 }
 
@@ -27,15 +26,17 @@ impl Intensity {
     pub const SERVING: Intensity =
         Intensity { restarts_max: 5, within: Duration::from_secs(60), back_off: Duration::from_millis(10) };
 
-    /// For a model's engine. A restart stresses again, so fewer are tolerated, and over a longer time.
+    /// For a model's engine. A restart repeats the stress runs, so fewer restarts are tolerated,
+    /// over a longer time.
     pub const ENGINE: Intensity =
         Intensity { restarts_max: 3, within: Duration::from_secs(300), back_off: Duration::from_millis(50) };
 
-    /// For the device. One that is lost twice within an hour will be lost again.
+    /// For the device. A device that is lost twice within an hour will be lost again.
     pub const DEVICE: Intensity =
         Intensity { restarts_max: 1, within: Duration::from_secs(3600), back_off: Duration::ZERO };
 
-    /// For the budget. A restart only rebuilds the ledger, which takes no time, and every other actor waits for it.
+    /// For the budget. A restart only rebuilds the ledger, which takes no time, and every other
+    /// actor waits for it.
     pub const BUDGET: Intensity =
         Intensity { restarts_max: 5, within: Duration::from_secs(60), back_off: Duration::from_millis(1) };
 }
@@ -46,30 +47,28 @@ impl Default for Intensity {
     }
 }
 
-/// The longest wait, unless `back_off` itself is longer: requests wait too.
+/// The longest wait, unless `back_off` itself is longer. It is short because requests wait too.
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
-/// What the supervisor must do.
+/// The action of the supervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Stop those children of this range that still live, the last first. After the wait, start all of them, the first
-    /// first.
+    /// Stop the children in this range that are still alive, the last one first. After the wait,
+    /// start all children in the range, the first one first.
     Restart {
         /// Indices in the list of children.
         children: Range<usize>,
-        /// How long to wait.
         after: Duration,
     },
     /// This is a crash loop: stop everything and give the reason.
     GiveUp {
         /// Restarts within the window.
         restarts: usize,
-        /// The length of the window.
         within: Duration,
     },
 }
 
-/// The restarts of one supervisor.
+/// The restarts of one supervisor's children.
 #[derive(Clone, Debug)]
 pub struct RestartLog {
     policy: Policy,
@@ -84,7 +83,8 @@ impl RestartLog {
         RestartLog { policy, intensity, children, restarts: VecDeque::new() }
     }
 
-    /// Records that child `index` died at `now`, measured from any fixed moment and never decreasing.
+    /// Records that child `index` died at `now`, measured from any fixed
+    /// moment and never decreasing.
     pub fn died(&mut self, index: usize, now: Duration) -> Decision {
         let window_start = now.saturating_sub(self.intensity.within);
         while self.restarts.front().is_some_and(|restart| *restart < window_start) {

@@ -1,5 +1,5 @@
-//! The vision actor: a thin shell around its core. CPU threads decode files, and the lane runs
-//! encoder launches.
+//! The vision actor: a thin shell around its core. CPU threads decode files, and the
+//! lane runs encoder launches.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -67,8 +67,8 @@ pub struct VisionState {
     arguments: VisionArguments,
     core: VisionCore,
     pixels: BTreeMap<PictureHash, Pixels>,
-    /// The pictures that files were decoded to, because the next turn of a conversation sends the
-    /// files again.
+    /// The pictures that files were decoded to, because the next turn of a conversation
+    /// sends the files again.
     known: KnownFiles<MediaKey>,
     pending: BTreeMap<Ticket, Pending>,
     last_ticket: Ticket,
@@ -77,10 +77,10 @@ pub struct VisionState {
     /// The number of requests that have such a thread.
     decoding: usize,
     /// Whether one of these requests waits for host memory. Only one request waits at a time, so
-    /// that an urgent request never queues after it.
+    /// that an urgent request waits for at most one other.
     is_leasing: bool,
-    /// A launch was refused memory. The engine has been informed, and is about to replace this
-    /// actor.
+    /// A launch was refused memory. The engine has been informed, and is about
+    /// to replace this actor.
     is_refused: bool,
 }
 
@@ -185,8 +185,8 @@ impl Actor for VisionActor {
                 state.is_leasing = false;
                 Vec::new()
             }
-            // Messages are dropped unread, because the driver submits its request again to the
-            // successor.
+            // Messages are dropped unread, because the driver submits its request
+            // again to the successor.
             _ if state.is_refused && !matches!(message, VisionMessage::InjectFault(_)) => return Ok(()),
             VisionMessage::Encoded(Err(error)) | VisionMessage::Copied(Err(error)) if error.is_out_of_memory() => {
                 state.is_refused = true;
@@ -325,8 +325,8 @@ impl VisionState {
         }
     }
 
-    /// Leases host memory and decodes the wanted files, outside the actor. A failure ends only this
-    /// request.
+    /// Leases host memory and decodes the wanted files, outside the actor. A failure
+    /// ends only this request.
     fn begin_decoding(
         &self,
         decoder: Decoder,
@@ -368,8 +368,8 @@ impl VisionState {
             };
             match prepared {
                 Ok((pictures, host)) => {
-                    // An actor that has ended drops the reply, which makes the driver submit its
-                    // request again.
+                    // An actor that has ended drops the reply, which makes the driver
+                    // submit its request again.
                     let request = Box::new(request);
                     drop(myself.send_message(VisionMessage::Prepared { request, held, pictures, host }));
                 }
@@ -452,8 +452,8 @@ impl VisionState {
 
 /// The most bytes of host memory that a request's pictures and videos take.
 struct HostBytes {
-    /// The resized frames of all files, until they are encoded. A launch shares them without a
-    /// copy.
+    /// The resized frames of all files, until they are encoded. A launch shares
+    /// them without a copy.
     pixels: Bytes,
     /// Decoding of the largest file, until all files are decoded.
     decoding: Bytes,

@@ -45,8 +45,8 @@ pub struct EncodeRequest {
 /// An event for the vision actor.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// A request's pictures are decoded or held. The request needs all of them at once, and waits
-    /// with this priority.
+    /// A request's pictures are decoded or held. The request needs all of them at once, and
+    /// waits with this priority.
     Want(Ticket, Priority, Vec<EncodeRequest>),
     /// The oldest running launch has ended.
     Encoded,
@@ -60,7 +60,7 @@ pub enum Input {
     Streams(bool),
 }
 
-/// An action of the vision actor. Actions must be taken in order.
+/// An action for the vision actor, which takes the actions in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Encode these pictures into these rows. Its end arrives as [`Input::Encoded`].
@@ -75,16 +75,15 @@ pub enum Effect {
     /// Before the request was served, one of its pictures without pixels was evicted from the
     /// device and the host. The request must be submitted again with pixels.
     Lost(Ticket),
-    /// All of a request's pictures are in the cache, pinned until [`Input::Unpin`]. Holds their rows, in the request's
-    /// order.
+    /// All of a request's pictures are in the cache, pinned until [`Input::Unpin`]. Holds their
+    /// rows, in the request's order.
     Ready(Ticket, Vec<Arc<[u32]>>),
-    /// A request needs more rows than the cache has, or a picture with more patches than a launch
-    /// may have.
+    /// A request needs more rows than the cache has, or a picture with more patches than
+    /// a launch may have.
     Refused {
         ticket: Ticket,
         /// Rows needed, counting a repeated picture once.
         rows: usize,
-        /// Rows of the cache.
         limit: usize,
     },
 }
@@ -136,15 +135,15 @@ pub struct CacheLookup {
 pub struct VisionCore {
     rows_total: usize,
     launch_patches: usize,
-    /// The most patches of a launch while replies are in progress. A larger picture is launched by
-    /// itself.
+    /// The most patches of a launch while replies are in progress. A larger picture
+    /// is launched by itself.
     patches_beside_streams: usize,
     has_streams: bool,
     free: BTreeSet<u32>,
     entries: BTreeMap<PictureHash, Entry>,
-    /// Requests that wait for rows, or for room in the next launch. A request gets rows for all its
-    /// pictures at once: two requests that each held some rows and waited for the rest would wait
-    /// forever.
+    /// Requests that wait for rows, or for room in the next launch. A request gets rows for
+    /// all its pictures at once: two requests that each held some rows and waited for the
+    /// rest would wait forever.
     waiting: Line<Ticket, Vec<EncodeRequest>>,
     /// Whether the next request lacks rows.
     lacks_rows: bool,
@@ -188,8 +187,8 @@ impl VisionCore {
         }
     }
 
-    /// Limits launches to `patches` while replies are in progress, because these wait for the GPU
-    /// during a launch.
+    /// Limits launches to `patches` while replies are in progress, because these wait for the
+    /// GPU during a launch.
     #[must_use]
     pub fn beside_streams(mut self, patches: Option<usize>) -> Self {
         self.patches_beside_streams = patches.unwrap_or(self.launch_patches).min(self.launch_patches);
@@ -311,8 +310,8 @@ impl VisionCore {
         if rows > self.rows_total || too_large {
             return effects.push(Effect::Refused { ticket, rows, limit: self.rows_total });
         }
-        // Serving the request now makes no launch larger, and no other request waits for the rows
-        // that it takes.
+        // Serving the request now makes no launch larger, and no other request waits for the
+        // rows that it takes.
         let delays_none = self.patches_to_encode(&pictures) == 0 && self.have_places(&pictures) && !self.is_short();
         if delays_none && self.copying.len() < COPIES && self.fits(&pictures) {
             return self.give_rows(ticket, &pictures);
@@ -407,8 +406,8 @@ impl VisionCore {
         distinct(pictures).filter(|picture| !self.holds(&picture.key)).map(|picture| picture.rows).sum()
     }
 
-    /// Pictures that may be evicted for these: when they were last used, and how many rows they
-    /// have.
+    /// Pictures that may be evicted for these: when they were last used, and how
+    /// many rows they have.
     fn idle<'a>(&'a self, wanted: &'a [EncodeRequest]) -> impl Iterator<Item = (u64, PictureHash, usize)> + 'a {
         let is_wanted = |key: &PictureHash| wanted.iter().any(|picture| picture.key == *key);
         let idle = self
@@ -490,9 +489,9 @@ impl VisionCore {
         });
     }
 
-    /// Begins a launch, as full as the order allows. While a launch runs, another one begins only
-    /// if it is full, because later arrivals may still fill it. Returns `false` if no launch can
-    /// begin.
+    /// Begins a launch, as full as the order allows. While a launch runs, another one
+    /// begins only if it is full, because later arrivals may still fill it. Returns `false`
+    /// if no launch can begin.
     fn launch(&mut self, effects: &mut Vec<Effect>) -> bool {
         let (pictures, is_full) = self.next_launch();
         let is_idle = self.under_way.is_empty();

@@ -15,8 +15,8 @@ use bursar_model::flow::PictureHash;
 #[derive(Debug)]
 pub(super) struct HostSlots {
     slots: usize,
-    /// The lowest slots are used next, so that rows that are adjacent on the device are adjacent
-    /// here.
+    /// The lowest slots are used next, so that rows that are adjacent on the
+    /// device are adjacent here.
     free: BTreeSet<u32>,
     stored: BTreeMap<PictureHash, Stored>,
     /// Pictures by their last use.
@@ -78,8 +78,8 @@ impl HostSlots {
         Some(slots)
     }
 
-    /// Evicts the least recently used pictures until `rows` slots are free. Evicts none if that
-    /// cannot succeed.
+    /// Evicts the least recently used pictures until `rows` slots are free. Evicts none
+    /// if that cannot succeed.
     fn make_room(&mut self, rows: usize, is_kept: impl Fn(&PictureHash) -> bool) -> bool {
         let mut free = self.free.len();
         let mut victims = Vec::new();

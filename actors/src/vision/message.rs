@@ -55,8 +55,8 @@ pub enum VisionMessage {
     Copied(Result<(), LaneError>),
     /// A request no longer needs these pictures. One entry per pin.
     Unpin(Vec<PictureHash>),
-    /// Sets the gauges again, in case a recorder was installed since. The actor sends this to
-    /// itself.
+    /// Sets the gauges again, in case a recorder was installed since. The actor
+    /// sends this to itself.
     Show,
     /// Fails the actor on purpose.
     InjectFault(FaultInjection),

@@ -4,7 +4,8 @@ use super::{Ledger, Memory, RequestKind, State};
 use crate::Bytes;
 
 impl Ledger {
-    /// Asserts rule 1 and whatever else takes constant time, in every build, before and after every step.
+    /// Asserts rule 1 and other invariants that take constant time to check, in every build, before
+    /// and after every step.
     pub(super) fn check_accounts(&self) {
         for memory in [Memory::Device, Memory::Host] {
             let account = self.account(memory);
@@ -18,14 +19,15 @@ impl Ledger {
         assert!(self.host.deficit().is_zero(), "no more host memory is leased than there is");
     }
 
-    /// Audits all books, in time proportional to the leases. Debug builds do so after every step. Others do so once in
-    /// as many steps as there are leases, so that the average cost of a step is constant.
+    /// Audits all maps and sums, in time proportional to the number of leases. Debug builds audit
+    /// after every step. Release builds audit once per as many steps as there are leases, so that
+    /// the average cost of a step is constant.
     pub(super) fn audit_in_turn(&mut self) {
         let between = if cfg!(debug_assertions) { 0 } else { self.leases.len() };
         self.audit_after(between);
     }
 
-    /// Audits all books if more than this many steps have passed since the last audit.
+    /// Audits if more than `steps` steps have passed since the last audit.
     fn audit_after(&mut self, steps: usize) {
         self.unaudited_steps += 1;
         if self.unaudited_steps > steps {
@@ -34,7 +36,7 @@ impl Ledger {
         }
     }
 
-    /// Asserts that the books agree with each other.
+    /// Asserts that the maps and sums of the ledger agree with each other.
     fn audit(&self) {
         for memory in [Memory::Device, Memory::Host] {
             let held: Bytes =
@@ -74,7 +76,8 @@ mod tests {
     const KV: LeaseId = LeaseId(1);
     const HOST: LeaseId = LeaseId(2);
 
-    /// Keys and values hold 600 of 1000 bytes; pictures hold 40 of host memory.
+    /// A ledger in which KV holds 600 of 1,000 bytes of device memory, and pictures hold 40 bytes
+    /// of host memory.
     fn ledger() -> Ledger {
         let mut ledger = Ledger::new(LedgerConfig { host_total: Bytes(100), ..LedgerConfig::new(Bytes(1000)) });
         ask(&mut ledger, 1, Class::Kv, 600);
@@ -217,7 +220,7 @@ mod tests {
         ledger.audit_after(2);
         ledger.audit_after(2);
         ledger.host.granted = Bytes(40);
-        ledger.audit_after(2); // This one audits.
+        ledger.audit_after(2); // This step audits.
         ledger.host.granted = Bytes(41);
         ledger.audit_after(2);
         ledger.audit_after(2);

@@ -1,109 +1,81 @@
-//! What the ledger decides.
+//! Effects: the decisions of the ledger.
 
 use crate::{Bytes, Class, Gate, GateError, Grant, Hint, Label, LeaseId, Overloaded, Owner, RequestId, Resized};
 
-/// What the ledger decides. Carry out effects in order: a later effect of the same step may grant the memory that an
-/// earlier `Freed` returned.
+/// One decision of the ledger. Carry out effects in order: a later effect of the same step may
+/// grant the memory that an earlier `Freed` returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The request is granted. Make the [`crate::Lease`] and hand it over; if nothing takes it, dropping it gives it
-    /// back.
+    /// The request is granted. Create the [`crate::Lease`] and hand it over. If the receiver is
+    /// gone, dropping the lease returns it.
     Granted(Grant),
-    /// The request is refused, perhaps after it waited.
+    /// The request is refused, possibly after a wait.
     Refused(Refused),
     /// The request waits. The answer comes in a later step.
     Waiting {
-        /// The request's number.
         request: RequestId,
-        /// How many requests are served before it.
+        /// The number of requests that are served before this request.
         ahead: usize,
     },
-    /// A lease has a new size. Tell its handle, with [`crate::Lease::resize`].
+    /// A lease has a new size. Apply the size to the lease's handle with [`crate::Lease::resize`].
     Resized(Resized),
-    /// A dead owner's lease is taken back. Wait for a fence made after everything issued so far, unback the memory,
-    /// then send `FencePassed` ([`crate::FenceWatch::revoke`]).
-    Revoking {
-        /// The dead owner's lease.
-        lease: LeaseId,
-    },
+    /// A dead owner's lease is revoked. Make a fence after everything issued so far, wait for the
+    /// fence, unback the memory, then send `FencePassed` ([`crate::FenceWatch::revoke`] does this).
+    Revoking { lease: LeaseId },
     /// A lease has ended and its bytes are free.
-    Freed {
-        /// The lease that ended.
-        lease: LeaseId,
-        /// Its size.
-        bytes: Bytes,
-    },
+    Freed { lease: LeaseId, bytes: Bytes },
     /// All leases of a dead owner are freed, so its successor may start.
-    OwnerCleared {
-        /// The dead owner.
-        owner: Owner,
-    },
-    /// Growth of foreign or overhead has broken rule 1. Nothing is granted until it holds again. `GiveUp`s follow.
+    OwnerCleared { owner: Owner },
+    /// Growth of foreign or overhead memory has broken rule 1. Nothing is granted until rule 1
+    /// holds again. `GiveUp` effects follow.
     Deficit {
-        /// By how much.
         short_by: Bytes,
-        /// The part that remains once all orders are followed and all fences have passed: no elastic lease can cover
-        /// it.
+        /// The part of the deficit that remains after all orders have been followed and all fences
+        /// have passed. No elastic lease can cover this part.
         uncovered: Bytes,
     },
     /// Rule 1 holds again.
     DeficitOver,
-    /// An elastic lease must shrink. Its owner frees what it can and answers with `Resize`.
+    /// An elastic lease must shrink. The owner frees as much as it can and answers with `Resize`.
     GiveUp {
-        /// The lease that must shrink.
         lease: LeaseId,
-        /// Its owner.
         owner: Owner,
-        /// Its class.
         class: Class,
-        /// The most that it may keep.
+        /// The largest size that the lease may keep.
         to: Bytes,
     },
-    /// Part of the canary was given up. This is an alarm, unless its wanted size was lowered.
-    CanaryGiven {
-        /// How much.
-        bytes: Bytes,
-    },
+    /// Part of the canary was given up. This is an alarm, unless the configured size of the canary
+    /// was lowered.
+    CanaryGiven { bytes: Bytes },
     /// The canary is whole again.
     CanaryTaken {
-        /// How much was added to it.
+        /// The number of bytes that were added to the canary.
         bytes: Bytes,
     },
     /// A model's gate has moved.
-    GateMoved {
-        /// The model.
-        model: Label,
-        /// The gate's new state.
-        to: Gate,
-    },
+    GateMoved { model: Label, to: Gate },
     /// A model's gate could not move.
     GateStuck(GateError),
 }
 
-/// A refused request, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refused {
-    /// The request's number.
     pub request: RequestId,
-    /// Why it was refused.
     pub reason: Refusal,
 }
 
-/// Why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Too little is available now.
     #[error("{} were requested, but only {} are available: {} short", asked.exact(), available.exact(), short_by.exact())]
     Short {
-        /// How many more bytes were wanted.
+        /// How many more bytes were requested.
         asked: Bytes,
-        /// How many are available.
         available: Bytes,
-        /// The difference.
         short_by: Bytes,
     },
-    /// The request could not be met even with all other leases and processes gone.
+    /// The request could not be met even if all other leases and other processes were gone.
     #[error(
         "{} were requested, but a lease can get at most {}: {} short",
         asked.exact(),
@@ -111,19 +83,18 @@ pub enum Refusal {
         short_by.exact()
     )]
     TooLarge {
-        /// The size of the lease that was wanted.
+        /// The requested size of the lease.
         asked: Bytes,
-        /// The largest size possible.
+        /// The largest size that a lease can have.
         attainable: Bytes,
-        /// The difference.
         short_by: Bytes,
     },
-    /// Requests of the same or a higher priority wait, and none is overtaken.
+    /// Requests of the same or a higher priority are waiting, and no request overtakes them.
     #[error("{} were requested, but {ahead} requests for memory are ahead in the queue", asked.exact())]
     Behind {
-        /// How many more bytes were wanted.
+        /// How many more bytes were requested.
         asked: Bytes,
-        /// How many requests are served first.
+        /// The number of requests that are served before this request.
         ahead: usize,
     },
     /// The queue is full.
@@ -136,39 +107,28 @@ pub enum Refusal {
         asked.exact()
     )]
     GateClosed {
-        /// The model.
         model: Label,
-        /// Its gate.
         gate: Gate,
-        /// The owner that asked.
         owner: Owner,
-        /// The class that it asked for.
         class: Class,
-        /// The most that it may hold.
+        /// The largest size that this claimant may hold.
         seat: Bytes,
-        /// How much it would have held.
+        /// The size that the claimant would have held.
         asked: Bytes,
     },
     /// The owner is dead, and this message came late.
     #[error("{owner} is dead")]
-    OwnerDead {
-        /// The dead owner.
-        owner: Owner,
-    },
-    /// The owner's predecessor still holds memory.
+    OwnerDead { owner: Owner },
+    /// An earlier generation of the owner still holds memory.
     #[error("{owner} cannot start: its predecessors still hold {}", held.exact())]
     PredecessorHolds {
-        /// The owner that asked.
         owner: Owner,
-        /// How much its predecessors hold.
+        /// The bytes that earlier generations of the owner still hold.
         held: Bytes,
     },
     /// The lease has ended, is being revoked, or is already shrinking.
     #[error("{lease} has ended or is already shrinking")]
-    NotHeld {
-        /// The lease's number.
-        lease: LeaseId,
-    },
+    NotHeld { lease: LeaseId },
     /// The request was for 0 bytes.
     #[error("the request is for 0 bytes; expected at least 1")]
     Nothing,
@@ -181,7 +141,6 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// All values of [`name`](Refusal::name).
     pub const NAMES: [&'static str; 11] = [
         "short",
         "too_large",
@@ -196,7 +155,7 @@ impl Refusal {
         "withdrawn",
     ];
 
-    /// The reason as one word, without the numbers.
+    /// The reason as one word, without numbers.
     pub const fn name(&self) -> &'static str {
         match self {
             Refusal::Short { .. } => "short",

@@ -1,83 +1,75 @@
-//! What the ledger is told.
+//! Inputs of the ledger.
 
 use crate::{Bytes, Gate, Label, LeaseId, Owner, Request, RequestId};
 
-/// What the ledger is told. Its caller watches fences and the driver, and reports them here.
+/// One input of the ledger. The ledger's caller watches fences and the driver, and reports changes
+/// with these inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// An owner wants a lease. Answered once, now or later, by `Granted` or `Refused`.
+    /// An owner requests a lease. The ledger answers once, in this or a later step, with `Granted`
+    /// or `Refused`.
     Ask {
-        /// The request's number. It must not be that of a request that waits.
+        /// The request's number. It must differ from the numbers of all waiting requests.
         id: RequestId,
-        /// The lease that is wanted.
         request: Request,
-        /// Whether to wait for bytes. If false, a request that cannot be met now is refused.
+        /// Whether the request may wait. If `false`, a request that cannot be met now is refused.
         wait: bool,
     },
-    /// A lease should change size. Answered once, now or later, by `Resized` or `Refused`.
+    /// A lease should change its size. The ledger answers once, in this or a later step, with
+    /// `Resized` or `Refused`.
     ///
-    /// It replaces an earlier `Resize` of the same lease that still waits.
+    /// This input replaces an earlier `Resize` of the same lease that is still waiting.
     Resize {
-        /// The request's number. It must not be that of a request that waits.
+        /// The request's number. It must differ from the numbers of all waiting requests.
         id: RequestId,
-        /// The lease to resize.
         lease: LeaseId,
-        /// Its new size.
         to: Bytes,
-        /// Only to grow: whether to wait for bytes.
+        /// When growing: whether the request may wait. Ignored when shrinking.
         wait: bool,
-        /// Only to shrink: whether the device is past the last use of the tail and the tail is unbacked. If not,
-        /// `FencePassed` must follow, and frees the bytes.
+        /// When shrinking: whether the device is past the last use of the tail and the tail is
+        /// unbacked. If `false`, `FencePassed` must follow and frees the bytes. Ignored when
+        /// growing.
         passed: bool,
     },
     /// A lease was dropped.
     Release {
-        /// The lease that was dropped.
         lease: LeaseId,
-        /// Whether the device is past its last use and its memory is unbacked. If not, `FencePassed` must follow.
+        /// Whether the device is past the last use of the lease and its memory is unbacked. If
+        /// `false`, `FencePassed` must follow.
         passed: bool,
     },
-    /// The device is past the last use of this lease, or of its tail if it shrinks, and the memory is unbacked.
-    FencePassed {
-        /// The lease whose fence has passed.
-        lease: LeaseId,
-    },
-    /// An actor is dead, in this generation and all earlier ones. What it held is revoked, and its waiting requests are
-    /// refused. Each lease comes back after its fence; once all have, `OwnerCleared` says so.
-    OwnerDied {
-        /// The dead actor.
-        owner: Owner,
-    },
-    /// The asker no longer wants the answer. Refuses the request if it still waits.
-    Withdraw {
-        /// The request's number.
-        id: RequestId,
-    },
-    /// What other processes hold now. While a gate is open (a model is being profiled), a decrease is ignored.
+    /// The device is past the last use of this lease, or of the tail of a shrinking lease, and that
+    /// memory is unbacked.
+    FencePassed { lease: LeaseId },
+    /// An actor is dead, in this generation and all earlier ones. Its leases are revoked, and its
+    /// waiting requests are refused. Each lease is freed after its fence. `OwnerCleared` follows
+    /// once all leases are freed.
+    OwnerDied { owner: Owner },
+    /// The sender of a request no longer wants the answer. The ledger refuses the request if it is
+    /// still waiting.
+    Withdraw { id: RequestId },
+    /// The bytes that other processes hold now. While any gate is open (a model is being profiled),
+    /// a decrease is ignored.
     Foreign(Bytes),
-    /// The owner of an elastic lease says how far it can shrink. Orders to shrink respect this; the default is 0.
-    /// Unknown leases are ignored.
+    /// The owner of an elastic lease reports how far the lease can shrink. Orders to shrink respect
+    /// this floor. The default is 0, and unknown leases are ignored.
     Floor {
-        /// The elastic lease.
         lease: LeaseId,
-        /// The size that it keeps.
+        /// The smallest size to which the lease can shrink.
         to: Bytes,
     },
-    /// While rule 1 is broken or part of the canary is missing, repeats which leases must shrink. This reaches owners
-    /// that started later, or lost an order with an actor that died.
+    /// While rule 1 is broken or part of the canary is missing, repeats the orders to shrink. This
+    /// reaches owners that started after the first order, and owners whose order was lost with an
+    /// actor that died.
     Remind {
-        /// How much more than is owed must be given up, because a neighbour keeps taking.
+        /// Additional bytes to free beyond the bytes owed, because another process keeps taking
+        /// memory.
         ahead: Bytes,
     },
-    /// What our process uses outside leases now.
+    /// The bytes that this process holds outside leases now.
     Overhead(Bytes),
-    /// How much to keep free of use.
+    /// The number of bytes to keep free.
     Canary(Bytes),
     /// Moves a model's gate, when the model becomes READY or stops.
-    Gate {
-        /// The model.
-        model: Label,
-        /// The gate's new state.
-        to: Gate,
-    },
+    Gate { model: Label, to: Gate },
 }

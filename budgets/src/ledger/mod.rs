@@ -18,41 +18,44 @@ use crate::{
     Reservations, Resized, Waiting,
 };
 
-/// What a ledger starts from.
+/// The settings with which a ledger starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerConfig {
-    /// The device's memory.
     pub total: Bytes,
-    /// What our process holds of it outside leases.
+    /// The part of `total` that our process holds outside leases.
     pub overhead: Bytes,
-    /// The most that leases of host memory may add up to.
+    /// The limit for all leases of host memory together.
     pub host_total: Bytes,
-    /// How many requests may wait for each kind of memory.
+    /// The maximum number of waiting requests for each kind of memory.
     pub waiting_max: usize,
 }
 
 impl LedgerConfig {
-    /// A device of this size with no overhead, 1 GiB of host memory to lease, and room for 256 waiting requests.
+    /// A device of this size with no overhead, 1 GiB of host memory to lease, and queues of 256
+    /// requests.
     pub fn new(total: Bytes) -> Self {
         LedgerConfig { total, overhead: Bytes::ZERO, host_total: Bytes::gib(1), waiting_max: 256 }
     }
 
-    /// What this device reports; 0 bytes if it is lost.
+    /// The configuration for this device, from its total memory and overhead. The total is 0 if the
+    /// device is lost.
     pub fn of(device: &dyn Device) -> Self {
         let total = device.memory().map_or(Bytes::ZERO, |memory| memory.total);
         LedgerConfig { overhead: device.overhead(), ..LedgerConfig::new(total) }
     }
 }
 
-/// The leases of one device, and of the host memory leased with it.
+/// All leases of one device, and of the host memory that is leased with the device.
 ///
-/// Pure: no I/O, clock or threads. The same inputs give the same effects. Every step checks rule 1
-/// (`granted + overhead + foreign + canary <= total`) on entry and exit, in release builds too. The sums themselves are
-/// recomputed once in as many steps as there are leases, and on every step in debug builds. Rule 1 can be broken only
-/// between an announced `Deficit` and its `DeficitOver`, because other processes take memory without asking us.
+/// Pure: no I/O, clock or threads. The same inputs produce the same effects. Every step checks rule
+/// 1 (`granted + overhead + foreign + canary <= total`) at its beginning and end, in release builds
+/// too. The sums themselves are recomputed once per as many steps as there are leases, and on every
+/// step in debug builds. Rule 1 can be broken only between a `Deficit` and the next `DeficitOver`,
+/// because other processes take memory without asking.
 ///
-/// The canary is an account, not a lease. It has no owner that could die or hold on to it, and the step that needs it
-/// takes it. While part of it is missing, nothing that it needs is granted, so it is restored first.
+/// The canary is an account, not a lease. No owner has to return it, and no owner's death can leak
+/// it: the step that needs the canary's bytes takes them. While part of the canary is missing, no
+/// bytes that it needs are granted, so the canary is restored first.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -68,19 +71,18 @@ pub struct Ledger {
     device: Account,
     host: Account,
     leases: BTreeMap<LeaseId, Entry>,
-    /// Leases by owner, so that a claim looks only at leases of its own name.
+    /// Leases by owner, so that a claim looks only at leases of its owner's name.
     owners: BTreeMap<Owner, BTreeSet<LeaseId>>,
     next_lease: LeaseId,
     device_queue: Admission<RequestKind>,
     host_queue: Admission<RequestKind>,
     gates: BTreeMap<Label, GateState>,
-    /// The last generation of each name known to be dead.
+    /// The latest generation of each name that is known to be dead.
     dead: BTreeMap<Label, u64>,
     /// Dead owners that still hold leases.
     clearing: BTreeSet<Owner>,
-    /// The deficit in the last `Deficit` effect.
+    /// The deficit that the last `Deficit` effect reported; 0 after `DeficitOver`.
     announced_deficit: Bytes,
-    /// Steps since the last full audit.
     unaudited_steps: usize,
 }
 
@@ -88,15 +90,15 @@ pub struct Ledger {
 pub(crate) struct Entry {
     pub(crate) holding: Holding,
     pub(crate) state: State,
-    /// The size that its owner keeps, whatever it is ordered.
+    /// The smallest size to which the owner can shrink the lease.
     floor: Bytes,
 }
 
-/// How far a lease is on its way from granted to freed.
+/// The progress of a lease from granted to freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Held,
-    /// Held; its tail waits for a fence.
+    /// Held; the tail waits for a fence.
     Shrinking {
         to: Bytes,
         request: RequestId,
@@ -105,21 +107,20 @@ pub(crate) enum State {
     Revoking,
 }
 
-/// What a waiting request will get.
 #[derive(Clone, Debug)]
 pub(crate) enum RequestKind {
     New(Request),
     Grow { lease: LeaseId, to: Bytes },
 }
 
-/// A model's gate, and what each claimant held when it froze.
+/// A model's gate, and the bytes that each claimant held when the gate froze.
 #[derive(Clone, Debug, Default)]
 struct GateState {
     gate: Gate,
     reservations: Reservations,
 }
 
-/// A request for more, as the gate sees it.
+/// A request for more bytes, with the fields that the gate checks.
 struct Claim<'a> {
     owner: &'a Owner,
     class: &'a Class,
@@ -128,7 +129,6 @@ struct Claim<'a> {
 }
 
 impl Ledger {
-    /// A ledger without leases.
     pub fn new(config: LedgerConfig) -> Ledger {
         let LedgerConfig { total, overhead, host_total, waiting_max } = config;
         Ledger {
@@ -147,8 +147,9 @@ impl Ledger {
         }
     }
 
-    /// Rebuilds the ledger of a restarted budget actor from the live leases. All gates are open: freeze them again. If
-    /// more is held than fits, the next step says `Deficit`.
+    /// Rebuilds the ledger of a restarted budget actor from the live leases. All gates are open, so
+    /// the caller must freeze them again. If more is held than fits, the next step reports a
+    /// `Deficit`.
     pub fn rebuild(config: LedgerConfig, live: impl IntoIterator<Item = Holding>) -> Ledger {
         let mut ledger = Ledger::new(config);
         for holding in live {
@@ -161,13 +162,13 @@ impl Ledger {
         ledger
     }
 
-    /// Starts the numbers of new leases after `last`. Late notes about leases that a predecessor freed then match no
-    /// new lease.
+    /// Numbers new leases from the number after `last`. Late notes about leases that a previous
+    /// ledger freed then match no new lease.
     pub fn number_leases_after(&mut self, last: LeaseId) {
         self.next_lease = self.next_lease.max(last.next());
     }
 
-    /// Takes one input and returns what follows from it.
+    /// Applies one input and returns the resulting effects.
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         self.check_accounts();
         let mut effects = Vec::new();
@@ -188,7 +189,8 @@ impl Ledger {
                 self.withdraw(|waiting| waiting.id == id, |_| Refusal::Withdrawn, &mut effects);
             }
             Input::Foreign(bytes) => {
-                // A neighbour may take back what it frees. A size chosen while it was gone would not hold.
+                // Another process may take back the memory that it frees now. A size chosen from
+                // the smaller value would then not hold.
                 self.device.foreign = if self.is_profiling() { self.device.foreign.max(bytes) } else { bytes };
             }
             Input::Floor { lease, to } => {
@@ -207,7 +209,6 @@ impl Ledger {
         effects
     }
 
-    /// The sums of one memory.
     pub fn account(&self, memory: Memory) -> &Account {
         match memory {
             Memory::Device => &self.device,
@@ -215,48 +216,48 @@ impl Ledger {
         }
     }
 
-    /// The most that a request could get now, if none waited.
+    /// The most that a request could get now if no request were waiting.
     pub fn available(&self, memory: Memory) -> Bytes {
         self.account(memory).available()
     }
 
-    /// A model's gate: open if the model is unknown.
+    /// A model's gate. The gate of an unknown model is open.
     pub fn gate(&self, model: &str) -> Gate {
         self.gates.get(model).map_or(Gate::Open, |post| post.gate)
     }
 
-    /// Whether a model is being sized, so that its gate is open.
+    /// Whether a model is being sized, which is while its gate is open.
     pub fn is_profiling(&self) -> bool {
         self.profiling() > 0
     }
 
-    /// How many models are being sized.
+    /// The number of models that are being sized.
     pub fn profiling(&self) -> usize {
         self.gates.values().filter(|post| post.gate == Gate::Open).count()
     }
 
-    /// How many requests wait for this memory.
+    /// The number of requests that wait for this memory.
     pub fn waiting_for(&self, memory: Memory) -> usize {
         self.queue(memory).iter().count()
     }
 
-    /// Bytes that the first waiting request asks for. 0 if none waits.
+    /// The bytes that the first waiting request asks for; 0 if no request waits.
     pub fn awaited(&self, memory: Memory) -> Bytes {
         self.queue(memory).iter().next().map_or(Bytes::ZERO, |waiting| waiting.bytes)
     }
 
-    /// What a lease holds, until the lease is freed.
+    /// The data of a lease, until the lease is freed.
     pub fn holding(&self, lease: LeaseId) -> Option<&Holding> {
         self.leases.get(&lease).map(|entry| &entry.holding)
     }
 
-    /// Whether this owner and its predecessors hold nothing, and can be granted nothing more: true from
-    /// [`Effect::OwnerCleared`] on.
+    /// Whether this owner and its earlier generations hold nothing and can get no more grants. This
+    /// is true from [`Effect::OwnerCleared`] on.
     pub fn is_cleared(&self, owner: &Owner) -> bool {
         self.dead.get(&owner.name).is_some_and(|dead| owner.generation <= *dead) && self.is_home(owner)
     }
 
-    /// The sum of a name's leases in all generations, with those that wait for a fence.
+    /// The sum of all leases of a name in all generations, including leases that wait for a fence.
     pub fn held_by(&self, name: &str) -> Bytes {
         let all = Owner::new(name, 0)..=Owner::new(name, u64::MAX);
         self.holdings_of(all).map(|holding| holding.bytes).sum()
@@ -278,17 +279,16 @@ impl Ledger {
         self.entries().map(|entry| &entry.holding)
     }
 
-    /// The leases of these owners.
     fn holdings_of(&self, owners: impl RangeBounds<Owner>) -> impl Iterator<Item = &Holding> {
         self.owners.range(owners).flat_map(|(_, leases)| leases).map(|lease| &self.leases[lease].holding)
     }
 
-    /// Whether this owner and its predecessors hold no lease.
+    /// Whether this owner and its earlier generations hold no lease.
     fn is_home(&self, owner: &Owner) -> bool {
         self.owners.range(owner.first()..=owner.clone()).next().is_none()
     }
 
-    /// Adds a new lease to all books.
+    /// Adds a new lease to all maps and sums.
     fn insert(&mut self, holding: Holding) {
         let id = holding.id;
         self.account_mut(holding.class.memory()).granted += holding.bytes;
@@ -297,7 +297,7 @@ impl Ledger {
         assert!(twice.is_none(), "{id} lives twice");
     }
 
-    /// Removes a lease from all books.
+    /// Removes a lease from all maps and sums.
     fn remove(&mut self, lease: LeaseId) -> Holding {
         let holding = self.leases.remove(&lease).expect("looked up by the caller").holding;
         self.account_mut(holding.class.memory()).granted -= holding.bytes;
@@ -343,7 +343,7 @@ impl Ledger {
         self.fulfil_or_queue(memory, wish, wait, effects);
     }
 
-    /// Why a new lease would be refused, apart from its size.
+    /// Checks everything about a new lease except its size.
     fn check_claimant(&self, request: &Request) -> Result<(), Refusal> {
         let Request { owner, class, model, bytes, .. } = request;
         if *class == Class::Canary {
@@ -416,7 +416,6 @@ impl Ledger {
         });
     }
 
-    /// Grants a request that fits.
     fn fulfil(&mut self, wish: Waiting<RequestKind>, effects: &mut Vec<Effect>) {
         match wish.wish {
             RequestKind::New(request) => {
@@ -459,7 +458,8 @@ impl Ledger {
             return effects.push(Effect::GateStuck(error));
         }
         if post.gate == Gate::Teardown {
-            // The model's last byte is back. An open gate that no start uses would count as profiling.
+            // The model has returned its last byte. If its gate were left open without a start in
+            // progress, it would count as profiling.
             self.gates.remove(&model);
             return effects.push(Effect::GateMoved { model, to });
         }

@@ -1,4 +1,5 @@
-//! How leases end, and what follows from any change: the canary, orders to shrink, and requests that can now be served.
+//! The end of leases, and the consequences of any change: the canary, orders to shrink, and waiting
+//! requests that can now be served.
 
 use super::{Claim, Effect, Entry, Ledger, Memory, Refusal, RequestKind, State, refuse};
 use crate::{Bytes, LeaseId, Owner, Waiting};
@@ -6,7 +7,8 @@ use crate::{Bytes, LeaseId, Owner, Waiting};
 impl Ledger {
     pub(super) fn release(&mut self, lease: LeaseId, passed: bool, effects: &mut Vec<Effect>) {
         assert!(lease < self.next_lease, "{lease} was never granted");
-        // A dead owner's handle may drop long after its lease was revoked and freed. Ignore it.
+        // A dead owner's handle may drop long after its lease was revoked and freed. Ignore that
+        // release.
         let Some(entry) = self.leases.get_mut(&lease).filter(|entry| entry.state != State::Revoking) else { return };
         let before = std::mem::replace(&mut entry.state, State::Revoking);
         self.end_growth_and_shrink(lease, before, effects);
@@ -25,7 +27,7 @@ impl Ledger {
 
     pub(super) fn owner_died(&mut self, owner: Owner, effects: &mut Vec<Effect>) {
         if self.dead.get(&owner.name).is_some_and(|dead| owner.generation <= *dead) {
-            return; // Its supervisor and its link may both report it.
+            return; // The supervisor and the link of the dead actor may both report the death.
         }
         self.dead.insert(owner.name.clone(), owner.generation);
         let reason = || Refusal::OwnerDead { owner: owner.clone() };
@@ -46,7 +48,7 @@ impl Ledger {
         self.clearing.insert(owner);
     }
 
-    /// Answers the requests that were still open on a lease that ends.
+    /// Refuses the requests to grow or shrink a lease that ends.
     fn end_growth_and_shrink(&mut self, lease: LeaseId, before: State, effects: &mut Vec<Effect>) {
         if let State::Shrinking { request, .. } = before {
             refuse(request, Refusal::NotHeld { lease }, effects);
@@ -78,8 +80,8 @@ impl Ledger {
         effects.push(Effect::Freed { lease, bytes: holding.bytes });
     }
 
-    /// Brings everything else in line with a change, in this order: dead owners, the canary, orders to shrink, waiting
-    /// requests.
+    /// Applies the consequences of a change, in this order: dead owners, the canary, orders to
+    /// shrink, waiting requests.
     pub(super) fn settle(&mut self, effects: &mut Vec<Effect>) {
         self.clear_owners(effects);
         self.settle_canary(effects);
@@ -128,8 +130,8 @@ impl Ledger {
         effects.append(&mut orders);
     }
 
-    /// Says which leases must shrink before rule 1 holds, the canary is whole and `ahead` is free; first the deficit,
-    /// if there is one.
+    /// Repeats which leases must shrink until rule 1 holds, the canary is whole and `ahead` more
+    /// bytes are free. If there is a deficit, it is announced before the orders.
     pub(super) fn remind(&self, ahead: Bytes, effects: &mut Vec<Effect>) {
         let (short_by, owed) = (self.device.deficit(), self.device.owed());
         if owed.is_zero() {
@@ -138,13 +140,14 @@ impl Ledger {
         let wanted = owed.saturating_add(ahead);
         let (uncovered, mut orders) = self.orders(wanted);
         if !short_by.is_zero() {
-            // What leases give up covers the deficit first, and then the canary.
+            // Memory that leases give up covers the deficit first, and then the canary.
             effects.push(Effect::Deficit { short_by, uncovered: uncovered.saturating_sub(wanted - short_by) });
         }
         effects.append(&mut orders);
     }
 
-    /// Which leases must shrink to free `short_by`, and how many bytes of it no lease can give up.
+    /// Chooses leases to shrink until `short_by` bytes will be free. Returns the bytes that no
+    /// lease can give up, and the orders to shrink.
     fn orders(&self, short_by: Bytes) -> (Bytes, Vec<Effect>) {
         let on_its_way: Bytes = self
             .entries()
@@ -156,7 +159,8 @@ impl Ledger {
             })
             .sum();
         let mut uncovered = short_by.saturating_sub(on_its_way);
-        // Cheap classes first; within a class the youngest lease, which has the least to lose.
+        // Shrink cheap classes first. Within a class, shrink the youngest lease first, because it
+        // has the least to lose.
         let mut elastic: Vec<_> = self
             .entries()
             .filter(|entry| entry.state == State::Held)
@@ -176,8 +180,9 @@ impl Ledger {
         (uncovered, orders)
     }
 
-    /// Refuses requests that can never be met: their gate has closed, or overhead and the canary have grown so much
-    /// that the request would block the queue for ever.
+    /// Refuses waiting requests that can never be met. The reason is either that the request's gate
+    /// has closed, or that overhead and the canary have grown so much that the request would block
+    /// the queue forever.
     fn refuse_hopeless(&mut self, memory: Memory, effects: &mut Vec<Effect>) {
         let attainable = self.account(memory).attainable();
         let hopeless: Vec<_> = self
@@ -212,7 +217,7 @@ impl Ledger {
         loop {
             let available = self.account(memory).available();
             let Some(waiting) = self.queue_mut(memory).pop_fitting(available) else { return };
-            // A grant made earlier in this loop may have filled the claimant's seat.
+            // A grant made earlier in this loop may have used up the claimant's seat.
             match self.check_wish(&waiting) {
                 Ok(()) => self.fulfil(waiting, effects),
                 Err(reason) => refuse(waiting.id, reason, effects),
@@ -221,7 +226,8 @@ impl Ledger {
     }
 }
 
-/// Whether `dead` means that `owner` is dead too: the same name, the same or an earlier generation.
+/// Whether the death of `dead` implies that `owner` is dead too: the same name, and the same or an
+/// earlier generation.
 fn is_gone(owner: &Owner, dead: &Owner) -> bool {
     owner.name == dead.name && owner.generation <= dead.generation
 }

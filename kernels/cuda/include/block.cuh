@@ -1,4 +1,4 @@
-// What the threads of a block do together: sums, sorting, finding a place.
+// Operations of a whole warp or block: sums, running sums and sorting.
 #pragma once
 
 #include <stdint.h>
@@ -9,7 +9,7 @@ constexpr uint32_t EVERY_LANE = 0xffffffffu;
 __device__ __forceinline__ uint32_t lane_of_thread() { return threadIdx.x % LANES; }
 __device__ __forceinline__ uint32_t warp_of_thread() { return threadIdx.x / LANES; }
 
-// sm_80 has one instruction for each of these.
+// From sm_80 on, the largest value and the count take one instruction each.
 __device__ __forceinline__ uint32_t warp_largest(uint32_t value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     return __reduce_max_sync(EVERY_LANE, value);
@@ -34,7 +34,7 @@ __device__ __forceinline__ uint32_t warp_count(uint32_t value) {
 #endif
 }
 
-// Added in one order, whatever the batch.
+// The order of the additions is fixed, whatever the batch.
 template <typename Number>
 __device__ __forceinline__ Number warp_sum(Number value) {
 #pragma unroll
@@ -44,7 +44,7 @@ __device__ __forceinline__ Number warp_sum(Number value) {
     return value;
 }
 
-// Of this lane and those before it.
+// The sum over this lane and the lanes before it.
 template <typename Number>
 __device__ __forceinline__ Number warp_running_sum(Number value) {
 #pragma unroll
@@ -55,7 +55,8 @@ __device__ __forceinline__ Number warp_running_sum(Number value) {
     return value;
 }
 
-// Of this thread and those before it. `sums` holds one number a warp; the block may be of 1024 threads. Whole numbers.
+// The sum over this thread and the threads before it. `sums` has LANES elements, enough for the
+// warps of a block of 1024 threads. For integers only.
 template <typename Number>
 __device__ __forceinline__ Number block_running_sum(Number value, Number* sums) {
     const Number own = warp_running_sum(value);
@@ -72,15 +73,16 @@ __device__ __forceinline__ Number block_running_sum(Number value, Number* sums) 
     return own + (warp_of_thread() > 0 ? sums[warp_of_thread() - 1] : 0);
 }
 
-// The sum over the block, in every thread. `sums` as above. Whole numbers.
+// The sum over the block, returned to every thread. `sums` has LANES elements. For integers only.
 template <typename Number>
 __device__ __forceinline__ Number block_sum(Number value, Number* sums) {
     block_running_sum(value, sums);
     return sums[blockDim.x / LANES - 1];
 }
 
-// Sorts `count` numbers, smallest first (Batcher's bitonic network, 1968). `length` is a power of two, at least `count`
-// and at most twice the threads; what is between the two is filled up.
+// Sorts `count` numbers, smallest first (Batcher's bitonic network, 1968). `length` is a power of
+// two, at least `count` and at most twice the number of threads; elements from `count` to `length`
+// are overwritten with the largest number.
 __device__ __forceinline__ void block_sort(uint64_t* numbers, uint32_t count, uint32_t length) {
     for (uint32_t place = count + threadIdx.x; place < length; place += blockDim.x) {
         numbers[place] = ~0ull;
@@ -100,7 +102,7 @@ __device__ __forceinline__ void block_sort(uint64_t* numbers, uint32_t count, ui
                     numbers[right] = one;
                 }
             }
-            // Pairs of a warp's 64 numbers stay in the warp while the step is short.
+            // While the step is short, the 64 numbers of a warp are compared only with each other.
             if (step > LANES) {
                 __syncthreads();
             } else {
@@ -118,7 +120,8 @@ __device__ __forceinline__ uint32_t power_of_two_from(uint32_t count) {
     return count <= 2 ? 2 : 1u << (32 - __clz(count - 1));
 }
 
-// Adds to a 64-bit sum in two halves: shared memory adds 32 bits at once, and 64 only by trying until nobody interferes.
+// Adds to a 64-bit sum in two halves. In shared memory, a 32-bit atomic add is one instruction, but
+// a 64-bit one is a compare-and-swap loop.
 __device__ __forceinline__ void add_wide(uint32_t* low, uint32_t* high, uint64_t number) {
     const uint32_t part = static_cast<uint32_t>(number);
     const uint32_t before = atomicAdd(low, part);

@@ -1,5 +1,6 @@
-// Keys and values as operands of the tensor cores: as they stand in the cache, or widened from E4M3 to f16. An f16 has all
-// numbers of E4M3, and of a bf16 query all digits: those up to 65504, far beyond what queries are.
+// Keys and values as operands of the tensor cores: as stored in the cache, or widened from E4M3 to
+// f16. An f16 represents every E4M3 number exactly. It also has all mantissa bits of a bf16 query
+// up to 65504, far above the magnitude of real queries.
 #pragma once
 
 #include <type_traits>
@@ -7,11 +8,11 @@
 #include "e4m3.cuh"
 #include "element.cuh"
 
-// The type in which cached numbers are multiplied.
+// Type in which cached numbers are multiplied.
 template <typename Element, typename Cached>
 using Multiplied = std::conditional_t<std::is_same_v<Cached, E4m3>, __half, Element>;
 
-// Two neighbours of the cache, likewise.
+// Two adjacent cached numbers, converted to the type in which they are multiplied.
 template <typename Cached, typename Pair>
 __device__ __forceinline__ uint32_t to_operand(Pair pair) {
     if constexpr (std::is_same_v<Cached, E4m3>) {
@@ -21,7 +22,8 @@ __device__ __forceinline__ uint32_t to_operand(Pair pair) {
     }
 }
 
-// Two neighbours of a query; what is too large for an f16 becomes its largest.
+// Two adjacent numbers of a query, converted likewise. Values that are too large for f16 become its
+// largest number.
 template <typename Cached, typename Element>
 __device__ __forceinline__ uint32_t query_operand(uint32_t pair) {
     if constexpr (std::is_same_v<Multiplied<Element, Cached>, Element>) {

@@ -1,12 +1,13 @@
-// Moving one row with one block: bytes are bytes, whatever their type.
+// Copying one row with one block, byte for byte and independent of the element type.
 #pragma once
 
 #include "element.cuh"
 
-// 16-byte copies in flight for each thread before the first is stored.
+// Copies in flight per thread before the first one is stored.
 constexpr uint32_t COPIES = 4;
 
-// The threads of a block copy `count` words. Each loads four before it stores one, so that memory's delay is paid once.
+// Copies `count` words with the threads of a block. Each thread loads four words before it stores
+// one, so that the memory latency is paid once.
 template <typename Stored>
 __device__ __forceinline__ void copy_words(const Stored* from, Stored* to, uint32_t count) {
     uint32_t word = threadIdx.x;
@@ -36,7 +37,7 @@ __device__ __forceinline__ void copy_words(const Stored* from, Stored* to, uint3
     }
 }
 
-// Copies `bytes`, a multiple of 2, as the widest words that both addresses and the length allow.
+// Copies `bytes` (a multiple of 2) with the widest words that both addresses and the length allow.
 __device__ __forceinline__ void copy_row(const void* from, void* to, uint32_t bytes) {
     const uint64_t together = reinterpret_cast<uint64_t>(from) | reinterpret_cast<uint64_t>(to) | bytes;
     if (aligned_to(together, 16)) {
@@ -48,7 +49,8 @@ __device__ __forceinline__ void copy_row(const void* from, void* to, uint32_t by
     }
 }
 
-// Writes one bit pattern over `bytes`, a multiple of 2: zeros, or ones, which are a NaN in every float type.
+// Fills `bytes` (a multiple of 2) with one bit pattern: zeros, or ones, which are a NaN in every
+// float type.
 __device__ __forceinline__ void fill_row(void* to, uint32_t bytes, uint32_t pattern) {
     if (aligned_to(reinterpret_cast<uint64_t>(to) | bytes, 16)) {
         for (uint32_t word = threadIdx.x; word < bytes / 16; word += blockDim.x) {

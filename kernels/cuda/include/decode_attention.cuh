@@ -1,41 +1,53 @@
-// Attention of one new token a sequence over the paged cache (PagedAttention, Kwon et al. 2023, arXiv 2309.06180), the
-// keys of long contexts split over the card (Flash-Decoding, Dao et al. 2023) with equal shares for all thread blocks
-// (Stream-K, Osama et al. 2023, arXiv 2301.03598), so that contexts of 1 and of 100,000 may stand in one batch.
+// Decode attention: one new token per sequence (or a few), over the paged KV cache (PagedAttention,
+// Kwon et al. 2023, arXiv 2309.06180). The keys of long contexts are split over the whole GPU
+// (Flash-Decoding, Dao et al. 2023), in equal shares for all thread blocks (Stream-K, Osama et al.
+// 2023, arXiv 2301.03598), so that contexts of 1 and of 100,000 tokens may be in one batch.
 //
-// queries         [rows, heads * head_dim]                    rows queries_pitch elements apart; heads = kv_heads * group
-// cache           [blocks, 2, kv_heads, 16, head_dim]         one layer, keys then values, this step's included
-// query_starts    [sequences + 1] u32                         row of sequence s is query_starts[s]
-// context_lengths [sequences] u32                             tokens in the cache, this step's included
-// block_tables    [sequences, table_blocks] u32               unused places are not read
-// partials        [gridDim.x, 2, 8, head_dim + 2] f32         scratch; 8-byte aligned
-// counters        [gridDim.x] u32                             zero before the first launch, zero again after each
-// scales          [2, kv_heads] f32                           of keys and values in E4M3; not read otherwise
-// flags           PAST_IS_THERE; OTHERS_READ_ONCE: weights are read with the hint that they are the first to go from the L2 cache
-// out             [rows, heads * head_dim]                    contiguous
+// queries         [rows, heads * head_dim], rows queries_pitch elements apart; heads = kv_heads *
+//                 group
+// cache           [blocks, 2, kv_heads, 16, head_dim]: one layer, keys then values, including this
+//                 step's
+// query_starts    [sequences + 1] u32: the row of sequence s is query_starts[s]
+// context_lengths [sequences] u32: tokens in the cache, including this step's
+// block_tables    [sequences, table_blocks] u32; unused entries are not read
+// partials        [gridDim.x, 2, 8, head_dim + 2] f32: scratch, 8-byte aligned
+// counters        [gridDim.x] u32: zero before the first launch, and zero again after each launch
+// scales          [2, kv_heads] f32: of keys and of values in E4M3; not read for other caches
+// flags           PAST_IS_THERE; OTHERS_READ_ONCE: GEMMs read weights with the hint to evict them
+//                 from the L2 cache first
+// out             [rows, heads * head_dim], contiguous
 //
-// out = softmax(queries . keys * scale) . values for each head, sums in f32, weights rounded to the element before they
-// meet the values. A sequence may have any number of rows n (speculation: a few): its r-th sees the first
-// context - n + r + 1 tokens; every 8 query vectors read the keys again. A row that sees nothing, also that of a context
-// of 0, is zeros. A sequence whose query_starts are equal, or lie at or past `rows`, writes nothing; rows of no sequence
-// are not written. A context longer than its table is cut, a block at or past `blocks` is read as the last one: nothing
-// outside is read. What lies in a block past the context may be any bits. A NaN in a query
-// makes NaNs of that head's output; a NaN in a key or value of those of its own sequence; and never of any other.
+// out = softmax(queries . keys * scale) . values for each head. Sums are f32; weights are rounded
+// to the element type before they are multiplied by the values. A sequence may have any number of
+// rows n (a few with speculative decoding): its row r sees the first context - n + r + 1 tokens,
+// and every 8 query vectors read the keys again. The output of a row that sees no tokens (for
+// example, with a context of 0) is zeros. Nothing is written for a sequence whose query_starts are
+// equal, or are at or past `rows`; rows that belong to no sequence are not written. A context
+// longer than its table is truncated, and a block id at or past `blocks` is read as the last block,
+// so nothing outside the cache is read. A block may contain any bits past the context. A NaN in a
+// query makes NaNs in the output of that head; a NaN in a key or value makes NaNs in outputs of its
+// own sequence. No other output is affected.
 //
-// queries, cache and their pitch are aligned to 16 bytes, out to 4. head_dim 32, 64, 80 or 128.
+// queries, cache and their pitch are aligned to 16 bytes, out to 4. head_dim is 32, 64, 80 or 128.
 //
-// How: a warp takes every n-th key block of a run. Blocks come through a ring of its own in shared memory, so that warps
-// do not wait for one another, and stand along the 16 rows of the tensor cores' products, query vectors along the 8
-// columns (decode_block.cuh). The warps of a thread block meet in shared memory, thread blocks in `partials`: the last of
-// those that share a run adds up. Which is last changes, the order of adding does not: the same inputs give
+// Method: with n warps in a thread block, a warp processes every n-th key block of a run. Each warp
+// copies its blocks through its own ring in shared memory, so that warps do not wait for each
+// other. Keys are along the 16 rows of the tensor cores' products, query vectors along the 8
+// columns (decode_block.cuh). The warps of a thread block combine their results in shared memory,
+// and thread blocks combine theirs in `partials`: the last of the thread blocks that share a run
+// adds up. Which one is last varies, but the order of the additions is fixed: the same inputs give
 // the same bits.
 //
-// With programmatic dependent launch everything up to the first read of queries and cache runs ahead of the kernel in
-// front, which must not write query_starts, context_lengths or block_tables. Where the past is said to be there the first
-// whole blocks of it are read ahead of it too: it must not write what stands in front of a sequence's rows.
+// With programmatic dependent launch, everything up to the first read of queries and cache runs
+// before the previous kernel has ended, so that kernel must not write query_starts, context_lengths
+// or block_tables. With PAST_IS_THERE, the first whole blocks of past tokens are read early, too,
+// so the previous kernel must not write tokens before a sequence's new rows.
 //
-// Where weights are the first to go from the L2 cache, keys and values that are not fill it, stay until others of their
-// kind come, and leave the weights little room: at 64 sequences of 576 tokens, too many to be there still in the next
-// step, a step with linear_few.cu's products took 4 us a layer more. So those have the same hint.
+// Suppose that GEMMs read weights with the hint to evict them from the L2 cache first, but keys and
+// values are read without it. Keys and values then fill the cache, stay until other keys and values
+// replace them, and leave little space to the weights. With 64 sequences of 576 tokens, which are
+// too much to remain in the cache until the next step, a step with the GEMMs of linear_few.cu took
+// 4 us longer per layer. So keys and values are read with the same hint if they are large.
 
 #pragma once
 
@@ -50,9 +62,12 @@ using contract::attention_decode::OTHERS_READ_ONCE;
 using contract::attention_decode::PARTS;
 using contract::attention_decode::PAST_IS_THERE;
 
-// MiB of a layer's keys and values beyond which they are the first to go from the L2 cache, beside weights that are so too
-// and beside others. Fewer stay in part until the next step, which is worth more: between 16 sequences of 576 tokens
-// (18 MiB) and 20. Beside cuBLASLt's products it cost 1 us a layer at 96 and 128 sequences and gained 3 at 256.
+// MiB of a layer's keys and values above which they are read with the hint to evict them from the
+// L2 cache first: if GEMMs read weights with that hint, and if they read weights without it.
+// Smaller amounts partly remain in the cache until the next step, which is worth more. The limit
+// for the first case was measured between 16 sequences of 576 tokens (18 MiB) and 20 sequences. In
+// the second case, with cuBLASLt's GEMMs, the hint cost 1 us per layer at 96 and 128 sequences and
+// saved 3 us at 256.
 constexpr uint32_t READ_ONCE_MIB = 20, READ_ONCE_BESIDE_OTHERS_MIB = 240;
 
 struct DecodeCall {
@@ -60,33 +75,33 @@ struct DecodeCall {
     const void* cache;
     uint32_t queries_pitch, blocks;
     DecodeBatch batch;
-    const float* scales;  // [2, kv_heads], with a cache in E4M3
+    const float* scales;  // [2, kv_heads], for a cache in E4M3
     float scale;
     bool past_is_there, others_read_once;
 };
 
-// The keys of one run that one thread block works on.
+// The keys of one run that one thread block processes.
 struct Segment {
     DecodeSequence sequence;
     const uint32_t* table;
     uint32_t kv_head, first_query;  // of the tile, among the sequence's rows * group query vectors
-    uint32_t queries;               // of the tile, up to 8
+    uint32_t queries;               // of the tile, at most 8
     uint32_t from, to;              // key blocks
-    float scale, value_scale;       // of scores, and of what is gathered
+    float scale, value_scale;       // of scores, and of the weighted sum of values
     bool is_read_once;
 };
 
-// This warp's part of a segment: every `warps`-th of its blocks.
+// This warp's part of a segment: every `warps`-th of its key blocks.
 template <uint32_t HEAD_DIM, typename Element, typename Cached>
 struct WarpPart {
     static constexpr uint32_t TILES = HEAD_DIM / 16;
     using Core = TensorCoreElement<Multiplied<Element, Cached>>;
     using Ring = ::Ring<HEAD_DIM, Cached>;
     using Half = HalfBlock<HEAD_DIM, Cached>;
-    float gathered[TILES][4];  // columns: query vectors 2 * pair and the next; rows: two neighbouring elements
+    float gathered[TILES][4];  // columns: query vectors 2 * pair, + 1; rows: two adjacent elements
     float maximum[2], sum[2];  // of those query vectors; the sum of this lane's keys only
 
-    // The query vector of this lane's column of the tile, if there is one.
+    // The query vector of this lane's column of the tile, or null if the tile has fewer.
     static __device__ __forceinline__ const char* query_at(const DecodeCall& call, const Segment& segment, uint32_t lane) {
         const uint32_t vector = segment.first_query + lane / 4, group = call.batch.group;
         if (lane / 4 >= segment.queries) {
@@ -98,12 +113,12 @@ struct WarpPart {
         return static_cast<const char*>(call.queries) + (row * call.queries_pitch + head * HEAD_DIM) * 2;
     }
 
-    // `ring` is this warp's; it is free again when all lanes have returned.
+    // `ring` belongs to this warp; it may be reused after all lanes have returned.
     __device__ __forceinline__ void compute(const DecodeCall& call, const Segment& segment, char* ring) {
         const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
         const uint32_t first = segment.from + warp, context = segment.sequence.context;
         const uint32_t count = context > 0 && first < segment.to ? (segment.to - first + warps - 1) / warps : 0;
-        // Thirty-two places of the table at a time, and the next thirty-two ahead.
+        // Reads 32 entries of the block table at a time, and the next 32 in advance.
         const auto places = [&](uint32_t start) {
             return start + lane < count ? segment.table[first + (start + lane) * warps] : 0;
         };
@@ -121,7 +136,7 @@ struct WarpPart {
         }
         const uint32_t half_bytes = call.batch.kv_heads * Half::BYTES, ring_address = shared_address(ring);
         const char* of_head = static_cast<const char*>(call.cache) + segment.kv_head * Half::BYTES;
-        // Begins to copy the blocks one after the other; past the last nothing happens.
+        // Starts the copies of one block after the other. Past the last block, nothing is copied.
         const auto copy = [&](uint32_t step, uint32_t stage) {
             if (step < count) {
                 if (step > 0 && step % WARP == 0) {
@@ -141,7 +156,8 @@ struct WarpPart {
             }
             end_copies();
         };
-        // Whole blocks of the past are there before the kernel in front has ended, which may still write this step's keys.
+        // Whole blocks of past tokens are complete while the previous kernel may still write this
+        // step's keys.
         const uint32_t past = call.past_is_there ? (context - min(context, segment.sequence.rows)) / BLOCK_TOKENS : 0;
         const auto is_past = [&](uint32_t step) { return first + step * warps < past; };
 #pragma unroll
@@ -163,15 +179,15 @@ struct WarpPart {
 #pragma unroll 1
         for (uint32_t step = 0; step < count; ++step) {
             wait_for_all_but<Ring::STAGES - 2>();
-            // Now all lanes' copies of this block have landed, and all lanes have read the block before, whose place in
-            // the ring is the next to be filled.
+            // At this point, the copies of this block by all lanes have completed, and all lanes
+            // have read the previous block, whose stage of the ring is the next to fill.
             __syncwarp();
             copy(step + Ring::STAGES - 1, free_stage);
             const char* keys = ring + stage * Ring::BLOCK_BYTES;
             float scores[4];
             multiply_keys<HEAD_DIM>(keys, queries, lane, scores);
             const uint32_t token = (first + step * warps) * BLOCK_TOKENS;
-            // Only the last blocks have keys that some row does not see.
+            // Only the last blocks have keys that some rows do not see.
             if (token + BLOCK_TOKENS + segment.sequence.rows > context + 1) {
                 mask(call, segment, token, lane, scores);
             }
@@ -190,21 +206,22 @@ struct WarpPart {
         }
     }
 
-    // Minus infinity for the keys that a query vector does not see.
+    // Sets the scores of keys that a query vector does not see to minus infinity.
     static __device__ __forceinline__ void mask(const DecodeCall& call, const Segment& segment, uint32_t token,
                                                 uint32_t lane, float (&scores)[4]) {
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
             const uint32_t key = token + lane / 4 + i / 2 * 8;
             const uint32_t row = (segment.first_query + 2 * (lane % 4) + i % 2) / call.batch.group;
-            // Its row sees `context - rows + row + 1` keys, none if that is negative.
+            // This row sees `context - rows + row + 1` keys, or none if that is negative.
             if (key + segment.sequence.rows > segment.sequence.context + row) {
                 scores[i] = -INFINITY;
             }
         }
     }
 
-    // Scores become weights, in the layout of B for the values' product; what was gathered shrinks if a maximum grows.
+    // Converts scores to weights, in the layout of B for the product with the values. Scales
+    // `gathered` down if a maximum grows.
     __device__ __forceinline__ void weigh(float (&scores)[4], float scale, uint32_t (&weights)[2]) {
         float shrink[2];
         bool grown = false;
@@ -216,7 +233,8 @@ struct WarpPart {
                 highest = fmaxf(highest, __shfl_xor_sync(ALL_LANES, highest, distance));
             }
             highest = fmaxf(highest * scale, maximum[column]);
-            // Minus infinity less itself is no number: a row that has seen nothing measures from 0.
+            // Minus infinity minus itself is NaN, so the origin of a row that has seen no keys is
+            // 0.
             const float origin = highest == -INFINITY ? 0.0f : highest;
             shrink[column] = power_of_two(maximum[column] - origin);
             grown |= highest > maximum[column];
@@ -238,8 +256,9 @@ struct WarpPart {
         weights[1] = transposed(Core::pack(scores[2], scores[3]));
     }
 
-    // Leaves this part at the start of this warp's ring for `add_parts`, measured from the highest scores among the first
-    // `filled` warps, which are those with keys. Called by all threads; ends with a barrier.
+    // Writes this part to the start of this warp's ring for `add_parts`, relative to the highest
+    // scores among the first `filled` warps, which are the warps with keys. Must be called by all
+    // threads; ends with a barrier.
     __device__ __forceinline__ void write(uint32_t filled, float value_scale, Highest& highest, char* ring) const {
         const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, query = 2 * (lane % 4);
         if (lane < 4) {
@@ -275,7 +294,7 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
                                                  uint32_t* counters, Element* out) {
     using Part = Slice<HEAD_DIM>;
     constexpr uint32_t RING = Ring<HEAD_DIM, Cached>::BYTES;
-    extern __shared__ __align__(128) char rings[];  // one for each warp
+    extern __shared__ __align__(128) char rings[];  // one per warp
     __shared__ __align__(16) Highest highest;
     __shared__ uint32_t arrived;
     const DecodeBatch& batch = call.batch;
@@ -283,7 +302,8 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
     let_next_kernel_start();
     DecodeShare share;
     if (!find_share(batch, piece, share)) {
-        // A block that has nothing to do waits too: the next kernel relies on both having ended.
+        // A block without work waits, too: the next kernel relies on both this kernel and the
+        // previous one having ended.
         wait_for_previous_kernel();
         return;
     }
@@ -346,8 +366,9 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
             __syncthreads();
             continue;
         }
-        // A share has at most two parts to give: one of a run that began before it or at its start, and one of a run that
-        // begins inside and ends after it.
+        // A share contributes at most two parts to runs that it shares: one to a run that begins
+        // before the share or at its start, and one to a run that begins inside the share and ends
+        // after it.
         float* own = partials + (PARTS * blockIdx.x + (run_start > share.start)) * PART_FLOATS<HEAD_DIM>;
         add_parts<HEAD_DIM>(parts, RING / 4, filled, segment.queries,
                             [&](uint32_t query, uint32_t slice, const Part& all) {
@@ -360,7 +381,8 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
                                     *reinterpret_cast<float2*>(row + HEAD_DIM) = make_float2(all.highest, all.sum);
                                 }
                             });
-        // A share begins at most one run that others end, so that the counter of the first is theirs.
+        // At most one run begins in a share and ends in a later one, so that run uses the counter
+        // of the share that it begins in.
         const uint32_t first = run_start / share.length, all = (run_start + blocks - 1) / share.length - first + 1;
         __syncthreads();
         if (threadIdx.x == 0) {
@@ -393,19 +415,21 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
         attention_decode<HEAD_DIM, Cached>(call, piece, partials, counters, out);                                     \
     }
 
-// Launch: block (32 * warps), grid (workers), dynamic shared memory warps * RING_BYTES (contract::attention_decode). Above 48 KiB the
-// function's limit has to be raised first. Scratch is workers * PARTS * PART_NUMBERS f32 for `partials` and workers u32 for
-// `counters`; all kernels of one stream may use the same. Any warps from 1 to WARPS_MAX, any workers and any piece > 0 give
-// the right result; what was fastest on an H200:
+// Launch: block (32 * warps), grid (workers), dynamic shared memory warps * RING_BYTES
+// (contract::attention_decode). Above 48 KiB, the function's limit must be raised first. Scratch is
+// workers * PARTS * PART_NUMBERS f32 for `partials` and workers u32 for `counters`; all kernels of
+// a stream may share it. The result is correct with any number of warps from 1 to WARPS_MAX, any
+// number of workers and any piece > 0. The fastest values on an H200:
 //
-//   runs = sequences * kv_heads * div_ceil(rows of a sequence * group, 8), workers = multiprocessors * 8 / warps
+//   runs = sequences * kv_heads * div_ceil(rows of a sequence * group, 8)
+//   workers = multiprocessors * 8 / warps
 //   runs <= 32:                             warps 8, piece 8
 //   runs are up to a third of workers:      warps 4, piece 8
 //   runs are 70 to 100 percent of workers:  warps 8, piece 20
 //   85 to 100 percent:                      warps 2, piece 20
 //   90 to 100 percent:                      warps 1, piece 20
-//   else:                                   warps 4, piece 20
+//   otherwise:                              warps 4, piece 20
 //
-// Where a multiprocessor's shared memory is too small (100 KiB on sm_86 and sm_89, 64 KiB on sm_75), take fewer warps, and
-// one worker a multiprocessor. May be launched with programmatic stream serialization. sequences, rows, blocks,
-// table_blocks > 0.
+// If a multiprocessor has too little shared memory (100 KiB on sm_86 and sm_89, 64 KiB on sm_75),
+// use fewer warps and one worker per multiprocessor. May be launched with programmatic stream
+// serialization. sequences, rows, blocks, table_blocks > 0.

@@ -1,14 +1,17 @@
-// A warp's own ring of cache blocks in shared memory, and their way from there into the tensor cores' registers.
+// A warp's ring of cache blocks in shared memory, and loads from there into the tensor cores'
+// registers.
 //
-// A product does not care in which order the elements of a head are added, as long as keys and queries agree, nor in
-// which order the elements of an output stand, as long as the code that writes it knows. So the bytes of a row are dealt
-// out to the lanes that share it in portions of 16 neighbouring bytes, and of 8, 4 and 2 at its end (`LaneRow`); the
-// elements of a portion count as neighbours in a lane's fragment. With `group = lane / 4` and `pair = lane % 4`:
+// The elements of a head may be summed in any order, as long as keys and queries use the same
+// order, and output elements may be in any order, as long as the code that writes them uses the
+// same one. So the bytes of a row are distributed over the lanes that share it in portions of 16
+// adjacent bytes, and of 8, 4 and 2 at its end (`LaneRow`). The elements of a portion count as
+// adjacent in a lane's fragment. With `group = lane / 4` and `pair = lane % 4`:
 //
-// - keys: A [16 keys, 16 elements], a lane has elements of keys `group` and `group + 8`, whose rows four lanes share.
-//   Queries, B, have the same elements of query `group`.
-// - values: A [16 elements, 16 keys], a lane has the keys 2 * pair, 2 * pair + 1, and those 8 further, whose rows eight
-//   lanes share. Two rows of A, `group` and `group + 8`, are a pair of neighbours among its elements.
+// - keys: A [16 keys, 16 elements]. A lane has elements of the keys `group` and `group + 8`; four
+//   lanes share each row. Queries, B, have the same elements of query `group`.
+// - values: A [16 elements, 16 keys]. A lane has the keys 2 * pair and 2 * pair + 1, and the keys 8
+//   further on; eight lanes share each row. Two rows of A, `group` and `group + 8`, are a pair of
+//   adjacent elements of the lane.
 #pragma once
 
 #include "cached_operand.cuh"
@@ -19,8 +22,9 @@
 using contract::common::BLOCK_TOKENS;
 static_assert(BLOCK_TOKENS == 16, "keys along the 16 rows of a product");
 
-// Starts the copy of 16 bytes; with READ_ONCE they are the first to go from the L2 cache. (The hint to keep them as long as
-// anything else is not the same as none: with it 256 sequences took 84 us instead of 76.)
+// Starts the copy of 16 bytes. With READ_ONCE, they are the first to be evicted from the L2 cache.
+// (An explicit hint of normal priority differs from no hint: with it, 256 sequences took 84 us
+// instead of 76.)
 template <bool READ_ONCE>
 __device__ __forceinline__ void copy_16_bytes_from_cache(uint32_t destination, const void* source) {
 #if __CUDA_ARCH__ >= 800
@@ -36,9 +40,9 @@ __device__ __forceinline__ void copy_16_bytes_from_cache(uint32_t destination, c
     copy_16_bytes(destination, source, true);
 }
 
-// Sixteen keys or values of one head in shared memory, 16-byte chunks as they come, but rows of whole 128 bytes have
-// theirs exchanged so that the eight lanes which read together, two keys' neighbours or four keys' beginnings, never meet
-// in a bank.
+// Sixteen keys or values of one head in shared memory. 16-byte chunks are in their original order,
+// but in rows that are a multiple of 128 bytes, chunks are swapped: the eight lanes that read
+// together, adjacent chunks of two keys or of four keys, never have bank conflicts.
 template <uint32_t HEAD_DIM, typename Cached>
 struct HalfBlock {
     static constexpr uint32_t ROW_BYTES = sizeof(Cached) * HEAD_DIM, BYTES = BLOCK_TOKENS * ROW_BYTES;
@@ -48,7 +52,7 @@ struct HalfBlock {
         return row * ROW_BYTES + (byte ^ 16 * exchange);
     }
 
-    // A warp begins to copy the half from where it lies in one piece.
+    // Starts the warp's copy of a half, which is contiguous at `from`.
     template <bool READ_ONCE>
     static __device__ __forceinline__ void copy(const char* from, uint32_t to, uint32_t lane) {
 #pragma unroll
@@ -58,7 +62,7 @@ struct HalfBlock {
     }
 };
 
-// The blocks on their way to one warp.
+// The ring for blocks that are being copied for one warp.
 template <uint32_t HEAD_DIM, typename Cached>
 struct Ring {
     static constexpr uint32_t BYTES = contract::attention_decode::RING_BYTES<HEAD_DIM>;
@@ -67,14 +71,14 @@ struct Ring {
     static_assert(BYTES % BLOCK_BYTES == 0, "whole blocks");
 };
 
-// Ends a group of copies, which may be empty.
+// Ends a group of copies. The group may be empty.
 __device__ __forceinline__ void end_copies() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-// Waits until all groups of this thread but the last `LEFT` have landed.
+// Waits until all groups of this thread's copies except the last `LEFT` have completed.
 template <uint32_t LEFT>
 __device__ __forceinline__ void wait_for_all_but() {
 #if __CUDA_ARCH__ >= 800
@@ -82,7 +86,8 @@ __device__ __forceinline__ void wait_for_all_but() {
 #endif
 }
 
-// Some neighbouring bytes of a lane's row: `SIZE` from byte `START` of the lane's own on.
+// Adjacent bytes of a row that one lane has: `SIZE` bytes, starting at byte `START` of the lane's
+// bytes.
 template <uint32_t HEAD_DIM, uint32_t LANES, typename Cached, uint32_t START, uint32_t SIZE>
 struct Portion {
     static constexpr uint32_t FIRST_WORD = START / (2 * sizeof(Cached)), WORDS = SIZE / (2 * sizeof(Cached));
@@ -95,7 +100,7 @@ struct Portion {
         return *reinterpret_cast<const Raw*>(half + HalfBlock<HEAD_DIM, Cached>::place(row, byte(lane)));
     }
 
-    // Pairs of neighbours as operands.
+    // Pairs of adjacent elements, as operands.
     static __device__ __forceinline__ void operands(const Raw& raw, uint32_t (&words)[WORDS]) {
         using Pair = typename Word<2 * sizeof(Cached)>::Type;
 #pragma unroll
@@ -105,18 +110,18 @@ struct Portion {
     }
 };
 
-// A lane's elements of one row, which `LANES` lanes share.
+// A lane's elements of a row that `LANES` lanes share.
 template <uint32_t HEAD_DIM, uint32_t LANES, typename Cached>
 struct LaneRow {
     static constexpr uint32_t BYTES = sizeof(Cached) * HEAD_DIM / LANES, WORDS = HEAD_DIM / LANES / 2;
 
-    // The largest portion that may start at byte `start`.
+    // The size of the portion that starts at byte `start`.
     static __host__ __device__ constexpr uint32_t size_at(uint32_t start) {
         const uint32_t left = BYTES - start;
         return left >= 16 ? 16 : left >= 8 ? 8 : left >= 4 ? 4 : 2;
     }
 
-    // The first of the two elements in a lane's word.
+    // Index of the first of the two elements in a word of the lane.
     static __device__ __forceinline__ constexpr uint32_t element(uint32_t lane, uint32_t word) {
         const uint32_t byte = 2 * sizeof(Cached) * word;
         uint32_t start = 0;
@@ -137,13 +142,13 @@ struct LaneRow {
     }
 };
 
-// The query vectors of a tile in a lane's registers, B of the keys' products.
+// The query vectors of a tile in a lane's registers: B of the products with keys.
 template <uint32_t HEAD_DIM, typename Element, typename Cached>
 struct Queries {
     using Row = LaneRow<HEAD_DIM, 4, Cached>;
     uint32_t words[Row::WORDS];
 
-    // `row` lies in global memory; null is zeros.
+    // `row` is in global memory; null means zeros.
     __device__ __forceinline__ void load(const char* row, uint32_t lane) {
         Row::for_each_portion([&](auto portion) {
             constexpr uint32_t WORDS = portion.WORDS, AT_ONCE = WORDS < 4 ? WORDS : 4;
@@ -165,7 +170,8 @@ struct Queries {
     }
 };
 
-// Keys of a block times queries: [16 keys, 8 queries], in two sums so that the products do not all wait for one another.
+// Keys of a block times queries: [16 keys, 8 queries]. There are two sums, so that not every
+// product waits for the previous one.
 template <uint32_t HEAD_DIM, typename Element, typename Cached>
 __device__ __forceinline__ void multiply_keys(const char* keys, const Queries<HEAD_DIM, Element, Cached>& queries,
                                               uint32_t lane, float (&scores)[4]) {
@@ -188,8 +194,9 @@ __device__ __forceinline__ void multiply_keys(const char* keys, const Queries<HE
     }
 }
 
-// Adds weights [16 keys, 8 queries] times values to `gathered` [head_dim, 8 queries]. Values of keys from `limit` on count
-// as zeros: what was never written may be no number, and no weight makes that a zero.
+// Adds weights [16 keys, 8 queries] times values to `gathered` [head_dim, 8 queries]. Values of
+// keys from `limit` on count as zeros: memory that was never written may contain NaN, which a zero
+// weight would not remove.
 template <uint32_t HEAD_DIM, typename Element, typename Cached>
 __device__ __forceinline__ void add_values(const char* values, const uint32_t (&weights)[2], uint32_t limit,
                                            uint32_t lane, float (&gathered)[HEAD_DIM / 16][4]) {
@@ -222,7 +229,7 @@ __device__ __forceinline__ void add_values(const char* values, const uint32_t (&
     });
 }
 
-// An 8 x 8 matrix of 16-bit elements, one word a lane, turned over its diagonal.
+// Transposes an 8 x 8 matrix of 16-bit elements, one word per lane.
 __device__ __forceinline__ uint32_t transposed(uint32_t word) {
     uint32_t turned;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(word));

@@ -1,8 +1,10 @@
-// Adding up what several warps, or several thread blocks, found for the same eight query vectors over different keys.
+// Adding up the results of several warps or thread blocks for the same eight query vectors over
+// different keys.
 //
-// A part is [8, head_dim + 2] f32: for each query vector its values weighted by 2^(score - highest), the highest score
-// (in powers of two) and the sum of the weights. Query vector q stands in row `part_row(q)`, so that the lanes that hold
-// neighbours write to different banks of shared memory.
+// A part is [8, head_dim + 2] f32: for each query vector, its values weighted by 2^(score -
+// highest), the highest score (as a power of two) and the sum of the weights. Query vector q is in
+// row `part_row(q)`, so that lanes with adjacent query vectors write to different banks of shared
+// memory.
 #pragma once
 
 #include "decode_share.cuh"
@@ -16,14 +18,15 @@ constexpr uint32_t PART_FLOATS = contract::attention_decode::PART_NUMBERS<HEAD_D
 
 __device__ __forceinline__ uint32_t part_row(uint32_t query) { return query % 2 * (TILE_QUERIES / 2) + query / 2; }
 
-// What to multiply a part by whose weights are measured from `highest`, where the common ones are measured from `from`.
-// A part without a key counts nothing; one with a sum that is no number must show, whatever its highest score is.
+// The factor for a part whose weights are relative to the score `highest`, if the common weights
+// are relative to `from`. A part without keys does not count. A part whose sum is NaN must show in
+// the result, whatever its highest score is.
 __device__ __forceinline__ float part_factor(float highest, float sum, float from) {
     return sum == 0.0f ? 0.0f : power_of_two(highest - from);
 }
 
-// The highest score of each query vector in each warp: warps agree on it before they write their parts, so that adding
-// those up is nothing but additions.
+// The highest score of each query vector in each warp. Warps agree on the overall highest score
+// before they write their parts, so that adding up the parts takes only additions.
 struct Highest {
     float of_warps[DECODE_WARPS_MAX][TILE_QUERIES];
 
@@ -37,8 +40,8 @@ struct Highest {
     }
 };
 
-// Two neighbours of each quarter of one query vector's elements: what a thread adds up. Lanes beside each other have
-// neighbours, so that they never meet in a bank of shared memory.
+// The elements of a query vector that one thread adds up: two adjacent elements of each quarter.
+// Adjacent lanes have adjacent pairs, so that they never have bank conflicts in shared memory.
 template <uint32_t HEAD_DIM>
 struct Slice {
     static constexpr uint32_t COUNT = HEAD_DIM / 8, PAIRS = 4;
@@ -48,8 +51,9 @@ struct Slice {
     static __device__ __forceinline__ uint32_t element(uint32_t slice, uint32_t pair) { return 2 * (slice + pair * COUNT); }
 };
 
-// Parts of `count` warps in shared memory, `pitch` floats apart and measured from the same highest scores, become one:
-// calls `finish(query, slice's number, slice)`. All threads share the work.
+// Adds up the parts of `count` warps in shared memory, which are `pitch` floats apart and relative
+// to the same highest scores. Calls `finish(query, index of the slice, slice)`. All threads share
+// the work.
 template <uint32_t HEAD_DIM, typename Finish>
 __device__ __forceinline__ void add_parts(const float* parts, uint32_t pitch, uint32_t count, uint32_t queries,
                                           Finish finish) {
@@ -75,8 +79,9 @@ __device__ __forceinline__ void add_parts(const float* parts, uint32_t pitch, ui
     }
 }
 
-// The same for `count` parts that `part_at(i)` names in global memory, each with highest scores of its own. Other thread
-// blocks wrote them: the first cache is passed by. Eight parts are on their way at a time.
+// Adds up `count` parts in global memory at the addresses `part_at(i)`, each relative to its own
+// highest scores, and calls `finish` as `add_parts` does. Other thread blocks wrote the parts, so
+// loads bypass the L1 cache. Eight parts are loaded at a time.
 template <uint32_t HEAD_DIM, typename PartAt, typename Finish>
 __device__ __forceinline__ void gather_parts(PartAt part_at, uint32_t count, uint32_t queries, Finish finish) {
     using Part = Slice<HEAD_DIM>;
@@ -131,9 +136,9 @@ __device__ __forceinline__ void gather_parts(PartAt part_at, uint32_t count, uin
     }
 }
 
-// One more has arrived of `all`: gives how many had before. What this thread block wrote before the barrier in front is
-// seen by whoever arrives later, and what those wrote who arrived earlier is seen behind the barrier that follows. The
-// last one sets the counter back to zero.
+// Counts one of `all` arrivals and returns the number of earlier ones. What this thread block wrote
+// before the preceding barrier is visible to thread blocks that arrive later. What earlier thread
+// blocks wrote is visible after the following barrier. The last arrival resets the counter to zero.
 __device__ __forceinline__ uint32_t arrive(uint32_t* counter, uint32_t all) {
     uint32_t before;
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(all - 1) : "memory");

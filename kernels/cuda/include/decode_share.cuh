@@ -1,11 +1,13 @@
-// How the key blocks of all sequences are dealt out to the thread blocks of one launch, on the device: the host knows how
-// many sequences there are, but a captured graph does not know how long each has become.
+// Distribution of the key blocks of all sequences over the thread blocks of one launch, computed on
+// the device: the host knows the number of sequences, but a captured graph does not know their
+// current lengths.
 //
-// All work stands in one line: sequence after sequence, in each its heads of keys and values, for each of those the tiles
-// of eight query vectors, and for each of those the key blocks in order. Such a run of key blocks with one output is a
-// `run`; the line is cut into equal shares, so a context of 100,000 tokens beside contexts of one is spread over all
-// thread blocks (the cut of Stream-K, Osama et al. 2023, arXiv 2301.03598). A run that lies in several shares is added up
-// from parts (Flash-Decoding, Dao et al. 2023).
+// All work is laid out along one line: the sequences in order, in each sequence its KV heads, for
+// each of those the tiles of eight query vectors, and for each tile the key blocks in order. The
+// key blocks of one tile and KV head, which have one output, are a `run`. The line is cut into
+// equal shares, so that a context of 100,000 tokens next to contexts of one token is spread over
+// all thread blocks (as in Stream-K, Osama et al. 2023, arXiv 2301.03598). A run that lies in
+// several shares is added up from parts (Flash-Decoding, Dao et al. 2023).
 #pragma once
 
 #include <stdint.h>
@@ -16,33 +18,33 @@
 using contract::common::BLOCK_TOKENS;
 using contract::attention_decode::TILE_QUERIES;
 
-// Warps of a thread block at most: their rings fill the shared memory of a multiprocessor.
+// Most warps of a thread block: their rings fill the shared memory of a multiprocessor.
 constexpr uint32_t DECODE_WARPS_MAX = contract::attention_decode::WARPS_MAX;
 
-// What the launch is told about the sequences.
+// The sequences of a launch.
 struct DecodeBatch {
     const uint32_t* query_starts;     // [sequences + 1]
     const uint32_t* context_lengths;  // [sequences]
     const uint32_t* block_tables;     // [sequences, table_blocks]
     uint32_t sequences, table_blocks;
     uint32_t rows;   // of the batch
-    uint32_t group;  // query heads that share a head of keys and values
+    uint32_t group;  // query heads that share a KV head
     uint32_t kv_heads;
 };
 
-// One sequence, kept inside the batch whatever the numbers say.
+// One sequence, clamped to the batch and the block table whatever the inputs contain.
 struct DecodeSequence {
     uint32_t first_row, rows, context;
-    uint32_t blocks;  // at least one: a sequence without a past still has zeros to write
+    uint32_t blocks;  // at least one: a sequence without a context still has zeros to write
     uint32_t runs;    // 0 if it has no row
 };
 
-// Tiles of the query vectors of so many rows that share a head of keys and values.
+// Tiles for the query vectors of `rows` rows that share one KV head.
 __device__ __forceinline__ uint32_t tiles_of(const DecodeBatch& batch, uint32_t rows) {
     return (rows * batch.group + TILE_QUERIES - 1) / TILE_QUERIES;
 }
 
-// Key blocks of a context, which is cut where its table ends.
+// Key blocks of a context, which is truncated at the end of its table.
 __device__ __forceinline__ uint32_t blocks_of(const DecodeBatch& batch, uint32_t context) {
     return max(1u, (min(context, batch.table_blocks * BLOCK_TOKENS) + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
 }
@@ -58,16 +60,16 @@ __device__ __forceinline__ DecodeSequence sequence_of(const DecodeBatch& batch, 
     return found;
 }
 
-// One thread block's part of the line.
+// One thread block's share of the line.
 struct DecodeShare {
-    uint32_t length;    // of every share but the last ones
+    uint32_t length;    // of every share except the last ones
     uint32_t start, end;
-    uint32_t sequence;  // the one that `start` lies in
-    uint32_t before;    // where that one begins in the line
-    uint32_t multiple, gap;  // a run takes a multiple of places, and a gap behind it
-    uint32_t all;            // key blocks of the whole line, a few too many at most
+    uint32_t sequence;  // in which `start` lies
+    uint32_t before;    // start of that sequence on the line
+    uint32_t multiple, gap;  // a run takes a multiple of `multiple` places, plus `gap`
+    uint32_t all;            // key blocks of the whole line, or slightly more
 
-    // Places that a run of the sequence takes.
+    // Places on the line that a run of the sequence takes.
     __device__ __forceinline__ uint32_t run_length(const DecodeSequence& of) const {
         return round_up(of.blocks, multiple) + gap;
     }
@@ -77,23 +79,26 @@ struct DecodeShare {
     }
 };
 
-// A run of so many key blocks is not cut.
+// Most key blocks of a run that is never cut.
 constexpr uint32_t UNCUT = 12;
 
-// The pieces of a run of `blocks` that is one of few. Each takes time to be added up, and all wait for the longest, so the
-// best number grows with the root of the length: 5 of 36 blocks, 10 of 125, 16 of 375 on an H200.
+// The number of pieces for a run of `blocks` key blocks if there are few runs. Each piece takes
+// time to be added up, and the output waits for the longest piece, so the best number grows with
+// the square root of the length: 5 pieces for 36 blocks, 10 for 125 and 16 for 375 on an H200.
 __device__ __forceinline__ uint32_t pieces_of(uint32_t blocks, uint32_t piece) {
     const uint32_t best = static_cast<uint32_t>(sqrtf(0.7f * blocks) + 0.5f);
     return blocks <= UNCUT ? 1 : min((blocks + piece - 1) / piece, best);
 }
 
-// Finds this thread block's share where that is easy: each sequence has one row, there are no more runs than blocks, and
-// runs are alike, the longest no more than a quarter longer than the mean. All are cut into as many pieces, one a block.
-// What a step of decoding waits for before its first key is this, so it is short, and each warp does all of it.
+// Finds this thread block's share in the simple case: each sequence has one row, there are no more
+// runs than thread blocks, and the longest run is at most a quarter longer than the mean. All runs
+// are cut into the same number of pieces, one piece per thread block. A decoding step waits for
+// this code before it reads the first key, so the code is short, and each warp does all of it.
 //
-// False if it is not easy. Otherwise the share is found, and empty if nothing is left for this block.
+// Returns false if the case is not simple. Otherwise, `share` is set; it is empty if there is no
+// work left for this thread block.
 __device__ __forceinline__ bool find_even_share(const DecodeBatch& batch, uint32_t piece, DecodeShare& share) {
-    constexpr uint32_t EACH = 8;  // sequences of a lane
+    constexpr uint32_t EACH = 8;  // sequences per lane
     const uint32_t lane = threadIdx.x % WARP;
     const uint32_t runs_each = batch.kv_heads * tiles_of(batch, 1), runs = batch.sequences * runs_each;
     if (batch.sequences > EACH * WARP || batch.sequences > batch.rows || runs > gridDim.x) {
@@ -124,7 +129,7 @@ __device__ __forceinline__ bool find_even_share(const DecodeBatch& batch, uint32
         blocks += __shfl_xor_sync(ALL_LANES, blocks, distance);
     }
     const uint32_t pieces = min(gridDim.x / runs, pieces_of(longest, piece)), length = (longest + pieces - 1) / pieces;
-    // Of pieces that are short it does not matter how unlike they are.
+    // If pieces are short, it does not matter how much the lengths of runs differ.
     const bool are_alike = length <= piece || 4 * longest * batch.sequences <= 5 * blocks;
     if (!__all_sync(ALL_LANES, is_plain) || !are_alike) {
         return false;
@@ -140,18 +145,22 @@ __device__ __forceinline__ bool find_even_share(const DecodeBatch& batch, uint32
     return true;
 }
 
-// Sizes of pieces that are tried: the smallest, and each twice as long as the one before.
+// Number of piece sizes that are tried. The smallest is `piece`, and each next one is twice as
+// long.
 constexpr uint32_t PIECES = 3;
 
-// One way to cut the line: what this thread's sequences take of it, what those in front of them take, and all.
+// One way to cut the line: the places that this thread's sequences take on it, the places before
+// them, and all places.
 struct DecodeCut {
-    uint32_t piece;  // in places; 0 if there is none
+    uint32_t piece;  // in places; 0 if there is no such cut
     uint32_t own, before, places;
 };
 
-// The cut by the piece that gives the longest run as many as each run may have: it always does, if it is `below` what is
-// wanted. `first` and `last` are this thread's sequences, the `alone` warp's together all or the block's. Called by all
-// threads; has barriers unless alone.
+// Cuts the line into pieces of the size at which the longest run has as many pieces as each run may
+// have. The pieces then always fit the thread blocks. There is no such cut if the size is not less
+// than `below`. `first` and `last` are the range of this thread's sequences: the threads of a warp
+// have all sequences together if `alone`, and otherwise the threads of the block do. Must be called
+// by all threads; has barriers unless `alone`.
 __device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint32_t piece, uint32_t below, bool alone,
                                                  uint32_t first, uint32_t last) {
     __shared__ uint32_t of_warps[DECODE_WARPS_MAX][2];
@@ -216,34 +225,41 @@ __device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint3
     return cut;
 }
 
-// Finds this thread block's share; false if nothing is left for it. Called by all threads.
+// Finds this thread block's share; returns false if there is no work left for it. Must be called by
+// all threads.
 //
-// If pieces of a few key blocks, each of one run alone, are no more than there are thread blocks, each gets one: runs that
-// are short stay whole, and nobody waits for two. (Runs take whole pieces of the line then; places behind their last key
-// block are empty.) The shortest piece that does is taken, beginning with `piece`. Where it is not the first and
-// cuts runs still, a fitting one is looked for, which may be shorter. If none does, and the fitting one is more than a
-// quarter longer than an equal share because runs are unlike, all shares are equal, and a run takes some empty places
-// behind it for the time that beginning and ending one takes, or a share of many short runs would be the last to end: as
-// many as there are warps, which is about right on an H200 (3 us).
+// The line is first cut into pieces of a few key blocks that belong to one run each. If there are
+// no more pieces than thread blocks, each thread block gets one piece: short runs stay whole, and
+// no output waits for a thread block that processes two pieces. (Each run then takes a whole number
+// of pieces on the line, and the places after its last key block are empty.) The shortest size with
+// few enough pieces is taken, beginning with `piece`. If that is not the first size and runs are
+// still cut, fitting_cut looks for a shorter size that fits.
+//
+// If no size fits, and that of fitting_cut is more than a quarter longer than an equal share
+// because the lengths of runs differ, all shares are equal. Each run then has empty places after
+// it, which represent the time that beginning and ending a run takes; otherwise, a share of many
+// short runs would be the last to finish. There are as many empty places as warps, which is about
+// right on an H200 (3 us).
 __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t piece, DecodeShare& share) {
     if (find_even_share(batch, piece, share)) {
         return share.start < share.end;
     }
-    constexpr uint32_t WAYS = PIECES + 1;  // the last are equal shares
+    constexpr uint32_t WAYS = PIECES + 1;  // the last way is equal shares
     __shared__ uint32_t of_warps[DECODE_WARPS_MAX][WAYS];
     __shared__ uint32_t found_sequence, found_before;
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    // Each thread has neighbouring sequences, so that one of them can walk to the start of the share. Where a warp has
-    // lanes enough, each warp does the whole of it, and none waits for another.
+    // Each thread has consecutive sequences, so that one thread can step through its own to find
+    // the start of the share. If a warp has a lane for each sequence, each warp does all of the
+    // work, and no warp waits for another.
     const bool alone = batch.sequences <= WARP;
     const uint32_t threads = alone ? WARP : blockDim.x, thread = alone ? lane : threadIdx.x;
     const uint32_t each = (batch.sequences + threads - 1) / threads;
     const uint32_t first = min(thread * each, batch.sequences), last = min(first + each, batch.sequences);
-    uint32_t own[WAYS] = {}, up_to[WAYS], total[WAYS] = {};  // places of the line
+    uint32_t own[WAYS] = {}, up_to[WAYS], total[WAYS] = {};  // places on the line
 #pragma unroll 1
     for (uint32_t sequence = first; sequence < last; ++sequence) {
         const DecodeSequence next = sequence_of(batch, sequence);
-        // Rounding up to the double is rounding up the rounded.
+        // Rounding up to twice the size is the same as halving the number of pieces, rounded up.
         uint32_t pieces = (next.blocks + piece - 1) / piece;
 #pragma unroll
         for (uint32_t way = 0; way < PIECES; ++way) {
@@ -293,7 +309,8 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
             share.gap = 0;
         }
     }
-    // Sequences of one row have so many runs; looking for a fitting piece takes as long as it wins where all are whole.
+    // The number of runs if each sequence has one row. If no run is cut, the search for a fitting
+    // piece takes as long as it saves.
     const uint32_t runs = batch.rows * batch.kv_heads * tiles_of(batch, 1);
     if (share.length > piece && places > runs * share.length) {
         const uint32_t below = share.gap > 0 ? share.length + share.length / 4 + 1 : share.length;
@@ -313,7 +330,7 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
     }
     const bool is_here = before <= share.start && share.start - before < own_places;
     if (alone) {
-        // A lane has one sequence.
+        // Each lane has at most one sequence.
         share.sequence = __ffs(__ballot_sync(ALL_LANES, is_here)) - 1;
         share.before = __shfl_sync(ALL_LANES, before, share.sequence);
         return true;

@@ -1,20 +1,20 @@
 // Elements of activations and weights: bf16 and f16 in memory, f32 in registers.
 //
-// A device before sm_80 has no bf16 arithmetic: there only the f16 kernels are compiled.
+// GPUs before sm_80 have no bf16 arithmetic, so only the f16 kernels are compiled for them.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-// `KERNEL(name, Element)` once for each element type of activations that the target has.
+// Expands `KERNEL(name, Element)` for each element type of activations that the target supports.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #define FOR_EACH_ACTIVATION(KERNEL) KERNEL(f16, __half)
 #else
 #define FOR_EACH_ACTIVATION(KERNEL) KERNEL(bf16, __nv_bfloat16) KERNEL(f16, __half)
 #endif
 
-// Elements of 16 bytes, what one thread moves with one instruction.
+// Elements in 16 bytes, which one thread moves with one instruction.
 template <typename Element>
 constexpr uint32_t VECTOR = 16 / sizeof(Element);
 
@@ -37,13 +37,13 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) 
     return __float2bfloat16_rn(value);
 }
 
-// What the element becomes when it is stored and read again.
+// The value of the element after it has been stored and loaded again.
 template <typename Element>
 __device__ __forceinline__ float rounded(float value) {
     return to_float(from_float<Element>(value));
 }
 
-// Two neighbours in one 32-bit word, the first in the low half.
+// Two adjacent elements in one 32-bit word, the first in the low half.
 template <typename Element>
 __device__ __forceinline__ float2 pair_to_floats(uint32_t pair);
 template <>
@@ -69,13 +69,14 @@ __device__ __forceinline__ uint32_t pair_from_floats<__nv_bfloat16>(float low, f
     return *reinterpret_cast<uint32_t*>(&pair);
 }
 
-// Whether 16-byte loads and stores may be used on a row that starts here: `address` is a pointer or a count of bytes.
+// `true` if accesses of `bytes` bytes may be used on a row that starts at `address`, which is a
+// pointer or a byte offset.
 __device__ __forceinline__ bool aligned_to(uint64_t address, uint32_t bytes) { return address % bytes == 0; }
 __device__ __forceinline__ bool aligned_to(const void* address, uint32_t bytes) {
     return aligned_to(reinterpret_cast<uint64_t>(address), bytes);
 }
 
-// The machine word of so many bytes.
+// The machine word of `BYTES` bytes.
 template <uint32_t BYTES>
 struct Word;
 template <>
@@ -95,17 +96,18 @@ struct Word<2> {
     using Type = uint16_t;
 };
 
-// `COUNT` neighbours as they stand in memory: what is held in registers while something else is waited for.
+// `COUNT` adjacent elements in their memory format, held in registers while the thread waits for
+// something else.
 template <uint32_t COUNT, typename Element>
 using Words = typename Word<COUNT * sizeof(Element)>::Type;
 
-// Reads `COUNT` neighbours with one instruction. `from` is aligned to all of them.
+// Reads `COUNT` adjacent elements with one instruction. `from` must be aligned to their total size.
 template <uint32_t COUNT, typename Element>
 __device__ __forceinline__ Words<COUNT, Element> load_words(const Element* from) {
     return *reinterpret_cast<const Words<COUNT, Element>*>(from);
 }
 
-// Widens what was read to f32.
+// Converts elements in memory format to f32.
 template <uint32_t COUNT, typename Element>
 __device__ __forceinline__ void widen(const Words<COUNT, Element>& words, float (&values)[COUNT]) {
     if constexpr (sizeof(Element) == 4 || COUNT == 1) {
@@ -125,7 +127,7 @@ __device__ __forceinline__ void widen(const Words<COUNT, Element>& words, float 
     }
 }
 
-// Both in one.
+// Reads and converts in one call.
 template <uint32_t COUNT, typename Element>
 __device__ __forceinline__ void load(const Element* from, float (&values)[COUNT]) {
     widen<COUNT, Element>(load_words<COUNT>(from), values);
@@ -151,13 +153,14 @@ __device__ __forceinline__ Words<COUNT, Element> to_words(const float (&values)[
     return words;
 }
 
-// Writes `COUNT` neighbours with one instruction, rounded to the nearest element. `to` is aligned to all of them.
+// Writes `COUNT` adjacent elements with one instruction, each rounded to the nearest. `to` must be
+// aligned to their total size.
 template <uint32_t COUNT, typename Element>
 __device__ __forceinline__ void store(Element* to, const float (&values)[COUNT]) {
     *reinterpret_cast<Words<COUNT, Element>*>(to) = to_words<COUNT, Element>(values);
 }
 
-// Writes a vector of a row, times the row's factor and the column's weight.
+// Writes a vector of a row, multiplied by the row's factor and by the weights of its columns.
 template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void write_scaled(const Words<WIDTH, Element>& words, const Words<WIDTH, Element>& weight,
                                              float factor, Element* to) {

@@ -1,4 +1,5 @@
-// What ranks share: exchange memory that every rank's device has mapped, how their blocks meet in it, and sums of what it holds.
+// Exchange memory, which the GPUs of all ranks have mapped: its layout, the barrier between ranks,
+// and sums of its contents.
 #pragma once
 
 #include <stddef.h>
@@ -9,37 +10,40 @@
 using contract::all_reduce::BLOCKS_MAX;
 using contract::all_reduce::RANKS_MAX;
 
-// At the start of each rank's exchange memory, zero before the first exchange.
+// Start of each rank's exchange memory. It is zero before the first collective.
 struct Control {
-    // By meeting within an exchange, block and the rank that arrived: the epoch it came to. Written by that rank.
+    // The epoch at which a rank arrived, by barrier within a collective, block and rank. Written by
+    // the arriving rank.
     uint32_t arrived[2][BLOCKS_MAX][RANKS_MAX];
-    // Exchanges that are over, blocks of the current one that are done, and 1 + the rank that did not come.
+    // Number of finished collectives, blocks that have finished the current one, and 1 + the rank
+    // that did not arrive.
     uint32_t epoch;
     uint32_t done;
     uint32_t failed;
-    // By block and the rank that tells: the epoch in the upper half, and how many of its pieces have come.
+    // By block and announcing rank: the epoch in the upper half, and the number of its pieces that
+    // have arrived in the lower half.
     uint64_t pieces[BLOCKS_MAX][RANKS_MAX];
 };
 static_assert(offsetof(Control, failed) == contract::all_reduce::FAILED_AT, "the host reads it there");
 static_assert(sizeof(Control) <= contract::all_reduce::PUSHED_AT, "what is pushed follows");
 
-// What a launch is told of the exchange memory.
+// Exchange memory as passed to a launch.
 struct Exchange {
     Control* control[RANKS_MAX];
-    // The first half of each rank's data; the second follows after `half` bytes.
+    // First half of each rank's data. The second half is `half` bytes after it.
     uint8_t* data[RANKS_MAX];
     uint64_t half;
     uint64_t patience;
     uint32_t rank;
     uint32_t ranks;
-    // Whether each has a GPU of its own.
+    // 1 if no two ranks share a GPU.
     uint32_t apart;
 };
 
-// Rows as they stand in a tensor.
+// Rows of a tensor.
 struct Place {
     uint8_t* start;
-    // Units of a row, and from row to row.
+    // Units per row, and units between the starts of two rows.
     uint32_t columns;
     uint32_t pitch;
 };
@@ -70,22 +74,25 @@ __device__ __forceinline__ uint64_t load_acquire(const uint64_t* from) {
     return value;
 }
 
-// Exchange memory is written by other devices, so it must not come from a cache that they do not know of.
+// Exchange memory is written by other GPUs, so it must not be read from a cache that is not
+// coherent with them.
 template <typename Unit>
 __device__ __forceinline__ Unit load_exchanged(const uint8_t* at) {
     return __ldcv(reinterpret_cast<const Unit*>(at));
 }
 
-// Notes for all hosts that `rank` did not come, unless another is noted. It may learn of it itself, when it comes.
+// Records on all ranks that rank `missing` did not arrive, unless another rank is recorded already.
+// The missing rank finds the record, too, if it arrives later.
 __device__ __forceinline__ void give_up(const Exchange& all, uint32_t missing) {
     for (uint32_t rank = 0; rank < all.ranks; ++rank) {
         atomicCAS_system(&all.control[rank]->failed, 0u, missing + 1);
     }
 }
 
-// This block meets the same block of all other ranks. False if one did not come in time, here or before.
+// Barrier between this block and the same block of all other ranks. Returns false if a rank did not
+// arrive in time, at this barrier or an earlier one.
 __device__ __forceinline__ bool meet(const Exchange& all, uint32_t meeting, uint32_t epoch) {
-    // All threads' writes come before the first threads' releases.
+    // The writes of all threads come before the releases of the first threads.
     __threadfence_system();
     __syncthreads();
     bool came = true;
@@ -94,8 +101,10 @@ __device__ __forceinline__ bool meet(const Exchange& all, uint32_t meeting, uint
         Control* own = all.control[all.rank];
         const uint32_t* theirs = &own->arrived[meeting][blockIdx.x][threadIdx.x];
         const uint64_t start = nanoseconds();
-        // It comes to no exchange beyond the next before this rank has ended this one. What stands there from long ago, when
-        // so many blocks met last, may be larger since the epoch wrapped.
+        // Only `epoch` and `epoch + 1` count as arrived: the other rank cannot arrive at a
+        // collective beyond the next one before this rank has finished this one. The stored epoch
+        // may be from long ago, when this block last took part in a launch, and may be larger than
+        // `epoch` because the epoch has wrapped since.
         while (load_acquire(theirs) - epoch > 1) {
             if (load_acquire(&own->failed) != 0 || nanoseconds() - start > all.patience) {
                 give_up(all, threadIdx.x);
@@ -107,7 +116,7 @@ __device__ __forceinline__ bool meet(const Exchange& all, uint32_t meeting, uint
     return __syncthreads_and(came);
 }
 
-// The last block to end an exchange opens the next one.
+// The last block that finishes a collective increments the epoch, which opens the next collective.
 __device__ __forceinline__ void leave(const Exchange& all, uint32_t epoch) {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -126,7 +135,7 @@ __device__ __forceinline__ Unit* unit_of(const Place& place, uint64_t unit) {
     return reinterpret_cast<Unit*>(place.start) + row * place.pitch + (unit - row * place.columns);
 }
 
-// The sum of a unit of all ranks, and of what `before` has if it is there.
+// The sum of a unit over all ranks, plus the unit at `before` unless it is null.
 template <typename Element, typename Unit, uint32_t RANKS>
 __device__ __forceinline__ Unit add_up(const Exchange& all, const Unit (&read)[RANKS], const Unit* before) {
     constexpr uint32_t WIDTH = sizeof(Unit) / sizeof(Element);
@@ -158,7 +167,7 @@ __device__ __forceinline__ Unit add_up(const Exchange& all, const Unit (&read)[R
     return rounded;
 }
 
-// The unit that every rank has brought.
+// Reads the unit that every rank has written.
 template <typename Unit, uint32_t RANKS>
 __device__ __forceinline__ void read_all(const Exchange& all, uint64_t offset, Unit (&read)[RANKS]) {
 #pragma unroll
@@ -176,7 +185,8 @@ __device__ __forceinline__ Unit sum_of(const Exchange& all, uint64_t offset, con
     return add_up<Element>(all, read, before);
 }
 
-// A launch's exchange, the half of the memory that it has, and this thread's units.
+// The epoch of a launch's collective, its half of the exchange memory, and the units of this
+// thread.
 struct Turn {
     uint32_t epoch;
     uint64_t half, first, step;
@@ -188,7 +198,7 @@ __device__ __forceinline__ Turn begin(const Exchange& all) {
             uint64_t(gridDim.x) * blockDim.x};
 }
 
-// Copies what this rank brings to its exchange memory.
+// Copies this rank's input to its exchange memory.
 template <typename Unit>
 __device__ __forceinline__ void bring(const Exchange& all, uint64_t half, const Place& part, uint64_t units,
                                       uint64_t first, uint64_t step) {

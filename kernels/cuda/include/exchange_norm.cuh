@@ -1,10 +1,11 @@
-// The rows that a norm of an exchange leaves: plain, rounded to E4M3, or both.
+// Output rows of a norm that is part of a collective: plain, rounded to E4M3, or both.
 #pragma once
 
 #include "exchange.cuh"
 #include "rounding.cuh"
 
-// Of several numbers of each thread, the largest of the block; with one barrier for all, as block_sums.
+// For each of several numbers per thread, the largest value over the block. One barrier is enough
+// for all of them, as in block_sums.
 template <uint32_t COUNT>
 __device__ __forceinline__ void block_largests(float (&values)[COUNT], float (&partial)[COUNT][WARPS_MAX]) {
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
@@ -22,14 +23,13 @@ __device__ __forceinline__ void block_largests(float (&values)[COUNT], float (&p
     }
 }
 
-// Plain rows.
 template <typename Element>
 struct Plain {
     uint32_t columns;
     Element* start;
 };
 
-// What a norm makes of a unit.
+// Normalizes a unit.
 template <typename Element>
 __device__ __forceinline__ void normed(const uint4& sum, const uint4& by_words, float factor, float (&values)[WIDTH]) {
     float by[WIDTH];
@@ -41,9 +41,10 @@ __device__ __forceinline__ void normed(const uint4& sum, const uint4& by_words, 
     }
 }
 
-// Writes COUNT rows, of which this thread has the unit `vector` and the block all. `each(work)` calls `work(i, row)` for those
-// that this thread writes; `sum` of the others is zero. `squares` are the rows', and `partial` is free: all threads pass a
-// barrier between two calls.
+// Writes COUNT rows. The block holds all units of the rows, and this thread holds unit `vector` of
+// each. `each(work)` calls `work(i, row)` for the rows that this thread writes; `sum` of the other
+// rows is zero. `squares` has the sum of squares of each row. `partial` may be overwritten, because
+// all threads pass a barrier between two calls.
 template <uint32_t COUNT, typename Element, typename Each>
 __device__ __forceinline__ void write_normed(const Plain<Element>& out, const uint4 (&sum)[COUNT], const uint4& by_words,
                                              const float (&squares)[COUNT], float epsilon, uint32_t vector,
@@ -74,7 +75,7 @@ __device__ __forceinline__ void write_normed(const Target<Element>& out, const u
     }
 #pragma unroll
     for (uint32_t i = 0; i < COUNT; ++i) {
-        // Whole warps, whichever of their lanes write.
+        // All lanes of a warp take part, whether they write or not.
         const float largest = out.kind == BY_GROUPS ? largest_of_lanes<GROUP_LANES>(scale[i]) : scale[i];
         scale[i] = out.kind == contract::fp8::FIXED ? out.fixed : e4m3_scale(largest);
     }

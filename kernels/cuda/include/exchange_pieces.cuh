@@ -1,14 +1,17 @@
-// An exchange in pieces: ranks write into each other's memory and add up in their own.
+// Collectives in pieces: ranks write into each other's memory and add up in their own.
 #pragma once
 
 #include "exchange.cuh"
 
-// Units of a thread in a piece. A piece of a block has 32 KiB at most: a link of 400 GB/s that 128 blocks share takes 10 us
-// for that much of each, longer than a block takes to read, add up and write it. While one does, others keep the link busy.
+// Units per thread in a piece. A block's piece is at most 32 KiB. A link of 400 GB/s that 128
+// blocks share takes 10 us to transfer one such piece for each block, which is longer than a block
+// takes to read, add up and write a piece. While one block does that, other blocks keep the link
+// busy.
 constexpr uint32_t PIECE = 4;
 
-// Tells block b of the other ranks that so many of this exchange's pieces are there. A release is cumulative: what all
-// threads wrote before the barrier comes before it. Only the first threads wait until that has arrived.
+// Announces to block b of the other ranks that `pieces` pieces of this collective have been
+// written. A release is cumulative: everything that any thread wrote before the barrier is ordered
+// before it. Only the first threads wait until those writes have arrived.
 __device__ __forceinline__ void announce(const Exchange& all, uint32_t epoch, uint32_t pieces) {
     __syncthreads();
     if (threadIdx.x < all.ranks && threadIdx.x != all.rank) {
@@ -17,7 +20,8 @@ __device__ __forceinline__ void announce(const Exchange& all, uint32_t epoch, ui
     }
 }
 
-// Waits until block b of each other rank has announced as many. False if one did not in time, here or before.
+// Waits until block b of each other rank has announced `pieces` pieces. Returns false if a rank did
+// not do so in time, here or earlier.
 __device__ __forceinline__ bool have_come(const Exchange& all, uint32_t epoch, uint32_t pieces) {
     bool came = true;
     if (threadIdx.x < all.ranks && threadIdx.x != all.rank) {
@@ -40,8 +44,9 @@ __device__ __forceinline__ bool have_come(const Exchange& all, uint32_t epoch, u
     return __syncthreads_and(came);
 }
 
-// Of two ranks: `push(piece)` writes a piece into the other's memory, `add(piece)` adds up what the other wrote into this
-// one's. The next piece is on its way while one is added up.
+// For two ranks: `push(piece)` writes a piece into the other rank's memory, and `add(piece)` adds
+// up a piece that the other rank wrote into this rank's memory. While one piece is added up, the
+// next one is in flight.
 template <typename Push, typename Add>
 __device__ __forceinline__ void in_pieces(const Exchange& all, uint32_t epoch, uint32_t pieces, Push push, Add add) {
     push(0);
@@ -61,7 +66,8 @@ __device__ __forceinline__ void in_pieces(const Exchange& all, uint32_t epoch, u
     }
 }
 
-// The sum of this rank's unit and the other's, in the order of ranks, and of what `before` has if it is there.
+// The sum of this rank's unit and the other rank's, in the order of ranks, plus the unit at
+// `before` unless it is null.
 template <typename Element>
 __device__ __forceinline__ uint4 add_pair(const Exchange& all, const uint4& own, const uint4& other, const uint4* before) {
     const uint4 read[2] = {all.rank == 0 ? own : other, all.rank == 0 ? other : own};

@@ -1,19 +1,21 @@
-// What ranks push to each other in one way, each 4 bytes beside the epoch (NCCL's LL).
+// One-way transfers between ranks, with the epoch next to each 4 bytes (NCCL's LL protocol).
 #pragma once
 
 #include "exchange.cuh"
 
 using contract::all_reduce::PUSHED_UNITS;
 
-// A unit with the epoch beside each 4 bytes: 8 bytes arrive whole, so who reads the epoch reads the data.
+// A unit with the epoch next to each 4 bytes. 8 bytes arrive as a whole, so a thread that reads the
+// current epoch also reads the current data.
 struct Pushed {
     uint4 words[2];
 };
-// What the others push to a rank stands between its control and its data: by half and rank that pushed.
+// Units pushed by other ranks lie between a rank's control block and its data, by half and by the
+// rank that pushed.
 static_assert(contract::all_reduce::PUSHED_AT + 2 * RANKS_MAX * PUSHED_UNITS * sizeof(Pushed) == contract::all_reduce::DATA_AT,
               "the host leases that much");
 
-// Where what `from` pushes to `to` stands.
+// Address of unit `unit` that rank `from` pushes to rank `to`.
 __device__ __forceinline__ Pushed* pushed(const Exchange& all, uint32_t to, uint32_t from, uint32_t epoch, uint64_t unit) {
     uint8_t* start = reinterpret_cast<uint8_t*>(all.control[to]) + contract::all_reduce::PUSHED_AT;
     return reinterpret_cast<Pushed*>(start) + ((epoch & 1) * RANKS_MAX + from) * uint64_t(PUSHED_UNITS) + unit;
@@ -28,10 +30,12 @@ __device__ __forceinline__ void push(Pushed* to, const uint4& unit, uint32_t epo
                  : "memory");
 }
 
-// Waits for what `from` pushes to this rank. False if it did not come in time, here or before.
+// Waits for a unit that rank `from` pushes to this rank. Returns false if it did not arrive in
+// time, here or earlier.
 __device__ __forceinline__ bool receive(const Exchange& all, uint32_t from, uint32_t epoch, uint64_t at, uint4& unit) {
     const Pushed* own = pushed(all, all.rank, from, epoch, at);
-    // Looks at the clock and for failures now and then: both take longer than a look at the data.
+    // Checks the clock and for failures only every LOOKS polls, because both take longer than a
+    // poll of the data.
     constexpr uint32_t LOOKS = 64;
     uint64_t start = 0;
     for (uint32_t looks = 1;; ++looks) {

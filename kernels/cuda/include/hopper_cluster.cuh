@@ -1,29 +1,33 @@
-// Two or more blocks of Hopper that work together (sm_90a): copies that land in all of them, barriers across them, and
-// the copy engine's way back to device memory. After the PTX ISA manual, sections on clusters and cp.async.bulk.tensor.
+// Thread block clusters of Hopper (sm_90a): multicast copies, barriers across blocks, and bulk
+// tensor copies from shared to device memory. After the PTX ISA manual, sections on clusters and
+// cp.async.bulk.tensor.
 #pragma once
 
 #include <cstdint>
 
 #include "hopper_copy.cuh"
 
-// This block's place in its cluster.
+// Rank of this block in its cluster.
 __device__ __forceinline__ uint32_t cluster_rank() {
     uint32_t rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 
-// Waits for all threads of the cluster; what they wrote to shared memory before is seen after.
+// Waits for all threads of the cluster. Their earlier writes to shared memory are visible
+// afterwards.
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// The two halves of that, between which a thread may do what needs nothing of the others.
+// The two halves of cluster_sync. Between them, a thread may do work that does not depend on the
+// other blocks.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
-// Arrives at the barrier that stands at this place in block `rank` of the cluster. Whoever waits there may overwrite what
-// this thread has read; what it wrote is not made known (an arrival that releases to the cluster costs a fence each).
+// Arrives at the barrier at this address in block `rank` of the cluster. A thread that waits there
+// may overwrite what this thread has read. Writes of this thread are not made visible, because an
+// arrival that releases to the cluster costs a fence each time.
 __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
     asm volatile(
         "{\n"
@@ -35,9 +39,10 @@ __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t ran
         : "memory");
 }
 
-// A warp arrives at the barrier at this place in each of the cluster's first BLOCKS blocks. One warp cannot speak for its
-// warpgroup: wgmma does not keep the four together, and where a warp waits for memory of its own, as for scales, another may
-// be a stage ahead.
+// A warp arrives at the barrier at this address in each of the cluster's first BLOCKS blocks. Each
+// warp of a warpgroup must arrive by itself: wgmma does not synchronize the four warps, and while
+// one warp waits for its own memory accesses (scales, for example), another one may be a stage
+// ahead.
 template <uint32_t BLOCKS>
 __device__ __forceinline__ void release_to_all(uint32_t barrier) {
     __syncwarp();
@@ -46,7 +51,8 @@ __device__ __forceinline__ void release_to_all(uint32_t barrier) {
     }
 }
 
-// Writes 16 bytes to this place in block `rank` of the cluster; the barrier at that place there counts them.
+// Writes 16 bytes to this address in block `rank` of the cluster. The barrier at address `barrier`
+// of that block counts the bytes.
 __device__ __forceinline__ void send_to(uint32_t rank, uint32_t at, uint32_t barrier, const float (&values)[4]) {
     asm volatile(
         "{\n"
@@ -59,7 +65,7 @@ __device__ __forceinline__ void send_to(uint32_t rank, uint32_t at, uint32_t bar
         : "memory");
 }
 
-// `barrier_wait` for what blocks of the cluster have sent.
+// `barrier_wait` for data that blocks of the cluster have sent.
 __device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
     asm volatile(
         "{\n"
@@ -84,7 +90,8 @@ __device__ __forceinline__ void copy_box(uint32_t destination, const TensorMap& 
         : "memory");
 }
 
-// The same into every block of the cluster whose bit is in `blocks`: to this place there, counted by this barrier there.
+// Starts the copy of the map's box to this address in every block of the cluster whose bit in
+// `blocks` is set. In each block, the barrier at address `barrier` counts the bytes.
 __device__ __forceinline__ void copy_box_to(uint16_t blocks, uint32_t destination, const TensorMap& map,
                                             uint32_t barrier, int32_t x, int32_t y) {
     asm volatile(
@@ -94,7 +101,8 @@ __device__ __forceinline__ void copy_box_to(uint16_t blocks, uint32_t destinatio
         : "memory");
 }
 
-// Starts the copy of a box out of shared memory; places outside the tensor are not written. One group of copies.
+// Starts the copy of a box from shared memory, as one group. Elements outside the tensor are not
+// written.
 __device__ __forceinline__ void store_box(const TensorMap& map, uint32_t source, int32_t x, int32_t y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2,%3}], [%1];\n"
                  "cp.async.bulk.commit_group;" ::"l"(&map),
@@ -102,11 +110,12 @@ __device__ __forceinline__ void store_box(const TensorMap& map, uint32_t source,
                  : "memory");
 }
 
-// Waits until at most `GROUPS` of this thread's stores have not read their shared memory yet.
+// Waits until all but the latest `GROUPS` stores of this thread have finished reading shared
+// memory.
 template <int GROUPS>
 __device__ __forceinline__ void stores_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(GROUPS) : "memory");
 }
 
-// Waits until all of this thread's stores have been made.
+// Waits until all of this thread's stores are complete.
 __device__ __forceinline__ void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }

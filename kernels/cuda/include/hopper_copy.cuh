@@ -1,6 +1,6 @@
-// Hopper's asynchronous machinery (sm_90a): barriers that count bytes, the bulk tensor copy engine, named barriers of a
-// part of a thread block, and the register budget of a warpgroup. After the PTX ISA manual, sections on mbarrier,
-// cp.async.bulk.tensor and setmaxnreg.
+// Hopper's asynchronous hardware (sm_90a): barriers that count bytes, bulk tensor copies (TMA),
+// named barriers for a part of a thread block, and the register budget of a warpgroup. After the
+// PTX ISA manual, sections on mbarrier, cp.async.bulk.tensor and setmaxnreg.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes barriers that were just initialised known to the copy engine.
+// Makes newly initialized barriers visible to the copy engine.
 __device__ __forceinline__ void barrier_init_done() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -23,13 +23,13 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and lets the phase end only when `bytes` have been copied as well.
+// Arrives, and completes the phase only after `bytes` have been copied, too.
 __device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Waits for the end of the phase of this parity. A new barrier is in phase 0, and the phase before that one, of parity
-// 1, counts as ended.
+// Waits for the end of the phase with this parity. A new barrier is in phase 0; the phase before
+// that one, with parity 1, counts as ended.
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
     asm volatile(
         "{\n"
@@ -44,8 +44,8 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
         : "memory");
 }
 
-// Starts the copy of the map's box at these coordinates into shared memory; places outside the tensor become zeros and
-// count as copied.
+// Starts the copy of the map's box at these coordinates into shared memory. Elements outside the
+// tensor become zeros and count as copied.
 __device__ __forceinline__ void copy_box(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x,
                                          int32_t y, int32_t z) {
     asm volatile(
@@ -69,8 +69,10 @@ __device__ __forceinline__ void fetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// True for one thread of a warp that is here as a whole. The compiler knows that it is one: told by its number instead,
-// it makes each copy a loop over threads, and a copier of small pieces is then what a product waits for.
+// True in one thread of a warp, all threads of which must call this function. With `elect.sync`,
+// the compiler knows that only one thread is selected. If the thread is selected by its index
+// instead, the compiler turns each copy into a loop over threads; with small copies, a GEMM would
+// then wait for the warp that starts them.
 __device__ __forceinline__ bool is_elected() {
     uint32_t is_elected;
     asm volatile(
@@ -83,7 +85,7 @@ __device__ __forceinline__ bool is_elected() {
     return is_elected != 0;
 }
 
-// A place in a ring of so many stages.
+// A position in a ring of `STAGES` stages.
 template <uint32_t STAGES>
 struct Ring {
     uint32_t stage = 0;
@@ -98,17 +100,18 @@ struct Ring {
     }
 };
 
-// The barriers of such a ring.
+// Barriers of a ring of `STAGES` stages.
 template <uint32_t STAGES>
 struct RingBarriers {
     uint64_t full[STAGES];
     uint64_t empty[STAGES];
 };
 
-// Orders this thread's ordinary writes to shared memory before later reads by the tensor cores and the copy engine.
+// Orders this thread's ordinary writes to shared memory before later reads by the tensor cores and
+// the copy engine.
 __device__ __forceinline__ void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Barrier `name` (1 to 15; 0 is __syncthreads) of `threads` threads.
+// Synchronizes `threads` threads at the named barrier `name` (1 to 15; 0 is __syncthreads).
 __device__ __forceinline__ void part_sync(uint32_t name, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }

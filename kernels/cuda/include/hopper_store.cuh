@@ -1,9 +1,10 @@
-// What products of many rows write: gates, and quarters of a tile into shared memory (sm_90a).
+// Output of GEMMs with many rows: SwiGLU, and stores of tile quarters to shared memory (sm_90a).
 #pragma once
 
 #include <stdint.h>
 
-// Four 8 x 8 quarters to shared memory; lane i gives the address of row i % 8 of quarter i / 8.
+// Stores four 8 x 8 quarters to shared memory. Lane i provides the address of row i % 8 of quarter
+// i / 8.
 __device__ __forceinline__ void store_quarters(uint32_t address, const uint32_t (&words)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(words[0]),
                  "r"(words[1]), "r"(words[2]), "r"(words[3])
@@ -12,6 +13,6 @@ __device__ __forceinline__ void store_quarters(uint32_t address, const uint32_t 
 
 // SwiGLU (Shazeer 2020, arXiv 2002.05202).
 __device__ __forceinline__ float gated(float gate, float up) {
-    // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+    // For a very negative gate, exp overflows to infinity, and the quotient is zero.
     return __fdividef(gate, 1.0f + __expf(-gate)) * up;
 }

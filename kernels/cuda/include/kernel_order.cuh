@@ -1,20 +1,23 @@
-// Letting one kernel of a stream begin before the one in front of it has ended (programmatic dependent launch, sm_90),
-// so that a launch's delay and what needs nothing of the other are hidden behind it.
+// Programmatic dependent launch (sm_90): a kernel may begin before the previous kernel of the
+// stream has ended. This hides the launch latency and any work that does not depend on the previous
+// kernel.
 //
-// Nothing happens unless the later of the two is launched with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-// which only kernels that wait below may be. All blocks of a kernel that lets the next one start must wait themselves, so
-// that whoever comes behind may rely on everything in front.
+// The functions have no effect unless the later kernel is launched with
+// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. Only kernels that call
+// wait_for_previous_kernel may be launched with that attribute. If a kernel calls
+// let_next_kernel_start, all of its blocks must also call wait_for_previous_kernel, so that the
+// next kernel can rely on everything before it in the stream.
 #pragma once
 
-// The next kernel may be started once all blocks of this one have said so or ended.
+// The next kernel may start once all blocks of this one have called this function or ended.
 __device__ __forceinline__ void let_next_kernel_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Waits until the kernel in front has ended and its writes are seen. Before this, nothing that it writes may be read and
-// nothing that it reads may be written.
+// Waits until the previous kernel has ended and its writes are visible. Before this call, nothing
+// that the previous kernel writes may be read, and nothing that it reads may be written.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

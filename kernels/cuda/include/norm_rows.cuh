@@ -1,5 +1,5 @@
-// Shared by rms_norm and layer_norm: the arguments of a launch, the vectors a thread keeps of a row, and the prefetch of
-// the next row.
+// Shared by rms_norm.cu and layer_norm.cu: the arguments of a launch, the vectors of a row that a
+// thread holds, and the prefetch of the next row.
 #pragma once
 
 #include "contract.cuh"
@@ -7,7 +7,7 @@
 #include "kernel_order.cuh"
 #include "reduce.cuh"
 
-// Vectors that a thread keeps.
+// Most vectors of a row that a thread holds.
 constexpr uint32_t HELD = 2;
 
 template <typename Element>
@@ -20,7 +20,7 @@ struct Rows {
     Element* out;
 };
 
-// Calls `step(slot, column)` for each vector of `WIDTH` elements that this thread keeps of a row.
+// Calls `step(slot, column)` for each vector of `WIDTH` elements that this thread holds of a row.
 template <uint32_t WIDTH, typename Step>
 __device__ __forceinline__ void each_held(uint32_t vectors, Step step) {
 #pragma unroll
@@ -41,11 +41,12 @@ __device__ __forceinline__ void fetch_row(const Rows<Element>& call, uint32_t ve
     });
 }
 
-// Normalizes rows a grid apart, `WIDTH` elements at a time. rms_norm.cu and layer_norm.cu each define it.
+// Normalizes rows that are a grid apart, `WIDTH` elements at a time. rms_norm.cu and layer_norm.cu
+// each define this function.
 template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void norm_rows(const Rows<Element>& call);
 
-// Normalizes the rows of a launch, with 16-byte accesses where all addresses allow them.
+// Normalizes the rows of a launch, with 16-byte accesses if all addresses allow them.
 template <typename Element>
 __device__ __forceinline__ void norm(const Rows<Element>& call) {
     let_next_kernel_start();

@@ -1,8 +1,10 @@
-// Softmax of rows whose scores come tile by tile (Milakov and Gimelshein 2018, arXiv 1805.02867): a running maximum and
-// a running sum, and a factor by which what was gathered so far shrinks when the maximum grows.
+// Softmax of rows whose scores arrive tile by tile (Milakov and Gimelshein 2018, arXiv 1805.02867):
+// a running maximum, a running sum, and a factor that scales the earlier results down when the
+// maximum grows.
 //
-// A lane holds two rows, in the layout of tensor_core.cuh: scores[j][0..2] of the first row and scores[j][2..4] of the
-// second, at the columns 8 * j + 2 * (lane % 4) and the next. The four lanes of a quad share their two rows.
+// A lane holds two rows, in the layout of tensor_core.cuh: scores[j][0..2] are of the first row and
+// scores[j][2..4] of the second, at columns 8 * j + 2 * (lane % 4) and the next one. The four lanes
+// of a quad share their two rows.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +16,7 @@ __device__ __forceinline__ float power_of_two(float x) {
 }
 
 struct OnlineSoftmax {
-    float maximum[2];  // of the scores seen so far, unscaled; the same in the whole quad
+    float maximum[2];  // of the scores so far, unscaled; the same in the whole quad
     float sum[2];      // of this lane's columns only, until `finish`
 
     __device__ __forceinline__ void begin() {
@@ -22,8 +24,8 @@ struct OnlineSoftmax {
         sum[0] = sum[1] = 0.0f;
     }
 
-    // Scores at columns at or past the row's limit become minus infinity, whatever they were. `column` is that of
-    // scores[0][0] in the sequence.
+    // Sets scores at columns at or past the row's limit to minus infinity. `column` is the column
+    // of scores[0][0] in the sequence.
     template <int TILES>
     static __device__ __forceinline__ void mask(float (&scores)[TILES][4], int32_t column, const int32_t (&limit)[2]) {
 #pragma unroll
@@ -37,8 +39,9 @@ struct OnlineSoftmax {
         }
     }
 
-    // Turns scores into weights, 2^(factor * (score - maximum)), and gives the factors for what was gathered before.
-    // A NaN score makes a NaN weight and so a NaN row; a row without any visible score keeps the sum 0.
+    // Converts scores to weights, 2^(factor * (score - maximum)), and returns in `shrink` the
+    // factors for the earlier results. A NaN score makes a NaN weight and thus a NaN row. The sum
+    // of a row without visible scores remains 0.
     template <int TILES>
     __device__ __forceinline__ void step(float (&scores)[TILES][4], float factor, float (&shrink)[2]) {
 #pragma unroll
@@ -50,7 +53,8 @@ struct OnlineSoftmax {
             }
             highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
             highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
-            // Minus infinity less itself is no number: a row that has seen nothing measures from 0.
+            // Minus infinity minus itself is NaN, so the origin of a row that has seen no scores is
+            // 0.
             const float origin = highest == -INFINITY ? 0.0f : highest * factor;
             shrink[row] = power_of_two(maximum[row] * factor - origin);
             maximum[row] = highest;
@@ -76,6 +80,7 @@ struct OnlineSoftmax {
         }
     }
 
-    // What the gathered values of a finished row are multiplied by; 0 if it saw nothing, and NaN stays NaN.
+    // The factor for the gathered values of a finished row: 0 if the row saw no scores, and NaN if
+    // its sum is NaN.
     __device__ __forceinline__ float inverse(int row) const { return sum[row] == 0.0f ? 0.0f : 1.0f / sum[row]; }
 };

@@ -1,4 +1,5 @@
-// What kernels share that round rows of activations to E4M3: where they go, and how numbers become codes. See quantize.cu.
+// Shared by kernels that round rows of activations to E4M3: output addresses and the conversion of
+// numbers to codes. See quantize.cu.
 #pragma once
 
 #include "contract.cuh"
@@ -9,7 +10,7 @@
 using contract::fp8::BY_GROUPS;
 using contract::fp8::BY_ROWS;
 constexpr uint32_t WIDTH = contract::fp8::VECTOR;
-constexpr uint32_t GROUP_LANES = GROUP / WIDTH;  // lanes that have a group
+constexpr uint32_t GROUP_LANES = GROUP / WIDTH;  // lanes that hold a group
 
 template <typename Element>
 struct Target {
@@ -21,7 +22,8 @@ struct Target {
     float* scales;
 };
 
-// Calls `step(slot, vector, whether the row has it)` for each vector that this thread keeps of a row.
+// Calls `step(slot, vector, is_in_row)` for each vector that this thread holds of a row.
+// `is_in_row` is false for vectors beyond the end of the row.
 template <uint32_t HELD, typename Step>
 __device__ __forceinline__ void each_held(uint32_t vectors, const Step& step) {
 #pragma unroll
@@ -40,7 +42,8 @@ __device__ __forceinline__ float largest_of(const float (&values)[WIDTH]) {
     return largest;
 }
 
-// The largest of the `LANES` neighbours that this lane is one of, in each of them.
+// The largest value among the aligned group of `LANES` lanes that contains this lane, returned to
+// each of them.
 template <uint32_t LANES>
 __device__ __forceinline__ float largest_of_lanes(float value) {
 #pragma unroll
@@ -50,7 +53,7 @@ __device__ __forceinline__ float largest_of_lanes(float value) {
     return value;
 }
 
-// Of a block of whole warps.
+// The largest value of the block, which must consist of whole warps.
 __device__ __forceinline__ float largest_of_block(float value, float (&partial)[WARPS_MAX]) {
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     value = largest_of_lanes<WARP>(value);
@@ -64,9 +67,11 @@ __device__ __forceinline__ float largest_of_block(float value, float (&partial)[
     return largest_of_lanes<WARP>(lane < warps ? partial[lane] : 0.0f);
 }
 
-// `value / scale` in f32, whose inverse the caller has: one correction of their product leaves no other code than the
-// rounded quotient's (Markstein 1990), which takes twice the instructions. What is too much is taken off, so that -0 stays
-// -0. What is far outside of E4M3, or none, stays.
+// `value / scale` in f32, where the caller provides the inverse of `scale`. Multiplying by the
+// inverse and correcting the product once gives the same E4M3 code as the correctly rounded
+// quotient (Markstein 1990), which takes twice the instructions. The excess of the product is
+// subtracted (instead of adding what is missing), so that -0 remains -0. Values far outside the
+// range of E4M3, and NaN, are not corrected.
 __device__ __forceinline__ float divided(float value, float scale, float inverse) {
     const float quotient = value * inverse;
     const float too_much = __fmaf_rn(quotient, scale, -value);
@@ -74,10 +79,11 @@ __device__ __forceinline__ float divided(float value, float scale, float inverse
     return fabsf(quotient) < 2.0f * E4M3_MAX ? corrected : quotient;
 }
 
-// Calls `work(divide)`, whose `divide(value)` rounds to the number of E4M3 that `value / scale` in f32 does.
+// Calls `work(divide)`, where `divide(value)` rounds to the same E4M3 number as `value / scale` in
+// f32.
 template <typename Work>
 __device__ __forceinline__ auto with_divisor(float scale, const Work& work) {
-    // Where the inverse and the remainders are normal numbers.
+    // In this range, the inverse and the remainders are normal numbers.
     if (scale >= 0x1p-100f && scale <= 0x1p100f) {
         const float inverse = __frcp_rn(scale);
         return work([&](float value) { return divided(value, scale, inverse); });
@@ -85,7 +91,8 @@ __device__ __forceinline__ auto with_divisor(float scale, const Work& work) {
     return work([&](float value) { return __fdiv_rn(value, scale); });
 }
 
-// Where a number is rounded by its bits this is long, and one function for all.
+// On targets without conversion instructions (before sm_89) this code is long, so it is one
+// function instead of being inlined everywhere.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
 __device__ __noinline__
 #else

@@ -1,9 +1,11 @@
-// Products of small matrices on the tensor cores of sm_75 and later (mma.sync), with the copies that feed them.
+// Products of small matrices on the tensor cores of sm_75 and later (mma.sync), and the copies that
+// load their operands.
 //
-// A warp multiplies A [16, 16] by B [16, 8] and adds to C [16, 8]. With `group = lane / 4` and `pair = lane % 4`, a lane
-// holds of C the columns 2 * pair and 2 * pair + 1 of the rows `group` (c[0], c[1]) and `group + 8` (c[2], c[3]).
-// A's registers are four 8 x 8 quarters in the order top left, bottom left, top right, bottom right; so two C tiles side
-// by side, rounded to 16 bits, are A of the next product (FlashAttention-2, Dao 2023, arXiv 2307.08691).
+// A warp multiplies A [16, 16] by B [16, 8] and adds the product to C [16, 8]. With `group = lane /
+// 4` and `pair = lane % 4`, a lane holds the columns 2 * pair and 2 * pair + 1 of C in the rows
+// `group` (c[0], c[1]) and `group + 8` (c[2], c[3]). A's registers are four 8 x 8 quarters in the
+// order top left, bottom left, top right, bottom right. So two adjacent C tiles, rounded to 16
+// bits, are A of the next product (FlashAttention-2, Dao 2023, arXiv 2307.08691).
 #pragma once
 
 #include <cuda_fp16.h>
@@ -12,13 +14,13 @@
 #include <cuda_bf16.h>
 #endif
 
-// What differs between the two activation types.
+// The operations that differ between the two activation types.
 template <typename T>
 struct TensorCoreElement;
 
 template <>
 struct TensorCoreElement<__half> {
-    // Two floats, rounded to nearest even, the first in the low half.
+    // Two floats, rounded to the nearest, ties to even, the first in the low half.
     static __device__ __forceinline__ uint32_t pack(float low, float high) {
         const __half2 both = __floats2half2_rn(low, high);
         return reinterpret_cast<const uint32_t&>(both);
@@ -30,7 +32,7 @@ struct TensorCoreElement<__half> {
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-        // Turing multiplies eight deep: the left quarters first, then the right ones.
+        // Turing multiplies 8 columns at a time: the left quarters first, then the right ones.
         asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(b0));
@@ -61,7 +63,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Four 8 x 8 quarters from shared memory; lane i gives the address of row i % 8 of quarter i / 8.
+// Loads four 8 x 8 quarters from shared memory. Lane i provides the address of row i % 8 of quarter
+// i / 8.
 __device__ __forceinline__ void load_quarters(uint32_t (&out)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -69,7 +72,7 @@ __device__ __forceinline__ void load_quarters(uint32_t (&out)[4], uint32_t addre
                  : "memory");
 }
 
-// The same, each quarter turned over its diagonal.
+// Loads four quarters as load_quarters does, each one transposed.
 __device__ __forceinline__ void load_quarters_transposed(uint32_t (&out)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -92,8 +95,9 @@ __device__ __forceinline__ void store_16_bytes(uint32_t address, uint4 value) {
                  : "memory");
 }
 
-// Starts the copy of 16 bytes into shared memory, or writes 16 zero bytes where `valid` is false; `source` is then not
-// read, but must be an address of global memory. On Turing the copy is done on return.
+// Starts the copy of 16 bytes to shared memory, or writes 16 zero bytes if `valid` is false. In
+// that case, `source` is not read, but must still be an address in global memory. On Turing, the
+// copy is complete on return.
 __device__ __forceinline__ void copy_16_bytes(uint32_t destination, const void* source, bool valid) {
 #if __CUDA_ARCH__ >= 800
     const uint32_t bytes = valid ? 16u : 0u;
@@ -109,7 +113,7 @@ __device__ __forceinline__ void copy_16_bytes(uint32_t destination, const void* 
 #endif
 }
 
-// Waits until this thread's copies have landed; others see them after a barrier.
+// Waits until this thread's copies have completed. Other threads see them after a barrier.
 __device__ __forceinline__ void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");

@@ -1,13 +1,15 @@
-// Copies of boxes for streams of weights: what is read once in a step makes room in the L2 cache first.
+// Box copies for weights: data that is read only once per step is marked as the first to evict from
+// the L2 cache.
 #pragma once
 
 #include "hopper_copy.cuh"
 
-// The hint that a line is not needed again, as createpolicy.fractional.L2::evict_first makes it.
+// Cache policy for lines that are not needed again, as created by
+// createpolicy.fractional.L2::evict_first.
 constexpr uint64_t READ_ONCE = 0x12f0000000000000ull;
 
-// Starts the copy of the map's box at column x of row y of memory that is read once; places outside become zeros and
-// count as copied.
+// Starts the copy of the map's box at column x of row y, from memory that is read once. Elements
+// outside the tensor become zeros and count as copied.
 __device__ __forceinline__ void copy_box_once(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x,
                                               int32_t y) {
     asm volatile(
@@ -45,7 +47,8 @@ __device__ __forceinline__ void copy_box_once(uint32_t destination, const Tensor
         : "memory");
 }
 
-// In two dimensions, into every block of the cluster whose bit is in `blocks`, as copy_box_to.
+// In two dimensions, into every block of the cluster whose bit in `blocks` is set, as copy_box_to
+// does.
 __device__ __forceinline__ void copy_box_once_to(uint16_t blocks, uint32_t destination, const TensorMap& map,
                                                  uint32_t barrier, int32_t x, int32_t y) {
     asm volatile(

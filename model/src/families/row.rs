@@ -43,7 +43,6 @@ pub struct VisionSettings {
     pub merge: MergeSize,
     /// Pixels and frames of a patch.
     pub patch: PatchSize,
-    /// The placeholder token.
     pub token: u32,
     /// Layout of the vision cache row that the tower writes for each token.
     pub row: EmbeddingLayout,

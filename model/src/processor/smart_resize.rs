@@ -16,7 +16,6 @@ pub struct Size {
 }
 
 impl Size {
-    /// `width * height`.
     pub fn pixels(self) -> u64 {
         u64::from(self.width) * u64::from(self.height)
     }
@@ -67,8 +66,8 @@ impl PixelBounds {
 /// exceed `bounds.max`, so check the result against the envelope.
 ///
 /// # Errors
-/// [`ImageError::Empty`]; [`ImageError::AspectRatio`] over 200; [`ImageError::NoSize`] if a side would be 0 or beyond
-/// `u32`.
+/// [`ImageError::Empty`]; [`ImageError::AspectRatio`] over 200; [`ImageError::NoSize`] if a side
+/// would be 0 or beyond `u32`.
 pub fn smart_resize(size: Size, factor: u32, bounds: PixelBounds) -> Result<Size, ImageError> {
     resize_length(size, VideoLength::STILL, factor, bounds)
 }

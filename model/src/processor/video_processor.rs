@@ -55,7 +55,8 @@ impl VideoPlan {
 
 impl VideoProcessor {
     /// # Errors
-    /// [`ProcessorError::OutOfRange`] for settings that were built by hand and not by `from_video_json`.
+    /// [`ProcessorError::OutOfRange`] for settings that were built by hand and not by
+    /// `from_video_json`.
     pub fn new(config: ImageProcessorConfig) -> Result<Self, ProcessorError> {
         Ok(VideoProcessor { frames: ImageProcessor::new(config)? })
     }

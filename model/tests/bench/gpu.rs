@@ -89,8 +89,7 @@ impl Gpu {
                 let bytes = CudaLink::bytes(room.at_once).round_up(device.page());
                 let segment = Memory::of(device.clone(), Bytes::mib(64)).leased(Class::StepWorkspace, bytes);
                 device.open_to(devices.iter(), segment.address(), bytes).expect("they reach each other");
-                // SAFETY: the segment backs `CudaLink::bytes` bytes, and nothing else uses them
-                // yet.
+                // SAFETY: the segment backs this many bytes, and nothing else uses it yet.
                 unsafe { CudaLink::clear(&Cuda::new(kernels).expect("a stream"), segment.address()) }
                     .expect("it is copied");
                 segment
@@ -107,8 +106,8 @@ impl Gpu {
                 scope.spawn(move || {
                     let mut cuda = Cuda::new(kernels).expect("a stream").linked(link);
                     if sharing > 1 {
-                        // The library loads its kernels at first use, and loading waits for all
-                        // running kernels.
+                        // The library loads its kernels at first use, which waits for all running
+                        // kernels.
                         cuda = cuda.with_products_by(GemmBackend::Ours);
                     }
                     let bench = Bench::on(checkpoint(), cuda, memory, room);

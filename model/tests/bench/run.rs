@@ -1,5 +1,5 @@
-//! Runs of prompts to their answers, each alone and batched with others, with assertions that both
-//! give the same result.
+//! Runs of prompts to their answers, each by itself and batched with others, with assertions that
+//! both give the same result.
 
 use bursar_kernels::Backend;
 
@@ -15,7 +15,7 @@ pub struct Run {
     pub logits: Vec<Vec<f32>>,
 }
 
-/// Runs a case alone, with its prompt in chunks of these sizes, repeated.
+/// Runs a case by itself, with its prompt in chunks of these sizes, repeated.
 pub fn alone(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>], sizes: &[usize]) -> Run {
     let mut sequence = bench.sequence(case, picture_rows);
     let last = bench.prefill(&mut sequence, sizes).pop().expect("a prompt is not empty");

@@ -1,4 +1,4 @@
-//! Animated GIF and WebP as videos: the frames that are shown at even times, and files that mean harm.
+//! Animated GIF and WebP as videos: frames sampled at even times, and malicious files.
 
 use std::time::{Duration, Instant};
 
@@ -13,12 +13,12 @@ use image::{
     codecs::{gif::GifEncoder, webp::WebPEncoder},
 };
 
-/// A screen of one grey.
+/// A screen of a single gray level.
 fn screen(side: u32, grey: u8) -> RgbaImage {
     RgbaImage::from_pixel(side, side, Rgba([grey, grey, grey, 255]))
 }
 
-/// Frames of these greys, each shown for so many milliseconds.
+/// Frames with these gray levels, each shown for the given number of milliseconds.
 fn gif(side: u32, frames: &[(u8, u32)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut encoder = GifEncoder::new(&mut bytes);
@@ -37,7 +37,7 @@ fn chunk(name: &[u8; 4], content: &[u8]) -> Vec<u8> {
     [name, &length[..], content, padding].concat()
 }
 
-/// A frame of an animated WebP: where its parts stand is said by RFC 9649, section 2.7.
+/// A frame of an animated WebP, with the layout of RFC 9649, section 2.7.
 fn webp_frame(side: u32, milliseconds: u32, bitstream: &[u8]) -> Vec<u8> {
     let three = |number: u32| number.to_le_bytes()[..3].to_vec();
     let head = [three(0), three(0), three(side - 1), three(side - 1), three(milliseconds), vec![0]];
@@ -69,7 +69,7 @@ fn read(encoded: &[u8], sampling: &FrameSampling) -> Result<Video, VideoError> {
     Video::from_animation(encoded, sampling, &ImageLimits::default())
 }
 
-/// The first level of each frame, to the nearest ten: a GIF's palette is a level off.
+/// The first level of each frame, to the nearest ten, because a GIF's palette is a level off.
 fn greys(video: &Video) -> Vec<u8> {
     video.frames().iter().map(|frame| (frame.bytes()[0] + 5) / 10 * 10).collect()
 }
@@ -110,7 +110,7 @@ fn bombs_are_refused_before_anything_is_decoded() {
     large[6..10].copy_from_slice(&[0x20, 0x4e, 0x20, 0x4e]); // 20,000 x 20,000
     let refused = read(&large, &sampling(2.0, 8)).expect_err("too large");
     assert!(matches!(refused, VideoError::Frame { source: ImageError::TooManyPixels { pixels: 400_000_000, .. }, .. }));
-    // 10,000 frames of a megapixel, each of a few bytes. All are wanted up to the last.
+    // 10,000 frames of a megapixel, each of a few bytes. All frames up to the last one are wanted.
     let mut long = gif(16, &[(0, 100)]);
     long[6..10].copy_from_slice(&[0xe8, 3, 0xe8, 3]);
     let frame = long.iter().position(|byte| *byte == 0x21).expect("its first block");
@@ -118,7 +118,7 @@ fn bombs_are_refused_before_anything_is_decoded() {
     let long = [&long[..frame], &blocks, &[0x3b]].concat();
     let refused = read(&long, &sampling(2.0, 8)).expect_err("too many");
     assert!(matches!(refused, VideoError::TooManyPixels { limit: 512_000_000, .. }), "{refused:?}");
-    // A frame whose own header says more than the animation does.
+    // A frame whose own header states a larger size than the animation.
     let vp8 = [&[0, 0, 0, 0x9d, 1, 0x2a, 0xff, 0x3f, 0xff, 0x3f][..], &[0; 8]].concat();
     let lying = webp_of(16, &[webp_frame(16, 100, &chunk(b"VP8 ", &vp8))]);
     let refused = read(&lying, &sampling(2.0, 8)).expect_err("it lies");

@@ -1,5 +1,5 @@
-//! candle-transformers as a second oracle: its Llama, Qwen2 and Qwen3 give the same logits, at sizes that nothing was
-//! recorded for.
+//! candle-transformers as a second oracle: its Llama, Qwen2 and Qwen3 compute the same logits, at
+//! sizes without recorded results.
 
 use std::collections::HashMap;
 
@@ -13,10 +13,10 @@ use crate::{
     copy::{Copy, QWEN2},
 };
 
-/// As against recorded results.
+/// The same tolerance as for recorded results.
 const TOLERANCE: f32 = 1e-4;
 
-/// Lengths of prompts: one token, within a block, over its border, and several blocks.
+/// Lengths of prompts: one token, within a block, across a block boundary, and several blocks.
 const PROMPTS: [usize; 4] = [1, 7, 17, 90];
 
 const LAYERS: usize = 3;
@@ -38,14 +38,14 @@ fn config([hidden, intermediate, heads, kv_heads, head_dim, vocabulary]: Sizes, 
     config
 }
 
-/// Random weights by name. `extra` are those of a layer beyond the ones that all three families have.
+/// Random weights by name. `extra` names the weights of a layer that not all three families have.
 fn weights(
     [hidden, intermediate, heads, kv_heads, head_dim, vocabulary]: Sizes,
     extra: &[&str],
 ) -> HashMap<String, Tensor> {
     let mut weights = HashMap::new();
     let mut put = |name: String, shape: &[usize]| {
-        // Norms are near 1; a matrix keeps the size of what it multiplies.
+        // Norms are near 1. A matrix preserves the magnitude of the numbers that it multiplies.
         let (mean, deviation) = match shape {
             [_] if name.ends_with("norm.weight") => (1.0f32, 0.2),
             [_] => (0.0, 0.2),
@@ -81,8 +81,8 @@ fn weights(
     weights
 }
 
-/// Holds our logits after prompts of several lengths, with one more token after each, to those of `theirs`, which is
-/// given a prompt and where it begins.
+/// Compares our logits after prompts of several lengths, and after one more token each, with the
+/// logits of `theirs`, which takes a prompt and the position of its first token.
 fn compare(
     config: &Value,
     weights: &HashMap<String, Tensor>,

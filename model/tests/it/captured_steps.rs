@@ -1,5 +1,5 @@
-//! A captured decode step, with arrays at fixed places and padding after the last sequence, gives the same as a step
-//! that uploads its own arrays.
+//! A captured decode step, with arrays at fixed addresses and padding after the last sequence,
+//! gives the same result as a step that uploads its own arrays.
 
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{
@@ -20,7 +20,7 @@ const CONTEXT: usize = 60;
 /// Tokens of each sequence before it decodes.
 const PASTS: [usize; 3] = [19, 1, 40];
 
-/// A step over the tokens of each sequence after its first `cached`.
+/// A step over the tokens of each sequence after its first `cached` tokens.
 fn batch(tokens: &[Vec<u32>], cached: &[usize]) -> StepBatch {
     let each = CONTEXT.div_ceil(BLOCK_TOKENS);
     let blocks: Vec<Vec<u32>> =
@@ -54,7 +54,7 @@ fn padded_decoding_is_decoding(folder: &str) {
         scope.download::<f32>(&logits).expect("it comes")
     };
     let prompts = PASTS.map(|past| (0..past as u32).map(|at| at * 3 % 200 + 1).collect());
-    // Choices of experts so far, of all layers.
+    // Number of expert choices so far, over all layers.
     let choices = || {
         let loads = bench.model.expert_loads()?;
         let scope = Scope::new(&bench.backend, &workspace, &counter);
@@ -70,7 +70,7 @@ fn padded_decoding_is_decoding(folder: &str) {
     let axes = bench.model.config().decoder().rope_axes.count();
     for rows in [3, 5, 8] {
         let layout = StepLayout::decode(rows, axes, CONTEXT);
-        // Words that the step leaves untouched are NaN and invalid block numbers.
+        // Words that the step does not write are NaN and invalid block numbers.
         let segment = bench.memory.poisoned(&bench.backend, Class::Graphs, DType::U32.bytes(layout.words()));
         // SAFETY: the segment is backed for the layout, and a test has one thread.
         let mut image = unsafe { Tensor::persistent(segment.address(), [layout.words()], DType::U32) };
@@ -110,8 +110,9 @@ fn between_two_mixtures_nothing_is_launched_for_a_norm() {
         };
         (0..100).find(runs).expect("it runs in the end")
     };
-    // Queries, keys and values, where they go, attention, its output, the way to the experts, their first half, and their
-    // sum with the next norm.
+    // The seven launches of a layer: query, key and value projection; rotary positions and cache
+    // write; attention; its output projection; routing to the experts; the first half of the
+    // experts; and the sum of the experts with the next norm.
     assert_eq!(launches(layers.len()) - launches(layers.len() - 1), 7);
 }
 

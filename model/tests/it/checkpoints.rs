@@ -297,7 +297,7 @@ fn configuration_and_weights_have_fingerprints_of_their_own() {
     let shard_file = shard(1);
     let mut shard = copy.read(&shard_file);
     let header_bytes = u64::from_le_bytes(shard[..8].try_into().expect("eight bytes"));
-    // Spaces are allowed after a header. The tensors move by as many bytes.
+    // Spaces are allowed after a header. The tensors move by the same number of bytes.
     shard.splice(8 + header_bytes as usize..8 + header_bytes as usize, [b' '; 8]);
     shard[..8].copy_from_slice(&(header_bytes + 8).to_le_bytes());
     copy.write(&shard_file, shard);

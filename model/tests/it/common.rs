@@ -1,4 +1,4 @@
-//! Helpers of several test files: reading the golden files.
+//! Helpers that several test files use to read the golden files.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ pub fn golden_json(path: &str) -> Value {
     serde_json::from_slice(&golden_bytes(path)).expect("golden JSON parses")
 }
 
-/// A reference picture, read by the image crate alone.
+/// A reference picture, decoded by only the image crate.
 pub fn golden_png(path: &str) -> RgbImage {
     let picture = image::open(golden(path)).expect("golden PNG").into_rgb8();
     RgbImage::new(picture.width(), picture.height(), picture.into_raw()).expect("a picture has pixels")

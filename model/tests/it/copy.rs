@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 
 use crate::bench::repository;
 
-/// The recorded checkpoints.
 pub const QWEN2: &str = "tests/golden/qwen2";
 pub const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
 pub const QWEN2_VL: &str = "tests/golden/qwen2_vl";
@@ -45,7 +44,7 @@ impl Copy {
         Copy(copy)
     }
 
-    /// Changes a field of a JSON file; `null` removes it.
+    /// Changes a field of a JSON file. `null` removes the field.
     pub fn set(self, file: &str, pointer: &[&str], value: Value) -> Self {
         let path = self.0.join(file);
         let mut json: Value = serde_json::from_slice(&fs::read(&path).expect("a file")).expect("JSON");
@@ -59,7 +58,8 @@ impl Copy {
         self
     }
 
-    /// Changes a tensor's entry in a safetensors header, and its name to `name`. The data stay.
+    /// Changes a tensor's entry in a safetensors header, and renames the tensor to `name`. The data
+    /// stays unchanged.
     pub fn retell(self, file: &str, tensor: &str, name: &str, change: impl FnOnce(&mut Value)) -> Self {
         self.rewrite(file, |header, _| {
             let mut entry = header.as_object_mut().expect("an object").remove(tensor).expect("the tensor");
@@ -99,7 +99,7 @@ impl Copy {
         })
     }
 
-    /// Changes a safetensors file: its header, and its data.
+    /// Changes a safetensors file: its header and its data.
     pub fn rewrite(self, file: &str, change: impl FnOnce(&mut Value, &mut Vec<u8>)) -> Self {
         let path = self.0.join(file);
         let bytes = fs::read(&path).expect("a file");
@@ -114,34 +114,31 @@ impl Copy {
         self
     }
 
-    /// A JSON file's content.
+    /// Content of a JSON file.
     pub fn json(&self, file: &str) -> Value {
         serde_json::from_slice(&fs::read(self.0.join(file)).expect("a file")).expect("JSON")
     }
 
-    /// Writes a file.
     pub fn write(self, file: &str, content: impl AsRef<[u8]>) -> Self {
         fs::write(self.0.join(file), content).expect("it is written");
         self
     }
 
-    /// Removes a file.
     pub fn remove(self, file: &str) -> Self {
         fs::remove_file(self.0.join(file)).expect("it was there");
         self
     }
 
-    /// Opens the checkpoint.
     pub fn open(&self) -> Checkpoint {
         Checkpoint::open(CheckpointSource::Folder(self.0.clone())).expect("the files are well formed")
     }
 
-    /// The encoder of its prompts.
+    /// The encoder of the checkpoint's prompts.
     pub fn prompts(&self) -> PromptEncoder {
         self.open().prompts().expect("the tokenizer is well formed")
     }
 
-    /// The error of planning it.
+    /// The error of planning the checkpoint.
     pub fn error(&self) -> LoadError {
         match Model::plan(&self.open(), &Target::Cpu { threads: 2 }) {
             Ok(_) => panic!("the broken checkpoint was planned"),

@@ -13,13 +13,13 @@ fn tools() -> Vec<CallableTool> {
         tool(
             "get_weather",
             json!({
-                // No `type`: arguments are an object all the same.
+                // Even without `type`, arguments are an object.
                 "properties": {"place": {"$ref": "#/$defs/place"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
                 "required": ["place", "days"], "additionalProperties": false,
                 "$defs": {"place": {"enum": ["Zürich", "a \"}</tool_call>"]}},
             }),
         ),
-        // Its own definitions do not meet those of another tool.
+        // The definitions in this schema must not collide with the definitions of another tool.
         tool(
             "odd \"name\" /}",
             json!({"type": "object", "properties": {"x": {"$ref": "#/$defs/place"}}, "required": ["x"],
@@ -36,7 +36,7 @@ fn grammar(model: &Model, form: &ReplyForm, thinking: Thinking) -> Grammar {
     model.compiler.compile_reply(form, thinking).unwrap_or_else(|error| panic!("{}: {error:?}", model.name))
 }
 
-/// The names and arguments of the calls in a reply that is nothing else.
+/// Names and arguments of the calls in a reply that contains nothing else.
 fn read(format: ToolFormat, reply: &str) -> Vec<(String, Value)> {
     let names: Vec<String> = tools().into_iter().map(|tool| tool.name).collect();
     let mut parser = ReplyParser::new(Thinking::Off, format, names);
@@ -91,7 +91,7 @@ fn with_any_logits_a_forced_reply_is_calls_of_the_tools() {
 
 /// Whether the grammar allows `text`, token by token, and then the end.
 fn allows(model: &Model, grammar: &Grammar, text: &str) -> bool {
-    // The tags are tokens of their own, as a model writes them.
+    // The tags are separate tokens, as a model writes them.
     let tokens = model.tokenizer.encode(text, false).expect("it encodes");
     let follows = |at: usize, next: u32| grammar.allowed(&tokens[..at]).expect("it follows").contains(next);
     (0..tokens.len()).all(|at| follows(at, tokens[at])) && follows(tokens.len(), model.ends[0])
@@ -154,7 +154,8 @@ fn a_limit_that_the_tools_exceed_together_refuses_them_without_a_look_at_each() 
         let form = ReplyForm::Calls(ForcedCalls { format: ToolFormat::Hermes, tools, is_parallel: false });
         QWEN.compiler.compile_reply(&form, Thinking::Off).expect_err("it is refused")
     };
-    // One of them would be refused for itself, which tells whether it was compiled.
+    // `zebra` has an invalid schema. An error that names this tool would show that its schema was
+    // compiled.
     let zebra = CallableTool { name: "zebra".into(), parameters: json!({"type": "zebra"}) };
     let many = |tool: CallableTool, count| [vec![tool; count], vec![zebra.clone()]].concat();
     let ReplyFormError { tool, source } = refused(many(tools()[0].clone(), 128));

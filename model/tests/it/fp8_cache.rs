@@ -1,4 +1,5 @@
-//! Keys and values in FP8: their memory, their scales, and how far logits are from those over a plain cache.
+//! Keys and values in FP8: their memory, their scales, and the distance of the logits from logits
+//! with a plain cache.
 
 use bursar_budgets::Hint;
 use bursar_kernels::{CudaTarget, DType, Target};
@@ -59,7 +60,7 @@ fn logits_over_an_fp8_cache_stay_near_those_over_a_plain_one_whole_and_beside_ot
         println!("{}: logits after the prompt over FP8 differ by {distance:.1e}", case.name);
         assert!((1e-4..0.1).contains(&distance), "{}: {distance:e}", case.name);
         let chunked = alone(&rounded, case, &of_rounded, &[17, 40, 3]);
-        // Another order of sums may bring a key over the middle of two numbers.
+        // Another order of sums may move a key across the midpoint between two FP8 numbers.
         let noise = worst(&chunked.logits[..1], &whole.logits[..1]);
         println!("{}: in chunks by {noise:.1e}", case.name);
         assert!(noise < distance, "{}: {noise:e} in chunks, {distance:e} by rounding", case.name);
@@ -73,7 +74,7 @@ fn logits_over_an_fp8_cache_stay_near_those_over_a_plain_one_whole_and_beside_ot
     }
 }
 
-/// Logits after a text, of a checkpoint over an FP8 cache.
+/// Logits after a text, from a checkpoint with an FP8 cache.
 fn logits(checkpoint: Checkpoint, folder: &str) -> Vec<f32> {
     let bench = Bench::of(checkpoint, 1);
     let case = Case::read(folder, &bench.checkpoint, "long");
@@ -113,7 +114,7 @@ fn scales_are_read_under_any_of_their_names_and_passed_over_if_keys_are_plain() 
         assert_eq!(logits(copy.open().with_cache(CacheFormat::Fp8), TENSOR), stored, "{end}");
         assert_eq!(logits(copy.open(), TENSOR), plain, "{end}");
     }
-    // One for both, which are made alike first.
+    // One scale for both keys and values. `alike` first makes the two scales equal.
     let alike = |names: [&str; 2]| {
         let copy = Copy::of(TENSOR).rewrite(FILE, |header, data| {
             let entries = header.as_object_mut().expect("an object");
@@ -125,10 +126,10 @@ fn scales_are_read_under_any_of_their_names_and_passed_over_if_keys_are_plain() 
         });
         logits(copy.open().with_cache(CacheFormat::Fp8), TENSOR)
     };
-    // A buffer that is never read has the other's bytes.
+    // The second scale becomes a buffer that is never read.
     let one = alike(["model.layers.0.self_attn.kv_scale", "model.layers.0.self_attn.rotary_emb.inv_freq"]);
     assert_eq!(one, alike([KEYS, "model.layers.0.self_attn.v_proj.v_scale"]));
-    // The settings need not announce them.
+    // The settings need not announce the scales.
     let silent = Copy::of(TENSOR).set("hf_quant_config.json", &["quantization", "kv_cache_quant_algo"], json!(null));
     assert_eq!(logits(silent.open().with_cache(CacheFormat::Fp8), TENSOR), stored);
     assert_eq!(logits(silent.open(), TENSOR), plain);
@@ -158,7 +159,8 @@ fn plain_weights_may_have_scales_of_keys_and_values_and_a_tower_ones_that_nothin
         Model::plan(&copy.open().with_cache(CacheFormat::Fp8), &CPU).map(drop)
     };
     stray("visual.blocks.0.attn.k_scale").expect("a tower has no cache");
-    // A layer's under a name that no tool is known to give it: its keys would be scaled by 1.
+    // A layer's scale under a name that no known tool writes is refused, because the layer's keys
+    // would be scaled by 1.
     for name in ["model.layers.0.attn.k_scale", "language_model.layers.0.self_attn.k_scale"] {
         let error = stray(name).expect_err("a layer's");
         assert!(matches!(&error, LoadError::Weights(WeightError::Extra { .. })), "{error:?}");
@@ -199,7 +201,8 @@ fn a_scale_that_is_missing_or_no_scale_is_a_typed_error() {
         panic!("{error:?}");
     };
     assert_eq!(tensor, values, "one without the other");
-    // Of all heads of a layer or of each, and none at all.
+    // The scheme announces a scale for all heads of a layer or for each head, but the file has no
+    // scales.
     for strategy in ["tensor", "attn_head"] {
         let scheme =
             json!({ "num_bits": 8, "type": "float", "symmetric": true, "strategy": strategy, "dynamic": false });

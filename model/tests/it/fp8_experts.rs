@@ -16,7 +16,7 @@ fn experts_in_one_tensor_are_what_they_are_one_by_one() {
     for swapped in [false, true] {
         let copy = Copy::of(EXPERTS).rewrite(FILE, |header, data| fuse(header, data, swapped));
         assert_eq!(logits(&Bench::of(copy.open(), 2), EXPERTS), expected, "axes swapped: {swapped}");
-        // With another name of their scales.
+        // The scales have another name.
         let copy = copy.rename(FILE, |name| name.replace("_proj_scale_inv", "_proj_weight_scale_inv"));
         assert_eq!(logits(&Bench::of(copy.open(), 2), EXPERTS), expected);
     }
@@ -33,7 +33,8 @@ fn experts_may_be_named_by_part_first() {
     assert_eq!(logits(&Bench::of(copy.open(), 2), EXPERTS), logits(&Bench::of(open(EXPERTS), 2), EXPERTS));
 }
 
-/// Puts all experts of a layer into `gate_up_proj` and `down_proj`, and their scales beside them.
+/// Puts all experts of a layer into `gate_up_proj` and `down_proj`, with separate tensors for their
+/// scales.
 fn fuse(header: &mut Value, data: &mut Vec<u8>, swapped: bool) {
     let experts = "model.layers.0.mlp.experts";
     let entries = header.as_object_mut().expect("an object");

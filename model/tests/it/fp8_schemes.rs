@@ -1,4 +1,5 @@
-//! Schemes of FP8 without a recorded checkpoint of their own: the numbers of one that has, told in other words.
+//! FP8 schemes without a recorded checkpoint. Each test expresses the numbers of a recorded
+//! checkpoint in another scheme.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,8 @@ const BLOCK: &str = "tests/golden/qwen3_fp8";
 const CHANNEL: &str = "tests/golden/qwen3_fp8_dynamic";
 const TENSOR: &str = "tests/golden/qwen3_fp8_modelopt";
 
-/// Settings of compressed-tensors for weights and activations that are scaled so, but for modules that are plain.
+/// Settings of compressed-tensors for weights and activations with these scales, except for the
+/// modules in `plain`.
 fn settings(weights: Value, activations: Value, plain: &[&str]) -> Value {
     let part = |how: Value| {
         let mut part = json!({ "num_bits": 8, "type": "float", "symmetric": true });
@@ -30,7 +32,7 @@ fn settings(weights: Value, activations: Value, plain: &[&str]) -> Value {
     })
 }
 
-/// A copy of `folder` with these settings, each of whose tensors `change` may tell otherwise.
+/// A copy of `folder` with these settings, where `change` may rewrite each tensor.
 fn retold(folder: &str, settings: Value, change: impl Fn(&mut Stored)) -> Copy {
     let copy = Copy::of(folder).set(CONFIG, &["quantization_config"], settings);
     copy.rewrite(FILE, |header, data| {

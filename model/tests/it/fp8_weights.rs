@@ -1,5 +1,5 @@
-//! FP8 checkpoints that contradict themselves or ask for what is not served, and plain ones that are rounded while they
-//! load.
+//! FP8 checkpoints that contradict themselves or need unsupported features, and plain checkpoints
+//! that are rounded while they load.
 
 use std::sync::Arc;
 
@@ -132,7 +132,7 @@ fn settings_that_are_not_served_are_refused_by_name() {
     }
 }
 
-/// A copy with the tensor `name` retold, under its own name.
+/// The error of a copy whose tensor `name` has a changed header entry under the same name.
 fn retold(folder: &str, name: &str, change: impl FnOnce(&mut Value)) -> String {
     let error = Copy::of(folder).retell(FILE, name, name, change).error();
     assert!(!error.hint().is_empty());
@@ -159,7 +159,7 @@ fn tensors_that_are_not_what_the_settings_say_are_named() {
          quantized"
     );
     assert!(matches!(unknown, LoadError::Weights(WeightError::Format { found: DType::F8E4M3, .. })), "{unknown:?}");
-    // The plain one of the list.
+    // `down_proj` is plain in the file, but this list no longer contains it.
     let list = ["quantization_config", "modules_to_not_convert"];
     let listed = Copy::of(BLOCK).set(CONFIG, &list, json!(["lm_head", "layers.1.self_attn"])).error();
     assert_eq!(
@@ -217,7 +217,7 @@ fn what_is_always_plain_here_says_so() {
     let words = "tensor lm_head.weight holds f8e4m3, but embeddings, lm_head, norms and routers must not be quantized";
     assert_eq!(head.to_string(), words);
     assert!(head.hint().starts_with("load a release in which it is not quantized"), "{}", head.hint());
-    // InternVL's tower, in which some outputs are scaled, is taken to be plain without its file.
+    // InternVL's tower has layer scales. Without the file, the tower is assumed to be plain.
     let plan = |ignored: Value| {
         let mut settings = Copy::of(CHANNEL).json(CONFIG)["quantization_config"].clone();
         settings["ignore"] = ignored;
@@ -229,7 +229,8 @@ fn what_is_always_plain_here_says_so() {
     let tower = json!(["lm_head", "re:.*vision_tower.*", "re:.*multi_modal_projector.*"]);
     let ((of_listed, _), (silent, copy)) = (plan(tower), plan(json!(["lm_head"])));
     assert_eq!(silent, of_listed);
-    // In the file all is bf16: a scale beside an output that is scaled says that it should not be.
+    // All tensors in the file are bf16. A weight scale for a tower module says that the module
+    // should not be plain.
     let module = "vision_tower.encoder.layer.0.attention.projection_layer";
     let error = copy.add(FILE, &format!("{module}.weight_scale")).error();
     assert!(matches!(&error, LoadError::Weights(WeightError::ScaledFp8 { name, .. }) if name == module), "{error}");
@@ -279,7 +280,7 @@ fn scales_that_cannot_be_one_are_named_with_their_value() {
 
 #[test]
 fn scales_that_f32_cannot_compute_with_are_named_with_their_value() {
-    // bf16 has f32's exponents.
+    // bf16 has the exponent range of f32.
     let block = format!("{UP}.weight_scale_inv");
     let huge = half::bf16::from_f32(1e36);
     let error = with_bytes(BLOCK, &block, &huge.to_le_bytes());
@@ -330,7 +331,7 @@ fn an_older_gpu_plans_experts_in_fp8_and_refuses_to_load_them_before_a_byte_is_r
     Model::plan(&checkpoint, &older).expect("it is planned");
     let experts = |target| {
         let formats = checkpoint.weight_formats().expect("it is served");
-        // SAFETY: nothing is computed with what is claimed.
+        // SAFETY: nothing is computed with the claimed tensors.
         let mut map = unsafe { WeightMap::at(&checkpoint, target, formats, Address(4096)) };
         map.set_in_decoder(true);
         let (experts, hidden, intermediate) = (4, 144, 128);
@@ -346,10 +347,10 @@ fn an_older_gpu_plans_experts_in_fp8_and_refuses_to_load_them_before_a_byte_is_r
     );
 }
 
-/// Claims a projection of the decoder's over memory of a GPU that nothing is written to.
+/// Claims a projection of the decoder in GPU memory that nothing is written to.
 fn claimed(checkpoint: &Checkpoint, target: Target) -> Result<(), WeightError> {
     let formats = checkpoint.weight_formats().expect("it is served");
-    // SAFETY: nothing is computed with what is claimed.
+    // SAFETY: nothing is computed with the claimed tensors.
     let mut map = unsafe { WeightMap::at(checkpoint, target, formats, Address(4096)) };
     map.set_in_decoder(true);
     let config = registry::FamilyConfig::of(checkpoint).expect("a family serves it").decoder().clone();
@@ -364,14 +365,15 @@ pub fn logits(bench: &Bench, folder: &str) -> Vec<f32> {
     alone(bench, &case, &rows, &[usize::MAX]).logits.remove(0)
 }
 
-/// A plain checkpoint, to be rounded while it loads.
+/// A plain checkpoint that is rounded while it loads.
 fn rounded(folder: &str, quantization: WeightQuantization) -> Checkpoint {
     open(folder).with_quantization(Some(quantization))
 }
 
 #[test]
 fn what_is_rounded_while_it_loads_weighs_half_and_answers_nearly_alike() {
-    // The last has the experts of a layer in one tensor, the axes of each matrix swapped.
+    // The last checkpoint has the experts of a layer in one tensor, with the axes of each matrix
+    // swapped.
     for folder in [QWEN2, "tests/golden/qwen3", QWEN3_MOE, QWEN3_VL_MOE] {
         let plain = Bench::of(open(folder), 2);
         let expected = logits(&plain, folder);
@@ -379,7 +381,7 @@ fn what_is_rounded_while_it_loads_weighs_half_and_answers_nearly_alike() {
             let bench = Bench::of(rounded(folder, quantization), 2);
             let error = relative_error(&logits(&bench, folder), &expected);
             println!("{folder} {quantization}: {error:.1e}");
-            // Three bits of mantissa in weights and activations.
+            // Weights and activations have three bits of mantissa.
             assert!((1e-4..0.35).contains(&error), "{folder} {quantization}: {error}");
             assert_eq!(bench.model.parameters(), plain.model.parameters());
             assert!(bench.model.weight_bytes() < plain.model.weight_bytes());
@@ -437,7 +439,7 @@ pub fn tensors(header: &Value, data: &[u8]) -> Vec<Stored> {
     entries.map(stored).collect()
 }
 
-/// A file of these tensors without holes, each aligned.
+/// A file of these tensors without gaps, each aligned.
 pub fn laid_out(mut whole: Vec<Stored>) -> (Value, Vec<u8>) {
     let size = |dtype: &str| if dtype == "F32" { 0 } else { 1 + usize::from(dtype == "F8_E4M3") };
     whole.sort_by_key(|(_, dtype, ..)| size(dtype));
@@ -450,7 +452,8 @@ pub fn laid_out(mut whole: Vec<Stored>) -> (Value, Vec<u8>) {
     (header, data)
 }
 
-/// Rounds the bf16 matrices of `folder` that `is_rounded` names to FP8 by channel, and says so in its configuration.
+/// Rounds the bf16 matrices of `folder` that `is_rounded` names to FP8 by channel, and declares it
+/// in the configuration.
 fn by_channel(folder: &str, ignored: Value, is_rounded: impl Fn(&str) -> bool) -> Copy {
     let mut copy = Copy::of(folder);
     let index = "model.safetensors.index.json";
@@ -533,7 +536,8 @@ fn a_plain_tower_that_no_list_names_is_read_from_the_file() {
         alone(&bench, &case, &rows, &[usize::MAX]).logits.remove(0)
     });
     assert_eq!(answers[0], answers[1]);
-    // In a decoder the list decides, and a scale without FP8 numbers is no plain tower.
+    // In a decoder, the list decides. A tower with a weight scale but without FP8 numbers is
+    // refused.
     let down = "model.layers.1.mlp.down_proj.weight";
     let unlisted = by_channel(QWEN2_5_VL, json!(["lm_head"]), |name| is_decoders(name) && name != down).error();
     assert_eq!(unlisted.to_string(), format!("tensor {down} holds bf16, but quantization_config says that it is FP8"));
@@ -551,14 +555,14 @@ fn a_plan_without_weights_weighs_what_one_with_them_does() {
         let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has its settings");
         Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens")
     };
-    // llm-compressor names linear layers alone, so not the patch embedding.
+    // llm-compressor names only linear layers, so its list lacks the patch embedding.
     let layers = ["attn.qkv", "attn.proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
     let of_blocks = (0..3).flat_map(|block| layers.map(|layer| format!("visual.blocks.{block}.{layer}")));
     let ends = ["lm_head", "visual.merger.mlp.0", "visual.merger.mlp.2"].map(str::to_owned);
     let list: Vec<String> = of_blocks.chain(ends).collect();
     let copy = by_channel(QWEN2_5_VL, json!(list), is_decoders);
     assert_eq!(weigh(&settings(&copy)), weigh(&copy.open()));
-    // ModelOpt's early lists name no tower, and later ones name it as other releases do.
+    // ModelOpt's early lists do not name the tower, and later lists name it as other releases do.
     let modelopt = |list| json!({ "quant_method": "modelopt", "quant_algo": "FP8", "ignore": list });
     let rounded = weigh(&open(QWEN2_5_VL).with_quantization(Some(WeightQuantization::Fp8PerTensor)));
     for list in [json!(["lm_head"]), json!(["lm_head", "visual*"]), json!(["lm_head", "model.visual*"])] {
@@ -583,7 +587,7 @@ fn on_a_gpu_blocks_begin_where_each_padded_part_begins() {
         panic!("blocks of 128 rows")
     };
     assert_eq!(of_down.shape(), [2, 2].into());
-    // The rows of the file's two blocks, 128 and 8 rows high, as three of 64.
+    // The rows of the file's two blocks, 128 and 8 rows high, become three blocks of 64 rows.
     let copies: Vec<_> = map.copies().iter().filter(|copy| copy.kept == DType::F32).collect();
     let WeightSource::WeightScales(first, how) = &copies[0].source else { panic!("scales: {:?}", copies[0]) };
     assert_eq!((first.as_str(), how.times, how.rows), ("model.layers.0.mlp.gate_proj.weight_scale_inv", 2, 3));

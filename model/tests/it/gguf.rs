@@ -1,4 +1,5 @@
-//! GGUF files: three golden checkpoints again, written by the package `gguf`, and every way in which a file can be bad.
+//! GGUF files: three golden checkpoints written again by the Python package `gguf`, and every way
+//! in which a file can be bad.
 
 use std::{
     path::PathBuf,
@@ -48,7 +49,7 @@ fn recorded(name: &str) -> Vec<u8> {
     golden_bytes(&format!("gguf/{name}.gguf"))
 }
 
-/// A header by hand.
+/// A handwritten header.
 #[derive(Clone)]
 struct Written {
     settings: Vec<(&'static str, Vec<u8>)>,
@@ -82,7 +83,7 @@ fn list(kind: u32, entries: &[Vec<u8>]) -> Vec<u8> {
 }
 
 impl Written {
-    /// A whole file but for most of its tensors, which opening does not ask for.
+    /// A complete file, except that it lacks most of its tensors, which opening does not need.
     fn good() -> Self {
         let settings = vec![
             ("general.architecture", word("llama")),
@@ -162,7 +163,8 @@ fn a_file_answers_as_the_checkpoint_it_was_made_of() {
             assert_eq!(case.prompt_ids(&other.checkpoint), case.prompt_ids(&one.checkpoint), "{name}");
             assert_recorded(&other, &case, &[], 1e-4);
             let [ours, theirs] = [&other, &one].map(|bench| alone(bench, &case, &[], &[usize::MAX]));
-            // The first two have each weight in the type of the folder; qwen3's are widened to f32.
+            // The first two files store each weight in the type of the folder. The weights of qwen3
+            // are widened to f32.
             let tolerance = if name == "qwen3" { 1e-6 } else { 0.0 };
             println!("{name} {}: {:.1e}", case.name, assert_same_run(name, &ours, &theirs, tolerance));
         }
@@ -171,7 +173,7 @@ fn a_file_answers_as_the_checkpoint_it_was_made_of() {
 
 #[test]
 fn a_file_is_rounded_to_fp8_as_the_checkpoint_it_was_made_of() {
-    // Rows of Llama's queries and keys stand in another order.
+    // The file has the rows of Llama's queries and keys in another order.
     for name in ["llama", "qwen2"] {
         let (folder, file) = (format!("tests/golden/{name}"), File::of(&recorded(name)));
         for quantization in WeightQuantization::ROUNDING.map(Some) {
@@ -335,7 +337,7 @@ fn what_is_not_supported_is_refused_by_name() {
         assert!(error.to_string().contains(expected), "{error} should say: {expected}");
         assert!(error.hint().contains("GGUF"), "{}", error.hint());
     }
-    // Settings that say nothing are no reason to refuse a file.
+    // Settings without effect are no reason to refuse a file.
     good().with("llama.expert_count", number(0)).with("unknown.setting", word("x")).open().expect("it opens");
 }
 
@@ -437,7 +439,7 @@ fn no_damaged_file_panics() {
         for _ in 0..1 + random.below(3) {
             damaged[random.below(listing)] = [0, 1, 0x7f, 0x80, 0xff, random.below(256) as u8][random.below(6)];
         }
-        // It is an error or a file of other settings; what it is not is a panic.
+        // The result may be an error or a file with other settings, but not a panic.
         if let Ok(checkpoint) = File::of(&damaged).open() {
             opened += 1;
             drop(Model::plan(&checkpoint, &target));

@@ -1,8 +1,9 @@
-//! Checkpoints with FP8 weights, of each format: what is computed is what the released arithmetic gives in f64, alone, in
-//! chunks and beside others.
+//! Checkpoints with FP8 weights of each format, compared with the released arithmetic in f64:
+//! as single sequences, in chunks and batched with others.
 //!
-//! No activation of these cases stands so near the middle of two E4M3 numbers that a sum in f32 could bring it to the
-//! other one (`tests/golden/recording/fp8.py`). So all rows agree as closely as with plain weights.
+//! No activation of these cases is so near the midpoint between two E4M3 numbers that a sum in f32
+//! could round it to the other number (`tests/golden/recording/fp8.py`). Therefore all rows agree
+//! as closely as with plain weights.
 
 use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
 

@@ -1,4 +1,4 @@
-//! The image processor against recorded results of transformers.
+//! The image processor compared with recorded results of transformers.
 
 use bursar_model::error::ImageError;
 use bursar_model::flow::{ResizeLimits, encoded_image::EncodedImage, encoded_image::ImageLimits, rgb_image::RgbImage};
@@ -35,10 +35,11 @@ fn differences(one: &RgbImage, other: &RgbImage) -> (u8, f64) {
     (worst, equal)
 }
 
-/// Cases whose input we deliberately read in a different way than the recorded call.
+/// Cases whose input is deliberately read in a different way than in the recorded call.
 fn reads_otherwise(case: &Value) -> bool {
-    // Pillow clips 16-bit grey at 255, and we scale it. The recorded call ignores EXIF; `load_image` and we obey it. It
-    // drops alpha, as transformers 5.17 did; `picture_kinds` tests what 5.24 does.
+    // Pillow clips 16-bit gray at 255, but this processor scales it. The recorded call ignores
+    // EXIF, but `load_image` and this processor apply it. The recorded call drops alpha, as
+    // transformers 5.17 did; `picture_kinds` tests the behavior of 5.24.
     let otherwise = ["grey_16_bit", "scene_jpeg_turned", "scene_rgba", "scene_grey_alpha", "scene_palette_transparent"];
     case["name"].as_str().is_some_and(|name| otherwise.contains(&name))
 }
@@ -61,13 +62,14 @@ fn smart_resize_gives_the_recorded_sizes_and_refuses_the_recorded_ones() {
     let mut compared = 0;
     for row in rows {
         if numbers(&row["out"]).contains(&0) {
-            // The reference returns an empty picture here and fails later. We fail at once.
+            // The reference returns an empty picture here and fails later. This processor fails at
+            // once.
             assert!(matches!(call(row), Err(ImageError::NoSize { .. })), "{row}");
             continue;
         }
         let size = call(row).unwrap_or_else(|error| panic!("{row}: {error}"));
         assert_eq!(numbers(&row["out"]), [u64::from(size.height), u64::from(size.width)], "{row}");
-        // A picture's own limits, whatever the model's.
+        // Per-picture limits give the same size, whatever the model's limits are.
         let [height, width, factor, min, max] = numbers(&row["in"])[..] else { panic!("five columns") };
         let own = ResizeLimits { pixels_min: Some(min), pixels_max: Some(max), tiles_max: None };
         let source = Size { width: width as u32, height: height as u32 };
@@ -107,7 +109,8 @@ fn resized_pictures_are_equal_to_the_bit_when_the_input_is() {
     let mut compared = 0;
     for case in cases["cases"].as_array().expect("cases").iter().filter(|case| !reads_otherwise(case)) {
         let file = case["file"].as_str().expect("a file");
-        // Another test covers the decoder's rounding for lossy files, so start from the pixels that Pillow decoded.
+        // Another test covers the decoder's rounding for lossy files, so start from the pixels that
+        // Pillow decoded.
         let input = if is_lossy(file) {
             golden_png(&format!("image_processor/{}.decoded.png", file.trim_start_matches("pictures/")))
         } else {
@@ -157,7 +160,8 @@ fn an_animation_is_its_first_frame() {
 fn patches_have_the_recorded_grid_order_and_values() {
     let cases = golden_json("image_processor/cases.json");
     for case in cases["cases"].as_array().expect("cases") {
-        // The resized picture keeps its size, so only rescaling, normalising and the order of patches can differ.
+        // The resized picture keeps its size, so only rescaling, normalization and the order of
+        // patches can differ.
         let resized = golden_png(case["resized"].as_str().expect("a file"));
         let processor = ImageProcessor::new(ImageProcessorConfig { do_resize: false, ..Default::default() });
         let processor = processor.expect("a valid config");
@@ -197,7 +201,8 @@ fn all_values_of_a_picture_are_equal_to_the_bit() {
     assert_eq!(expected, cut(&processed.image, processor(case).config()));
 }
 
-/// No recorded case covers these. Expected are the result of transformers' `rescale`, and the levels unchanged.
+/// No recorded case covers these settings. The expected values are the result of transformers'
+/// `rescale`, and the unchanged levels.
 #[test]
 fn levels_that_are_not_normalised_are_rescaled_or_left() {
     let settings = |do_rescale| ImageProcessorConfig {
@@ -226,7 +231,7 @@ fn a_turned_photograph_stands_upright_as_load_image_sees_it() {
     let upright = numbers(&case.expect("the turned case")["load_image_size"]);
     let picture = decode("pictures/scene_turned.jpg");
     assert_eq!(upright, [u64::from(picture.height()), u64::from(picture.width())]);
-    // The probe already gives the turned sides, which plans use.
+    // The probe already returns the rotated sides, which plans use.
     let bytes = EncodedImage::new(golden_bytes("pictures/scene_turned.jpg"));
     let header = bytes.probe(&ImageLimits::default()).expect("a good header");
     assert_eq!((picture.width(), picture.height()), (header.width, header.height));

@@ -1,5 +1,5 @@
-//! Qwen2.5-VL against results of transformers: positions, embeddings, logits, answers; whole, in chunks, batched with
-//! others.
+//! Qwen2.5-VL compared with results of transformers: positions, embeddings, logits and answers,
+//! with whole prompts, in chunks, and batched with others.
 
 use bursar_model::flow::{Grid, ResizedImage};
 
@@ -11,10 +11,11 @@ use crate::bench::{
 const FOLDER: &str = "tests/golden/qwen2_5_vl";
 const CASES: [&str; 6] = ["single_image", "several_images", "two_turns", "same_image_twice", "text_only", "long_text"];
 
-/// Relative to the largest recorded number (`tests/golden/README.md`). f32 differs from f64 by up to 8e-6.
+/// Relative to the largest recorded number (`tests/golden/README.md`). f32 differs from f64 by up
+/// to 8e-6.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
 
-/// Between two of our ways to the same logits, with different tiles and sums.
+/// Between two ways to compute the same logits with this code, with different tiles and sums.
 const NOISE_TOLERANCE: f32 = 1e-5;
 
 fn bench() -> Bench {
@@ -25,7 +26,7 @@ fn cases(bench: &Bench) -> Vec<Case> {
     CASES.iter().map(|name| Case::read(FOLDER, &bench.checkpoint, name)).collect()
 }
 
-/// Each picture of all cases once: its name, our patches, and the recorded embeddings.
+/// Each picture of all cases once: its name, its resized image, and the recorded embeddings.
 fn recorded_embeddings(cases: &[Case]) -> Vec<(String, &ResizedImage, Vec<f32>)> {
     let of_case = |case: &'_ Case| {
         let tensor = |name: &String| case.floats(&format!("vision_embeddings.{name}"));
@@ -86,7 +87,7 @@ fn a_picture_becomes_the_same_embeddings_whatever_is_launched_with_it() {
             launch.iter().zip(&rows).map(|(index, rows)| relative_error(&bench.embeddings(rows), &alone[*index]));
         let worst = errors.fold(0.0, f32::max);
         println!("launch of {launch:?}: {worst:.1e}");
-        // Not bit for bit, because the tiles of a matrix product depend on its rows.
+        // Not bit-identical, because the tiles of a GEMM depend on its rows.
         assert!(worst <= NOISE_TOLERANCE, "launch of {launch:?}: {worst:e}");
         bench.forget(rows);
     };
@@ -109,7 +110,8 @@ fn a_prompt_in_chunks_is_answered_as_a_whole_one() {
     for case in cases(&bench) {
         let rows = encode(&bench, &case);
         let whole = alone(&bench, &case, &rows, &[usize::MAX]);
-        // The last mix has chunks that end and begin in the middle of pictures and cross the border of two.
+        // The last list of sizes has chunks that begin and end in the middle of pictures and cross
+        // the border of two.
         for sizes in [&[1][..], &[7], &[16], &[33], &[17, 1, 29, 5]] {
             let chunked = alone(&bench, &case, &rows, sizes);
             let what = format!("{} in chunks of {sizes:?}", case.name);

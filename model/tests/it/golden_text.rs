@@ -1,4 +1,4 @@
-//! Tokenizer and chat templates against recorded results of transformers.
+//! Tokenizer and chat templates compared with recorded results of transformers.
 
 use bursar_model::error::TextError;
 use bursar_model::text::{
@@ -23,7 +23,7 @@ fn inputs(options: &Value) -> TemplateInputs {
     TemplateInputs { add_generation_prompt, continue_final_message, tools, variables, ..TemplateInputs::default() }
 }
 
-/// The recorded messages as our types, if those can express them.
+/// The recorded messages in this crate's types. `None` if these types cannot express them.
 fn messages(recorded: &Value) -> Option<Vec<Message>> {
     let part = |part: &Value| match part["type"].as_str() {
         Some("text") => Some(Part::Text(part["text"].as_str()?.to_owned())),
@@ -107,7 +107,7 @@ fn released_templates_tell_their_formats_and_their_prompts_whether_the_model_thi
             let inputs = TemplateInputs { variables, ..TemplateInputs::default() };
             let format = template.reply_format(&inputs).expect("it has a default");
             assert_eq!(format, ReplyFormat { tools, reasoning }, "{file}");
-            // What a user writes does not matter, as the prompt goes on after it.
+            // The user's text does not matter, because the prompt continues after it.
             let asked = [Message::text(Role::User, "<think>")];
             let prompt = template.render(&asked, &inputs).expect("it renders");
             assert_eq!(format.reasoning.after(&prompt), expected, "{file}, thinking {is_on}");

@@ -1,4 +1,5 @@
-//! Pictures in tiles against results of transformers: which arrangement, which bytes, which numbers.
+//! Pictures in tiles compared with results of transformers: the arrangement, the bytes and the
+//! patch values.
 
 use bursar_model::{
     flow::{EncodedImage, ImageError, ImageLimits, ResizeLimits, RgbImage, Tiles},
@@ -90,7 +91,8 @@ fn pixel_values_of_a_tile_are_the_recorded_ones() {
     }
 }
 
-/// The patches of `[3, side, side]` in the order of merged patches, each with its values by channel, row and column.
+/// The patches of `[3, side, side]` in the order of merged patches, each with its values by
+/// channel, row and column.
 fn patches_of(pixels: &[f32], side: usize, patch: usize) -> Vec<f32> {
     let squares = side / patch / 2;
     let mut out = Vec::with_capacity(pixels.len());

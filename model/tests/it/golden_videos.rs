@@ -1,5 +1,5 @@
-//! Videos through Qwen2.5-VL against results of transformers: frames, positions, embeddings, logits, answers; whole, in
-//! chunks, batched with others.
+//! Videos with Qwen2.5-VL compared with results of transformers: frames, positions, embeddings,
+//! logits and answers, with whole prompts, in chunks, and batched with others.
 
 use bursar_model::{
     flow::{ImageLimits, MediaGrid, ResizedImage},
@@ -13,13 +13,13 @@ use crate::bench::{
 const FOLDER: &str = "tests/golden/qwen2_5_vl";
 const CASES: [&str; 5] = ["video_even", "video_odd_slow", "video_fraction", "video_and_picture", "two_videos"];
 
-/// Cases with the recorded embeddings and pixels of a video, and the video.
+/// Cases with the recorded embeddings and pixels of a video, and the name of the video.
 const FIRST_SHOWN: [(&str, &str); 3] = [("video_even", "even"), ("video_odd_slow", "odd"), ("video_fraction", "long")];
 
 /// Relative to the largest recorded number, as for pictures.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
 
-/// Between two of our ways to the same logits, as for pictures.
+/// Between two ways to compute the same logits with this code, as for pictures.
 const NOISE_TOLERANCE: f32 = 1e-5;
 
 fn bench() -> Bench {
@@ -91,7 +91,7 @@ fn the_steps_of_a_video_become_the_recorded_embeddings() {
         println!("embeddings of {shown}: {worst:.1e}");
         assert!(worst <= REFERENCE_TOLERANCE, "{shown}: {worst:e}");
         bench.forget(rows);
-        // The reference runs all steps at once. A launch of one step alone must give the same.
+        // The reference runs all steps at once. A batch of only one step must give the same result.
         let first: Vec<&ResizedImage> = case.images.iter().take(1).collect();
         let rows = bench.encode(&first);
         let worst = relative_error(&bench.embeddings(&rows[0]), &found[..found.len() / case.images.len()]);
@@ -117,7 +117,7 @@ fn videos_in_chunks_and_in_company_are_answered_as_alone() {
     let rows: Vec<_> = cases.iter().map(|case| encode(&bench, case)).collect();
     let whole: Vec<_> = cases.iter().zip(&rows).map(|(case, rows)| alone(&bench, case, rows, &[usize::MAX])).collect();
     for ((case, rows), whole) in cases.iter().zip(&rows).zip(&whole) {
-        // Chunks that end inside a step, end with a step, and span several.
+        // Chunks that end inside a step, end with a step, and span several steps.
         for sizes in [&[1][..], &[17, 1, 29, 5]] {
             let chunked = alone(&bench, case, rows, sizes);
             assert_same_run(&format!("{} in chunks of {sizes:?}", case.name), &chunked, whole, NOISE_TOLERANCE);

@@ -1,9 +1,10 @@
-//! Qwen3-VL, Qwen2-VL and InternVL against results of transformers: prompts with what stands around pictures and
-//! videos, positions, rows of the vision cache, logits, answers; whole, in chunks, batched with others. The first
-//! checkpoint has tower heads of 64, a tied head and a layer behind those that parts of pictures are added to; the
-//! second has heads of 72, and a part behind its last layer; the third is Qwen2-VL with heads of 80; the fourth has
-//! InternViT-300M's layers and transformers' names, the last those of InternViT-6B and the released names, settings and
-//! template.
+//! Qwen3-VL, Qwen2-VL and InternVL compared with results of transformers: prompts including the
+//! text around pictures and videos, positions, vision cache rows, logits and answers, with whole
+//! prompts, in chunks, and batched with others. The first checkpoint has tower heads of 64, a tied
+//! head and a decoder layer after the layers that DeepStack parts are added to. The second has
+//! heads of 72, and a part that is added after its last layer. The third is Qwen2-VL with heads of
+//! 80. The fourth has InternViT-300M's layers and transformers' names. The last has the layers of
+//! InternViT-6B and the released names, settings and template.
 
 use bursar_model::{
     flow::{ImageLimits, MediaGrid, ResizedImage},
@@ -35,7 +36,7 @@ const FOLDERS: [(&str, &[&str]); 6] = [
         ],
     ),
     ("tests/golden/qwen3_vl_72", &["several_images", "two_turns", "video_even"]),
-    // Its experts are released as one tensor a layer, with swapped axes.
+    // The experts of this checkpoint are released as one tensor per layer, with swapped axes.
     ("tests/golden/qwen3_vl_moe", &["several_images", "two_turns", "video_even"]),
     (
         "tests/golden/qwen2_vl",
@@ -62,7 +63,7 @@ const FOLDERS: [(&str, &[&str]); 6] = [
 /// Videos, each with the case that has its recorded rows and pixels.
 const FIRST_SHOWN: [(&str, &str); 3] = [("video_even", "even"), ("video_odd_slow", "odd"), ("video_fraction", "long")];
 
-/// As for Qwen2.5-VL.
+/// The same tolerances as for Qwen2.5-VL.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
 const NOISE_TOLERANCE: f32 = 1e-5;
 
@@ -99,7 +100,8 @@ fn prompts_grids_and_positions_are_the_recorded_ones() {
             if family.tile().is_none() {
                 assert_eq!(videos, case.integers("video_grid_thw").unwrap_or_default(), "{name}");
             }
-            // A template that joins strings renders no parts: its tokens say what was written.
+            // A template that joins strings cannot render content parts, so only the tokens are
+            // compared, which contain the written text.
             if family.placeholder_texts().is_some_and(|texts| !checkpoint.template.knows_pictures(texts.image)) {
                 case.assert_tokens_and_positions(&checkpoint);
                 continue;
@@ -178,7 +180,8 @@ fn chunks_and_neighbours_change_nothing() {
         let whole: Vec<_> =
             cases.iter().zip(&rows).map(|(case, rows)| alone(&bench, case, rows, &[usize::MAX])).collect();
         for ((case, rows), whole) in cases.iter().zip(&rows).zip(&whole) {
-            // Chunks that end and begin in the middle of pictures and of steps, and cross the borders of two.
+            // Chunks that begin and end in the middle of pictures and of steps, and cross the
+            // borders of two.
             for sizes in [&[1][..], &[16], &[17, 1, 29, 5]] {
                 let chunked = alone(&bench, case, rows, sizes);
                 assert_same_run(&format!("{} in chunks of {sizes:?}", case.name), &chunked, whole, NOISE_TOLERANCE);

@@ -72,7 +72,7 @@ fn segment(marker: u8, content: &[u8]) -> Vec<u8> {
     [&[0xff, marker], &length[..], content].concat()
 }
 
-/// A grey progressive JPEG of 8 x 8 pixels: one empty scan, and `more` scans that refine nothing.
+/// A gray progressive JPEG of 8 x 8 pixels: one empty scan, and `more` scans that refine nothing.
 fn many_scans(more: usize) -> EncodedImage {
     let mut jpeg = b"\xff\xd8".to_vec();
     jpeg.extend(segment(0xdb, &[&[0][..], &[1; 64]].concat()));
@@ -87,7 +87,8 @@ fn many_scans(more: usize) -> EncodedImage {
     EncodedImage::new(jpeg)
 }
 
-/// A scan of a hundred bytes costs a pass over up to 64 megapixels, so a file of 20 MiB could take an hour.
+/// A scan of a hundred bytes costs a pass over up to 64 megapixels, so a file of 20 MiB could take
+/// an hour.
 #[test]
 fn a_jpeg_of_endless_scans_is_refused_by_its_markers() {
     let limits = ImageLimits::default();
@@ -101,7 +102,7 @@ fn a_jpeg_of_endless_scans_is_refused_by_its_markers() {
     assert!(EncodedImage::new(commented).probe(&limits).is_ok());
 }
 
-/// A little-endian TIFF of one directory, without a pixel.
+/// A little-endian TIFF with one directory and no pixels.
 fn tiff(entries: &[(u16, u16, u32, u32)]) -> EncodedImage {
     let mut tiff = b"II\x2a\0\x08\0\0\0".to_vec();
     tiff.extend((entries.len() as u16).to_le_bytes());
@@ -140,7 +141,7 @@ fn gif_bmp_and_tiff_bombs_are_refused_by_their_headers() {
     assert_eq!(damaged, EncodedImage::new(b"II\x2a\0\xff\xff\xff\xff\0\0".to_vec()).probe(&limits), "no directory");
 }
 
-/// If the first scan lacks a colour, the decoder keeps all coefficients, with or without more scans.
+/// If the first scan lacks a color, the decoder keeps all coefficients, with or without more scans.
 #[test]
 fn a_jpeg_that_begins_with_one_colour_is_leased_for_all_coefficients() {
     let limits = ImageLimits::default();
@@ -194,8 +195,8 @@ fn damaged_pictures_end_in_an_error_or_a_picture_of_the_announced_size() {
         let good = golden_bytes(&format!("pictures/{file}"));
         for round in 0..120 {
             let mut bad = good.clone();
-            // Truncated, or with three bytes changed, at places from a linear congruential generator (Knuth's
-            // constants).
+            // Truncated, or with three bytes changed, at offsets from a linear congruential
+            // generator (Knuth's constants).
             for _ in 0..3 {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let at = (random >> 33) as usize % bad.len();
@@ -217,7 +218,7 @@ fn damaged_pictures_end_in_an_error_or_a_picture_of_the_announced_size() {
     assert!(refused > 100, "{refused} of 1,920: the damage did not reach the decoders");
 }
 
-/// Every kind of TIFF that is read, cut off or with bytes changed, as above.
+/// Every kind of TIFF that is supported, truncated or with changed bytes, as in the previous test.
 #[test]
 fn damaged_tiffs_end_in_an_error_or_a_picture_of_the_announced_size() {
     let limits = ImageLimits { pixels_max: 1 << 18, decode_bytes_max: Bytes::mib(96), ..ImageLimits::default() };
@@ -305,7 +306,8 @@ fn an_envelope_lowers_the_pixels_of_a_picture() {
     let before = own.plan(1920, 1080).expect("a plan").resized.pixels();
     let after = small.plan(1920, 1080).expect("a plan").resized.pixels();
     assert!(before > 900_000 && after <= 50_000, "{before} {after}");
-    // A limit below one merge group is raised to it. A limit above the processor's own changes nothing.
+    // A limit below one merge group is raised to the merge group. A limit above the processor's own
+    // changes nothing.
     assert!(own.limited(1).expect("a valid limit").plan(640, 480).is_ok());
     assert_eq!(own.config(), own.limited(u64::MAX).expect("a valid limit").config());
 }

@@ -1,4 +1,5 @@
-//! Long texts: encoded in pieces, they have the tokens of the whole, and counting them stops early.
+//! Long texts. Encoded in pieces, they give the same tokens as encoded whole, and counting their
+//! tokens stops early.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use bursar_model::{
 
 use crate::common::golden_bytes;
 
-/// Vocabularies of bytes, and one of SentencePiece.
+/// Vocabularies of bytes, and one SentencePiece vocabulary.
 const TOKENIZERS: [&str; 5] = [
     "qwen2_5_tokenizer/tokenizer.json",
     "qwen2_5_vl/tokenizer.json",
@@ -107,7 +108,8 @@ fn a_prompt_is_refused_at_its_limit_also_when_users_write_names_of_special_token
         let error = encoded(&messages, ids.len() - 1).expect_err("one too many");
         assert!(matches!(error, TextError::TooManyTokens { limit } if limit == ids.len() - 1), "{error}");
     }
-    // Each message has two special tokens: searching them must not take the square of the number of messages.
+    // Each message has two special tokens. The search for them must not take quadratic time in the
+    // number of messages.
     let messages = vec![Message::text(Role::User, "<|im_end|>"); 50_000];
     let begun = Instant::now();
     assert!(

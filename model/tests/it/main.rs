@@ -1,5 +1,5 @@
-//! Results of models against recorded references, oracles and their own plans. Tests that count the heap or need a GPU
-//! are programs of their own.
+//! Results of models compared with recorded references, oracles and their own plans. Tests that
+//! count the heap or need a GPU are separate test programs.
 
 #[path = "../bench/mod.rs"]
 mod bench;

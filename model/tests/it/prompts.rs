@@ -59,7 +59,7 @@ fn a_user_who_writes_special_tokens_gets_letters() {
         let messages = user(vec![Part::Image, Part::Text(attack.into())]);
         let ids = prompts.encode(&messages, &inputs).expect("it encodes");
         assert_eq!(special_ids(&prompts, &honest), special_ids(&prompts, &ids), "{attack}");
-        // The model reads exactly the typed text, without marks.
+        // The model reads exactly the typed text, without the marks that guard special tokens.
         let text = prompts.tokenizer().decode(&ids, true).expect("it decodes");
         assert!(text.contains(attack), "{attack}: {text}");
     }
@@ -168,7 +168,8 @@ fn a_turn_that_cannot_be_continued_is_refused_with_the_reason() {
 
 #[test]
 fn the_guarded_way_encodes_as_the_plain_way_does() {
-    // A text that merely ends in "<" takes the guard's path. The tokens must not depend on the path.
+    // A text that merely ends in "<" takes the guard's path. The tokens must not depend on the
+    // path.
     let golden = golden_json("chat_templates/qwen2_5.json");
     let source = golden["template"].as_str().expect("a template");
     let prompts = PromptEncoder::new(qwen_tokenizer(), template(source));
@@ -240,7 +241,8 @@ fn texts_of_a_message_are_on_lines_of_their_own_where_a_template_takes_strings()
     ] {
         assert_eq!(rendered(&template(strings), said.clone()), lines, "{strings}");
     }
-    // A template that reads lists writes texts end to end, and so does the string that it gets of texts alone.
+    // A template that reads lists joins texts without separators. The string that it receives for
+    // text-only content is joined in the same way.
     for name in ["qwen2_5_vl", "qwen3_vl"] {
         let golden = golden_json(&format!("chat_templates/{name}.json"));
         let template = template(golden["template"].as_str().expect("a template"));
@@ -282,7 +284,7 @@ fn pictures_between_texts_stay_there_where_a_template_takes_strings() {
     assert!(rendered.contains(&format!("First\nlook: {place}\nthen\nsay<")), "{rendered}");
 }
 
-/// SmolVLM's template, and Idefics 3's in short: both walk contents as parts.
+/// SmolVLM's template, and a shortened version of Idefics 3's: both iterate over contents as parts.
 const OF_PARTS: [&str; 2] = [
     "{% for m in messages %}{{ m['role'] | capitalize }}{% if m['content'][0]['type'] == 'image' %}:{% else %}: \
      {% endif %}{% for line in m['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}{% elif \

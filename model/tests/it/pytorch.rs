@@ -1,4 +1,5 @@
-//! Weights that `torch.save` wrote: two golden checkpoints again, and every way in which such a file can be bad.
+//! Weights written by `torch.save`: two golden checkpoints again, and every way in which such a
+//! file can be bad.
 
 use bursar_model::{checkpoint::Checkpoint, error::CheckpointError};
 
@@ -67,14 +68,14 @@ fn refused(copy: &Copy) -> CheckpointError {
     Checkpoint::open(bursar_model::checkpoint::CheckpointSource::Folder(copy.0.clone())).expect_err("it is refused")
 }
 
-/// What is said of the recorded file after a change.
+/// The error for the recorded file after a change.
 fn said(change: impl FnOnce(&mut Vec<u8>)) -> String {
     let mut bytes = recorded(SINGLE);
     change(&mut bytes);
     refused(&with("llama", &[(SINGLE, bytes)])).to_string()
 }
 
-/// Overwrites the first `from` with `to`, which is as long.
+/// Overwrites the first occurrence of `from` with `to`, which has the same length.
 fn put(bytes: &mut [u8], from: &[u8], to: &[u8]) {
     let at = bytes.windows(from.len()).position(|found| found == from).expect("it is there");
     bytes[at..][..to.len()].copy_from_slice(to);
@@ -99,7 +100,7 @@ fn what_is_no_file_of_torch_is_told() {
     }
 }
 
-/// Changes a byte of the first entry of the list of entries.
+/// Changes a byte of the first entry of the central directory.
 fn flag(bytes: &mut [u8], at: usize, change: u8) {
     let entry = bytes.windows(4).position(|found| found == b"PK\x01\x02").expect("the list");
     bytes[entry + at] ^= change;

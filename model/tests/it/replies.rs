@@ -1,4 +1,4 @@
-//! Replies: tokens to text as they arrive, and the end of the text.
+//! Replies: conversion of tokens to text as they arrive, and the end of the text.
 
 use std::sync::LazyLock;
 
@@ -33,7 +33,7 @@ proptest! {
     fn pieces_of_random_tokens_equal_the_whole(
         ids in prop::collection::vec(0u32..376, 0..120), skip in any::<bool>()
     ) {
-        // Random bytes: most are not UTF-8.
+        // Random bytes, most of which are not UTF-8.
         prop_assert_eq!(in_pieces(&SMALL, &ids, skip).concat(), SMALL.decode(&ids, skip).expect("it decodes"));
     }
 
@@ -53,7 +53,7 @@ proptest! {
 
     #[test]
     fn only_the_named_special_tokens_are_kept(ids in prop::collection::vec(340u32..376, 0..40)) {
-        // Qwen2.5's added tokens end the vocabulary.
+        // Qwen2.5's added tokens come last in the vocabulary.
         let end = SMALL.id_of("<|im_end|>").expect("a control token");
         let mut detokenizer = Detokenizer::new(SMALL.clone(), true).keeping(["<|im_end|>", "<think>"]);
         let mut whole: String = ids.iter().map(|&id| detokenizer.feed(id).expect("it decodes")).collect();
@@ -73,7 +73,8 @@ proptest! {
         stops in prop::collection::vec("[abc\u{e9}]{1,4}", 0..4),
         cuts in prop::collection::vec(0usize..40, 0..10),
     ) {
-        // The plain reference: add one character at a time and check whether the text now ends with a stop string.
+        // The plain reference: add one character at a time and check whether the text now ends with
+        // a stop string.
         let mut expected = (text.clone(), false);
         'text: for (at, char) in text.char_indices() {
             let seen = &text[..at + char.len_utf8()];

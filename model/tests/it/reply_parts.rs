@@ -1,4 +1,4 @@
-//! A reply's parts: reasoning, text and calls, however the text arrives.
+//! Parts of a reply (reasoning, text and calls), however the text arrives.
 
 use bursar_model::text::{ReplyParser, ReplyPart, Thinking, ToolFormat};
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ fn parser(thinking: Thinking, tools: ToolFormat) -> ReplyParser {
     ReplyParser::new(thinking, tools, names)
 }
 
-/// Joins parts of one kind that stand side by side, as a reader of the stream does.
+/// Joins adjacent parts of one kind, as a reader of the stream does.
 fn joined(parts: impl IntoIterator<Item = ReplyPart>) -> Vec<ReplyPart> {
     let mut whole: Vec<ReplyPart> = Vec::new();
     for part in parts {
@@ -29,7 +29,7 @@ fn read<'a>(mut parser: ReplyParser, pieces: impl IntoIterator<Item = &'a str>) 
     joined(parts)
 }
 
-/// What a reader of the reply gets, in short.
+/// A short notation of the parts that a reader of the reply gets.
 fn told(thinking: Thinking, tools: ToolFormat, reply: &str) -> String {
     let parts = read(parser(thinking, tools), [reply]);
     assert_eq!(parts.iter().map(ReplyPart::text).collect::<String>(), reply, "nothing is lost");
@@ -102,7 +102,7 @@ fn a_call_that_breaks_off_is_ended_and_what_follows_is_kept() {
     let head = "<tool_call>\n{\"name\": \"weather\", \"arguments\": ";
     assert_eq!(hermes(&format!("{head}{{\"x\": [1")), "0 weather {\"x\": [1!");
     assert_eq!(hermes(&format!("{head}{{\"x\": 1\n</tool_call>\nOh.")), "0 weather {\"x\": 1\n![\nOh.]");
-    // A closing brace or tag that the model forgot is not missed.
+    // A forgotten closing brace or tag does not break the call.
     assert_eq!(hermes(&format!("{head}{{\"x\": 1}}\n</tool_call>")), "0 weather {\"x\": 1}.");
     assert_eq!(hermes(&format!("{head}{{}}}}\n{head}{{}}}}")), "0 weather {}.1 weather {}.");
     assert_eq!(hermes(&format!("{head}{{}}}} so")), "0 weather {}.[ so]");
@@ -165,13 +165,13 @@ fn only_what_may_be_a_tag_waits() {
     assert_eq!(shown("\n"), "");
     assert_eq!(shown(" <tool"), "\n ");
     assert_eq!(shown("_call>{\"name\": \"ping\", \"argu"), "");
-    // From the name on the arguments come as they are written.
+    // After the name, the arguments arrive as they are written.
     assert_eq!(shown("ments\": {"), "<tool_call>{\"name\": \"ping\", \"arguments\": {");
     assert_eq!(shown("\"x\""), "\"x\"");
     assert_eq!(shown(": \"<"), ": \"<");
 }
 
-/// Fragments of which replies are made, whole and broken.
+/// Fragments that replies are made of, whole and broken.
 const FRAGMENTS: [&str; 24] = [
     "<tool_call>",
     "\n",
@@ -243,7 +243,7 @@ proptest! {
 
 #[test]
 fn a_long_reply_costs_as_much_a_character_as_a_short_one() {
-    // Quadratic time would take minutes for each.
+    // Quadratic time would take minutes for each unit.
     for unit in ["\n", "<", "<tool_call>", "<tool_call>{\"name\": \"", " ", "{", "; ", "</think>"] {
         let reply = unit.repeat(200_000 / unit.len());
         for tools in [ToolFormat::Hermes, ToolFormat::Llama3Json] {

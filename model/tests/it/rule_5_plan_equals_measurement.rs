@@ -1,5 +1,5 @@
-//! Rule 5: for every worst case the plan equals the measurement to the byte, and no pass inside the envelope takes more
-//! than the worst cases.
+//! Rule 5: for every worst case, the plan equals the measurement to the byte, and no pass within
+//! the envelope takes more than the worst cases.
 
 use std::{cell::Cell, sync::Arc};
 
@@ -26,15 +26,17 @@ use crate::{
 
 const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
 const QWEN2_VL: &str = "tests/golden/qwen2_vl";
-/// Tower heads of 64 and four layers; heads of 72 and no layer behind those that parts of pictures are added to.
+/// Tower heads of 64 and four layers; heads of 72 and no layer after the layers that DeepStack
+/// parts are added to.
 const QWEN3_VL: [&str; 2] = ["tests/golden/qwen3_vl", "tests/golden/qwen3_vl_72"];
 const INTERNVL: [&str; 2] = ["tests/golden/internvl", "tests/golden/internvl_chat"];
 const QWEN2: &str = "tests/golden/qwen2";
-/// Head norms; biases of every projection.
+/// Head norms, and biases of every projection.
 const QWEN3: &str = "tests/golden/qwen3";
 /// Experts in every layer.
 const MIXTURES: [&str; 2] = ["tests/golden/qwen3_moe", "tests/golden/qwen3_vl_moe"];
-/// FP8 weights by block, by channel and by tensor; experts whose gates are rounded, and rows that the router reads plain.
+/// FP8 weights by block, by channel and by tensor; experts whose gates are rounded, and rows that
+/// the router reads unrounded.
 const FP8: [&str; 4] = [
     "tests/golden/qwen3_fp8",
     "tests/golden/qwen3_fp8_dynamic",
@@ -47,8 +49,8 @@ const DEMO: &str = "model/demo/checkpoint";
 /// Maximum sequences of the envelopes below.
 const SEQUENCES: usize = 7;
 
-/// Envelopes with sizes that divide nothing: launches smaller and larger than a picture, steps with more sequences than
-/// tokens, contexts shorter than a sequence's share.
+/// Envelopes with sizes that divide nothing: encode batches smaller and larger than a picture,
+/// steps with more sequences than tokens, contexts shorter than a sequence's share.
 fn envelopes() -> Vec<Envelope> {
     let envelope = |context_tokens, sequences, step_tokens, picture_patches, launch_patches| Envelope {
         context_tokens,
@@ -69,7 +71,7 @@ fn envelopes() -> Vec<Envelope> {
     ]
 }
 
-/// A loaded model, with caches of `room`.
+/// A loaded model with caches of size `room`.
 struct Machine {
     model: Model,
     cpu: Cpu,
@@ -105,18 +107,19 @@ impl Machine {
         Machine { model, cpu, room, kv, cache, sampling, chosen, workspace }
     }
 
-    /// Runs a pass for real in a workspace of `bytes`.
+    /// Executes a pass in a workspace of `bytes`.
     fn run(&self, pass: &Pass, depth: Depth, bytes: Bytes) -> Result<Footprint, KernelError> {
         let ballast = self.workspace.frame();
         ballast.take(self.workspace.capacity() - bytes)?;
         self.workspace.reset_high_water();
         let below = self.workspace.used();
         let shape = self.model.kv_shape(self.cpu.target());
-        // SAFETY: the machine's segments are backed for these blocks and rows, and a test has one thread.
+        // SAFETY: the machine's segments are backed for these blocks and rows, and a test has one
+        // thread.
         let layers: Vec<KvLayer> =
             self.kv.iter().map(|segment| unsafe { KvLayer::new(segment.address(), self.room.blocks, shape) }).collect();
         let cache_shape = [self.room.cache_rows, self.model.config().embedding_layout().width()];
-        // SAFETY: as above.
+        // SAFETY: the cache segment is backed for these rows, and a test has one thread.
         let mut cache =
             unsafe { Tensor::persistent(self.cache.address(), cache_shape, self.cpu.target().activation()) };
         let sequences = match pass {
@@ -124,7 +127,8 @@ impl Machine {
             Pass::Encode(_) => SEQUENCES,
         };
         let sampling = SamplingShape { sequences, ..self.sampling };
-        // SAFETY: as above, and the backed segment is at least as large.
+        // SAFETY: the backed segment is at least as large as these words, and a test has one
+        // thread.
         let words = unsafe { Tensor::persistent(self.chosen.address(), [sampling.words()], DType::U32) };
         let mut buffers = SamplingBuffers::over(words, sampling);
         let counter = WorkCounter::default();
@@ -134,7 +138,7 @@ impl Machine {
     }
 }
 
-/// Of a model whose layers are alike.
+/// Compares plan and measurement for a model with identical layers.
 fn every_worst_case_takes_what_its_plan_says(folder: &str) {
     let alike = |machine: &Machine, pass: &Pass, planned: Footprint, what: &str| {
         let proof = worst_cases::proof(&machine.model, *machine.cpu.target(), pass);
@@ -157,9 +161,9 @@ fn every_worst_case(folder: &str, cache: CacheFormat, check: impl Fn(&Machine, &
     }
 }
 
-/// As [`every_worst_case`], on one backend.
+/// Same as [`every_worst_case`], on one backend.
 fn every_worst_case_on(cpu: Cpu, folder: &str, cache: CacheFormat, check: impl Fn(&Machine, &Pass, Footprint, &str)) {
-    // Fewer blocks than the longest context takes, so worst cases use some of them several times.
+    // Fewer blocks than the longest context takes, so worst cases use some blocks several times.
     let room = CacheCapacity { blocks: 11, cache_rows: 130 };
     let machine = Machine::on(cpu, bench::open(folder).with_cache(cache), room);
     let (target, rank) = (*machine.cpu.target(), machine.cpu.rank());
@@ -232,7 +236,7 @@ fn every_worst_case_over_an_fp8_cache_takes_what_its_plan_says() {
 #[test]
 fn a_mixture_behind_dense_layers_is_proven_with_the_first_layer_that_has_one() {
     let target = Target::Cpu { threads: 2 };
-    // Experts so wide that they take more than anything else in a layer.
+    // The experts are so wide that they take more than anything else in a layer.
     let copy = Copy::of("tests/golden/qwen3_moe_sparse").set("config.json", &["moe_intermediate_size"], 2048.into());
     let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has its settings");
     let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
@@ -280,11 +284,11 @@ fn an_envelope_larger_than_this_machine_can_be_planned() {
     let worst_cases = worst_cases::worst_cases(&model, &envelope, room);
     let peaks = worst_cases.iter().map(|worst_case| peak(&model, Target::Cpu { threads: 2 }, &worst_case.pass));
     let largest = peaks.max().expect("there are worst cases");
-    // Block tables of 65,536 blocks for 4,096 sequences alone take 1 GiB.
+    // The block tables of 65,536 blocks for 4,096 sequences take 1 GiB by themselves.
     assert!(largest > Bytes::gib(5), "{largest}");
 }
 
-/// Makes random passes within the envelope.
+/// Generator of random passes within the envelope.
 struct Within<'m> {
     model: &'m Model,
     envelope: Envelope,
@@ -320,7 +324,8 @@ impl Within<'_> {
             .iter()
             .map(|(.., shown, _)| [EmbeddingRows { tokens: 0..*shown, cache_rows: &rows[..*shown] }])
             .collect();
-        // All, none, or a random percentage: the last layer ends early if at most half of the rows are wanted.
+        // All, none, or a random percentage: the last layer ends early if at most half of the rows
+        // are wanted.
         let scored = [100, 0, self.random.below(101)][self.random.below(3)];
         let parts = shares.iter().zip(&pictures).map(|((count, cached, _, wants_logits), pictures)| SequencePart {
             tokens: &tokens[..*count],
@@ -340,7 +345,7 @@ impl Within<'_> {
         let launch = self.envelope.launch_patches.min(merge.patches(self.room.cache_rows));
         let most = merge.tokens(launch.min(self.envelope.picture_patches));
         let mut left = merge.tokens(launch);
-        // Many small pictures or a few large ones, in a full launch or not.
+        // Many small pictures or a few large ones, in a full or partial encode batch.
         let most = if self.random.below(2) == 0 { 1 } else { most };
         let full = self.random.below(2) == 0;
         let mut pictures = Vec::new();
@@ -352,7 +357,7 @@ impl Within<'_> {
             let side = merge.side();
             let grid = Grid { t: 1, h: (rows * side) as u32, w: (columns * side) as u32 };
             let first = next.replace(next.get() + (rows * columns) as u32);
-            // A still picture, or a step of a video with fewer frames than it could have.
+            // A still picture, or a step of a video with fewer frames than the maximum.
             let frames = 1 + self.random.below(patch.frames);
             let patches = ResizedImage::blank(grid, PatchSize { frames, ..patch });
             pictures.push((patches, (first..next.get()).collect::<Vec<u32>>()));

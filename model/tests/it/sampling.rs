@@ -1,5 +1,5 @@
-//! Sampling: repeatable seeds, forbidden tokens, refused parameters and log-probabilities. Distributions have their own
-//! file.
+//! Sampling: repeatable seeds, forbidden tokens, refused parameters and log-probabilities.
+//! Distributions are tested in a separate file.
 
 use bursar_budgets::Hint;
 use bursar_model::error::SamplingError;
@@ -9,7 +9,8 @@ use bursar_model::sampling::{
 };
 use proptest::prelude::*;
 
-/// Tokens at positions from 0, computed independently of this code, and equal to those of the first version.
+/// Tokens at positions from 0, computed independently of this code, and equal to the tokens of the
+/// first version.
 const DRAWN_BY_SEED_42: [u32; 16] = [3, 0, 5, 5, 1, 1, 1, 1, 3, 1, 3, 1, 1, 1, 1, 5];
 
 fn logits() -> Vec<f32> {
@@ -202,7 +203,7 @@ fn log_probabilities_are_those_of_the_model_whatever_chose_the_token() {
     let expected = [1, 3, 5, 0].map(of); // 3 and 5 are equal
     assert_eq!(4, reported.top.len());
     assert!(expected.iter().zip(&reported.top).all(|(a, b)| close(*a, *b)), "{reported:?}");
-    // A prompt's following token gets the same result, and its probability may be 0.
+    // The next token of a prompt gets the same result, and its probability may be 0.
     assert_eq!(*reported, log_probabilities(&logits(), 7, 4).expect("a row"));
     let impossible = log_probabilities(&logits(), 4, 20).expect("a row");
     assert_eq!(f32::NEG_INFINITY, impossible.chosen.log_probability);

@@ -1,4 +1,5 @@
-//! Sampling on the device: a sampler asks, the operation chooses, and the sampler reads the answer.
+//! Sampling on the device: the sampler sends its request, the operation chooses, and the sampler
+//! reads the answer.
 
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{
@@ -66,7 +67,7 @@ fn chosen(
     let layout = batch.pack(rows.len(), &mut words);
     let mut run = || {
         let logits = scope.upload([rows.len(), VOCABULARY], &rows.concat())?;
-        // SAFETY: the buffers have a place for each, and no pass is running.
+        // SAFETY: the buffers have a slot for each row, and no pass is running.
         let mut chosen = unsafe { Tensor::persistent(buffers.chosen().address(), [before.len()], DType::U32) };
         scope.upload_into(before, &mut chosen)?;
         buffers.ask(&scope, &words)?;

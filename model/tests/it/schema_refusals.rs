@@ -1,4 +1,5 @@
-//! JSON schemas that are refused, with keyword and place, and never followed with a rounded number.
+//! JSON schemas that are refused with keyword and path instead of being followed with a rounded
+//! number.
 
 use bursar_budgets::Hint;
 use bursar_model::error::GrammarError;
@@ -17,7 +18,7 @@ fn compiler() -> GrammarCompiler {
     GrammarCompiler::new(&tokenizer, 384, &[end(&tokenizer)]).expect("a byte-level vocabulary")
 }
 
-/// The compiler uses f64, which would round each of these.
+/// The compiler uses f64, which would round each of these numbers.
 #[test]
 fn integers_beyond_what_a_float_keeps_are_refused_with_keyword_and_place() {
     let beyond = (1u64 << 53) + 1;
@@ -73,8 +74,8 @@ fn keywords_that_the_compiler_lacks_are_refused_with_their_place() {
         assert_eq!((*keyword, place.path()), (expected, path));
         assert!(error.to_string().contains(&format!("`{expected}` at {shown},")), "{error}");
     }
-    // A property may have the name of a keyword, and a format of numbers is an annotation. Each known format is
-    // followed.
+    // A property may have the name of a keyword, and a format of numbers is an annotation. Each
+    // known format is followed.
     let names = json!({"type": "object", "properties": {"not": {"type": "integer", "format": "int64", "maximum": 9}},
         "required": ["not"], "additionalProperties": false});
     compiler().compile(&OutputFormat::json(names)).expect("it can be followed");
@@ -86,7 +87,8 @@ fn keywords_that_the_compiler_lacks_are_refused_with_their_place() {
     }
 }
 
-/// What Pydantic 2 and Zod 4 write for everyday types, with values that a reply may have and values that it may not.
+/// Schemas that Pydantic 2 and Zod 4 write for everyday types, with values that a reply may have
+/// and values that it may not have.
 #[test]
 fn schemas_of_pydantic_and_zod_are_followed() {
     let text = json!({"type": "string"});

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use crate::common;
 
-/// A vocabulary with its grammar compiler. The logits are wider than the tokenizer, as in padded checkpoints.
+/// A vocabulary with its grammar compiler. The logits are wider than the tokenizer, as in padded
+/// checkpoints.
 pub(crate) struct Model {
     pub(crate) name: &'static str,
     pub(crate) tokenizer: Tokenizer,
@@ -78,7 +79,7 @@ pub(crate) fn reply(model: &Model, grammar: &Grammar, params: SamplingParams, to
     (produced, false)
 }
 
-/// Greedy and sampled replies as text. Asserts that all have ended.
+/// Greedy and sampled replies as text. Asserts that all replies have ended.
 fn replies(model: &Model, format: &OutputFormat, count: u64) -> Vec<String> {
     let grammar = model.grammar(format);
     let params = |seed: u64| SamplingParams {
@@ -235,7 +236,8 @@ fn a_reply_to_choices_is_one_of_them() {
 
 #[test]
 fn any_json_is_json() {
-    // A random reply may go on for ever, so the test only checks that it is the beginning of a JSON value.
+    // A random reply may never end, so the test only checks that it is the beginning of a JSON
+    // value.
     for schema in [json!(true), json!({})] {
         let grammar = DEMO.grammar(&OutputFormat::json(schema));
         for seed in 0..20 {
@@ -282,7 +284,8 @@ fn a_sequence_that_died_is_computed_anew_with_the_same_masks() {
         let (produced, _) = reply(model, &grammar, params, 60);
         let masks: Vec<_> =
             (0..=produced.len()).map(|end| grammar.allowed(&produced[..end]).expect("a mask").ids()).collect();
-        // Forwards and backwards, on the same grammar and on a clone of it. Earlier calls must not matter.
+        // Forwards and backwards, on the same grammar and on a clone of it. Earlier calls must not
+        // matter.
         let clone = grammar.clone();
         let mut place = 0;
         for _ in 0..40 {
@@ -349,7 +352,7 @@ fn a_bias_and_penalties_choose_among_what_is_allowed() {
     assert!(ended && produced == [id("a"); 6]);
 }
 
-/// Refused forms, the kind of each error, and whether it has a reason.
+/// Refused forms, the kind of each error, and whether the error has a reason.
 #[test]
 fn forms_that_cannot_be_followed_are_refused_with_a_reason() {
     let schema = OutputFormat::json;
@@ -447,8 +450,9 @@ fn errors_and_debug_show_nothing_of_schema_pattern_or_reply() {
     assert!(!shown.contains("zebr"), "{shown}");
 }
 
-/// Patterns and schemas designed to take for ever or to fill memory. Each is refused, or followed for a hundred tokens.
-/// All together take under a minute on a slow machine (two seconds were measured).
+/// Patterns and schemas designed to take forever or to fill memory. Each is refused, or followed
+/// for a hundred tokens. All together take under a minute on a slow machine (two seconds were
+/// measured).
 #[test]
 fn hostile_forms_end_soon() {
     let regex = |pattern: &str| OutputFormat::Regex(pattern.to_owned());

@@ -1,7 +1,8 @@
-//! Variants of checkpoints: settings left out, names from other versions, files in other places. Each loads with the
-//! same result as in transformers 5.17. Some tests compare configurations instead of logits, because nothing else of
-//! the variant reaches the model. For those, `check_variants` of `tests/golden/recording/qwen2_5_vl.py` has checked that transformers
-//! computes the same bits.
+//! Variants of checkpoints: settings left out, names from other versions, files in other places.
+//! Each variant loads with the same result as in transformers 5.17. Some tests compare
+//! configurations instead of logits, because nothing else of the variant reaches the model. For
+//! those tests, `check_variants` of `tests/golden/recording/qwen2_5_vl.py` has checked that
+//! transformers computes the same bits.
 
 use bursar_budgets::Hint;
 use bursar_kernels::Target;
@@ -20,7 +21,7 @@ use crate::bench::{Bench, Case, assert_recorded, encode};
 use crate::common::golden_json;
 use crate::copy::{Copy, INTERNVL, INTERNVL_CHAT, QWEN2, QWEN2_5_VL, QWEN2_VL, QWEN3_VL, QWEN3_VL_MOE};
 
-/// As in `model/tests/it/golden_qwen2_5_vl.rs`.
+/// The same tolerance as in `model/tests/it/golden_qwen2_5_vl.rs`.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
 const CONFIG: &str = "config.json";
 
@@ -84,8 +85,8 @@ fn settings_that_equal_their_classs_default_may_be_left_out() {
 #[test]
 fn defaults_are_those_that_transformers_has_for_the_family() {
     let recorded = golden_json("config_defaults.json");
-    // The class's configuration is left out but for this width, without which decoder and tower would contradict each
-    // other.
+    // The vision configuration has only this width, because decoder and tower would contradict each
+    // other without it. All other settings are the class's defaults.
     let vision = json!({ "out_hidden_size": recorded["qwen2_5_vl"]["text"]["hidden_size"] });
     let vl = config(&Copy::of(QWEN2_5_VL).write(CONFIG, bare("qwen2_5_vl", &vision)).open());
     let qwen2 = config(&Copy::of(QWEN2).write(CONFIG, bare("qwen2", &Value::Null)).open());
@@ -119,7 +120,7 @@ fn defaults_are_those_that_transformers_has_for_the_family() {
         assert_eq!(Some(decoder.norm_epsilon), recorded["rms_norm_eps"].as_f64().map(|number| number as f32));
         assert_eq!(Some(decoder.rope_theta), recorded["rope_parameters"]["rope_theta"].as_f64());
         assert!(!decoder.tied_embeddings);
-        // Old and new name of the same key; without it there are no experts.
+        // Old and new name of the same key. Without the key, there are no experts.
         let experts = recorded["num_local_experts"].as_u64();
         assert_eq!(decoder.mixture.as_ref().map(|mixture| mixture.experts as u64), experts);
         if let Some(mixture) = &decoder.mixture {
@@ -130,7 +131,7 @@ fn defaults_are_those_that_transformers_has_for_the_family() {
                 "mlp_only_layers": mixture.dense.clone().unwrap_or_default(),
             });
             found.as_object().expect("an object").iter().for_each(|(field, value)| assert_eq!(value, &recorded[field]));
-            // One of the two classes has no such key, and always does it.
+            // One of the two classes has no such key and always renormalizes.
             assert_eq!(mixture.renormalised, recorded["norm_topk_prob"].as_bool().unwrap_or(true));
         }
     }
@@ -197,7 +198,7 @@ fn a_release_without_end_tokens_of_its_own_ends_with_its_tokenizers() {
 #[test]
 fn a_plan_without_weights_is_that_of_the_checkpoint_that_says_less() {
     for folder in [INTERNVL, INTERNVL_CHAT] {
-        // As transformers 4.52 wrote it: a default is not written.
+        // As transformers 4.52 wrote it, without settings that equal the default.
         let copy = Copy::of(folder).set(CONFIG, &["tie_word_embeddings"], Value::Null);
         let loaded = Model::plan(&copy.open(), &Target::Cpu { threads: 1 }).expect("it is planned");
         for file in ["model.safetensors", "preprocessor_config.json", "video_preprocessor_config.json"] {
@@ -285,7 +286,7 @@ fn tensors_named_as_transformers_4_52_names_them_give_the_recorded_answer() {
     assert_single_image(QWEN2_5_VL, copy.set(index, &["weight_map"], renamed.into()).open());
 }
 
-/// The bytes of each matrix `[rows, columns]` of a tensor of bf16, with its axes swapped.
+/// The bytes of each matrix `[rows, columns]` of a bf16 tensor, with its axes swapped.
 fn swapped(matrices: &[u8], rows: usize, columns: usize) -> Vec<Vec<u8>> {
     let swap = |matrix: &[u8]| {
         let at = |row: usize, column: usize| &matrix[2 * (row * columns + column)..][..2];
@@ -294,7 +295,8 @@ fn swapped(matrices: &[u8], rows: usize, columns: usize) -> Vec<Vec<u8>> {
     matrices.chunks(2 * rows * columns).map(swap).collect()
 }
 
-/// Replaces each tensor of experts by others: by name and shape, one after the other in what was its place.
+/// Replaces each expert tensor by the tensors (name, shape, bytes) that `tell` returns, stored one
+/// after the other in the bytes of the original tensor.
 fn retold(copy: Copy, tell: impl Fn(&str, &[usize; 3], Vec<Vec<u8>>) -> Vec<(String, Vec<usize>, Vec<u8>)>) -> Copy {
     copy.rewrite("model.safetensors", |header, data| {
         let names: Vec<String> = header.as_object().expect("an object").keys().cloned().collect();
@@ -335,7 +337,7 @@ fn experts_are_the_same_in_one_tensor_of_either_order_and_one_by_one() {
         matrices.into_iter().enumerate().flat_map(tell).collect()
     });
     assert_case(QWEN3_VL_MOE, case, one_by_one.open());
-    // What transformers 5.17 calls the number of experts when it saves a configuration.
+    // The name that transformers 5.17 uses for the number of experts when it saves a configuration.
     let copy = Copy::of(QWEN3_VL_MOE).set(CONFIG, &["text_config", "num_experts"], Value::Null);
     assert_case(QWEN3_VL_MOE, case, copy.set(CONFIG, &["text_config", "num_local_experts"], json!(8)).open());
 }
@@ -357,7 +359,7 @@ fn processors_in_processor_config_json_alone_are_followed_and_win() {
     assert_eq!((image(&alone), video(&alone)), (image(&full), video(&full)));
     assert_ne!(alone.fingerprint(), full.fingerprint(), "other files");
     Model::plan(&alone, &Target::Cpu { threads: 2 }).expect("it takes pictures");
-    // An older file beside the newer one is read only if the newer one lacks the part.
+    // If both files are present, the older file is read only if the newer one lacks the part.
     let mut other = settings.clone();
     other["max_pixels"] = json!(200_704);
     let copy = copy.write(file, other.to_string());
@@ -428,7 +430,7 @@ fn keys_that_change_results_and_are_not_followed_are_refused_by_name() {
         let error = refused(folder, field, value);
         assert!(error.contains(words), "{field:?} does not say '{words}': {error}");
     }
-    // Also in `text_config`, which the error names.
+    // Keys in `text_config` are refused too, and the error names it.
     let bare = "tests/golden/qwen2_5_vl_bare";
     let gate = refused(bare, &["text_config", "attn_output_gate"], json!(true));
     assert!(gate.contains("text_config.attn_output_gate is true"), "{gate}");
@@ -511,7 +513,7 @@ fn a_tokenizer_in_parts_is_refused_where_its_ids_would_be_guessed() {
     told(parts().write("vocab.json", "[1]"), "vocab.json");
     let missing = error(&parts().remove("merges.txt"));
     assert!(matches!(&missing, CheckpointError::MissingFile { file, .. } if file == "tokenizer.json"), "{missing}");
-    // Older checkpoints list added tokens in their own file.
+    // Older checkpoints list added tokens in a separate file.
     let copy = parts();
     let ids: Map<String, Value> = copy.json(settings)["added_tokens_decoder"]
         .as_object()

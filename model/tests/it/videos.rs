@@ -1,4 +1,4 @@
-//! Videos on the host side: plans, refusals, and the key that a step is cached by.
+//! Videos on the host: plans, refusals, and the cache key of a step.
 
 use bursar_budgets::{Bytes, Hint};
 use bursar_model::{
@@ -24,7 +24,7 @@ fn png(picture: &RgbImage) -> EncodedImage {
     EncodedImage::new(encoded.into_inner())
 }
 
-/// A frame that is different for each number.
+/// A frame with different pixels for each `number`.
 fn frame(width: u32, height: u32, number: u32) -> EncodedImage {
     png(&RgbImage::from_fn(width, height, |x, y| Rgb([(x * 3 + number) as u8, (y * 5) as u8, number as u8])))
 }
@@ -55,7 +55,7 @@ fn plan(envelope: &Envelope, visuals: &[Media]) -> Result<Vec<MediaPlan>, MediaE
     plan_with(config(), envelope, visuals)
 }
 
-/// Plans videos with these settings, and pictures with those of the same patches.
+/// Plans videos with these settings, and pictures with settings for the same patches.
 fn plan_with(
     settings: ImageProcessorConfig,
     envelope: &Envelope,
@@ -64,7 +64,7 @@ fn plan_with(
     plan_written(settings, 0, envelope, visuals)
 }
 
-/// Plans them where each step has `step_text_tokens` of text.
+/// Plans pictures and videos if each step has `step_text_tokens` tokens of text.
 fn plan_written(
     settings: ImageProcessorConfig,
     step_text_tokens: usize,
@@ -101,7 +101,7 @@ fn a_video_is_planned_from_headers_and_processed_as_planned() {
     }
 }
 
-/// Videos and pictures have different processors, which may normalise differently.
+/// Videos and pictures have different processors, which may normalize differently.
 #[test]
 fn a_film_of_one_frame_is_not_recognised_as_the_picture_that_the_frame_is() {
     let shown = [Media::Image(frame(90, 61, 0)), Media::Video(film(1, 90, 61)), Media::Image(frame(90, 61, 0))];
@@ -126,7 +126,7 @@ fn a_step_takes_frames_in_their_order_and_repeats_the_last() {
     let cut = |step: &ResizedImage| bench::cut(step, &config());
     assert_eq!(cut(&odd[1].image), cut(&twice[0].image), "a lone frame is shown twice");
     assert_eq!(odd[1].image.bytes() * 2, twice[0].image.bytes(), "and kept once");
-    // A lone frame equals the same picture, and shares its place in the cache.
+    // A lone frame equals the same picture, and shares its entry in the cache.
     let decoded = a.decode(&limits()).expect("a PNG");
     let picture = ImageProcessor::new(config()).expect("valid settings").process(&decoded).expect("a picture");
     assert_eq!((odd[1].hash, &odd[1].image), (picture.hash, &picture.image));
@@ -142,7 +142,7 @@ fn what_is_no_video_is_refused_with_the_value() {
         assert!(matches!(error, VideoError::FrameRate { .. }), "{error:?}");
         assert!(error.to_string().contains(&rate.to_string()), "{error}");
     }
-    // Two frames of 2^24 seconds together are the longest video.
+    // The longest video is two frames that last 2^24 seconds together.
     for rate in [1e-300, f64::MIN_POSITIVE, 0.99 * 2.0 / f64::from(1 << 24)] {
         let error = refused(&Video::new(vec![frame(56, 56, 1); 2], rate));
         assert_eq!(error, VideoError::FrameRate { frames_per_second: rate });
@@ -209,7 +209,7 @@ fn the_steps_of_all_videos_share_what_the_pictures_leave() {
     assert!(full.hint().contains("fewer"), "{}", full.hint());
     let many = plan(&envelope(), &[video(7), video(6)]).expect_err("more than twelve frames");
     assert_eq!(many, MediaError::Video { index: 1, source: VideoError::TooManyFrames { frames: 13, limit: 12 } });
-    // A short context leaves room for text: 12 of 16 tokens.
+    // A short context reserves tokens for text: 12 of 16 tokens remain.
     let short = Envelope { context_tokens: 16, ..envelope() };
     assert_eq!(plan(&short, &[video(2)]).expect("a plan")[0].grid().patches(), 36);
 }
@@ -217,7 +217,7 @@ fn the_steps_of_all_videos_share_what_the_pictures_leave() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Rule 3: everything that is admitted has rows in the cache and fits a launch.
+    /// Rule 3: everything that is admitted has rows in the cache and fits an encode batch.
     #[test]
     fn what_is_planned_never_exceeds_the_envelope(
         shown in prop::collection::vec((any::<bool>(), 1u32..8, 1u32..300, 1u32..300), 1..4),
@@ -252,7 +252,7 @@ fn the_pixels_of_a_whole_video_are_shared_by_its_frames() {
     // 60 tokens over all frames: 25 of 30 in two, 9 of 15 in four, 4 of 7.5 in eight.
     let free = whole_video(None);
     assert_eq!([2, 4, 8].map(|frames| patches(&free, frames)), [4 * 25, 4 * 9, 4 * 4]);
-    // A limit of a frame, never below what the least pixels of a video ask for.
+    // A limit per frame, which never goes below the minimum pixels of a video.
     assert_eq!([2, 8].map(|frames| patches(&whole_video(Some(16)), frames)), [4 * 16, 4 * 4]);
     assert_eq!(patches(&whole_video(Some(1)), 2), 4 * 4);
     let lone = VideoProcessor::new(free).expect("valid settings").plan(&film(1, 400, 400), &limits(), usize::MAX);
@@ -266,7 +266,7 @@ fn a_minimum_close_to_the_maximum_is_kept_where_no_limit_binds() {
     let settings = ImageProcessorConfig { pixel_bounds: PixelBounds { min: 30 * 784, max: 40 * 784 }, ..config() };
     let processor = VideoProcessor::new(settings).expect("valid settings");
     let patches = |limit| processor.plan(&film(2, 56, 56), &limits(), limit).expect("a plan").step.grid.patches();
-    // The least square of 30 tokens has 36, as in transformers.
+    // The smallest square with at least 30 tokens has 36, as in transformers.
     assert_eq!((patches(usize::MAX), patches(60 * 4)), (4 * 36, 4 * 36));
     assert_eq!(patches(40 * 4), 4 * 16, "under a limit that rounding up might break it is lowered");
 }
@@ -301,7 +301,7 @@ fn the_text_of_a_step_is_counted_as_the_tokenizer_writes_it() {
         let (_, second) = written.split_once("<|vision_end|>").expect("two steps");
         qwen_tokenizer().encode(second, false).expect("it encodes").len() - 1
     };
-    // The second step lasts from frame 2 to frame 3: 2.5 / rate seconds.
+    // The second step lasts from frame 2 to frame 3, so its time is 2.5 / rate seconds.
     assert_eq!(text_tokens(2.5), 8, "<1.0 seconds>");
     assert_eq!(text_tokens(2.5 / 99_999.9), family.step_text_tokens(), "<99999.9 seconds>");
 }
@@ -347,7 +347,7 @@ fn video_settings_come_from_their_own_file_with_their_own_defaults() {
     let capped = |more: &str| whole(&format!(r#", "cap_pixels_per_frame": true{more}"#)).counted;
     assert_eq!(capped(""), CountedPixels::Video { tokens_max: Some(768) });
     assert_eq!(capped(r#", "max_video_tokens": 5"#), CountedPixels::Video { tokens_max: Some(5) });
-    // Checkpoints without that file use the pictures' settings, as in transformers.
+    // Checkpoints without that file use the picture settings, as in transformers.
     let pictures = golden_bytes("qwen2_5_vl/preprocessor_config.json");
     let fallen = ImageProcessorConfig::from_video_json(&pictures).expect("it is read");
     assert_eq!(fallen, ImageProcessorConfig::from_json(&pictures).expect("it is read"));
@@ -364,7 +364,7 @@ fn host_memory_grows_with_the_patches_and_not_with_the_decoded_frames() {
     };
     let ((two, step), (twelve, steps)) = (bytes(2), bytes(12));
     assert_eq!(step * 6, steps);
-    // The encoded bytes of the largest frame count, and frames differ by a few.
+    // The encoded bytes of the largest frame are included, and frames differ by a few bytes.
     assert!(twelve.0.abs_diff(two.0) < 100, "{two} {twelve}");
     assert!(two >= Bytes(1200 * 900 * 3), "a decoded frame is counted");
 }

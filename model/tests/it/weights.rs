@@ -1,4 +1,5 @@
-//! Checkpoints that contradict themselves. Errors name the tensor or field, the expected value and the one found.
+//! Checkpoints that contradict themselves. Errors name the tensor or field, the expected value and
+//! the value found.
 
 use std::{fs, ops::ControlFlow, sync::Arc};
 
@@ -250,7 +251,7 @@ fn what_qwen3_vl_does_not_follow_is_refused_by_name() {
     assert!(turns.contains("[4, 30, 30] cannot be interleaved over the 64 pairs"), "{turns}");
     let ties = refused(&["text_config", "tie_word_embeddings"], json!(false));
     assert_eq!(ties, "tie_word_embeddings is true, but false in text_config");
-    // Another family follows none of these.
+    // Other families refuse all of these settings.
     let foreign =
         |field: &[&str], value: Value| Copy::of(QWEN2_5_VL).set("config.json", field, value).error().to_string();
     assert!(foreign(&["rope_scaling", "mrope_interleaved"], json!(true)).contains("mrope_interleaved is true"));
@@ -272,7 +273,8 @@ fn experts_that_contradict_the_configuration_are_named() {
     let window = Copy::of(QWEN3_MOE).set("config.json", &["sliding_window"], json!(64));
     let window = window.set("config.json", &["use_sliding_window"], json!(true)).error().to_string();
     assert!(window.contains("use_sliding_window is 64; this changes what the model computes"), "{window}");
-    // By the file: an expert too many, one too few, a layer without any, and matrices of another size.
+    // Contradictions with the tensor file: an expert too many, one too few, a layer without
+    // experts, and matrices of another size.
     assert_eq!(
         refused("num_experts", json!(9)),
         "tensor model.layers.0.mlp.gate.weight has shape [8, 48], but config.json asks for [9, 48]"
@@ -382,7 +384,7 @@ fn qwen3_vl_without_settings_for_videos_takes_those_of_pictures() {
     Model::plan(&copy.open(), &Target::Cpu { threads: 2 }).expect("it takes pictures and videos");
     let pictures = copy.open().image_processor.expect("it takes pictures").config().pixel_bounds;
     assert_eq!(videos(&copy), Some((counted, pictures)));
-    // Files for planning come from the release.
+    // A checkpoint without weights takes missing files from the release.
     let planned = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has a config.json");
     let planned = Checkpoint::open(CheckpointSource::Random(Arc::new(planned))).expect("its files are in order");
     assert!(FamilyConfig::of(&planned).expect("it can be planned").video_processor(&planned).is_some());
@@ -406,7 +408,7 @@ fn settings_for_pictures_alone_in_the_newer_file_make_a_checkpoint_without_video
     let checkpoint = copy.open();
     let model = Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("it takes pictures");
     assert!(checkpoint.image_processor.is_some() && model.config().video_processor(&checkpoint).is_none());
-    // Files for planning come from the release, each that is not there.
+    // A checkpoint without weights takes each missing file from the release.
     let planned = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has a config.json");
     let planned = Checkpoint::open(CheckpointSource::Random(Arc::new(planned))).expect("its files are in order");
     let config = |checkpoint: &Checkpoint| checkpoint.image_processor.as_ref().map(|images| images.config().clone());

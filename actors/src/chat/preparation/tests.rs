@@ -26,7 +26,7 @@ use crate::{
 /// Largest inputs that the worst cases of a start have run.
 struct Stressed {
     context: ModelContext,
-    /// Tokens of the longest sequence.
+    /// Tokens of the longest sequence. `blocks` is the length of its block table.
     tokens: usize,
     blocks: usize,
     /// Patches of the largest encoder batch.

@@ -116,7 +116,7 @@ impl EngineState {
     }
 
     fn load(&mut self, myself: &ActorRef<EngineMessage>, attempt: u32) {
-        self.course = AttemptProgress::default();
+        self.attempt_progress = AttemptProgress::default();
         let load = self.arguments.clone().plan_and_load(attempt);
         self.task = Some(BackgroundTask::begin(myself, load, EngineMessage::Loaded));
     }
@@ -126,7 +126,7 @@ impl EngineState {
         myself: &ActorRef<EngineMessage>,
         size: Size<ActorParts>,
     ) -> Result<(), ActorProcessingErr> {
-        self.course = AttemptProgress::default();
+        self.attempt_progress = AttemptProgress::default();
         let Loaded { model, executor, .. } = size.loaded;
         let StartPlan { inputs, records, woken, .. } = size.plan;
         let woken = woken.filter(|_| size.is_warm);
@@ -150,7 +150,7 @@ impl EngineState {
             had: self.arguments.kept.record().map(|record| record.kv_blocks),
             faults: options.faults.clone(),
             stress_level: StressLevel::of(options.full_stress, self.arguments.device.is_host_memory()),
-            course: self.course.clone(),
+            attempt_progress: self.attempt_progress.clone(),
             warm: records.as_ref().and_then(Records::warm).filter(|_| size.is_warm && woken.is_none()),
             woken,
             records: records.filter(|_| options.faults.is_empty()),
@@ -173,7 +173,7 @@ impl EngineState {
         let owner = self.arguments.owner(attempt);
         self.arguments.weight_store.shut_down(owner.generation).await;
         self.arguments.budget.clear(owner).await?;
-        Ok(Input::TakenBack { error, passed: self.course.passed() })
+        Ok(Input::TakenBack { error, passed: self.attempt_progress.passed() })
     }
 
     fn tell_of_attempt(&self, report: AttemptReport) {

@@ -54,7 +54,7 @@ impl fmt::Display for RanksTried {
 
 /// The number of devices that a model is split over.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct FewestRanks {
+pub struct MinRanks {
     pub model: String,
     /// The smallest number that it fits on.
     pub ranks: usize,
@@ -62,7 +62,7 @@ pub struct FewestRanks {
     pub too_few: Vec<RanksTried>,
 }
 
-impl fmt::Display for FewestRanks {
+impl fmt::Display for MinRanks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.ranks {
             1 => write!(f, "{} fits on one device", self.model),
@@ -113,12 +113,12 @@ impl PlacementQuery<'_> {
     pub fn min_ranks(
         &self,
         mut at: impl FnMut(usize) -> Result<Option<(Target, MemoryState)>, StartError>,
-    ) -> Result<FewestRanks, StartError> {
+    ) -> Result<MinRanks, StartError> {
         let (model, mut tried) = (self.name.to_owned(), Vec::new());
         while let Some((target, place)) = at(tried.len() + 1)? {
             let ranks = tried.len() + 1;
             match self.lack(ranks, target, place)? {
-                None => return Ok(FewestRanks { model, ranks, too_few: tried }),
+                None => return Ok(MinRanks { model, ranks, too_few: tried }),
                 Some(lack) => tried.push(RanksTried { ranks, lack }),
             }
         }
@@ -154,7 +154,7 @@ mod tests {
     const CPU: Target = Target::Cpu { threads: 1 };
 
     /// The result of a search among `found` devices of `capacity`.
-    fn min_ranks(found: usize, capacity: Bytes) -> Result<FewestRanks, StartError> {
+    fn min_ranks(found: usize, capacity: Bytes) -> Result<MinRanks, StartError> {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
         let options = LoadOptions { kv_tokens: Some(16384), ..LoadOptions::small() };
         let sought = PlacementQuery { name: "demo", checkpoint: &checkpoint, options: &options };
@@ -177,7 +177,7 @@ mod tests {
         let (whole, half) = (needed(1), needed(2));
         assert!(half < whole);
         let of = |capacity| min_ranks(4, capacity).expect("it fits");
-        assert_eq!(of(whole), FewestRanks { model: "demo".into(), ranks: 1, too_few: vec![] });
+        assert_eq!(of(whole), MinRanks { model: "demo".into(), ranks: 1, too_few: vec![] });
         let shared = of(whole - Bytes(1));
         assert_eq!((shared.ranks, shared.too_few.len()), (2, 1));
         assert_eq!(shared.to_string(), "demo is split over 2 devices (1: 1 B (1 B) short)");

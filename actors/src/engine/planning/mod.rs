@@ -9,6 +9,6 @@ mod unfit;
 
 pub(crate) use advice::advice;
 pub use forecast::{Forecast, Question};
-pub use min_ranks::{FewestRanks, NoRanksFit, PlacementQuery, RanksLack, RanksTried};
+pub use min_ranks::{MinRanks, NoRanksFit, PlacementQuery, RanksLack, RanksTried};
 pub use suggestion::{Change, Suggestion, TOTAL};
 pub use unfit::{Lack, Unfit};

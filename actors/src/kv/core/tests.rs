@@ -1,5 +1,5 @@
-//! Tests of the block pool: which sequences hold and share blocks, and the content that free blocks
-//! keep.
+//! Tests of the block pool: which sequences hold and share blocks, and the content
+//! that free blocks keep.
 
 use proptest::prelude::*;
 
@@ -16,8 +16,8 @@ fn demand(sequence: SequenceId, held: usize, tokens: usize) -> BlockRequest {
     BlockRequest { sequence, held, more: tokens - held, tokens, prefix: Vec::new() }
 }
 
-/// Keys of the whole blocks of a sequence of `tokens` tokens. All sequences with the same `name`
-/// begin alike.
+/// Keys of the whole blocks of a sequence of `tokens` tokens. All sequences with the
+/// same `name` begin alike.
 fn keys(name: u32, tokens: usize) -> Vec<PrefixKey> {
     let mut keys = bursar_model::flow::PrefixKeys::default();
     keys.extend(&vec![name; tokens], &vec![[0; 3]; tokens], &[]);
@@ -29,8 +29,8 @@ fn alike(sequence: SequenceId, name: u32, tokens: usize, more: usize) -> BlockRe
     BlockRequest { sequence, held: 0, more, tokens, prefix: keys(name, tokens - 1) }
 }
 
-/// Names the whole blocks of a sequence that holds `tokens` tokens of this `name`, and adds their
-/// events.
+/// Names the whole blocks of a sequence that holds `tokens` tokens of this `name`,
+/// and adds their events.
 fn fill(kv: &mut KvCore, sequence: SequenceId, name: u32, tokens: usize) {
     let keys = keys(name, tokens);
     for place in kv.name(sequence, 0, &keys) {
@@ -224,8 +224,8 @@ fn a_lost_block_is_noticed_unless_the_pool_is_large() {
 
 proptest! {
     /// Compares the pool with a model that only remembers which content was written to which block.
-    /// A sequence whose tokens are reported as cached finds the content of its own beginning. No
-    /// block of one sequence is written by another, and no block is lost.
+    /// Tokens that are reported as cached have the content of the sequence's own beginning. No
+    /// block of a sequence is written by another sequence, and no block is lost.
     #[test]
     fn no_block_is_lost_or_shared_wrongly_and_names_match_content(
         steps in proptest::collection::vec((0u8..5, 0u64..6, 1usize..90, 0u32..3), 1..120),

@@ -71,7 +71,7 @@ impl RuntimeState {
             }
             Effect::Close { name, load, within } => self.close(myself, name, load, within),
             Effect::End { name, load, reason } => self.end(myself, name, load, reason),
-            Effect::Gone { name, is_let_go } => self.gone(name, is_let_go),
+            Effect::Gone { name, is_forgotten } => self.gone(name, is_forgotten),
             Effect::Answer { waiter, cut_off } => waiter(cut_off),
             Effect::RespawnBudgetAfter { death, wait, reason } => {
                 let device = DeviceLabel::of(self.device().as_ref());
@@ -170,7 +170,7 @@ impl RuntimeState {
     fn end(&mut self, myself: &ActorRef<RuntimeMessage>, name: String, load: u64, reason: String) {
         let engine = self.engines.get_mut(&name).expect("a model of the core's");
         // The model may have ended before its status was last read.
-        engine.get_to_know();
+        engine.publish_known();
         let cut_off = engine.requests.taken();
         let (myself, (cell, arguments)) = (myself.clone(), engine.place());
         tokio::spawn(async move {
@@ -187,11 +187,11 @@ impl RuntimeState {
         });
     }
 
-    fn gone(&mut self, name: String, is_let_go: bool) {
+    fn gone(&mut self, name: String, is_forgotten: bool) {
         let engine = self.engines.remove(&name).expect("a model of the core's");
         metric::forget_model(&engine.arguments.label);
         match engine.known {
-            Some(known) if is_let_go => known.show(false),
+            Some(known) if is_forgotten => known.show(false),
             Some(known) => drop(self.dead_models.insert(name, known)),
             None => {}
         }

@@ -17,7 +17,7 @@ pub(super) async fn release_memory(arguments: &EngineArguments) {
 pub(super) async fn release_all_memory(arguments: &EngineArguments) {
     release_memory(arguments).await;
     clear_weights(arguments).await;
-    arguments.weight_store.clear_processor().await;
+    arguments.weight_store.clear_executor().await;
 }
 
 /// Releases the weights, whether they are on the device or in host memory.

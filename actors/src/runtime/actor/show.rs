@@ -31,7 +31,7 @@ impl Known {
 impl Engine {
     /// Records the labels once the model has been READY. A model that stopped by itself was READY
     /// before.
-    pub(super) fn get_to_know(&mut self) {
+    pub(super) fn publish_known(&mut self) {
         let weight_store = &self.arguments.weight_store;
         let was_ready = matches!(*self.arguments.status.look(), Status::Ready(_) | Status::Stopped { .. });
         let is_due = was_ready && self.known.is_none();
@@ -58,7 +58,7 @@ impl RuntimeState {
                 // The engine's child actors died with it.
                 metric::forget_model(&engine.arguments.label);
             }
-            engine.get_to_know();
+            engine.publish_known();
             engine.known.iter().for_each(|known| known.show(true));
             engine.requests.show();
             let is_asleep = matches!(engine.arguments.wakefulness.rest(), Rest::Asleep(_));

@@ -14,11 +14,10 @@ pub struct Child {
 
 /// Decision after a death.
 pub enum Verdict {
-    /// A successor, after a wait.
+    /// A successor starts after a wait.
     Again {
         /// The number of the death.
         death: u64,
-        /// The wait.
         wait: Duration,
     },
     /// The child has died too often.
@@ -44,8 +43,8 @@ impl Child {
         }
     }
 
-    /// Starts the successor after `death`. Returns false if none is due, because the child was
-    /// replaced in another way.
+    /// Starts the successor after `death`. Returns false if no successor is due, because the child
+    /// was replaced in another way.
     pub fn restart(&mut self, death: u64) -> bool {
         death == self.deaths && std::mem::take(&mut self.is_dead)
     }

@@ -47,7 +47,7 @@ pub enum Effect<P: Parts> {
     Gone {
         name: String,
         /// If false, gauges still show the model as one that ended by itself.
-        is_let_go: bool,
+        is_forgotten: bool,
     },
     /// Answer a caller that waited for the end of a model or of the runtime.
     Answer { waiter: P::Waiter, cut_off: usize },
@@ -67,7 +67,8 @@ pub enum Effect<P: Parts> {
         replace: bool,
     },
     /// Publish a device and start a budget for it, in place of the lost device and its budget.
-    /// Everything that models keep for their engines belongs to the lost device.
+    /// Everything that models keep for their engines belongs to the lost device
+    /// and is replaced.
     TakeDevice(P::Device),
     /// End the runtime and everything that it supervises with an error.
     Fail { reason: String },
@@ -91,8 +92,7 @@ pub enum Effect<P: Parts> {
     ReleaseEngine {
         name: String,
         load: u64,
-        /// Level 2 if a caller asked for it after the weights had moved to host memory, otherwise
-        /// `None`.
+        /// Level 2 if a model whose weights are in host memory must drop them, otherwise `None`.
         level: Option<SleepLevel>,
     },
     /// Admit requests again, because the model did not go to sleep.
@@ -109,7 +109,7 @@ pub enum Effect<P: Parts> {
     /// Start an engine of a model that slept. [`Woken`](super::Input::Woken) or
     /// [`NotWoken`](super::Input::NotWoken) follows.
     Wake { name: String, load: u64, generation: u64 },
-    /// Admit requests.
+    /// Admit requests to a model that has become ready.
     ShowAwake {
         name: String,
         /// Why the model woke up. `None` if it was loaded.
@@ -126,11 +126,7 @@ pub enum Effect<P: Parts> {
     ReportIdle,
     /// Collect idle reports again when one of these models has no more requests, or after this
     /// time.
-    ReportIdleLater {
-        busy: Vec<String>,
-        /// Maximum wait.
-        within: Duration,
-    },
+    ReportIdleLater { busy: Vec<String>, within: Duration },
     /// Answer a caller that waited for a model to sleep.
     AnswerSleeper {
         sleeper: P::Sleeper,

@@ -64,8 +64,8 @@ pub enum Input<P: Parts> {
     },
     /// The current device is lost.
     DeviceLost(DeviceError),
-    /// Everything on the lost device has ended. Contains the successor of the device, or the error
-    /// if there is none.
+    /// Everything on the lost device has ended. Contains the successor of the device, or the reason
+    /// why there is no successor.
     DeviceMade(Result<P::Device, DeviceError>),
     /// Requests that a model sleeps.
     Sleep {

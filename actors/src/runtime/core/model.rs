@@ -20,7 +20,7 @@ pub struct Model<W, S> {
     pub stayed_busy: u32,
     life: Life,
     /// Callers that wait for the end of the model. `Some` once the model was let go.
-    let_go: Option<Vec<W>>,
+    forgotten: Option<Vec<W>>,
 }
 
 enum Life {
@@ -35,7 +35,7 @@ enum Life {
 
 pub struct Ended<W> {
     /// Callers that wait for the end of the model, if it was let go.
-    pub let_go: Option<Vec<W>>,
+    pub forgotten: Option<Vec<W>>,
     /// Whether the model began to end after the runtime's shutdown was requested.
     pub of_shutdown: bool,
 }
@@ -45,7 +45,14 @@ impl<W, S> Model<W, S> {
     pub fn new(load: u64, intensity: Intensity, sleep_after: Option<Duration>, since: Duration) -> Self {
         let sleep_state =
             SleepState::Waking(WaitingForMemory { reason: None, since, was_tried: false, again: Sleepers::none() });
-        Model { load, sleep_state, sleep_after, stayed_busy: 0, life: Life::Goes(Child::new(intensity)), let_go: None }
+        Model {
+            load,
+            sleep_state,
+            sleep_after,
+            stayed_busy: 0,
+            life: Life::Goes(Child::new(intensity)),
+            forgotten: None,
+        }
     }
 
     pub fn is_going(&self) -> bool {
@@ -69,14 +76,15 @@ impl<W, S> Model<W, S> {
         }
     }
 
-    /// Whether the model was unloaded, forgotten by its loader, or is part of a shutdown.
-    pub fn is_let_go(&self) -> bool {
-        self.let_go.is_some()
+    /// Whether the model takes no more requests: it was unloaded, its loader gave up, or the
+    /// runtime shuts down.
+    pub fn is_forgotten(&self) -> bool {
+        self.forgotten.is_some()
     }
 
-    /// Lets the model go. `waiter` is answered at its end.
-    pub fn let_go(&mut self, waiter: Option<W>) {
-        self.let_go.get_or_insert_default().extend(waiter);
+    /// Marks the model as let go. `waiter` is answered when the model has ended.
+    pub fn forgotten(&mut self, waiter: Option<W>) {
+        self.forgotten.get_or_insert_default().extend(waiter);
     }
 
     /// Begins to end the model. Returns false if the model is ending already.
@@ -90,6 +98,6 @@ impl<W, S> Model<W, S> {
 
     pub fn into_ended(self) -> Ended<W> {
         let of_shutdown = matches!(self.life, Life::Ends { of_shutdown: true });
-        Ended { let_go: self.let_go, of_shutdown }
+        Ended { forgotten: self.forgotten, of_shutdown }
     }
 }

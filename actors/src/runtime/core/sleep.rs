@@ -25,7 +25,7 @@ impl<P: Parts> RuntimeCore<P> {
         (level, within): (SleepLevel, Duration),
         sleeper: P::Sleeper,
     ) {
-        let Some(model) = self.of_load(&name, load).filter(|model| model.is_going() && !model.is_let_go()) else {
+        let Some(model) = self.of_load(&name, load).filter(|model| model.is_going() && !model.is_forgotten()) else {
             return self.answer_sleepers([sleeper], Err(SleepError::Stopped { reason: "it is shutting down".into() }));
         };
         match &mut model.sleep_state {
@@ -133,7 +133,7 @@ impl<P: Parts> RuntimeCore<P> {
         self.models.values().any(|model| model.is_going() && model.sleep_state.is_moving())
     }
 
-    /// Handles the end of a model's requests, or their failure to end in time.
+    /// Called when a model's requests have ended, or have not ended in time.
     pub(super) fn drained(&mut self, name: String, load: u64, drained: Result<(), SleepError>, now: Duration) {
         let Some(model) = self.of_load(&name, load).filter(|model| model.is_going()) else { return };
         match (mem::replace(&mut model.sleep_state, SleepState::Awake { since: now }), drained) {
@@ -157,7 +157,7 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Handles the return of all device memory of a model.
+    /// Called when all device memory of a model is returned.
     pub(super) fn fell_asleep(&mut self, name: String, load: u64, level: SleepLevel, now: Duration) {
         let Some(model) = self.of_load(&name, load).filter(|model| model.is_going()) else { return };
         let SleepState::Releasing(Releasing { sleepers, next, end }) =
@@ -195,7 +195,7 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Handles a model that takes requests.
+    /// Called when the engine of a model has become READY.
     pub(super) fn woken(&mut self, name: String, load: u64, now: Duration) {
         let Some(model) = self.of_load(&name, load).filter(|model| model.is_going()) else { return };
         match mem::replace(&mut model.sleep_state, SleepState::Awake { since: now }) {
@@ -209,7 +209,7 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Handles a model that did not start. `may_fit` says whether it would fit without another
+    /// Called when a model did not start. `may_fit` says whether it would fit without another
     /// model.
     pub(super) fn not_woken(&mut self, name: String, may_fit: bool) {
         let may_wait = may_fit && self.rules.turn.is_some();
@@ -314,7 +314,7 @@ impl<P: Parts> RuntimeCore<P> {
     /// Returns since when a model is awake, and after what idle time it is put to sleep. Returns
     /// `None` if the model must not be put to sleep now.
     fn is_awake(&self, name: &str) -> Option<(Duration, Option<Duration>)> {
-        let model = self.models.get(name).filter(|model| model.is_going() && !model.is_let_go())?;
+        let model = self.models.get(name).filter(|model| model.is_going() && !model.is_forgotten())?;
         match model.sleep_state {
             SleepState::Awake { since } => Some((since, model.sleep_after)),
             _ => None,

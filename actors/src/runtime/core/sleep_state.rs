@@ -76,17 +76,14 @@ pub struct WaitingForMemory<S> {
 }
 
 impl<S> Sleepers<S> {
-    /// No callers.
     pub fn none() -> Self {
         Sleepers { level: SleepLevel::Level1, within: Duration::ZERO, each: Vec::new() }
     }
 
-    /// One caller.
     pub fn one(level: SleepLevel, within: Duration, sleeper: S) -> Self {
         Sleepers { level, within, each: vec![sleeper] }
     }
 
-    /// Adds a caller.
     pub fn join(&mut self, level: SleepLevel, within: Duration, sleeper: S) {
         if level == SleepLevel::Level2 {
             self.level = level;

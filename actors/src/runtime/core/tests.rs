@@ -1,4 +1,5 @@
-//! Stories of a runtime, told by what it has done. Orders, waiters and devices have a name only.
+//! Scenarios of a runtime, with the effects that they cause. Loads, waiters and devices are only
+//! names.
 
 use super::*;
 
@@ -25,7 +26,7 @@ fn rules() -> Rules {
     Rules { budget: intensity(2), device: intensity(1), has_successor: true, turn: None }
 }
 
-/// A runtime and what it has done since this was last asked.
+/// A runtime, and the effects since the last call.
 struct Bed {
     core: RuntimeCore<Names>,
     now: Duration,
@@ -100,8 +101,8 @@ fn told(effect: &Effect<Names>) -> String {
         Effect::Respawn { name, generation } => format!("respawn {name} as {generation}"),
         Effect::Close { name, load, within } => format!("close {name} of {load} within {within:?}"),
         Effect::End { name, load, reason } => format!("end {name} of {load}: {reason}"),
-        Effect::Gone { name, is_let_go: true } => format!("{name} is gone"),
-        Effect::Gone { name, is_let_go: false } => format!("{name} has fallen"),
+        Effect::Gone { name, is_forgotten: true } => format!("{name} is gone"),
+        Effect::Gone { name, is_forgotten: false } => format!("{name} has fallen"),
         Effect::Answer { waiter, cut_off } => format!("answer {waiter}: {cut_off}"),
         Effect::RespawnBudgetAfter { death, wait, reason } => {
             format!("respawn the budget after death {death} and {wait:?}: {reason}")
@@ -133,10 +134,10 @@ fn a_taken_name_is_numbered_until_its_model_is_gone() {
 fn an_unloaded_model_ends_when_its_requests_have() {
     let mut bed = serving();
     assert_eq!(bed.unload("demo", "user"), ["forget fallen demo", "close demo of 0 within 1s"]);
-    assert!(bed.core.is_let_go("demo"));
+    assert!(bed.core.is_forgotten("demo"));
     assert_eq!(bed.due("demo", 0), ["end demo of 0: it was unloaded"]);
     assert_eq!(bed.ended("demo", 0, 2), ["demo is gone", "answer user: 2"]);
-    assert!(!bed.core.is_let_go("demo"));
+    assert!(!bed.core.is_forgotten("demo"));
 }
 
 #[test]
@@ -155,7 +156,7 @@ fn what_is_not_there_is_answered_at_once() {
     let mut bed = serving();
     assert_eq!(bed.unload("other", "user"), ["forget fallen other", "answer user: 0"]);
     assert_eq!(bed.give(Input::Forget { name: text("demo"), load: 7, waiter: Some("loader") }), ["answer loader: 0"]);
-    assert!(!bed.core.is_let_go("demo"), "that was another load");
+    assert!(!bed.core.is_forgotten("demo"), "that was another load");
     assert!(bed.due("demo", 7).is_empty() && bed.ended("demo", 7, 0).is_empty());
 }
 

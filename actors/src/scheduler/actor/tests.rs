@@ -1,5 +1,5 @@
-//! Tests of the resources that the scheduler actor holds for its sequences, and of how long it
-//! holds them.
+//! Tests of the resources that the scheduler actor holds for its sequences, and of how
+//! long it holds them.
 
 use std::sync::mpsc::Receiver;
 

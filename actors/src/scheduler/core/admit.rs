@@ -81,11 +81,11 @@ impl SchedulerCore {
             !self.waiting.is_empty() && !self.admission_paused && self.running.len() < self.limits.sequences;
     }
 
-    /// Returns the next sequence if it fits next to the running ones, or if less urgent ones can be
-    /// preempted for it. Otherwise returns a sequence that may overtake it and fits. If too many
-    /// have overtaken it, or if it lost its blocks before, all sequences wait until it fits. If no
-    /// sequence runs, the next one always fits, because a request too large for the empty pool was
-    /// refused earlier.
+    /// Returns the next sequence in order if it fits next to the running ones, or if less urgent
+    /// ones can be preempted for it. Otherwise returns a later sequence that fits and may overtake
+    /// the next one. Once too many have overtaken the next sequence, or if it lost its blocks
+    /// before, all others wait until it fits. If no sequence runs, the next one always fits,
+    /// because a request too large for the empty pool was refused earlier.
     fn next_to_admit(&mut self, effects: &mut Vec<Effect>) -> Option<SequenceId> {
         let is_full = self.running.len() >= self.limits.sequences;
         if self.waiting.is_empty() || is_full && !self.some_may_make_way() {
@@ -144,9 +144,9 @@ impl SchedulerCore {
         next
     }
 
-    /// Whether there is a permit for `next`, and whether the pool can hold it, by prediction,
-    /// together with the running sequences except `gone`. Blocks that several sequences share count
-    /// once.
+    /// Whether there is a permit for `next`, and whether the pool can hold it, by
+    /// prediction, together with the running sequences except `gone`. Blocks that several
+    /// sequences share count once.
     fn fits_without(&self, next: &Sequence, gone: &[SequenceId]) -> bool {
         let stay: Vec<_> = self.running.values().filter(|sequence| !gone.contains(&sequence.id())).collect();
         if stay.len() >= self.limits.sequences {
@@ -156,8 +156,8 @@ impl SchedulerCore {
         let busy = held * 2 > self.kv_tokens();
         let mut groups = BTreeSet::new();
         let mut forecast = |sequence: &Sequence, is_next: bool| {
-            // Samples of one prompt will share its whole blocks. Samples that have blocks already
-            // share them.
+            // Samples of one prompt will share its whole blocks. Samples that have
+            // blocks already share them.
             let is_sample = sequence.spec.group.is_some_and(|group| !groups.insert(group));
             let of_group = if is_sample && sequence.cached == 0 { sequence.shared_tokens() } else { 0 };
             let found = if is_next { self.kv.held_prefix(sequence.takeable()) * BLOCK_TOKENS } else { 0 };
@@ -176,8 +176,8 @@ impl SchedulerCore {
         self.replies.expected(sequence.spec.tokens_max, sequence.produced(), sequence.remaining(), busy)
     }
 
-    /// Whether the pool can hold `next` and every kept sequence in `stay` to their ends, regardless
-    /// of the others.
+    /// Whether the pool can hold `next` and every kept sequence in `stay` to their ends,
+    /// regardless of the others.
     fn keeps(&self, next: &Sequence, stay: &[&Sequence]) -> bool {
         let kept = stay.iter().copied().filter(|sequence| sequence.is_kept()).chain([next]);
         let tokens = |s: &Sequence| (s.tokens() + s.remaining()).next_multiple_of(BLOCK_TOKENS);

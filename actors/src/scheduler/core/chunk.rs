@@ -10,8 +10,8 @@ const CHUNK_LEAST: usize = 16;
 
 impl SchedulerCore {
     /// One token for each decoding sequence, then chunks of prompts up to the step's limit, the
-    /// oldest first. While replies are in progress, the chunks are limited to the tokens that the
-    /// promised interval allows.
+    /// oldest first. While replies are in progress, the chunks are limited to the tokens that
+    /// the promised interval allows.
     pub(super) fn shares(&self) -> Vec<SequenceTokens> {
         let runs = |sequence: &&Sequence| {
             !sequence.is_over()

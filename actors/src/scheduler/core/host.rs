@@ -1,5 +1,5 @@
-//! Blocks that are copied to host memory, and copied back for sequences that begin with them (ADR
-//! 15).
+//! Blocks that are copied to host memory, and copied back for sequences that begin
+//! with them (ADR 15).
 
 use std::collections::VecDeque;
 
@@ -11,8 +11,8 @@ use crate::{
     pace::CopyCosts,
 };
 
-/// The number of running copies from which on only copies that a step needs begin. The lane's queue
-/// has room for these copies and for those of two steps.
+/// With this many copies running, only copies that a step needs may begin. The lane's queue has
+/// room for these copies and for those of two steps.
 const AHEAD: usize = 4;
 
 /// With a host tier, 1 / `BLANK_SHARE` of the pool is kept blank, so that steps seldom wait for
@@ -29,8 +29,8 @@ pub(super) struct HostCopies {
 #[derive(Debug)]
 struct CopyUnderWay {
     blocks: usize,
-    /// The sequence that this copy fetches blocks for, and the number of tokens that the sequence
-    /// has afterwards.
+    /// The sequence that this copy fetches blocks for, and the number of tokens that
+    /// the sequence has afterwards.
     fetches: Option<(SequenceId, usize)>,
 }
 
@@ -68,8 +68,8 @@ impl SchedulerCore {
         self.copy(Copies { to_host, ..Copies::default() }, None, effects);
     }
 
-    /// Makes blocks blank that later steps will need, by copying their content to the host ahead of
-    /// time.
+    /// Makes blocks blank that later steps will need, by copying their content to the
+    /// host ahead of time.
     pub(super) fn copy_ahead(&mut self, effects: &mut Vec<Effect>) {
         if !self.kv.has_host() || self.shrinks_to.is_some() || self.copies.under_way.len() >= AHEAD {
             return;
@@ -79,8 +79,8 @@ impl SchedulerCore {
         self.copy_leaving(effects);
     }
 
-    /// Begins to fetch blocks that admitted sequences begin with and only the host has, for the
-    /// oldest sequence first.
+    /// Begins to fetch blocks that admitted sequences begin with and only the host has, for
+    /// the oldest sequence first.
     pub(super) fn fetch(&mut self, effects: &mut Vec<Effect>) {
         if !self.kv.has_host() || self.shrinks_to.is_some() {
             return;

@@ -300,8 +300,8 @@ fn a_sequence_cancelled_during_a_step_ends_silently_after_it() {
 fn a_running_sequence_outside_the_step_is_cancelled_after_it() {
     let mut bed = Bed::new(limits(2, 4, 8));
     bed.admit(sequence(1, 6, 9)).admit(sequence(2, 6, 9)).stepped(5);
-    // The running step has two tokens of each of the first two sequences. Both are canceled while
-    // it runs.
+    // The running step has two tokens of each of the first two sequences. Both are
+    // canceled while it runs.
     bed.admit(sequence(3, 6, 9)).cancel(2).cancel(1);
     bed.stepped(5);
     assert_eq!(bed.heard(), [released(&[1, 2])]);
@@ -367,8 +367,8 @@ fn the_youngest_sequence_is_preempted_requeued_first_and_recomputed() {
 
 #[test]
 fn no_sequence_is_admitted_between_a_preemption_and_the_next_step() {
-    // Samples of one prompt are expected to share its blocks. These samples begin in the same step,
-    // so they cannot.
+    // Samples of one prompt are expected to share its blocks. These samples begin in the same
+    // step, so they cannot.
     let mut bed = Bed::new(limits(4, 200, 8));
     let sample = |id| NewSequence { group: Some(1), ..alike(id, 40, 9) };
     bed.scheduler.waiting.extend([1, 2].map(|id| (SequenceId(id), Sequence::new(sample(id)))));
@@ -549,8 +549,8 @@ fn a_prompt_is_scored_once_despite_chunks_and_recomputation() {
 #[test]
 fn a_prefix_without_a_valid_next_token_is_never_reused() {
     let mut bed = Bed::new(limits(2, 32, 16));
-    // There are two steps. The first chunk runs before anyone can know that its values are not
-    // numbers.
+    // There are two steps. The first chunk runs before anyone can know that its
+    // values are not numbers.
     bed.admit(alike(1, 60, 4)).stepped(5);
     bed.broke();
     assert!(bed.heard().contains(&finished(1, Finish::Broken)));

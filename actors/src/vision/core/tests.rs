@@ -42,8 +42,8 @@ fn only_fully_cached_pictures_are_recalled_and_pinned() {
     vision.step(Input::Unpin(vec![hash(1), hash(2)]));
     assert_eq!(vision.recall(&[hash(1), hash(3)]), None);
     assert_eq!(vision.recall(&[hash(1), hash(1)]), Some(vec![rows(&[0, 1, 2, 3]); 2]));
-    // The second picture is evicted for the new one. The recalled picture is not, although it was
-    // used first.
+    // The second picture is evicted for the new one. The recalled picture is not, although
+    // it was unpinned first.
     vision.step(want(2, vec![picture(4, 6)]));
     assert!(vision.holds(&hash(1)) && !vision.holds(&hash(2)));
     vision.step(Input::Encoded);
@@ -345,7 +345,8 @@ fn a_picture_is_copied_back_beside_new_ones_with_its_pixels_or_without() {
 fn a_picture_without_a_place_or_pixels_has_to_come_again() {
     let (mut vision, _) = evicted(4);
     vision.step(want(3, vec![picture(3, 7)]));
-    // Request 4 also needs another picture, so that request 6 does not overtake it.
+    // Request 4 also has another picture, so that the rows left are too few for request 6
+    // to overtake request 5.
     vision.step(want(4, vec![picture(7, 3), picture(4, 4)]));
     vision.step(want(5, vec![picture(5, 10)]));
     vision.step(want(6, vec![held(1, 4)]));
@@ -379,8 +380,8 @@ type Held = (Vec<PictureHash>, Vec<Arc<[u32]>>);
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// A request for pictures. Decodes either all of them or only those without rows on the device
-    /// or the host.
+    /// A request for pictures. Decodes either all of them or only those without rows on the
+    /// device or the host.
     Want(Vec<u8>, bool, Priority),
     Encoded,
     Copied,

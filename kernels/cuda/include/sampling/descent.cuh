@@ -219,7 +219,7 @@ enum Step : uint32_t { STEP_TOP_K, STEP_TOP_P, STEP_DRAW, STEP_REPORT, STEPS };
 
 struct Descents {
     bool draws;              // draw the token, most likely first, with top-k, top-p and min-p
-    bool reports;            // gather the first `reported` raw logits into the room's list, not sorted
+    bool reports;            // gather the first `reported` raw logits into the list, unsorted
     bool binned;             // there is a histogram of the logits that are drawn from
     const float* drawn_from;
     const float* raw;

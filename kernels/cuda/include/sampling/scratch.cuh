@@ -27,7 +27,7 @@ struct SliceFacts {
     float raw_sum;          // of exp(logit - raw_largest)
     uint32_t largest;       // signless key
     uint32_t first_largest; // id
-    uint32_t least;         // key of the smallest finite logit, if a histogram may be made; else NONE
+    uint32_t least;         // key of the smallest finite logit if a histogram may be made; or NONE
     uint32_t finite;
     float sum;              // of exp((logit - largest) / temperature), if `least` is known
     uint32_t not_numbers;   // 1 if there is NaN or +infinity

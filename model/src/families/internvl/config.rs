@@ -337,7 +337,7 @@ impl VisionConfig {
         Ok(())
     }
 
-    /// Refuses processors whose patches or tiles differ from those that the tower reads.
+    /// Refuses processors whose patches or tiles differ from the tower's.
     fn check_processors(&self, checkpoint: &Checkpoint) -> Result<(), ConfigError> {
         let (patch, merge, tile) = (self.patch(), self.merge, Some(self.image_size));
         let input = TowerInput { patch, merge, channels: 3, tile, counts_whole_videos: false };

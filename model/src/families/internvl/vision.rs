@@ -58,7 +58,7 @@ impl Rows {
         self.each_tile().flat_map(|rows| rows.skip(1)).collect()
     }
 
-    /// Uploads the stretches of rows that attend to each other: one stretch per tile.
+    /// Uploads the ranges of rows that attend to each other: one range per tile.
     fn seen<'s, B: Backend>(&self, scope: &'s Scope<'_, B>) -> Result<Stretches<'s>, KernelError> {
         let starts: Vec<u32> = (0..=self.pictures).map(|tile| (tile * self.of_tile) as u32).collect();
         stretches(scope, &starts)

@@ -1,4 +1,4 @@
-//! BMP of Windows and OS/2, with Pillow's levels.
+//! BMP files of Windows and OS/2, with Pillow's levels.
 
 use image::{Rgb, RgbImage};
 
@@ -14,7 +14,7 @@ fn bmp(header_bytes: u32, bits: u16, compression: u32, masks: &[u32], palette: &
     file(&[header, palette.to_vec()].concat(), pixels)
 }
 
-/// A BMP of OS/2 1: sides of 16 bits, and three bytes for each colour.
+/// A BMP of OS/2 version 1: sides of 16 bits, and three bytes per color.
 fn bmp_of_os2(bits: u16, palette: &[u8], pixels: &[u8]) -> Vec<u8> {
     let header = [WIDTH as u16, HEIGHT as u16, 1, bits].map(u16::to_le_bytes).concat();
     file(&[&12_u32.to_le_bytes(), &header[..], palette].concat(), pixels)

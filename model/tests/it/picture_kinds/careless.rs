@@ -1,4 +1,4 @@
-//! Files of careless programs: an end that is missing, checksums that are wrong, markers that say nothing.
+//! Files of careless programs: a missing end, wrong checksums, markers without content.
 
 use bursar_model::error::ImageError;
 use image::{ImageFormat, RgbImage};
@@ -26,10 +26,10 @@ fn a_jpeg_may_have_other_bytes_instead_of_its_end_marker() {
         for rest in [&[0; 100][..], b"some text", b"\xff\xd3 and more", b"\xff\xd9\xff\xd9"] {
             assert_pixels(&format!("{file} and {rest:?}"), [open, rest].concat(), &expected);
         }
-        // Pixels that are missing are not filled with grey.
+        // Missing pixels are not filled with gray.
         assert_damaged(file, &whole[..whole.len() / 2]);
     }
-    // Whether a progressive picture is whole is known only at its end marker.
+    // Only the end marker of a progressive picture shows whether the picture is complete.
     let whole = golden_bytes("pictures/photo_progressive.jpg");
     assert_damaged("progressive", &[&whole[..whole.len() - 2], &[0; 100]].concat());
 }
@@ -101,13 +101,13 @@ fn a_gif_without_colours_is_grey() {
     assert_pixels("bytes before the frame", gif(0, &[0; 7]), &grey);
     let white = RgbImage::from_raw(2, 1, vec![255, 255, 255, 200, 200, 200]).expect("two pixels");
     assert_pixels("a clear index", gif(0, b"\x21\xf9\x04\x01\0\0\x05\0"), &white);
-    // Two colours, and indices beyond them.
+    // Two colors, and indices beyond them.
     let few = RgbImage::from_raw(2, 1, vec![0; 6]).expect("two pixels");
     assert_pixels("a short palette", gif(0x80, b"\x01\x02\x03\x04\x05\x06"), &few);
     let mut open = gif(0, b"");
     open.pop();
     assert_pixels("no trailer", open, &grey);
-    // A screen of no pixels grows to the frame.
+    // A screen of zero pixels grows to the frame.
     let mut screen = gif(0, b"");
     screen[6..10].fill(0);
     assert_pixels("no screen", screen, &grey);

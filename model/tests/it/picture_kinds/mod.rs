@@ -1,5 +1,6 @@
-//! Kinds of picture files that cameras, scanners, browsers and careless programs write. Each is read as Pillow 13 and vLLM
-//! 0.33 read it. `tests/pictures/compare.py` compares whole folders of files with Pillow.
+//! Kinds of picture files that cameras, scanners, browsers and careless programs write. Each is
+//! decoded as Pillow 13 and vLLM 0.33 decode it. `tests/pictures/compare.py` compares whole folders
+//! of files with Pillow.
 
 mod bmp;
 mod careless;
@@ -79,14 +80,16 @@ fn riff(name: &[u8; 4], content: &[u8]) -> Vec<u8> {
     [name, &(content.len() as u32).to_le_bytes()[..], content, padding].concat()
 }
 
-/// A WebP with an extended header (RFC 9649, section 2.7): these flags, the chunks of a simple one, and more chunks.
+/// A WebP with an extended header (RFC 9649, section 2.7): these flags, the chunks of a simple
+/// WebP, and more chunks.
 fn extended_webp(flags: u8, simple: &[u8], more: &[Vec<u8>]) -> Vec<u8> {
     let side = |side: u32| (side - 1).to_le_bytes()[..3].to_vec();
     let header = riff(b"VP8X", &[vec![flags, 0, 0, 0], side(WIDTH), side(HEIGHT)].concat());
     riff(b"RIFF", &[b"WEBP", &header[..], &simple[12..], &more.concat()].concat())
 }
 
-/// As cameras of phones and browsers write them: the major brand, or one of the others, says what the picture is.
+/// As phone cameras and browsers write them: the major brand, or a compatible brand, identifies the
+/// kind of picture.
 #[test]
 fn heic_and_avif_are_refused_with_a_command_that_converts_them() {
     let file = |brands: &[&[u8; 4]]| {

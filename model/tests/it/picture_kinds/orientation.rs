@@ -1,4 +1,4 @@
-//! The orientation that EXIF or XMP states is applied, wherever a file has it.
+//! Orientation from EXIF or XMP, which is applied wherever a file has it.
 
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageFormat, RgbImage};
@@ -29,7 +29,7 @@ fn raw_profile(exif: &[u8]) -> Vec<u8> {
     format!("\nexif\n{:8}\n{digits}\n", 6 + exif.len()).into_bytes()
 }
 
-/// How `picture` is shown by this number of EXIF.
+/// `picture` as displayed with this EXIF orientation number.
 fn turned(picture: RgbImage, orientation: u8) -> RgbImage {
     let mut picture = DynamicImage::from(picture);
     picture.apply_orientation(Orientation::from_exif(orientation).expect("1 to 8"));

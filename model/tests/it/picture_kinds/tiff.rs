@@ -1,7 +1,7 @@
-//! TIFF as scanners, fax archives and copiers write it.
+//! TIFF files as scanners, fax archives and copiers write them.
 //!
-//! The files of `picture_kinds.tar.xz` are libtiff's, written by `tests/pictures/make.py`; what a file shows is the PNG named
-//! as its first word. Other files are built here.
+//! libtiff wrote the files of `picture_kinds.tar.xz`, through `tests/pictures/make.py`. The first
+//! word of a file's name is the name of the PNG with the same picture. Other files are built here.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -38,7 +38,7 @@ impl Layout {
     }
 }
 
-/// A TIFF of `scene`'s size with these SHORT tags, and pieces behind its directory.
+/// A TIFF of `scene`'s size with these SHORT tags, and pieces after its directory.
 pub fn tiff(layout: Layout, tags: &[(u16, &[u16])], pieces: &[Vec<u8>]) -> Vec<u8> {
     let mut tags: BTreeMap<u16, Vec<u16>> = tags.iter().map(|(tag, values)| (*tag, values.to_vec())).collect();
     for (tag, usual) in [(256, WIDTH as u16), (257, HEIGHT as u16), (259, 1), (278, HEIGHT as u16)] {
@@ -75,7 +75,8 @@ pub fn tiff(layout: Layout, tags: &[(u16, &[u16])], pieces: &[Vec<u8>]) -> Vec<u
         }
     }
     directory.extend(vec![0; room]);
-    // Lists of a single piece are inside, so that pieces begin a little later.
+    // The lists of a single piece fit in their directory entries, which leaves a gap before the
+    // piece.
     outside.resize(values_bytes + lists_bytes, 0);
     let mark = if layout.is_little { b"II" } else { b"MM" };
     let head = if layout.is_big {
@@ -127,7 +128,7 @@ fn files_of_libtiff_show_their_pictures() {
     assert!(count > 30, "{count}");
 }
 
-/// 1, 2, 4 and 8 bits, black or white at zero, bits from the left or from the right.
+/// 1, 2, 4 and 8 bits, with black or white at zero, and bits from the left or from the right.
 #[test]
 fn few_bits_are_spread_over_all_levels() {
     for bits in [1_u32, 2, 4, 8] {
@@ -200,7 +201,7 @@ fn alpha_of_grey_rgb_and_palettes_is_shown_on_white() {
     assert_pixels("palette", tiff(PLAIN, &tags, &[samples(|x, y| vec![level(x, y), alpha(x, y)])]), &expected);
 }
 
-/// As Pillow divides: rounded down, and clipped where the colour is brighter than its alpha.
+/// Division as in Pillow: rounded down, and clipped where the color is brighter than its alpha.
 #[test]
 fn premultiplied_alpha_is_divided_before_it_is_shown_on_white() {
     let scene = scene();
@@ -285,7 +286,8 @@ fn subsampled_ycbcr_is_read() {
     }
 }
 
-/// Tiles of 16 x 16 pixels, which reach over the right and lower edges; and as planes.
+/// Tiles of 16 x 16 pixels that extend beyond the right and lower edges, in one plane and in
+/// separate planes.
 #[test]
 fn tiles_are_put_together() {
     let scene = scene();
@@ -329,11 +331,12 @@ fn what_is_not_read_is_named() {
     }
 }
 
-/// Strips and tiles that cost more than the file can be worth are refused before anything is unpacked.
+/// Strips and tiles that cost more than the file can be worth are refused before anything is
+/// decompressed.
 #[test]
 fn hostile_directories_are_refused() {
     let grey: [(u16, &[u16]); 2] = [(258, &[8]), (262, &[1])];
-    // Every row is unpacked from the same megabyte.
+    // Every row is decompressed from the same 1.5 MB, which is the whole file.
     let mut file = tiff(PLAIN, &[&grey[..], &[(259, &[5]), (278, &[1])]].concat(), &vec![vec![0; 1 << 16]; 23]);
     let starts = file.len() - 23 * (1 << 16) - 2 * 4 * 23;
     (0..23).for_each(|strip| file[starts + 4 * strip..][..4].copy_from_slice(&[0; 4]));
@@ -341,7 +344,7 @@ fn hostile_directories_are_refused() {
     assert!(matches!(try_decode(file), Err(ImageError::Damaged { .. })));
     let deep: [(u16, &[u16]); 3] = [(258, &[32]), (262, &[2]), (277, &[65])];
     assert!(matches!(try_decode(tiff(PLAIN, &deep, &[vec![0; 9]])), Err(ImageError::Damaged { .. })));
-    // Sides of 2 to the power of 32, whose product nobody can count.
+    // Sides of 2 to the power of 32, whose product overflows.
     let mut huge = tiff(PLAIN, &grey, &[vec![9; 851]]);
     for entry in [10, 22] {
         huge[entry + 2] = 4; // LONG

@@ -1,4 +1,4 @@
-//! Transparent pixels are shown on white.
+//! Transparent pixels, which are shown on white.
 
 use image::{ImageFormat, Luma, LumaA, Rgb, RgbImage, Rgba, RgbaImage};
 
@@ -56,7 +56,7 @@ fn a_palette_with_alpha_is_shown_on_white() {
     let rows: Vec<Vec<u8>> = (0..HEIGHT).map(|y| (0..WIDTH).map(|x| index(x, y) as u8).collect()).collect();
     let chunks = [chunk(b"PLTE", colours.as_flattened()), chunk(b"tRNS", &alphas)];
     let expected = RgbImage::from_fn(WIDTH, HEIGHT, |x, y| {
-        let alpha = alphas.get(index(x, y)).copied().unwrap_or(255); // colours without one are opaque
+        let alpha = alphas.get(index(x, y)).copied().unwrap_or(255); // colors without alpha are opaque
         Rgb(colours[index(x, y)].map(|level| on_white(level, alpha)))
     });
     assert_pixels("PNG", png(8, 3, &chunks, &rows), &expected);
@@ -89,7 +89,7 @@ fn a_gifs_transparent_colour_is_shown_as_white() {
     assert_pixels("GIF", encoded(few.clone(), ImageFormat::Gif), &shown(&few));
 }
 
-/// A black logo on a clear ground: with alpha dropped, the whole picture was black.
+/// A black logo on a transparent background. When alpha was dropped, the whole picture was black.
 #[test]
 fn black_on_a_clear_ground_is_black_on_white() {
     let logo =

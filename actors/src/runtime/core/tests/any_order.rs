@@ -1,5 +1,5 @@
-//! Whatever happens, in whatever order: a model has one engine at most, everyone who waits is answered once, and a
-//! shutdown ends.
+//! Invariants that hold for any inputs in any order: a model has at most one engine, each waiter is
+//! answered once, and a shutdown ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,19 +22,19 @@ impl Parts for Numbers {
 
 const NAMES: [&str; 2] = ["one", "two"];
 
-/// The actors that a runtime commands, and everything that was promised to it.
+/// The actors that a runtime controls, and the inputs that they will send.
 struct World {
     core: RuntimeCore<Numbers>,
     now: Duration,
-    /// Inputs that will come, in any order.
+    /// Inputs that will arrive, in any order.
     promised: Vec<Input<Numbers>>,
-    /// Models, with whether an engine of theirs runs.
+    /// Whether an engine runs, for each model.
     models: BTreeMap<String, bool>,
     has_budget: bool,
     has_device: bool,
     /// Waiters and loaders without an answer.
     waiting: BTreeSet<u64>,
-    /// Models that were asked to wake up since they were last awake, or failed to.
+    /// Models that were asked to wake up, and since then have neither become awake nor failed to.
     wanted: BTreeSet<String>,
     next: u64,
     end: Option<End>,
@@ -157,7 +157,7 @@ impl World {
         self.give(input);
     }
 
-    /// Whether an engine of the model runs, which it does no more.
+    /// Returns whether an engine of the model runs, and stops it.
     fn dies(&mut self, which: usize) -> bool {
         self.models.get_mut(NAMES[which]).is_some_and(mem::take)
     }
@@ -175,7 +175,7 @@ impl World {
         }
     }
 
-    /// Whether a model is idle changes from one look to the next.
+    /// Returns idle reports. Whether a model is idle changes from one call to the next.
     fn look(&mut self) -> Input<Numbers> {
         self.next += 1;
         let seen = |(at, name): (usize, &String)| {
@@ -250,7 +250,7 @@ impl World {
                 self.wanted.remove(&name);
             }
             Effect::ShowAsleep { .. } | Effect::ShowWaking { .. } | Effect::FailStart { .. } => {}
-            // What waits hears that the runtime is gone.
+            // Waiters get an error, because the runtime has ended.
             Effect::Fail { .. } => self.end = Some(End::Failed),
             Effect::Stop => {
                 assert!(self.models.is_empty(), "all memory is back");
@@ -278,7 +278,7 @@ proptest! {
                 world.happen(event);
             }
         }
-        // All that was promised comes.
+        // Deliver all inputs that are due.
         for _ in 0..1000 {
             if world.end.is_none() {
                 world.happen(Event::Promised(0));

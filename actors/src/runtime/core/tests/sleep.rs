@@ -1,4 +1,4 @@
-//! Stories of models that sleep, make room and wake up.
+//! Scenarios of models that sleep, make room for other models, and wake up.
 
 use super::*;
 use crate::{
@@ -59,7 +59,8 @@ impl Bed {
         self.give(Input::NotWoken { name: text(name), may_fit })
     }
 
-    /// Sees for how many seconds each model has been idle. One that is not has requests, which wait if it sleeps.
+    /// Reports for how many seconds each model has been idle. `None` means that the model has
+    /// requests. The requests of a sleeping model wait.
     fn look(&mut self, seen: &[(&str, Option<u64>)]) -> Vec<String> {
         let seen = seen.iter().map(|(name, idle_for)| IdleReport {
             name: text(name),
@@ -70,7 +71,8 @@ impl Bed {
     }
 }
 
-/// The models "demo" of load 0 and "other" of load 1 on a device that has room for one of them. The second is awake.
+/// The models "demo" (load 0) and "other" (load 1) on a device with room for one of them. "other"
+/// is awake.
 fn in_turn() -> Bed {
     let mut bed = bed(Rules { turn: Some(5 * SECOND), ..rules() });
     bed.load("demo");
@@ -153,7 +155,7 @@ fn a_wake_that_fails_is_told_and_the_model_sleeps_on() {
     assert_eq!(bed.not_woken("demo", true), ["demo did not wake up", "demo lies down"], "no other makes room");
     assert_eq!(bed.fell_asleep("demo", 0), ["demo sleeps at 1 for None"]);
     assert_eq!(bed.wake("demo", 0), ["demo is waking", "waken demo as 2"]);
-    // An engine that dies on its way is replaced, as during a load.
+    // An engine that dies during a wake is replaced, as during a load.
     assert_eq!(bed.engine_died("demo"), ["respawn demo of 0 after death 1 and 1ms: a bug"]);
     assert_eq!(bed.respawn("demo", 0, 1), ["respawn demo as 3"]);
     assert_eq!(bed.woken("demo", 0), ["demo is awake for Some(Request) after 0ns"]);

@@ -24,8 +24,8 @@ fn charged(bed: &Bed, tenant: &str) -> u64 {
     bed.scheduler.tenants.counter(&Tenant::new(tenant)) / u64::from(TenantWeights::WEIGHT_MAX)
 }
 
-/// The first sequence of tenant `b` runs a prompt in several steps, so sequences of `a` have no
-/// step yet.
+/// The first sequence of tenant `b` runs a prompt in several steps, so sequences of `a`
+/// have no step yet.
 fn busy() -> Bed {
     let mut bed = Bed::new(limits(4, 16, 32));
     bed.admit(of_tenant("b", sequence(1, 60, 1)));

@@ -15,8 +15,8 @@ use crate::{
     vision::{self, EncodeRequest, Ticket, VisionCore},
 };
 
-/// Costs of a device in µs: per decode step, per sequence in it, per prompt token next to it, and
-/// per patch.
+/// Costs of a device in µs: per decode step, per sequence in it, per prompt token next to
+/// it, and per patch.
 #[derive(Clone, Copy, Debug)]
 struct Device {
     step: u64,
@@ -380,8 +380,8 @@ fn the_interval_holds_under_a_mix_and_first_tokens_stay_early() {
         assert!(kept <= promise, "{kept} µs");
         assert!(stutter > PROMISE, "it would not have held by itself: {stutter} µs");
         assert!(first <= first_without + PROMISE, "{first} µs after {first_without} µs");
-        // A prompt of 7,000 tokens takes a few more steps, each of which also decodes for all other
-        // sequences.
+        // A prompt of 7,000 tokens takes a few more steps, each of which also decodes
+        // for all other sequences.
         assert!(late <= late_without * 2, "{late} µs after {late_without} µs");
     }
 }
@@ -421,7 +421,7 @@ proptest! {
         }).collect();
         let mut requests = requests;
         requests.sort_unstable();
-        // A request that never ended would reach the limit of events.
+        // If a request never ended, this would reach the limit of events.
         Arrivals::new(device, device.pace(promise), limits, seed).play(&requests);
     }
 }

@@ -1,5 +1,5 @@
-//! Tests of the queue's order: which sequence is next, which are preempted, and that none waits
-//! forever.
+//! Tests of the queue's order: which sequence is next, which are preempted, and that
+//! no sequence waits forever.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -285,8 +285,8 @@ struct Drawn {
     leaves: Option<usize>,
     /// Steps until its queue deadline.
     waits: Option<u64>,
-    /// Determines the pool's size after the request arrives, between the smallest and the largest
-    /// size.
+    /// Determines the pool's size after the request arrives, between the smallest
+    /// and the largest size.
     resize: Option<usize>,
 }
 
