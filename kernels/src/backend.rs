@@ -149,8 +149,8 @@ pub trait Backend {
     }
     /// Concatenates the columns of all ranks. It may wait like [`all_reduce`](Backend::all_reduce).
     fn all_gather(&self, call: all_gather::Call<'_>) -> Result<(), KernelError>;
-    /// Picks the largest of the values that the ranks have found. It may wait like
-    /// [`all_reduce`](Backend::all_reduce).
+    /// Picks the largest of the values that the ranks have found. It
+    /// may wait like [`all_reduce`](Backend::all_reduce).
     fn best_of_ranks(&self, call: best_of_ranks::Call<'_>) -> Result<(), KernelError>;
 
     /// `true` if [`best_of_ranks`](Backend::best_of_ranks) is supported. Otherwise each rank

@@ -11,8 +11,8 @@ use std::{
 
 use thiserror::Error;
 
-/// Size limit in bytes. This module writes no larger file, so a larger file was written by
-/// something else.
+/// Size limit in bytes. This module writes no larger file, so a larger file was
+/// written by something else.
 pub const BYTES_MAX: u64 = 1 << 20;
 
 /// A temporary file older than this was left by a process that died while writing.
@@ -92,10 +92,10 @@ impl CacheFile {
         Ok(Some(content))
     }
 
-    /// Replaces the content, and creates the folder if needed. A reader finds either the complete
-    /// old content or the complete new content, even after a crash. If two processes write at the
-    /// same time, the last one wins. The file gets the permissions of the user's other files
-    /// (`umask`).
+    /// Replaces the content, and creates the folder if needed. A reader finds either the
+    /// complete old content or the complete new content, even after a crash. If two
+    /// processes write at the same time, the last one wins. The file gets the permissions of
+    /// the user's other files (`umask`).
     ///
     /// # Errors
     /// [`CacheFileError::Unwritable`]; the old content is then unchanged.

@@ -22,8 +22,8 @@ impl EncoderCost {
     }
 }
 
-/// Upper bound for the cost of a request, from its first token to the end of its longest possible
-/// reply.
+/// Upper bound for the cost of a request, from its first token to the end of
+/// its longest possible reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestCost {
     /// Tokens of the sequence: prompt and reply.
@@ -48,8 +48,8 @@ impl RequestCost {
         RequestCost { cache_rows: all.cache_rows.min(tokens), ..all }
     }
 
-    /// The cost of the largest request that an envelope admits. `merge` is `None` for a model that
-    /// takes no pictures.
+    /// The cost of the largest request that an envelope admits. `merge` is `None` for a model
+    /// that takes no pictures.
     pub fn largest(envelope: &Envelope, merge: Option<MergeSize>) -> Self {
         let picture = merge.map(|merge| EncoderCost::of(envelope.picture_patches, merge));
         let pictures = picture.into_iter().flat_map(|picture| std::iter::repeat_n(picture, envelope.largest_pictures));

@@ -1,5 +1,5 @@
-//! The envelope: the largest inputs that may reach the device. Larger inputs are resized or
-//! refused, never tried.
+//! The envelope: the largest inputs that may reach the device. Larger inputs are resized
+//! or refused, never tried.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,19 +21,19 @@ pub struct Envelope {
     /// pictures, up to `pictures`, if together they have no more patches than these.
     pub largest_pictures: usize,
     /// Frames of a request's videos, over all turns; 0 refuses videos. Frames have no separate
-    /// patch limit: they are resized to the part of [`video_patches`](Self::video_patches) that the
-    /// pictures leave.
+    /// patch limit: they are resized to the part of [`video_patches`](Self::video_patches)
+    /// that the pictures leave.
     pub video_frames: usize,
-    /// Patches in one launch of the vision encoder, over all pictures. At least as many as the
-    /// largest picture has.
+    /// Patches in one launch of the vision encoder, over all pictures. At least as many as
+    /// the largest picture has.
     pub launch_patches: usize,
 }
 
 /// The greatest value of any limit. Products of two limits up to this value do not overflow.
 const MOST: usize = 1 << 30;
 
-/// Default of `pictures`. It is so high that a context is usually full before it has this many
-/// pictures.
+/// Default of `pictures`. It is so high that a context is usually full before it
+/// has this many pictures.
 const PICTURES: usize = 1024;
 
 /// Patches of the smallest picture.
@@ -50,9 +50,9 @@ pub struct LimitError {
 }
 
 impl Envelope {
-    /// Limits that can be stressed in a moment: contexts of 512 tokens, 4 sequences at once, and
-    /// two pictures of 448 x 448 pixels (at 14 pixels per patch side), or more smaller ones, per
-    /// request.
+    /// Limits that can be stressed in a moment: contexts of 512 tokens, 4 sequences at
+    /// once, and two pictures of 448 x 448 pixels (at 14 pixels per patch side), or more
+    /// smaller ones, per request.
     pub fn small() -> Self {
         Envelope {
             context_tokens: 512,
@@ -77,8 +77,8 @@ impl Envelope {
             context_tokens: 8192,
             sequences: 256,
             // The 256 extra tokens ensure that decoding sequences never push a burst of prompts
-            // into one more step. The 66 tiles of 128 rows also divide evenly over the 132 SMs of a
-            // Hopper GPU.
+            // into one more step. The 66 tiles of 128 rows also divide evenly over the 132 SMs
+            // of a Hopper GPU.
             step_tokens: 8192 + 256,
             picture_patches: 24_576,
             pictures: PICTURES,

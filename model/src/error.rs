@@ -1,7 +1,7 @@
 //! Errors of the host side. Each reports what happened, the limit, the value, and what to change.
 //!
-//! No variant carries prompt text, picture bytes or generated text. Names of files, settings and
-//! tensors are allowed.
+//! No variant carries prompt text, picture bytes or generated text. Names of files, settings
+//! and tensors are allowed.
 
 use bursar_budgets::Hint;
 use thiserror::Error;

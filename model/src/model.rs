@@ -86,8 +86,8 @@ impl Model {
     /// far and the total, and decides whether to continue.
     ///
     /// # Errors
-    /// As [`plan`](Self::plan); [`LoadError::Kernel`] if a copy fails; [`LoadError::Stopped`] if
-    /// `progress` breaks.
+    /// As [`plan`](Self::plan); [`LoadError::Kernel`] if a copy fails;
+    /// [`LoadError::Stopped`] if `progress` breaks.
     ///
     /// # Panics
     /// If less of the segment is backed than the weights take.
@@ -125,8 +125,8 @@ impl Model {
         let total = map.used();
         assert!(total <= segment.backed(), "{total} of weights in a segment of {}", segment.backed());
         let mut done = Bytes(0);
-        // If loading ends early, this guard waits for the copies in flight before the segment is
-        // dropped.
+        // If loading ends early, this guard waits for the copies in flight before
+        // the segment is dropped.
         let _settled = Settled(backend);
         // The largest copies come first: the threads that a backend starts for them are then
         // available for all the others too.
@@ -217,10 +217,10 @@ impl Model {
         self.family.pack(&vec![pictures.to_vec(); self.picture_ranks()])
     }
 
-    /// Runs the vision encoder and writes the results to the rows of `cache` `[rows, width]`. The
-    /// [`EmbeddingLayout`](crate::blocks::vision::EmbeddingLayout) determines `width`. If pictures
-    /// are distributed over ranks, each rank encodes its own pictures, and all ranks receive all
-    /// rows.
+    /// Runs the vision encoder and writes the results to the rows of `cache` `[rows,
+    /// width]`. The [`EmbeddingLayout`](crate::blocks::vision::EmbeddingLayout) determines
+    /// `width`. If pictures are distributed over ranks, each rank encodes its own pictures,
+    /// and all ranks receive all rows.
     pub fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -230,8 +230,8 @@ impl Model {
         self.encode_through(scope, batch, cache, Depth::Whole)
     }
 
-    /// Like [`encode`](Self::encode), but through only as many of the encoder's layers as `depth`
-    /// says.
+    /// Like [`encode`](Self::encode), but through only as many of the encoder's
+    /// layers as `depth` says.
     pub fn encode_through<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -243,10 +243,10 @@ impl Model {
         self.family.encode(scope, batch, cache, depth)
     }
 
-    /// Runs one step of the decoder and returns `[logit_rows, vocabulary]` f32, or only this rank's
-    /// columns of it. On a GPU, there may be gaps between the rows. `score` receives the logits of
-    /// the scored rows, a few rows at a time; see
-    /// [`Decoder::step`](crate::blocks::decoder::Decoder::step).
+    /// Runs one step of the decoder and returns `[logit_rows, vocabulary]` f32,
+    /// or only this rank's columns of it. On a GPU, there may be gaps between
+    /// the rows. `score` receives the logits of the scored rows, a few rows at
+    /// a time; see [`Decoder::step`](crate::blocks::decoder::Decoder::step).
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -283,8 +283,8 @@ struct Settled<'b, B: Backend>(&'b B);
 
 impl<B: Backend> Drop for Settled<'_, B> {
     fn drop(&mut self) {
-        // An error is ignored here: a lost device runs nothing any more, and the next call to it
-        // reports the loss.
+        // An error is ignored here: a lost device runs nothing any more, and the next call to
+        // it reports the loss.
         drop(transfer::settle(self.0));
     }
 }
@@ -469,8 +469,8 @@ fn upload_to_fp8<B: Backend>(
     if found.is_in_place() {
         return each(found.bytes);
     }
-    // The whole tensor is gathered first, because scale blocks and matrices do not end at the ends
-    // of unpacked parts.
+    // The whole tensor is gathered first, because scale blocks and matrices do not end at the
+    // ends of unpacked parts.
     let mut all = Vec::new();
     unpacked_parts(found, unpacked, |part| {
         all.extend_from_slice(part);
@@ -490,8 +490,8 @@ fn fill<B: Backend>(backend: &B, source: &[u8], to: Address) -> Result<(), LoadE
 /// Minimum number of rows that one thread pads.
 const PADDED_BY_A_THREAD: usize = 64;
 
-/// The rows of a file's tensor, each followed by `zeros` zero elements. They are written to `buffer`
-/// unless `zeros` is 0.
+/// The rows of a file's tensor, each followed by `zeros` zero elements. They are written to
+/// `buffer` unless `zeros` is 0.
 fn padded<'s>(bytes: &'s [u8], dtype: DType, (columns, zeros): (usize, usize), buffer: &'s mut Vec<u8>) -> &'s [u8] {
     if zeros == 0 {
         return bytes;

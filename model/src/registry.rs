@@ -60,9 +60,9 @@ impl Hint for UnknownShape {
 /// Number of names that an error about an unknown shape lists.
 const NEAREST_SHOWN: usize = 3;
 
-/// A checkpoint with the settings and the vocabulary size of a released model, and random weights.
-/// It serves to measure the speed and the memory of a model without downloading, for example, 16 GB
-/// of files.
+/// A checkpoint with the settings and the vocabulary size of a released model, and random
+/// weights. It serves to measure the speed and the memory of a model without downloading, for
+/// example, 16 GB of files.
 ///
 /// # Errors
 /// [`UnknownShape`] if no shape has that name.
@@ -71,9 +71,9 @@ pub fn random_checkpoint(shape: &str, seed: u64) -> Result<RandomCheckpoint, Unk
     Ok(RandomCheckpoint::new(shape, seed, files(released, released.decoder().tokenizer())))
 }
 
-/// Like [`random_checkpoint`], but with a byte tokenizer instead of a tokenizer of the model's
-/// size, which would take most of the time to build. This is for planning, which needs no
-/// tokenizer.
+/// Like [`random_checkpoint`], but with a byte tokenizer instead of a tokenizer of the
+/// model's size, which would take most of the time to build. This is for planning,
+/// which needs no tokenizer.
 ///
 /// # Errors
 /// [`UnknownShape`] if no shape has that name.
@@ -108,8 +108,8 @@ pub fn without_weights(source: CheckpointSource) -> Result<RandomCheckpoint, Che
     Ok(RandomCheckpoint::over(source, files))
 }
 
-/// The GGUF file at `path` as the origin of a checkpoint. The file is not opened yet:
-/// [`CheckpointOrigin::bring`] opens it.
+/// The GGUF file at `path` as the origin of a checkpoint. The file is not opened
+/// yet: [`CheckpointOrigin::bring`] opens it.
 pub fn gguf(path: impl Into<PathBuf>) -> CheckpointOrigin {
     static KNOWN: LazyLock<Vec<GgufArchitecture>> = LazyLock::new(gguf_architectures);
     CheckpointOrigin::Gguf(path.into(), &KNOWN)
@@ -236,8 +236,8 @@ macro_rules! families {
                 }
             }
 
-            /// The texts that mark pictures and videos in a rendered prompt; `None` for a family
-            /// without pictures.
+            /// The texts that mark pictures and videos in a rendered prompt; `None` for
+            /// a family without pictures.
             pub fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
                 match self {
                     $(FamilyConfig::$name(config) => config.placeholder_texts(),)*
@@ -250,9 +250,9 @@ macro_rules! families {
                 }
             }
 
-            /// Adds the family's text for pictures and videos to a rendered prompt, if its prompts
-            /// have more text for them than the placeholders. Other families return the prompt
-            /// unchanged.
+            /// Adds the family's text for pictures and videos to a rendered prompt, if its
+            /// prompts have more text for them than the placeholders. Other families
+            /// return the prompt unchanged.
             pub fn write_visuals(&self, rendered: String, visuals: &[MediaGrid]) -> String {
                 match self {
                     $(FamilyConfig::$name(config) => config.write_visuals(rendered, visuals),)*

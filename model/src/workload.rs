@@ -1,5 +1,5 @@
-//! The kinds of work that serving puts on a device. A kind that no worst case covers does not
-//! compile.
+//! The kinds of work that serving puts on a device. A kind that no worst case
+//! covers does not compile.
 
 /// A kind of work with separate memory requirements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,8 +62,8 @@ impl WorstCaseKind {
         name: "step: every sequence decodes at the full context",
         workloads: &[Workload::Decode, Workload::Choose],
     };
-    /// All kinds. [`worst_cases`](crate::worst_cases::worst_cases) creates the ones that a model
-    /// can reach.
+    /// All kinds. [`worst_cases`](crate::worst_cases::worst_cases) creates the ones that
+    /// a model can reach.
     pub const ALL: &[WorstCaseKind] = &[
         WorstCaseKind::LARGEST_PICTURES,
         WorstCaseKind::SMALLEST_PICTURES,

@@ -56,9 +56,9 @@ pub struct CacheCapacity {
     /// KV cache blocks. Sequences that need more blocks use some of them several times, because the
     /// KV cache of a probe is smaller than the final one.
     pub blocks: usize,
-    /// Rows of the vision cache. A launch writes each row only once, so if the cache has fewer rows
-    /// than the launch has embeddings, the launch is made smaller. Steps may read a row any number
-    /// of times.
+    /// Rows of the vision cache. A launch writes each row only once, so if the cache has fewer
+    /// rows than the launch has embeddings, the launch is made smaller. Steps may read a row
+    /// any number of times.
     pub cache_rows: usize,
 }
 
@@ -72,8 +72,8 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
         // If not even the smallest picture fits, the encoder never runs.
         if largest >= smallest.patches() {
             let tile = model.config().tile();
-            // Every rank encodes these pictures at the same time and into the same rows, since the
-            // results are discarded.
+            // Every rank encodes these pictures at the same time and into the same rows, since
+            // the results are discarded.
             let most = most_of_a_rank(launch, tile.map_or(largest, |tile| tile.patches()), model.picture_ranks());
             let largest = tile.unwrap_or_else(|| largest_grid(largest, merge));
             let encode = |grid| Pass::Encode(pictures(model, most, grid, Model::pack_for_each_rank));
@@ -91,15 +91,15 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
     worst_cases
 }
 
-/// Runs a pass on shapes only. Returns the bytes of workspace that it takes on `target`, and its
-/// work.
+/// Runs a pass on shapes only. Returns the bytes of workspace that it takes on
+/// `target`, and its work.
 pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, KernelError> {
     plan_through(model, target, pass, Depth::Whole)
 }
 
-/// The smallest depth at which a pass reaches its peak memory. Layers of one kind take equal
-/// memory, so this depth ends at the first layer, or at the first layer of the kind that takes the
-/// most.
+/// The smallest depth at which a pass reaches its peak memory. Layers of one kind take
+/// equal memory, so this depth ends at the first layer, or at the first layer of the kind
+/// that takes the most.
 ///
 /// # Errors
 /// As [`plan`].

@@ -142,8 +142,8 @@ impl Actor for BudgetActor {
         message: BudgetMessage,
         state: &mut BudgetState,
     ) -> Result<(), ActorProcessingErr> {
-        // Memory that libraries have loaded since the last message is counted before this message
-        // is answered.
+        // Memory that libraries have loaded since the last message is counted before
+        // this message is answered.
         state.look_at_overhead();
         match message {
             BudgetMessage::Ask { id, request, wait, reply } => {
@@ -234,8 +234,8 @@ impl Actor for BudgetActor {
 }
 
 impl Drop for BudgetState {
-    /// This actor may have read release notes after the mailbox was closed. Their memory still has
-    /// to be returned.
+    /// This actor may have read release notes after the mailbox was closed. Their memory still
+    /// has to be returned.
     fn drop(&mut self) {
         self.mailbox.read_last_notes();
     }
@@ -329,8 +329,8 @@ impl BudgetState {
         self.step(Input::FencePassed { lease });
     }
 
-    /// Updates the ledger's overhead if this process uses more or less memory outside leases than
-    /// the ledger knows.
+    /// Updates the ledger's overhead if this process uses more or less memory outside leases
+    /// than the ledger knows.
     fn look_at_overhead(&mut self) {
         let overhead = self.device.overhead() + self.mailbox.books().beside;
         if overhead != self.ledger.account(Memory::Device).overhead {

@@ -1,5 +1,5 @@
-//! A model's demand for KV cache memory, written by its scheduler and read by the budget without
-//! waiting.
+//! A model's demand for KV cache memory, written by its scheduler and read by
+//! the budget without waiting.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -27,8 +27,8 @@ pub struct SharedKvDemand {
 }
 
 impl SharedKvDemand {
-    /// Starts as [`KvDemand::Idle`]. `budget` is notified when the demand rises, because it can
-    /// then lend memory.
+    /// Starts as [`KvDemand::Idle`]. `budget` is notified when the demand rises, because it
+    /// can then lend memory.
     pub fn new(budget: Budget) -> Self {
         SharedKvDemand { need: AtomicU8::new(KvDemand::Idle as u8), budget }
     }

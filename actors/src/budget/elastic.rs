@@ -46,9 +46,9 @@ impl WatchOptions {
     }
 }
 
-/// How many times as often the budget checks whether another process takes memory. A process that
-/// waits for a GiB gets the first part of it within 50 ms. An answer of the driver takes about 30
-/// µs.
+/// How many times as often the budget checks whether another process takes memory. A process
+/// that waits for a GiB gets the first part of it within 50 ms. An answer of the driver
+/// takes about 30 µs.
 const QUICK_CHECKS: u32 = 20;
 const QUICK_CHECK_PAUSE_MIN: Duration = Duration::from_millis(10);
 
@@ -63,8 +63,8 @@ pub struct Elastic {
     pub step: Bytes,
     /// How the lease lends and borrows. `None` if it does neither.
     pub lends: Option<Lends>,
-    /// Receives orders. It must post a message and return without blocking, because the budget
-    /// never waits.
+    /// Receives orders. It must post a message and return without blocking, because
+    /// the budget never waits.
     pub orders: Arc<dyn Fn(ResizeOrder) + Send + Sync>,
 }
 
@@ -76,8 +76,8 @@ pub struct Lends {
     pub limit: Bytes,
 }
 
-/// An order to the owner of an elastic lease. The owner answers by resizing the lease, or not at
-/// all.
+/// An order to the owner of an elastic lease. The owner answers by resizing the lease,
+/// or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResizeOrder {
     /// Shrink the lease to at most `to`. Sent when another process has taken part of the canary or

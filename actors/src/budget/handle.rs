@@ -153,8 +153,8 @@ impl Budget {
         self.mailbox.events()
     }
 
-    /// Bytes of live leases, read without asking the actor. Intended for metrics: the value may lag
-    /// slightly.
+    /// Bytes of live leases, read without asking the actor. Intended for metrics: the
+    /// value may lag slightly.
     pub fn leased_bytes(&self) -> Bytes {
         self.mailbox.leases().iter().map(|entry| entry.value().bytes).sum()
     }
@@ -218,8 +218,8 @@ impl Budget {
         self.put(tree::CLEAR_OWNER, |_, reply| BudgetMessage::OwnerDied { owner: owner.clone(), reply }).await
     }
 
-    /// Moves a model's gate: open while the model starts, frozen from READY on, teardown while it
-    /// ends.
+    /// Moves a model's gate: open while the model starts, frozen from READY on,
+    /// teardown while it ends.
     ///
     /// # Errors
     /// The budget actor did not answer. The inner error means that this transition is not allowed.

@@ -30,15 +30,15 @@ pub struct BudgetMailbox {
     notes: Mutex<VecDeque<Note>>,
     seat: watch::Sender<Seat>,
     next_request: AtomicU64,
-    /// Written only by the budget actor. Read by metrics, and by a successor that rebuilds the
-    /// ledger.
+    /// Written only by the budget actor. Read by metrics, and by a successor
+    /// that rebuilds the ledger.
     leases: DashMap<LeaseId, Holding>,
     books: Arc<Mutex<Books>>,
     events: EventLog,
 }
 
-/// State that a successor must enter into its ledger again. Used only by the budget actor while one
-/// runs.
+/// State that a successor must enter into its ledger again. Used only by the budget
+/// actor while one runs.
 #[derive(Default)]
 pub(super) struct Books {
     /// Revoke handles of live segments, and memory that waits for its fence. A successor without
@@ -50,8 +50,8 @@ pub(super) struct Books {
     pub(super) gates: BTreeMap<Label, Gate>,
     /// Bytes of the canary as last reported in an event.
     pub(super) canary_told: Bytes,
-    /// Bytes that this process holds for known reasons in addition to leases and the device's own
-    /// overhead.
+    /// Bytes that this process holds for known reasons in addition to leases and
+    /// the device's own overhead.
     pub(super) beside: Bytes,
     /// Counts the backed bytes of each lease.
     pub(super) meters: BTreeMap<LeaseId, LeaseMeter>,
@@ -126,8 +126,8 @@ impl BudgetMailbox {
     pub(crate) fn close(&self) {
         self.seat.send_replace(Seat::Closed);
         self.events.close();
-        // The order callbacks in `elastic` hold handles to this mailbox. Dropping them breaks the
-        // cycle.
+        // The order callbacks in `elastic` hold handles to this mailbox. Dropping
+        // them breaks the cycle.
         let obeys = std::mem::take(&mut self.books().elastic);
         drop(obeys);
         self.read_last_notes();
@@ -284,8 +284,8 @@ impl ReleaseNotes for BudgetMailbox {
     }
 }
 
-/// Returns the memory of each lease that waits for a fence, after that fence has passed. Ends when
-/// no lease waits.
+/// Returns the memory of each lease that waits for a fence, after that fence has passed. Ends
+/// when no lease waits.
 fn give_back_after_fences(books: &Mutex<Books>) {
     let mut pause = PAUSE_MIN;
     loop {
@@ -297,8 +297,8 @@ fn give_back_after_fences(books: &Mutex<Books>) {
             }
             books.watch.due()
         };
-        // A fence that has not passed for a long time may never pass, so it is polled less and less
-        // often.
+        // A fence that has not passed for a long time may never pass, so it is polled
+        // less and less often.
         pause = if due.is_empty() { (2 * pause).min(PAUSE_MAX) } else { PAUSE_MIN };
         for mut reclaim in due {
             let outcome = reclaim.bring();
@@ -312,8 +312,8 @@ fn give_back_after_fences(books: &Mutex<Books>) {
 fn end_reclaim(books: &Mutex<Books>, reclaim: PendingReclaim, outcome: Result<(), DeviceError>) {
     lock(books).watch.home(reclaim.lease());
     if outcome.is_err_and(|error| !error.is_lost()) {
-        // The device may still use this memory. Leaking it is safer than giving it to another
-        // owner.
+        // The device may still use this memory. Leaking it is safer than giving
+        // it to another owner.
         std::mem::forget(reclaim);
     }
 }

@@ -28,8 +28,8 @@ pub enum BudgetMessage {
     },
     /// Withdraws a question whose asker is gone.
     Withdraw(RequestId),
-    /// Revokes everything that a dead owner held. Answered when all of its memory has been
-    /// returned.
+    /// Revokes everything that a dead owner held. Answered when all of its
+    /// memory has been returned.
     OwnerDied {
         owner: Owner,
         reply: Responder<()>,
@@ -56,8 +56,8 @@ pub enum BudgetMessage {
     Poll,
     /// Compares the driver's free bytes with the ledger.
     Probe,
-    /// Checks whether other processes hold more memory than at the last probe. The actor sends it
-    /// to itself.
+    /// Checks whether other processes hold more memory than at the last probe. The actor
+    /// sends it to itself.
     QuickCheck,
     /// Makes the actor fail on purpose.
     InjectFault(FaultInjection),

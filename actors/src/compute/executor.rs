@@ -26,8 +26,8 @@ use crate::{
 #[derive(Clone)]
 pub struct Executor {
     ranks: Arc<[OfRank]>,
-    /// Runs the collectives of steps on several GPUs if our kernels cannot, or if the user asks for
-    /// NCCL.
+    /// Runs the collectives of steps on several GPUs if our kernels cannot, or if the
+    /// user asks for NCCL.
     nccl: Option<Arc<Nccl>>,
 }
 
@@ -103,8 +103,8 @@ impl Executor {
         through_nccl: bool,
     ) -> Result<Self, OpenError> {
         let gpus = gpus(device);
-        // NCCL is opened first, so that a missing library is reported before anything else is
-        // loaded.
+        // NCCL is opened first, so that a missing library is reported before
+        // anything else is loaded.
         let nccl = match why_nccl(&gpus, target, through_nccl)? {
             Some(why) => Some(Arc::new(Nccl::open(&gpus, search, &why)?)),
             None => None,
@@ -214,8 +214,8 @@ impl Executor {
         Ok(Lane::of_ranks(name, on_gpus))
     }
 
-    /// Creates a link between GPUs for steps, one end per rank. No lane over an earlier link may be
-    /// left.
+    /// Creates a link between GPUs for steps, one end per rank. No lane over an earlier
+    /// link may be left.
     fn link(&self, device: &Arc<dyn Device>, memory: &EngineMemory) -> Result<Vec<RankLink>, OpenError> {
         let exchange = memory.exchange.as_ref().expect("GPUs of several ranks have memory to exchange in");
         let addresses = exchange.addresses(self.ranks.len());
@@ -229,8 +229,8 @@ impl Executor {
         }
         for (kernels, address) in self.kernels().zip(&addresses) {
             let cuda = Cuda::new(kernels)?;
-            // SAFETY: the memory is backed for exchanges of `largest` bytes, and no lane uses it
-            // yet.
+            // SAFETY: the memory is backed for exchanges of `largest` bytes, and no
+            // lane uses it yet.
             unsafe { CudaLink::clear(&cuda, *address) }.map_err(of_device)?;
         }
         let Target::Cuda(CudaTarget { processors, .. }) = self.target() else { unreachable!("these are GPUs") };
@@ -348,8 +348,8 @@ fn why_nccl(gpus: &[Arc<CudaDevice>], target: Target, is_wanted: bool) -> Result
     Ok((!is_hopper).then(|| format!("{} has no kernels for collectives", Target::Cuda(target).name())))
 }
 
-/// The largest number of ranks that share a device. It is one except in tests on a machine with one
-/// GPU.
+/// The largest number of ranks that share a device. It is one except in tests on a
+/// machine with one GPU.
 fn ranks_of_a_device(devices: &[Arc<dyn Device>]) -> usize {
     let sharers = |one: &Arc<dyn Device>| devices.iter().filter(|other| other.label() == one.label()).count();
     devices.iter().map(sharers).max().unwrap_or(1)

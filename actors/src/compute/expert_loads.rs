@@ -18,8 +18,8 @@ pub(super) struct ExpertLoads {
 pub(super) type PendingLoads = Later<u32>;
 
 impl ExpertLoads {
-    /// Starts for layers of `experts` experts. The first read is due at once and only sets the
-    /// baseline.
+    /// Starts for layers of `experts` experts. The first read is due at once and
+    /// only sets the baseline.
     pub(super) fn new(experts: usize, now: Instant) -> Self {
         ExpertLoads { experts, looked: now.checked_sub(EVERY).unwrap_or(now), before: Vec::new() }
     }
@@ -56,8 +56,8 @@ mod tests {
     fn the_layer_that_is_shared_out_worst_counts_from_the_second_look_on() {
         let mut loads = ExpertLoads::new(4, Instant::now());
         assert_eq!(loads.imbalance(vec![9, 9, 9, 9, u32::MAX, 0, 0, 0]), None, "where to count from");
-        // The first layer is balanced. In the second layer one counter overflows and gets 8 of 10
-        // tokens.
+        // The first layer is balanced. In the second layer one counter overflows and gets
+        // 8 of 10 tokens.
         assert_eq!(loads.imbalance(vec![10, 10, 10, 10, 7, 1, 1, 0]), Some(3.2));
         assert_eq!(loads.imbalance(vec![10, 10, 10, 10, 7, 1, 1, 0]), None, "nothing was chosen");
         assert_eq!(loads.imbalance(vec![11, 11, 11, 11, 7, 1, 1, 0]), Some(1.0), "one layer stood still");

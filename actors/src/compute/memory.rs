@@ -33,14 +33,14 @@ pub struct EngineParts {
     /// Embeddings of pictures (encoder cache). `None` for a model without pictures.
     pub vision_cache: Option<VisionCache>,
     pub kv: KvMemory,
-    /// Host memory for KV cache blocks that are evicted from the device. `None` if the user set no
-    /// `swap_space`.
+    /// Host memory for KV cache blocks that are evicted from the device. `None` if the
+    /// user set no `swap_space`.
     pub host_kv: Option<HostKv>,
     /// Host memory for embeddings that are evicted from the vision cache. `None` without
     /// `swap_space`, and for a model without pictures.
     pub host_pictures: Option<HostEncoderCache>,
-    /// The inputs of captured steps, and the lease for the graphs. `None` on a device without
-    /// graphs.
+    /// The inputs of captured steps, and the lease for the graphs. `None` on
+    /// a device without graphs.
     pub graphs: Option<GraphInputs>,
     /// Memory for collectives between the ranks of several GPUs.
     pub exchange: Option<ExchangeMemory>,
@@ -129,8 +129,8 @@ impl GraphInputs {
         self.shape
     }
 
-    /// The `[words]` u32 inputs of one rank for a step of `layout`, which must be one of the
-    /// layouts of [`shape`](Self::shape).
+    /// The `[words]` u32 inputs of one rank for a step of `layout`, which must be one of
+    /// the layouts of [`shape`](Self::shape).
     pub fn tensor(&self, layout: &StepLayout, rank: Rank) -> Tensor<'_> {
         assert!(layout.tokens <= self.shape.sequences && *layout == self.shape.layout(layout.tokens), "{layout:?}");
         // SAFETY: the segment is backed for the largest layout and outlives the borrow. Only the
@@ -261,16 +261,16 @@ impl KvMemory {
         Ok(())
     }
 
-    /// Unbacks all but the first `blocks` blocks of every layer. Captured graphs stay valid,
-    /// because the addresses do not change. A step that uses a block after the last backed block
-    /// faults.
+    /// Unbacks all but the first `blocks` blocks of every layer. Captured graphs stay
+    /// valid, because the addresses do not change. A step that uses a block after the
+    /// last backed block faults.
     ///
     /// # Errors
     /// The device's error. Layers that are already unbacked stay unbacked.
     ///
     /// # Panics
-    /// If the fence has not passed. The caller must create it after the last step, so only a bug
-    /// causes this.
+    /// If the fence has not passed. The caller must create it after the last step, so only
+    /// a bug causes this.
     pub fn shrink_to(&self, blocks: usize, last_use: &Fence) -> Result<(), DeviceError> {
         self.blocks.fetch_min(blocks, Ordering::AcqRel);
         for segment in &self.segments {
@@ -304,9 +304,9 @@ impl KvMemory {
     }
 
     /// One view per layer of a rank, over all reserved blocks, backed or not. Graphs use these
-    /// views, because a graph stores the number of blocks at capture and stays valid when the cache
-    /// grows or shrinks. The host passes only backed blocks to a graph, as to any step. Any other
-    /// block would fault.
+    /// views, because a graph stores the number of blocks at capture and stays valid when the
+    /// cache grows or shrinks. The host passes only backed blocks to a graph, as to any step. Any
+    /// other block would fault.
     pub fn layers_reserved(&self, rank: Rank) -> Vec<KvLayer> {
         self.layers_of(self.reserved_blocks(), rank)
     }
@@ -315,9 +315,9 @@ impl KvMemory {
         self.segments
             .iter()
             .map(|segment| {
-                // SAFETY: at least the blocks that steps use are backed. The lane that calls this
-                // keeps the memory alive while it computes, and only the step lane touches the KV
-                // cache.
+                // SAFETY: at least the blocks that steps use are backed. The lane that calls
+                // this keeps the memory alive while it computes, and only the step lane
+                // touches the KV cache.
                 unsafe { KvLayer::new(segment.address_on(rank.index()), blocks, self.shape) }
             })
             .collect()

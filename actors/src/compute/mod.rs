@@ -1,5 +1,5 @@
-//! Device computation: lane threads, the executor that they run a model on, captured graphs, and
-//! their memory.
+//! Device computation: lane threads, the executor that they run a model on, captured
+//! graphs, and their memory.
 //!
 //! This module knows no actor and sends no message: a lane receives jobs and answers through
 //! closures. It holds all `unsafe` code of this crate, where leased memory becomes tensors.

@@ -66,8 +66,8 @@ pub struct EngineState {
     change: Option<BackgroundTask>,
     /// Demand for KV cache memory. `None` if the user fixed the size of the cache.
     demand: Option<Arc<SharedKvDemand>>,
-    /// The task that captures graphs on a new lane. Until it ends, the lane launches decode steps
-    /// kernel by kernel.
+    /// The task that captures graphs on a new lane. Until it ends, the lane launches decode
+    /// steps kernel by kernel.
     recapture: Latest,
     born: Instant,
 }
@@ -193,8 +193,8 @@ impl Actor for EngineActor {
         event: SupervisionEvent,
         state: &mut EngineState,
     ) -> Result<(), ActorProcessingErr> {
-        // The event carries the dead actor's state. It is dropped first, because it may hold
-        // running work.
+        // The event carries the dead actor's state. It is dropped first, because it
+        // may hold running work.
         let Some((cell, reason)) = end_of(event) else { return Ok(()) };
         if state.profile.take_if(|profile| profile.get_id() == cell.get_id()).is_some() {
             state.show();
@@ -226,8 +226,8 @@ impl EngineState {
     }
 
     /// Fails if the device is lost. Retrying would be useless then, so this engine dies and the
-    /// runtime takes over. This asks the driver, because a fault in a kernel is reported only by
-    /// the next call.
+    /// runtime takes over. This asks the driver, because a fault in a kernel is reported only
+    /// by the next call.
     fn check_device(&self) -> Result<(), DeviceError> {
         match self.arguments.device.memory() {
             Err(error) if error.is_lost() => Err(error),
@@ -255,8 +255,8 @@ impl EngineState {
         }
     }
 
-    /// Describes the result of an attempt. With at least `least_tokens` of KV cache, every request
-    /// can still finish.
+    /// Describes the result of an attempt. With at least `least_tokens` of KV cache, every
+    /// request can still finish.
     fn sized(&self, attempt: u32, least_tokens: usize, profiled: Profiled) -> Sized<ActorParts> {
         let (blocks, profiled) = (profiled.memory.kv.blocks(), Arc::new(profiled));
         let place = self.place(SizedBy { profiled: profiled.clone(), attempt });

@@ -54,8 +54,8 @@ pub struct EngineCore<P: Parts> {
 enum Phase<P: Parts> {
     /// The engine waits before an attempt.
     Waiting(Got<P>),
-    /// The engine plans, and loads the weights. Until that is done, the plan of an earlier attempt
-    /// is used.
+    /// The engine plans, and loads the weights. Until that is done, the plan of an
+    /// earlier attempt is used.
     Loading { began: Duration, earlier: Option<P::Plan> },
     /// An attempt sizes the loaded model.
     Sizing { began: Duration, model: Model<P> },
@@ -70,8 +70,8 @@ enum Phase<P: Parts> {
     Over,
 }
 
-/// The state that a failed attempt leaves for the next one, which starts from the latest possible
-/// phase.
+/// The state that a failed attempt leaves for the next one, which starts from
+/// the latest possible phase.
 enum Got<P: Parts> {
     /// A plan, if one was made.
     Plan(Option<P::Plan>),

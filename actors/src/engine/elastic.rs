@@ -29,8 +29,8 @@ use crate::{
 /// Interval between polls of the fence after the last step.
 const FENCE_POLL: Duration = Duration::from_micros(500);
 
-/// A resize that failed halfway, so that it is unknown which blocks are backed. The engine dies of
-/// it.
+/// A resize that failed halfway, so that it is unknown which blocks are backed. The
+/// engine dies of it.
 #[derive(Debug, Error)]
 pub enum ElasticError {
     /// The device failed to unback memory.
@@ -76,8 +76,8 @@ impl MemoryState {
         self.demand.as_ref().map_or(most, |_| self.memory.kv.reserved_blocks().max(most))
     }
 
-    /// Accepts the budget's orders from now on, within these bounds. Orders arrive as messages to
-    /// `engine`.
+    /// Accepts the budget's orders from now on, within these bounds. Orders arrive
+    /// as messages to `engine`.
     pub(super) fn obey(&self, floor: usize, most: usize, limit: usize, engine: &ActorRef<EngineMessage>) {
         let engine = engine.clone();
         let limit = self.bytes(limit);
@@ -122,10 +122,10 @@ impl MemoryState {
         KvMemory::blocks_in(self.memory.kv.shape(), bytes, self.device.page())
     }
 
-    /// Shrinks in an order in which never more bytes are backed than leased, so that the ledger
-    /// counts no backed byte as free. First the scheduler stops using the blocks at the end, then
-    /// these blocks are unbacked, then the lease shrinks. Without a scheduler, no step uses these
-    /// blocks.
+    /// Shrinks in an order in which never more bytes are backed than leased, so that the
+    /// ledger counts no backed byte as free. First the scheduler stops using the blocks at the
+    /// end, then these blocks are unbacked, then the lease shrinks. Without a scheduler, no
+    /// step uses these blocks.
     async fn shrink(self, scheduler: Option<ActorRef<SchedulerMessage>>, to: usize) -> Result<Outcome, ElasticError> {
         let begun = Instant::now();
         if let Some(scheduler) = scheduler {
@@ -135,9 +135,9 @@ impl MemoryState {
                 Err(error) => return Err(error.into()),
             }
         }
-        // Answered steps have ended, and running steps use no block that is removed. The device may
-        // still be busy with earlier work, for example if the lane was replaced. Waiting costs one
-        // step at most.
+        // Answered steps have ended, and running steps use no block that is removed. The device
+        // may still be busy with earlier work, for example if the lane was replaced. Waiting costs
+        // one step at most.
         let last_use = self.device.fence_here();
         let mut looks = tokio::time::interval(FENCE_POLL);
         while !last_use.is_passed() {
@@ -160,8 +160,8 @@ impl MemoryState {
         }
         let back = move |kv: &KvMemory| match kv.grow_to(to) {
             Ok(()) => Ok(true),
-            // Layers before the refused one may already be backed. No step has used their new
-            // blocks.
+            // Layers before the refused one may already be backed. No step has
+            // used their new blocks.
             Err(error) if error.is_refused() => kv.shrink_to(from, &Fence::passed()).map(|()| false),
             Err(error) => Err(error),
         };

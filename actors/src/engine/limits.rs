@@ -28,8 +28,8 @@ pub struct ModelBounds<'m> {
 }
 
 impl ModelBounds<'_> {
-    /// The image processor, the pixels of a patch, and the merge size of patches. `None` for a
-    /// model without pictures.
+    /// The image processor, the pixels of a patch, and the merge size of patches. `None` for
+    /// a model without pictures.
     fn patch(&self) -> Option<(&ImageProcessor, u64, MergeSize)> {
         let (pictures, merge) = (self.pictures?, self.family.merge()?);
         Some((pictures, u64::from(pictures.config().patch_size).pow(2), merge))
@@ -56,9 +56,9 @@ impl LoadOptions {
     /// model's own limits. Starts, plans and suggestions all get their envelope here.
     ///
     /// # Errors
-    /// [`StartError::Limit`] for limits that contradict each other or leave no room for a request.
-    /// Limits are named as the user set them. [`StartError::MemoryFraction`] for a fraction out of
-    /// range.
+    /// [`StartError::Limit`] for limits that contradict each other or leave no room for a
+    /// request. Limits are named as the user set them. [`StartError::MemoryFraction`] for a
+    /// fraction out of range.
     pub fn lowered(&self, own: &ModelBounds<'_>) -> Result<EffectiveLimits, StartError> {
         self.check_sizes().and_then(|()| self.lower(own)).map_err(|error| match error {
             StartError::Limit(error) => {
@@ -82,8 +82,8 @@ impl LoadOptions {
             sequences,
             step_tokens: limits.step_tokens.unwrap_or(steps),
             pictures: limits.pictures.unwrap_or(expected.pictures),
-            // A limit on the number of pictures that the user set also applies to pictures of the
-            // largest size.
+            // A limit on the number of pictures that the user set also applies to pictures
+            // of the largest size.
             largest_pictures: limits.pictures.unwrap_or(expected.largest_pictures),
             video_frames: limits.video_frames.unwrap_or(expected.video_frames),
             ..expected
@@ -171,8 +171,8 @@ fn limit_pictures(
     let mut config = processor.config().clone();
     let patch_pixels = u64::from(config.patch_size).pow(2);
     let own = config.pixel_bounds;
-    // A pixel limit that is not a whole number of patches is used exactly, as in the reference
-    // implementation.
+    // A pixel limit that is not a whole number of patches is used exactly, as
+    // in the reference implementation.
     let said = limits.picture_pixels.filter(|pixels| pixels / patch_pixels == patches as u64);
     let most = said.unwrap_or(patches as u64 * patch_pixels);
     if let Some(tiling) = config.tiling {

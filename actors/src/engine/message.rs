@@ -81,8 +81,8 @@ pub enum EngineMessage {
     RefuseMemory(WhichLane),
     KillLane {
         which: WhichLane,
-        /// Answered when the thread has ended. Dropped without an answer if the lane does not
-        /// exist.
+        /// Answered when the thread has ended. Dropped without an answer if the
+        /// lane does not exist.
         ended: Responder<()>,
     },
 }

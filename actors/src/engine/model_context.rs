@@ -22,8 +22,8 @@ pub struct ModelContext {
     /// Sizes, placeholder tokens and position rules of the model's family.
     pub family: FamilyConfig,
     pub prompts: PromptEncoder,
-    /// Decodes pictures and videos and resizes them to the envelope. `None` for a model without
-    /// pictures.
+    /// Decodes pictures and videos and resizes them to the envelope. `None` for
+    /// a model without pictures.
     pub processors: Option<Arc<MediaProcessors>>,
     /// Sampling defaults for requests that set none.
     pub generation: GenerationDefaults,
@@ -50,8 +50,8 @@ fn generation(checkpoint: &Checkpoint, vocabulary: usize, defaults: SamplingDefa
 }
 
 impl ModelContext {
-    /// Combines a checkpoint's host side, including its `prompts`, with the limits for which the
-    /// start was planned.
+    /// Combines a checkpoint's host side, including its `prompts`, with the limits for which
+    /// the start was planned.
     pub fn new(
         name: String,
         checkpoint: &Checkpoint,
@@ -77,8 +77,8 @@ impl ModelContext {
         }
     }
 
-    /// The compiler of grammars for formatted replies. The first call is slow, because it reads the
-    /// whole vocabulary.
+    /// The compiler of grammars for formatted replies. The first call is slow, because it
+    /// reads the whole vocabulary.
     ///
     /// # Errors
     /// The vocabulary cannot be used for grammars.

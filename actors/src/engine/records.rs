@@ -1,5 +1,5 @@
-//! Profiles that earlier starts of a model recorded for this device, and the place where this start
-//! records its profile.
+//! Profiles that earlier starts of a model recorded for this device, and the place where this
+//! start records its profile.
 
 use std::path::PathBuf;
 

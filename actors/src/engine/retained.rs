@@ -1,5 +1,5 @@
-//! State that a wake reuses instead of computing it again. It is kept outside the engines of a
-//! model.
+//! State that a wake reuses instead of computing it again. It is kept outside the
+//! engines of a model.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

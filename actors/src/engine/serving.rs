@@ -29,8 +29,8 @@ pub struct Serving {
     /// Whether an earlier start has recorded the size. In that case the worst cases ran once, at
     /// that size, instead of twice.
     pub is_warm: bool,
-    /// Tokens that the KV cache could hold when this generation began. Its size may have changed
-    /// since (ADR 3).
+    /// Tokens that the KV cache could hold when this generation began. Its size may have
+    /// changed since (ADR 3).
     pub kv_tokens: usize,
     /// The permits: exactly the sizes that were stress-tested.
     pub record: Arc<ProfileRecord>,

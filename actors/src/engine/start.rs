@@ -101,8 +101,8 @@ impl<E: Into<StartError>> From<E> for LoadError {
 }
 
 impl EngineArguments {
-    /// Publishes `next` to handles and event listeners, unless a final status was published
-    /// earlier.
+    /// Publishes `next` to handles and event listeners, unless a final
+    /// status was published earlier.
     pub(crate) fn show(&self, next: Status) {
         let model = self.label.clone();
         let event = match &next {
@@ -154,8 +154,8 @@ impl EngineArguments {
     pub(super) async fn plan_and_load(self, attempt: u32) -> Result<LoadedModel, LoadFailed> {
         let failed = |error| LoadFailed { plan: None, error };
         let (executor, checkpoint, plan, needs) = self.fetch_and_plan().await.map_err(failed)?;
-        // Both run in parallel, because copying weights needs the bus and parsing the tokenizer
-        // needs a core.
+        // Both run in parallel, because copying weights needs the bus and parsing the
+        // tokenizer needs a core.
         let is_wanted = Arc::new(AtomicBool::new(true));
         let opened = checkpoint.clone();
         let context = async {
@@ -217,16 +217,16 @@ impl EngineArguments {
         Ok((executor, checkpoint, plan, needs))
     }
 
-    /// The checkpoint that was open before the model was put to sleep. `None` unless host memory
-    /// holds the weights.
+    /// The checkpoint that was open before the model was put to sleep. `None` unless host
+    /// memory holds the weights.
     fn opened(&self) -> Option<Opened> {
         self.kept.opened().filter(|_| self.weight_store.has_copy())
     }
 
     async fn open_gate(&self) -> Result<(), StartError> {
         (self.progress)(Progress::Planning);
-        // An earlier engine of this model has left the gate frozen. A gate that is open already
-        // stays open.
+        // An earlier engine of this model has left the gate frozen. A gate that is
+        // open already stays open.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
         Ok(())
     }
@@ -346,8 +346,8 @@ impl EngineArguments {
     ) -> Result<(StartPlan, Arc<MemoryRequirements>), StartError> {
         let mut options = self.options.clone();
         if self.kept.record().is_some() {
-            // The model takes the size that it had before, not a fraction of the memory that is
-            // left now.
+            // The model takes the size that it had before, not a fraction of the memory
+            // that is left now.
             options = options.with_all_memory();
         }
         let (target, page) = (executor.target(), self.device.page());
@@ -398,8 +398,8 @@ impl EngineArguments {
         (self.progress)(Progress::Phase(Phase::Load));
         let executor = executor.clone();
         let EngineArguments { label, budget, device, progress, weight_store, .. } = self.clone();
-        // Weights outlive engines, so they have a separate owner. Weights of a refused attempt were
-        // cleared before.
+        // Weights outlive engines, so they have a separate owner. Weights of a refused
+        // attempt were cleared before.
         let generation = self.owner(attempt).generation;
         let owner = Owner::new(format!("{label} weights"), generation);
         let is_refused = self.options.faults.is_due(Phase::Load, attempt);
@@ -408,8 +408,8 @@ impl EngineArguments {
         let request = Request::new(owner, Class::Weights, label, needs.weights).priority(Priority::Startup);
         let lease = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await?;
         off_actor(move || {
-            // Ending this start waits until this guard is dropped. The model is in the store by
-            // then.
+            // Ending this start waits until this guard is dropped. The model is in
+            // the store by then.
             let _loading = loading;
             let faulty = FaultyDevice::over(device.clone());
             let refusal = is_refused.then(|| faulty.refuse_next_back());

@@ -1,4 +1,4 @@
-//! The type of cached keys and values, by the names that vLLM and SGLang use.
+//! The element type of the KV cache, by the names that vLLM and SGLang use.
 
 use std::{fmt, str::FromStr};
 
@@ -8,37 +8,35 @@ use bursar_model::flow::CacheFormat;
 use serde::{Serialize, Serializer};
 use thiserror::Error;
 
-/// The type of keys and values in the cache.
+/// The element type of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvCacheType {
-    /// That of activations.
+    /// The type of activations.
     #[default]
     Auto,
-    /// bf16, if activations are.
+    /// bf16. Requires activations in bf16.
     BFloat16,
-    /// f16, if activations are.
+    /// f16. Requires activations in f16.
     Float16,
-    /// f32, if activations are.
+    /// f32. Requires activations in f32.
     Float32,
-    /// E4M3, with the checkpoint's scales or else 1.
+    /// FP8 (E4M3), with the checkpoint's scales, or a scale of 1 if it has none.
     Fp8,
 }
 
-/// The device does not keep keys and values in the requested type.
+/// The device does not support the requested type.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum KvCacheTypeError {
-    /// It is a plain type, but not that of activations.
+    /// The type is not FP8 and differs from the type of activations.
     #[error("kv_cache_dtype is {asked}, but activations on this device are {activation}")]
     Other {
-        /// The requested type.
         asked: KvCacheType,
         /// The type of activations.
         activation: DType,
     },
-    /// The device has no kernels for it.
+    /// The device has no kernels for the type.
     #[error("kv_cache_dtype is {asked}, but {device} has no kernels for a KV cache of this type")]
     Unserved {
-        /// The requested type.
         asked: KvCacheType,
         /// The device's kind, such as `cuda sm_90`.
         device: &'static str,
@@ -62,7 +60,7 @@ impl Hint for KvCacheTypeError {
 }
 
 impl KvCacheType {
-    /// The format on `target`, whether or not it has kernels for that.
+    /// Returns the format of the cache on `target`, even if `target` has no kernels for it.
     ///
     /// # Errors
     /// [`KvCacheTypeError::Other`].

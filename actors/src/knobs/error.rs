@@ -1,4 +1,4 @@
-//! Settings that are refused, and why.
+//! Errors of settings.
 
 use bursar_budgets::Hint;
 use bursar_model::nearest_names;
@@ -7,73 +7,56 @@ use thiserror::Error;
 
 use super::{Knob, NESTED, TABLE};
 
-/// Why a setting is refused.
+/// The reason for which a setting was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum KnobError {
     /// No knob has this name.
     #[error("unknown knob {name:?}; the most similar is `{nearest}`")]
     Unknown {
-        /// The name that was set.
         name: String,
         /// The most similar known name.
         nearest: &'static str,
     },
-    /// A value that the knob does not take.
+    /// The knob does not accept the value.
     #[error("`{name}` is {value}; expected {expected}")]
     Value {
-        /// The name that was set.
         name: String,
-        /// The value that was set.
         value: String,
-        /// The values allowed.
         expected: &'static str,
     },
     /// Two names of one knob were set to different values.
     #[error("`{first}` is {first_value} and `{second}` is {second_value}, but both set `{knob}`")]
     Twice {
-        /// The knob.
         knob: &'static str,
-        /// The first name.
         first: String,
-        /// Its value.
         first_value: String,
-        /// The second name.
         second: String,
-        /// Its value.
         second_value: String,
     },
-    /// Two knobs were set that exclude each other.
+    /// Two knobs that exclude each other were set.
     #[error("`{first}` and `{second}` are both set, but each of them sets {what}; set one")]
     Contradiction {
-        /// The first knob.
         first: &'static str,
-        /// The second knob.
         second: &'static str,
-        /// What each of them sets.
+        /// The quantity that both knobs set.
         what: &'static str,
     },
-    /// A number of videos was set without their frames.
+    /// A number of videos was set without their number of frames.
     #[error("`{name}` allows {videos} videos, but Bursar limits the frames of all videos of a request")]
     Videos {
-        /// The name that was set.
         name: String,
-        /// The number of videos.
         videos: u64,
     },
-    /// It is said of the runtime, which may have several models.
+    /// The setting belongs to the runtime, which may have several models.
     #[error("`{name}` is a setting of the runtime, not a knob of a model")]
     OfRuntime {
-        /// The name that was set.
         name: String,
     },
-    /// A kind of input was allowed that no model here takes.
+    /// The setting allows a kind of input that no supported model takes.
     #[error("`{name}` is {value}, but no supported model takes {what}")]
     Modality {
-        /// The name that was set.
         name: String,
-        /// The value that was set.
         value: String,
-        /// The kind of input.
         what: String,
     },
 }

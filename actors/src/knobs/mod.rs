@@ -1,6 +1,7 @@
-//! What a user can set about a model, by the names of Bursar and of other servers.
+//! Settings of a model, by the names of Bursar and of other servers.
 //!
-//! [`TABLE`] is the one definition: the flags of the command line, the JSON form and `docs/knobs.md` follow from it.
+//! [`TABLE`] is the single definition. The flags of the command line, the JSON form and
+//! `docs/knobs.md` are derived from it.
 
 mod cache_type;
 mod error;

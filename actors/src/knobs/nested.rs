@@ -1,4 +1,4 @@
-//! Names whose value is an object of further names, taken apart.
+//! Settings whose value is an object with further settings, and their conversion to single knobs.
 
 use serde_json::{Map, Value};
 
@@ -11,10 +11,10 @@ pub(super) fn is_nested(name: &str) -> bool {
     NESTED.iter().any(|nested| nested.name == name)
 }
 
-/// The settings inside a nested name: each with its full name, the knob's name and the value.
+/// Returns the settings inside the object of a nested name.
 ///
 /// # Errors
-/// The object has an unknown name in it.
+/// The object contains an unknown name.
 pub(super) fn settings(name: &str, object: &Map<String, Value>) -> Result<Vec<Inner>, KnobError> {
     let mut settings = Vec::new();
     for (inner, value) in object {
@@ -35,7 +35,7 @@ pub(super) fn settings(name: &str, object: &Map<String, Value>) -> Result<Vec<In
     Ok(settings)
 }
 
-/// Puts `value` at the place that these keys lead to, and keeps everything else.
+/// Replaces the value at the path of these keys, and keeps everything else.
 pub(super) fn replace<'k>(object: &mut Value, keys: impl Iterator<Item = &'k str>, value: Value) {
     let place = keys.fold(object, |object, key| {
         if let Value::String(text) = object {
@@ -49,10 +49,10 @@ pub(super) fn replace<'k>(object: &mut Value, keys: impl Iterator<Item = &'k str
     }
 }
 
-/// The object that a value is, or that its text contains.
+/// Returns the object that a value is, or that its text contains.
 ///
 /// # Errors
-/// The value is no object.
+/// The value is not an object.
 pub(super) fn object(name: &str, value: &Value) -> Result<Map<String, Value>, KnobError> {
     let read = match value {
         Value::String(text) => serde_json::from_str(text)
@@ -68,7 +68,7 @@ pub(super) fn object(name: &str, value: &Value) -> Result<Map<String, Value>, Kn
     }
 }
 
-/// vLLM's other way to write an object of counts: `image=4,video=0`.
+/// Parses vLLM's other notation for an object of counts: `image=4,video=0`.
 fn pairs(text: &str) -> Option<Value> {
     let pair = |pair: &str| {
         let (name, count) = pair.split_once('=')?;
@@ -77,7 +77,8 @@ fn pairs(text: &str) -> Option<Value> {
     text.split(',').map(pair).collect::<Option<Map<_, _>>>().map(Value::Object)
 }
 
-/// A count, with or without the sizes that vLLM profiles with.
+/// Returns a count, which is either the value itself or its `count` next to the sizes that vLLM
+/// profiles with.
 fn count(value: &Value) -> Value {
     value.get("count").unwrap_or(value).clone()
 }
@@ -95,13 +96,13 @@ fn edges(name: &str, value: &Value) -> Result<Vec<Inner>, KnobError> {
     object.iter().map(setting).collect()
 }
 
-/// The frames of all videos together.
+/// Returns the number of frames of all videos together.
 fn frames(name: String, value: &Value) -> Result<Inner, KnobError> {
     let number = |value: &Value| value.as_u64();
     let wrong = || KnobError::value(&name, value, "0, or an object of count and num_frames");
     let videos = number(&count(value)).ok_or_else(wrong)?;
     match value.get("num_frames") {
-        // No videos, of any length.
+        // Without videos, the number of frames per video does not matter.
         _ if videos == 0 => Ok((name, "video_frames", 0.into())),
         Some(frames) => {
             let frames = number(frames).and_then(|frames| frames.checked_mul(videos)).ok_or_else(wrong)?;

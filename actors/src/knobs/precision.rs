@@ -1,4 +1,4 @@
-//! The type of activations, by the names that vLLM, SGLang and LightLLM use.
+//! The element type of activations, by the names that vLLM, SGLang and LightLLM use.
 
 use std::{fmt, str::FromStr};
 
@@ -7,11 +7,11 @@ use bursar_kernels::{CudaTarget, DType, Target};
 use serde::{Serialize, Serializer};
 use thiserror::Error;
 
-/// The type of weights, activations, keys and values.
+/// The element type of weights, activations, and the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
-    /// The checkpoint's own type if the device computes in it. Otherwise the device's: bf16 on a GPU that supports it,
-    /// f16 on other GPUs, f32 on the host.
+    /// The checkpoint's own type if the device computes in it. Otherwise the device's type: bf16 on
+    /// a GPU that supports it, f16 on other GPUs, f32 on the host.
     #[default]
     Auto,
     /// bf16, on GPUs of compute capability 8.0 and above.
@@ -26,11 +26,10 @@ pub enum Precision {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("dtype is {asked}, but {device} computes in {taken}")]
 pub struct PrecisionError {
-    /// The requested type.
     pub asked: Precision,
     /// The device's kind, such as `cuda sm_90`.
     pub device: &'static str,
-    /// The types that the device computes in.
+    /// The types that the device computes in, as a user writes them.
     pub taken: &'static str,
 }
 
@@ -43,10 +42,10 @@ impl Hint for PrecisionError {
 }
 
 impl Precision {
-    /// `target` with this type, for a checkpoint whose weights are `stored` in that one.
+    /// Returns `target` with this type. `stored` is the type of the checkpoint's weights.
     ///
     /// # Errors
-    /// The device does not compute in it.
+    /// The device does not compute in this type.
     pub fn on(self, target: Target, stored: Option<DType>) -> Result<Target, PrecisionError> {
         let (types, taken) = types_of(&target);
         let asked = match self {
@@ -65,7 +64,7 @@ impl Precision {
     }
 }
 
-/// The types that a device computes in, and how a user writes them.
+/// Returns the types that a device computes in, and the names that a user writes for them.
 fn types_of(target: &Target) -> (&'static [DType], &'static str) {
     match target {
         Target::Cpu { .. } => (&[DType::F32], "float32"),

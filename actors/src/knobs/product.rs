@@ -1,8 +1,9 @@
-//! Products of whole numbers, as people write sizes of pictures: `1920*1080`.
+//! Products of whole numbers, such as `1920*1080` for the size of a picture.
 
-/// Multiplies whole numbers with `*` between them. Digits may be separated by `_` or `,`, and a single number stands
-/// for itself. A number may end in `k`, `m` or `g` for thousands, millions and billions, and then have a decimal point,
-/// or in `K`, `M` or `G` for powers of 1,024, as in vLLM. None for anything else, and if the product exceeds a `u64`.
+/// Multiplies whole numbers that are separated by `*`. A single number is valid too, and digits may
+/// be separated by `_` or `,`. A number may end in `k`, `m` or `g` for thousands, millions and
+/// billions, and may then have a decimal point. It may also end in `K`, `M` or `G` for powers of
+/// 1,024, as in vLLM. Returns `None` for anything else, or if the product exceeds a `u64`.
 pub(super) fn product(typed: &str) -> Option<u64> {
     typed.split('*').try_fold(1u64, |product, factor| product.checked_mul(number(factor.trim())?))
 }
@@ -26,7 +27,8 @@ fn number(typed: &str) -> Option<u64> {
     scaled.is_multiple_of(parts).then_some(scaled / parts)
 }
 
-/// JSON in which products outside strings are multiplied; with them it would not be valid JSON.
+/// Replaces each product outside strings by its value. With products the text would not be valid
+/// JSON.
 pub(super) fn with_products_multiplied(json: &str) -> String {
     let outside =
         |part: &str| -> String { part.split_inclusive([',', ':', '{', '}', '[', ']']).map(multiplied).collect() };
@@ -35,7 +37,7 @@ pub(super) fn with_products_multiplied(json: &str) -> String {
     parts.collect::<Vec<_>>().join("\"")
 }
 
-/// The same for one value and the character that ends it.
+/// Replaces the product in one value, and keeps the character that ends the value.
 fn multiplied(piece: &str) -> String {
     let value = piece.trim_end_matches([',', ':', '{', '}', '[', ']']);
     match product(value).filter(|_| value.contains('*')) {

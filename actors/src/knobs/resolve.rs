@@ -1,4 +1,4 @@
-//! From names and values to the options that a model is loaded with.
+//! Conversion of names and values to the options with which a model is loaded.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,36 +7,35 @@ use serde_json::Value;
 
 use super::{Knob, Knobs, Limits, LoadOptions, error::KnobError, error::told, nested};
 
-/// The names by which knobs were set, so that a new value is suggested under the name that the user used.
+/// The names by which knobs were set, so that a suggestion uses the same name as the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names(BTreeMap<&'static str, Said>);
 
-/// How a knob was set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Said {
-    /// Its name, or the path to it inside an object.
+    /// The name that the user used, or the path inside an object.
     name: String,
-    /// The object, if it was set inside one.
+    /// The object that contains the knob, if the knob was set inside an object.
     object: Option<Value>,
 }
 
-/// A name and its value, as in JSON.
+/// A name with its value, as in JSON.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
-    /// The name.
     pub name: String,
-    /// The value. An object, if the name sets several knobs.
+    /// The value. An object if the name sets several knobs.
     pub value: Value,
 }
 
 impl Names {
-    /// The name by which the user set this knob. Inside an object it is the path, such as `limit_mm_per_prompt.image`.
-    /// None if it was not set.
+    /// Returns the name by which the user set this knob, or the path if it was set inside an
+    /// object, such as `limit_mm_per_prompt.image`. `None` if it was not set.
     pub fn of(&self, knob: &str) -> Option<&str> {
         self.0.get(knob).map(|said| said.name.as_str())
     }
 
-    /// How to set this knob to `value` instead: by the same name, with the rest of its object.
+    /// Returns the setting that sets this knob to `value` instead, by the same name and with the
+    /// rest of its object.
     pub fn setting(&self, knob: &str, value: Value) -> Setting {
         match self.0.get(knob) {
             None => Setting { name: knob.to_owned(), value },
@@ -52,18 +51,19 @@ impl Names {
 }
 
 impl Knobs {
-    /// Reads settings by any known names, with values as in JSON or typed as text.
+    /// Reads settings by any known name. Values are as in JSON, or text as typed by a user.
     ///
     /// # Errors
-    /// An unknown name, a value that the knob does not take, or two names of one knob with different values.
+    /// An unknown name, a value that the knob does not accept, or two names of one knob with
+    /// different values.
     pub fn from_settings<N: Into<String>>(settings: impl IntoIterator<Item = (N, Value)>) -> Result<Self, KnobError> {
         Ok(Knobs::named_from(settings)?.0)
     }
 
-    /// As [`from_settings`](Self::from_settings), and returns the names used.
+    /// Like [`from_settings`](Self::from_settings), but also returns the names used.
     ///
     /// # Errors
-    /// As [`from_settings`](Self::from_settings).
+    /// The same as for [`from_settings`](Self::from_settings).
     pub fn named_from<N: Into<String>>(
         settings: impl IntoIterator<Item = (N, Value)>,
     ) -> Result<(Self, Names), KnobError> {
@@ -72,7 +72,8 @@ impl Knobs {
         let mut names = Names::default();
         for (name, value) in settings {
             let name = name.into();
-            // JSON's way to leave a value out, and vLLM's way to derive the context from the model and the device.
+            // `null` means that the value is not set. For `max_model_len`, -1 is vLLM's way to
+            // derive the context from the model and the device.
             if value.is_null() || (name == "max_model_len" && told(&value) == "-1") {
                 continue;
             }
@@ -85,7 +86,8 @@ impl Knobs {
                 }
             };
             for (name, knob, value) in settings {
-                // Read by the knob's own name. Errors use the name that the user typed.
+                // The value is read by the knob's own name. Errors use the name that the user
+                // typed.
                 let differs = knobs.put(knob, &value).map_err(|error| error.about(&name))?;
                 if let Some((_, first, first_value)) = said.iter().find(|(said, ..)| differs && *said == knob) {
                     return Err(KnobError::Twice {
@@ -132,7 +134,7 @@ impl Knobs {
         Ok(())
     }
 
-    /// A sentence for each setting that changes nothing, with the reason.
+    /// Returns a sentence for each setting that has no effect, with the reason.
     pub fn notes(&self) -> Vec<&'static str> {
         let notes = [(
             self.disable_log_requests == Some(true),
@@ -141,16 +143,16 @@ impl Knobs {
         notes.into_iter().filter(|(is_said, _)| *is_said).map(|(_, note)| note).collect()
     }
 
-    /// The host memory that keys and values of each device may go to, if set.
+    /// The host memory per device to which KV blocks may be copied, if set.
     pub fn swap_bytes(&self) -> Option<Bytes> {
         self.swap_space.map(|gibibytes| Bytes((gibibytes * Bytes::gib(1).0 as f64) as u64))
     }
 
-    /// The options to load a model with. Knobs not set stay as in `base`. Three belong to the runtime: `canary`,
-    /// `sleep_for_room` and `host_bytes` ([`RuntimeConfig`](crate::runtime::RuntimeConfig)).
+    /// Returns the options to load a model with. Knobs that are not set stay as in `base`. Three
+    /// knobs belong to the runtime: `canary`, `sleep_for_room` and `host_bytes`
+    /// ([`RuntimeConfig`](crate::runtime::RuntimeConfig)).
     ///
     /// # Errors
-    /// As [`check`](Self::check).
     pub fn over(&self, base: LoadOptions) -> Result<LoadOptions, KnobError> {
         self.check()?;
         let mut options = base;
@@ -199,17 +201,16 @@ impl Knobs {
         Ok(options)
     }
 
-    /// As [`over`](Self::over), with the default options as the base.
+    /// Like [`over`](Self::over), with the default options as the base.
     ///
     /// # Errors
-    /// As [`check`](Self::check).
     pub fn options(&self) -> Result<LoadOptions, KnobError> {
         self.over(LoadOptions::default())
     }
 }
 
 impl KnobError {
-    /// The same error, with the setting's full name.
+    /// Returns the same error with the full name of the setting.
     fn about(self, full: &str) -> Self {
         match self {
             KnobError::Value { value, expected, .. } => KnobError::Value { name: full.to_owned(), value, expected },

@@ -47,10 +47,10 @@ impl Actor for ProfileActor {
                 let run = async move { attempt.run().await.map(Box::new) };
                 state.task = Some(BackgroundTask::begin(&myself, run, ProfileMessage::Ended));
             }
-            // An attempt that fails as expected is reported as a reply; a panic arrives as the
-            // death of this actor. The engine stops this actor after it has read the reply. Death
-            // notices overtake messages, so an actor that stopped by itself would appear to have
-            // died.
+            // An attempt that fails as expected is reported as a reply; a panic arrives as
+            // the death of this actor. The engine stops this actor after it has read the
+            // reply. Death notices overtake messages, so an actor that stopped by itself
+            // would appear to have died.
             ProfileMessage::Ended(outcome) => {
                 (state.arguments.report)(outcome?.map(|profiled| *profiled))?;
             }

@@ -60,12 +60,12 @@ pub struct Attempt {
     /// How many layers worst cases run through, before sizing and at the final size.
     pub stress_level: StressLevel,
     pub attempt_progress: AttemptProgress,
-    /// A recorded profile that applies. Its size is backed at once, and worst cases run only at
-    /// that size.
+    /// A recorded profile that applies. Its size is backed at once, and worst cases run
+    /// only at that size.
     pub warm: Option<Arc<RecordedProfile>>,
-    /// KV blocks that the model had when it last served. The target is at least this size if the
-    /// memory suffices, even if other models have taken memory since and a fraction of the rest
-    /// would be less.
+    /// KV blocks that the model had when it last served. The target is at least this size if
+    /// the memory suffices, even if other models have taken memory since and a fraction of the
+    /// rest would be less.
     pub had: Option<usize>,
     /// Record of the sizes that were stressed before the model was put to sleep. No worst case runs
     /// again, because the same kernels of the same process run on the same amount of memory. For
@@ -82,8 +82,8 @@ pub struct Attempt {
     pub card: Arc<GpuLoad>,
 }
 
-/// The progress of an attempt. It stays readable after the attempt has ended in any way. Clones
-/// share it.
+/// The progress of an attempt. It stays readable after the attempt has ended in any
+/// way. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct AttemptProgress(Arc<Mutex<AttemptState>>);
 
@@ -142,8 +142,8 @@ impl Attempt {
     /// Runs the attempt.
     ///
     /// # Errors
-    /// If memory was refused, the evidence is in the attempt's [progress](Self::attempt_progress). Leases
-    /// return when the values that hold them are dropped.
+    /// If memory was refused, the evidence is in the attempt's [progress](Self::attempt_progress).
+    /// Leases return when the values that hold them are dropped.
     pub async fn run(&self) -> Result<Profiled, ProfileError> {
         let outcome = self.run_phases().await;
         if let Err(error) = &outcome
@@ -199,8 +199,8 @@ impl Attempt {
         Ok(Profiled { record, memory, lanes, card: Arc::new(self.card.beside()) })
     }
 
-    /// Records the measurements of this start for later starts. If that fails, the start still
-    /// succeeds.
+    /// Records the measurements of this start for later starts. If that fails,
+    /// the start still succeeds.
     async fn write_down(&self, record: &ProfileRecord) {
         let (None, Some(records)) = (&self.warm, self.records.clone()) else { return };
         let (record, shrinks) = (record.clone(), self.shrinks);
@@ -227,8 +227,8 @@ impl Attempt {
         }
     }
 
-    /// Takes all leases first and then backs the memory on a blocking thread, because calls to the
-    /// device are slow.
+    /// Takes all leases first and then backs the memory on a blocking thread, because calls to
+    /// the device are slow.
     async fn take_memory(&self, faulty: &Arc<FaultyDevice>) -> Result<EngineMemory, ProfileError> {
         let (needs, workspaces) = (self.needs.clone(), "leasing workspaces");
         let step = self.lease(Class::StepWorkspace, needs.step_workspace, workspaces).await?;
@@ -258,8 +258,8 @@ impl Attempt {
         let probe = Arc::new(self.lease(Class::Kv, needs.probe(), PROBE).await?);
         let (refusal, row_width) = (self.refusal(faulty, Phase::Probe), self.model.config().embedding_layout().width());
         let activation = self.executor.target().activation();
-        // Without faults to inject, memory is backed on the device itself, not through
-        // `FaultyDevice`.
+        // Without faults to inject, memory is backed on the device
+        // itself, not through `FaultyDevice`.
         let device = if self.faults.is_empty() { self.device.clone() } else { faulty.clone() };
         self.on_a_thread(move || {
             let _refusal = refusal;
@@ -314,8 +314,8 @@ impl Attempt {
         .await
     }
 
-    /// Runs `work` with [`WeightStore::on_a_thread`]. An attempt that was ended before is an error
-    /// here.
+    /// Runs `work` with [`WeightStore::on_a_thread`]. An attempt that was ended before
+    /// is an error here.
     async fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ProfileError> + Send + 'static,
@@ -370,9 +370,9 @@ impl Attempt {
             Some(had) => sizing.max(had.min(all)),
             None => sizing,
         };
-        // If other processes have taken memory since the first attempt, the target shrinks. If they
-        // have freed memory since, the target does not grow, because a larger size was not
-        // stressed.
+        // If other processes have taken memory since the first attempt, the target
+        // shrinks. If they have freed memory since, the target does not grow, because a
+        // larger size was not stressed.
         let shrinks = self.warm.as_ref().map_or(self.shrinks, |written| written.shrinks);
         let found = if self.kv.is_pinned() {
             measured
@@ -402,10 +402,10 @@ impl Attempt {
         .await
     }
 
-    /// Returns the recorded size, if there is one and this start finds about the same room. The
-    /// recorded size cannot exceed what the ledger grants, because it is leased like any other
-    /// size. A recorded size that is much smaller is rejected too, because memory may have been
-    /// freed since.
+    /// Returns the recorded size, if there is one and this start finds about the same room.
+    /// The recorded size cannot exceed what the ledger grants, because it is leased like any
+    /// other size. A recorded size that is much smaller is rejected too, because memory may
+    /// have been freed since.
     fn written_blocks(&self, found: usize) -> Result<Option<usize>, ProfileError> {
         let Some(written) = &self.warm else { return Ok(None) };
         match written.differs_from(found.max(self.needs.probe_blocks)) {
@@ -414,8 +414,8 @@ impl Attempt {
         }
     }
 
-    /// Returns the memory that is available for the KV cache, including what the cache already
-    /// holds.
+    /// Returns the memory that is available for the KV cache, including what
+    /// the cache already holds.
     async fn room(&self, probe: Bytes) -> Result<KvCapacity, ProfileError> {
         let available = self.budget.room().await?;
         let ledger = self.budget.snapshot_as(tree::SNAPSHOT_FOR_PROFILE).await?;

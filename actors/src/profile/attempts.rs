@@ -1,5 +1,5 @@
-//! Pure: outcomes of the attempts to size a model, and the decision whether there is another
-//! attempt.
+//! Pure: outcomes of the attempts to size a model, and the decision whether
+//! there is another attempt.
 
 use std::time::Duration;
 
@@ -92,8 +92,8 @@ impl Attempts {
         }
     }
 
-    /// KV blocks that the current attempt asks for. 0 if neither a planned nor a measured number is
-    /// known.
+    /// KV blocks that the current attempt asks for. 0 if neither a planned nor a
+    /// measured number is known.
     pub fn target(&self) -> usize {
         let shrinks = if self.is_pinned { 0 } else { self.shrinks };
         self.first.map_or(0, |first| shrunk(first.blocks, shrinks))

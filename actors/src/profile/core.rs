@@ -11,9 +11,9 @@ use crate::{compute::memory::KvMemory, pace::MeasuredCosts, supervise::Intensity
 /// Maximum number of attempts: the first one and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;
 
-/// Limit on retries. An attempt that died is retried as often as one that was refused memory, but
-/// only after a wait. The window means that a model that has served for an hour has all its
-/// attempts again.
+/// Limit on retries. An attempt that died is retried as often as one that was refused
+/// memory, but only after a wait. The window means that a model that has served for an hour
+/// has all its attempts again.
 pub const ATTEMPTS: Intensity = Intensity {
     restarts_max: ATTEMPTS_MAX as usize - 1,
     within: Duration::from_secs(3600),
@@ -33,8 +33,8 @@ pub fn shrunk(blocks: usize, shrinks: u32) -> usize {
     if shrinks > at_once { shrunk(left, shrinks - at_once) } else { left }
 }
 
-/// Limits of serving: the sizes that were stressed, and nothing more. This record is the only
-/// source of permits.
+/// Limits of serving: the sizes that were stressed, and nothing more. This record is the
+/// only source of permits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ProfileRecord {
     pub sequences: usize,

@@ -27,8 +27,8 @@ use crate::{
 /// measured encoder batches. Sizes that are not measured are extrapolated.
 const ALLOWED: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(1500));
 
-/// Runs of each sample. The fastest run counts, because the first one loads kernels and fills
-/// caches.
+/// Runs of each sample. The fastest run counts, because the first one loads
+/// kernels and fills caches.
 const RUNS: usize = 2;
 
 /// Prompt tokens of the measured steps. A further step has as many as one step can take.
@@ -70,8 +70,8 @@ impl Sizes {
         let most = (self.step_tokens - beside).min((self.sequences - beside) * short);
         let alone = |decoding, context| Sample { prompt: 0, cached: 0, decoding, context };
         let mixed = |prompt: usize| Sample { prompt: prompt.min(most), cached: 0, decoding: beside, context: short };
-        // The same tokens at the end of a full context. The additional time is that of attention to
-        // cached tokens.
+        // The same tokens at the end of a full context. The additional time is that of
+        // attention to cached tokens.
         let pairs = Sample { cached: long - short, ..mixed(short) };
         let mut samples = vec![alone(1, short), mixed(PROMPTS[0]), alone(self.sequences, short), mixed(PROMPTS[1])];
         samples.extend([mixed(short), pairs, alone(self.sequences, long), mixed(PROMPTS[2]), mixed(PROMPTS[3])]);
@@ -235,8 +235,8 @@ impl Attempt {
             let side = merge.tokens(wanted.min(most).min(largest)).isqrt() * merge.side();
             let grid = config.tile().unwrap_or(Grid { t: 1, h: side as u32, w: side as u32 });
             let count = wanted.min(most) / grid.patches().max(1);
-            // Patches of the rank that gets the most. A batch of one picture with this many patches
-            // takes as long.
+            // Patches of the rank that gets the most. A batch of one picture with this many
+            // patches takes as long.
             let patches = grid.patches() * count.div_ceil(self.model.picture_ranks());
             let is_larger = launches.last().is_none_or(|last| last.patches < patches);
             if patches == 0 || !is_larger || !clock.has_time_for(patches) {

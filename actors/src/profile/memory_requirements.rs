@@ -1,5 +1,5 @@
-//! Planned memory requirements of a model on a device: one line per claimant, before any memory is
-//! taken.
+//! Planned memory requirements of a model on a device: one line per claimant, before
+//! any memory is taken.
 
 use std::sync::Arc;
 
@@ -27,11 +27,11 @@ pub struct MemoryRequirements {
     pub step_workspace: Bytes,
     /// Shape of the sampling buffers.
     pub sampling: SamplingShape,
-    /// Bytes of the temporaries of the largest vision encoder batch. 0 for a model without
-    /// pictures.
+    /// Bytes of the temporaries of the largest vision encoder batch. 0 for
+    /// a model without pictures.
     pub vision_workspace: Bytes,
-    /// Bytes of the encoder cache, which holds embeddings in transit between the lanes; see
-    /// [`rows_on_their_way`].
+    /// Bytes of the encoder cache, which holds embeddings in transit between
+    /// the lanes; see [`rows_on_their_way`].
     pub vision_cache: Bytes,
     /// Rows of the encoder cache.
     pub cache_rows: usize,
@@ -56,8 +56,8 @@ pub struct MemoryRequirements {
     page: Bytes,
 }
 
-/// Minimum number of tokens in the probe (LightLLM's figure), if the sequences of the envelope can
-/// have that many.
+/// Minimum number of tokens in the probe (LightLLM's figure), if the sequences of the envelope
+/// can have that many.
 const PROBE_TOKENS: usize = 8192;
 
 /// Bytes that the driver takes for one layer of a captured step. This is an estimate, because the
@@ -91,9 +91,9 @@ const HOST_ROWS_PART: u64 = 8;
 /// request + max(request, LAUNCHES * encoder batch rows + 2 * step tokens)
 /// ```
 ///
-/// More rows would not increase throughput: a lane that runs further ahead only waits later. More
-/// rows would only keep more pictures of ended requests, which later turns of a conversation show
-/// again.
+/// More rows would not increase throughput: a lane that runs further ahead only waits
+/// later. More rows would only keep more pictures of ended requests, which later turns of
+/// a conversation show again.
 pub fn rows_on_their_way(envelope: &Envelope, merge: MergeSize) -> usize {
     let request = RequestCost::largest(envelope, Some(merge)).cache_rows;
     let launch = merge.tokens(envelope.launch_patches);
@@ -203,8 +203,8 @@ impl MemoryRequirements {
         self.exchange.map(|largest| CudaLink::bytes(largest).round_up(self.page))
     }
 
-    /// Returns the memory plan with one line per claimant. The KV cache is planned with its
-    /// minimum, the probe.
+    /// Returns the memory plan with one line per claimant. The KV cache is planned with
+    /// its minimum, the probe.
     pub fn memory_plan(&self) -> MemoryPlan {
         let how = self.blocks_in_words(self.probe_blocks);
         let mut plan = self.memory_beside_kv();
@@ -212,8 +212,8 @@ impl MemoryRequirements {
         plan
     }
 
-    /// Returns the memory plan with this many blocks of KV cache; see
-    /// [`memory_plan`](Self::memory_plan).
+    /// Returns the memory plan with this many blocks of
+    /// KV cache; see [`memory_plan`](Self::memory_plan).
     pub fn memory_plan_with(&self, blocks: usize) -> MemoryPlan {
         let how = self.blocks_in_words(blocks);
         let mut plan = self.memory_beside_kv();
@@ -313,8 +313,8 @@ mod tests {
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
         let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
         let model = Model::plan(&checkpoint, &target).expect("it is whole");
-        // Limits of `bursar bench`: a picture of 1932 x 1092 pixels per request, and two of them
-        // per encoder batch.
+        // Limits of `bursar bench`: a picture of 1932 x 1092 pixels per request, and two of
+        // them per encoder batch.
         let envelope = Envelope {
             context_tokens: 8192,
             sequences: 256,

@@ -18,14 +18,14 @@ pub struct MemoryState {
     pub is_host: bool,
 }
 
-/// Memory that this process uses on a GPU outside leases at READY, measured on an H200 with driver
-/// 580 (`benches/h200.md`).
+/// Memory that this process uses on a GPU outside leases at READY, measured on an H200
+/// with driver 580 (`benches/h200.md`).
 pub const OVERHEAD_AT_READY: Bytes = Bytes::mib(548);
 
 impl MemoryState {
-    /// Returns the state of a device that this process has opened and not used yet. On a GPU the
-    /// overhead is at least [`OVERHEAD_AT_READY`], because by READY more than the GPU's context is
-    /// loaded.
+    /// Returns the state of a device that this process has opened and not used yet. On a
+    /// GPU the overhead is at least [`OVERHEAD_AT_READY`], because by READY more than the
+    /// GPU's context is loaded.
     ///
     /// # Errors
     /// Returns the error of the device.

@@ -1,5 +1,5 @@
-//! Sizing of a model: worst cases are planned, run and measured, and the size of the KV cache
-//! follows.
+//! Sizing of a model: worst cases are planned, run and measured, and the size of
+//! the KV cache follows.
 
 mod actor;
 mod attempt;

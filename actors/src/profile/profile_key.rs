@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::KvChoice;
 
-/// The facts that a profile depends on, each with a name and its value as text. Two profiles are
-/// interchangeable if all facts are equal. If not, the names of the facts that differ are the
-/// reason.
+/// The facts that a profile depends on, each with a name and its value as text. Two
+/// profiles are interchangeable if all facts are equal. If not, the names of the facts that
+/// differ are the reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ProfileKey(BTreeMap<String, String>);
@@ -85,8 +85,8 @@ impl ProfileKey {
         self.0.iter().map(|(name, fact)| (name.as_str(), fact.as_str()))
     }
 
-    /// Returns the facts that differ. The list is empty if a profile measured under `was` also
-    /// holds under `is`.
+    /// Returns the facts that differ. The list is empty if a profile measured under `was`
+    /// also holds under `is`.
     pub fn differences(was: &ProfileKey, is: &ProfileKey) -> Vec<Difference> {
         let names = was.0.keys().chain(is.0.keys().filter(|name| !was.0.contains_key(*name)));
         let both = names.map(|name| (name, was.0.get(name), is.0.get(name)));

@@ -1,5 +1,5 @@
-//! Storage of recorded profiles: one file per model and device, with the latest profile of each
-//! profile key.
+//! Storage of recorded profiles: one file per model and device, with the latest profile
+//! of each profile key.
 
 use std::path::{Path, PathBuf};
 
@@ -70,8 +70,8 @@ struct Cover {
 }
 
 impl RecordPath {
-    /// Returns the file in `folder` for the model of this name from `origin`, on devices of this
-    /// name.
+    /// Returns the file in `folder` for the model of this name from `origin`, on
+    /// devices of this name.
     pub fn new(folder: &Path, model: &str, origin: &str, device: &str) -> Self {
         RecordPath { file: CacheFile::named(folder, &[model, device], &[model, origin, device]) }
     }

@@ -69,10 +69,10 @@ impl RecordedProfile {
         }
     }
 
-    /// Returns the difference if a start that measures again, after the same number of refusals,
-    /// would find room for `found` blocks instead. A difference of up to one 64th is ignored: the
-    /// driver takes a few pages more or less each time, and that is not worth running all worst
-    /// cases.
+    /// Returns the difference if a start that measures again, after the same number of
+    /// refusals, would find room for `found` blocks instead. A difference of up to one 64th is
+    /// ignored: the driver takes a few pages more or less each time, and that is not worth
+    /// running all worst cases.
     pub fn differs_from(&self, found: usize) -> Option<Difference> {
         // The file may have been edited, so it can hold any number.
         let tokens = |blocks: usize| Some(format!("{} tokens", blocks.saturating_mul(BLOCK_TOKENS)));
@@ -81,9 +81,9 @@ impl RecordedProfile {
         differs.then(|| Difference::of("room for keys and values", tokens(self.kv_blocks), tokens(found)))
     }
 
-    /// Returns the differences from what this plan and envelope would measure. If the profile keys
-    /// are equal, there are differences only if the file was edited, or if code changed without a
-    /// new version number.
+    /// Returns the differences from what this plan and envelope would measure. If the profile
+    /// keys are equal, there are differences only if the file was edited, or if code changed
+    /// without a new version number.
     pub fn differences(&self, needs: &MemoryRequirements, envelope: &Envelope) -> Vec<Difference> {
         let numbers = [
             ("sequences", self.sequences, envelope.sequences),

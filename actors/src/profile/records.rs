@@ -20,8 +20,8 @@ pub struct Records {
 }
 
 impl Records {
-    /// Uses the profile `warm`, if one applies. Its tuning replaces the tuning that `executor` has
-    /// measured.
+    /// Uses the profile `warm`, if one applies. Its tuning replaces the tuning
+    /// that `executor` has measured.
     pub(crate) fn new(
         place: RecordPath,
         profile_key: ProfileKey,

@@ -1,6 +1,6 @@
-//! The weight store, which outlives an engine. Loaded weights stay while a successor of the engine
-//! starts. Before memory is taken back, the store waits for every thread that still uses the
-//! memory.
+//! The weight store, which outlives an engine. Loaded weights stay while a successor of
+//! the engine starts. Before memory is taken back, the store waits for every thread that
+//! still uses the memory.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -24,8 +24,8 @@ pub struct WeightStore {
 
 #[derive(Default)]
 struct Contents {
-    /// Attempts up to this generation have ended. A late thread of such an attempt may not start
-    /// anything.
+    /// Attempts up to this generation have ended. A late thread of such an attempt
+    /// may not start anything.
     closed_through: Option<u64>,
     weights_owner: Option<Owner>,
     model: Option<Models>,
@@ -33,8 +33,8 @@ struct Contents {
     /// before the copy is made, so that no copy is made in vain.
     host: Option<Arc<Lease>>,
     copy: Option<Copied>,
-    /// Receivers that close when a released copy is freed, or when a thread that copies ahead has
-    /// ended.
+    /// Receivers that close when a released copy is freed, or when a thread that
+    /// copies ahead has ended.
     spare: Vec<watch::Receiver<()>>,
     /// The CPU threads or GPU kernels that compute. The executor outlives the model, so that a
     /// restarted engine need not load kernels.
@@ -134,8 +134,8 @@ impl WeightStore {
         self.contents().lanes.clone()
     }
 
-    /// Ends the threads of all attempts up to `generation` and waits until no thread uses their
-    /// memory.
+    /// Ends the threads of all attempts up to `generation` and waits until no
+    /// thread uses their memory.
     pub async fn shut_down(&self, generation: u64) {
         let (lanes, at_work) = {
             let mut contents = self.contents();
@@ -188,8 +188,8 @@ impl WeightStore {
             (contents.segment(), contents.host.clone(), contents.copy.clone())
         };
         let (Some(segment), Some(host)) = (segment, host) else { return Ok(None) };
-        // A copy that a failed wake left is still valid, because the weights have not changed
-        // since.
+        // A copy that a failed wake left is still valid, because the weights
+        // have not changed since.
         if earlier.is_some() {
             return Ok(earlier);
         }

@@ -184,8 +184,8 @@ impl Actor for RuntimeActor {
     async fn post_stop(&self, _: ActorRef<RuntimeMessage>, (): &mut ()) -> Result<(), ActorProcessingErr> {
         let mut state = self.state().await;
         let Some(Shutdown { waiters, cut_off }) = state.core.take_shutdown() else { return Ok(()) };
-        // The answer is only a courtesy: without it, callers would get an error that says that the
-        // runtime has gone.
+        // The answer is only a courtesy: without it, callers would get an error that says that
+        // the runtime has gone.
         drop(state.budget.kill_and_wait(None).await);
         state.settings.mailbox().close();
         drop(state);
@@ -201,8 +201,8 @@ impl RuntimeState {
         self.shown.device.borrow().clone()
     }
 
-    /// Translates a message into an input of the core. Messages that the core does not need are
-    /// handled here.
+    /// Translates a message into an input of the core. Messages that the core does not
+    /// need are handled here.
     fn input_of(
         &self,
         myself: &ActorRef<RuntimeMessage>,

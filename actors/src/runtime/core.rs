@@ -84,8 +84,8 @@ pub struct RuntimeCore<P: Parts> {
 pub struct Shutdown<W> {
     /// The callers that wait for the shutdown.
     pub waiters: Vec<W>,
-    /// Number of requests that were cut off by models that began to end after the first shutdown
-    /// request.
+    /// Number of requests that were cut off by models that began to end after
+    /// the first shutdown request.
     pub cut_off: usize,
 }
 
@@ -109,8 +109,8 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Whether the model was let go. It takes no more requests, and gauges do not show it after its
-    /// end.
+    /// Whether the model was let go. It takes no more requests, and gauges do not show
+    /// it after its end.
     pub fn is_forgotten(&self, name: &str) -> bool {
         self.models.get(name).is_some_and(Model::is_forgotten)
     }
@@ -120,8 +120,8 @@ impl<P: Parts> RuntimeCore<P> {
         self.shutdown.take()
     }
 
-    /// Processes one input at `now`, a time since any fixed moment. Returns the effects to execute,
-    /// in order.
+    /// Processes one input at `now`, a time since any fixed moment. Returns the effects
+    /// to execute, in order.
     pub fn step(&mut self, input: Input<P>, now: Duration) -> Vec<Effect<P>> {
         match input {
             Input::Load(load) => self.load(load, now),
@@ -189,8 +189,8 @@ impl<P: Parts> RuntimeCore<P> {
         self.effects.extend(waiters.into_iter().map(|waiter| Effect::Answer { waiter, cut_off }));
     }
 
-    /// Stops a model from taking requests. The model ends when its running requests have ended, or
-    /// at the deadline.
+    /// Stops a model from taking requests. The model ends when its running requests have ended,
+    /// or at the deadline.
     fn leave(&mut self, name: String, within: Duration, waiter: Option<P::Waiter>) {
         let Some(model) = self.models.get_mut(&name) else { return self.answer(waiter, 0) };
         model.forgotten(waiter);
@@ -210,8 +210,8 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Begins to end a model, unless it is ending already. If its weights are being moved, it ends
-    /// after that.
+    /// Begins to end a model, unless it is ending already. If its weights are being moved,
+    /// it ends after that.
     fn end(&mut self, name: String, reason: String) {
         let of_shutdown = self.shutdown.is_some();
         let Some(model) = self.models.get_mut(&name) else { return };

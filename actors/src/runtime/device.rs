@@ -1,5 +1,5 @@
-//! Choice of the device that a runtime leases, and how the device is opened or reopened after a
-//! loss.
+//! Choice of the device that a runtime leases, and how the device is opened or
+//! reopened after a loss.
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
@@ -24,16 +24,16 @@ pub enum DeviceChoice {
     AutoRanks(usize, Bytes),
     /// Several GPUs as one device: each model is sharded over them.
     CudaRanks(Vec<usize>),
-    /// Several host devices as one device, in place of GPUs: each model is sharded over them. Each
-    /// has this capacity.
+    /// Several host devices as one device, in place of GPUs: each model is sharded over them.
+    /// Each has this capacity.
     HostRanks(usize, Bytes),
     /// The fewest devices on which the models that will be loaded fit.
     MinDevices(Box<MinDevicesFor>),
-    /// A device that the caller provides, for tests with faults. The runtime ends when this device
-    /// is lost.
+    /// A device that the caller provides, for tests with faults. The runtime ends when
+    /// this device is lost.
     Custom(Arc<dyn Device>),
-    /// Devices that the caller creates: the closure is called at the start and again after each
-    /// loss.
+    /// Devices that the caller creates: the closure is called at the start and
+    /// again after each loss.
     Made(MakeDevice),
 }
 
@@ -66,12 +66,12 @@ pub(super) struct Opened {
 
 impl DeviceChoice {
     /// Resolves [`MinDevices`](DeviceChoice::MinDevices) to a number of devices, and returns the
-    /// reason for each model. Other choices are returned unchanged. Reads the models' settings, and
-    /// may open devices.
+    /// reason for each model. Other choices are returned unchanged. Reads the models' settings,
+    /// and may open devices.
     ///
     /// # Errors
-    /// The models do not fit on any number of devices, a model cannot be planned, or a device
-    /// cannot be opened.
+    /// The models do not fit on any number of devices, a model cannot be planned, or a
+    /// device cannot be opened.
     pub(super) fn chosen(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<MinRanks>), StartError> {
         match self {
             DeviceChoice::MinDevices(min_devices) => min_devices.choose(canary),

@@ -25,13 +25,13 @@ use crate::{
 /// attention heads can be sharded.
 #[derive(Clone)]
 pub struct MinDevicesFor {
-    /// The devices to choose from: the named devices or, with [`DeviceChoice::Auto`], all GPUs.
-    /// Those with the most free memory are taken. A device that the caller provides is taken as it
-    /// is.
+    /// The devices to choose from: the named devices or, with [`DeviceChoice::Auto`], all
+    /// GPUs. Those with the most free memory are taken. A device that the caller provides is
+    /// taken as it is.
     pub of: DeviceChoice,
-    /// The models that the runtime will load, with their options. Each is planned as if it were the
-    /// only model. The result is the largest number of devices that any model needs or asks for
-    /// ([`LoadOptions::ranks`]).
+    /// The models that the runtime will load, with their options. Each is planned as if it
+    /// were the only model. The result is the largest number of devices that any model needs
+    /// or asks for ([`LoadOptions::ranks`]).
     pub models: Vec<(ModelSource, LoadOptions)>,
 }
 
@@ -102,8 +102,8 @@ impl Candidates {
     }
 
     /// Opens all candidates and sorts them by free memory, largest first. Returns them with the
-    /// free bytes of each device, indexed by device number. With [`DeviceChoice::Auto`], the list ends
-    /// before the first GPU that cannot be used.
+    /// free bytes of each device, indexed by device number. With [`DeviceChoice::Auto`], the list
+    /// ends before the first GPU that cannot be used.
     ///
     /// # Errors
     /// A named device does not exist, or a device returns an error.
@@ -163,8 +163,8 @@ impl Candidates {
         (next < named).then(|| self.these(&[next]))
     }
 
-    /// Sorts the opened devices by free memory, largest first, and returns the free bytes of each
-    /// by its number.
+    /// Sorts the opened devices by free memory, largest first, and returns the free bytes of
+    /// each by its number.
     fn arrange(&mut self) -> Result<Vec<Bytes>, DeviceError> {
         let free =
             self.opened.iter().map(|device| Ok(device.memory()?.free)).collect::<Result<Vec<_>, DeviceError>>()?;
@@ -186,8 +186,8 @@ impl Candidates {
         Ok(Some(Planned { checkpoint, target }))
     }
 
-    /// Returns the minimum number of candidates on which a model fits. Returns 1 if no candidate is
-    /// open.
+    /// Returns the minimum number of candidates on which a model fits. Returns 1 if
+    /// no candidate is open.
     fn min_ranks(
         &self,
         source: &ModelSource,
@@ -219,8 +219,8 @@ impl Candidates {
         })
     }
 
-    /// Returns the first `ranks` candidates. `free` has the free bytes of each device by its
-    /// number.
+    /// Returns the first `ranks` candidates. `free` has the free bytes of each
+    /// device by its number.
     fn first(self, free: &[Bytes], ranks: usize) -> DeviceChoice {
         match (self.of, ranks) {
             // Host devices are interchangeable.
@@ -252,8 +252,8 @@ impl Candidates {
     }
 }
 
-/// Granularity of the comparison of free memory: devices with about the same free memory keep their
-/// order.
+/// Granularity of the comparison of free memory: devices with about the same free
+/// memory keep their order.
 const ALIKE: Bytes = Bytes::gib(1);
 
 /// Returns the numbers of devices, sorted by free memory, largest first. Devices with about the

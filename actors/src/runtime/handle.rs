@@ -33,11 +33,11 @@ pub struct RuntimeConfig {
     /// Device bytes that are kept free on purpose. They are given up first when another process
     /// takes memory. Default: 256 MiB, or a sixteenth of a device smaller than 4 GiB.
     pub canary: Option<Bytes>,
-    /// Host memory for decoded pictures of all requests together, and for the weights of sleeping
-    /// models.
+    /// Host memory for decoded pictures of all requests together, and for the
+    /// weights of sleeping models.
     pub host_bytes: Bytes,
-    /// How many restarts of the budget actor are tolerated, and within what time. One more restart
-    /// ends the runtime.
+    /// How many restarts of the budget actor are tolerated, and within what time. One more
+    /// restart ends the runtime.
     pub budget_intensity: Intensity,
     /// How often the budget checks the memory of other processes, and how long memory must stay
     /// free before the budget takes it back.
@@ -81,8 +81,8 @@ pub enum RuntimeError {
     /// The runtime supervisor did not answer.
     #[error(transparent)]
     Unanswered(#[from] AskError),
-    /// The program is built with `panic = "abort"`. A panic would end the process, so supervision
-    /// cannot work.
+    /// The program is built with `panic = "abort"`. A panic would end the process,
+    /// so supervision cannot work.
     #[error("this program is built with panic = \"abort\", which disables supervision")]
     PanicAborts,
 }
@@ -100,9 +100,9 @@ impl Hint for RuntimeError {
     }
 }
 
-/// One device with its budget and its models. Clones share the runtime. When the last clone is
-/// dropped, everything ends, but the drop does not wait for the end;
-/// [`shutdown`](Runtime::shutdown) does.
+/// One device with its budget and its models. Clones share the runtime. When
+/// the last clone is dropped, everything ends, but the drop does not wait for
+/// the end; [`shutdown`](Runtime::shutdown) does.
 ///
 /// ```
 /// use bursar_actors::{
@@ -159,17 +159,17 @@ impl Runtime {
     }
 
     /// Starts a runtime that is supervised by one of your actors. Your actor gets ractor's
-    /// supervision event when the runtime ends, including when the last clone of this handle is
-    /// dropped. Your actor may then start another runtime. If your actor dies, the runtime dies
-    /// too.
+    /// supervision event when the runtime ends, including when the last clone of this
+    /// handle is dropped. Your actor may then start another runtime. If your actor dies,
+    /// the runtime dies too.
     ///
     /// Requests and leases of a dead runtime are over. Memory that leases had backed is returned
     /// when their handles are dropped. Use [`ractor`](crate::ractor) as this crate exports it, so
     /// that your program and this crate use the same version.
     ///
     /// # Errors
-    /// The errors of [`start`](Runtime::start). This function also fails if the supervisor is
-    /// ending.
+    /// The errors of [`start`](Runtime::start). This function also fails if
+    /// the supervisor is ending.
     pub async fn start_linked(config: RuntimeConfig, supervisor: ActorCell) -> Result<Self, RuntimeError> {
         Runtime::start_under(config, Some(supervisor)).await
     }
@@ -270,9 +270,9 @@ impl Runtime {
         Ok(question.ask(&self.inner.actor, |reply| RuntimeMessage::Unload { name, within, reply }).await?)
     }
 
-    /// Returns the actors that the runtime supervises, to link to, watch or kill. For the actors of
-    /// a model, call [`serving`](ModelHandle::serving) on its handle, which explains linking and
-    /// watching.
+    /// Returns the actors that the runtime supervises, to link to, watch or kill. For the
+    /// actors of a model, call [`serving`](ModelHandle::serving) on its handle, which
+    /// explains linking and watching.
     ///
     /// # Errors
     /// The runtime supervisor did not answer.

@@ -13,8 +13,8 @@ pub struct Health {
     pub models: BTreeMap<String, ModelHealth>,
 }
 
-/// Combines the health of several runtimes: live if all of them are live, with the models of all of
-/// them.
+/// Combines the health of several runtimes: live if all of them are live, with the models
+/// of all of them.
 impl FromIterator<Health> for Health {
     fn from_iter<I: IntoIterator<Item = Health>>(all: I) -> Self {
         let whole = Health { is_live: true, ..Health::default() };
@@ -37,8 +37,8 @@ pub enum ModelHealth {
     Asleep,
     /// The model is being unloaded. Running requests may finish, and new ones are refused.
     Leaving,
-    /// The model was ready and then ended by itself. Loading it again helps. Unloading it removes
-    /// this entry.
+    /// The model was ready and then ended by itself. Loading it again helps. Unloading
+    /// it removes this entry.
     Stopped,
 }
 

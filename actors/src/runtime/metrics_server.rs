@@ -74,8 +74,8 @@ impl Hint for ServeMetricsError {
 }
 
 /// A running endpoint. `/metrics` serves Prometheus' text format, `/events` the latest events as
-/// JSON, and `/health` whether the process is alive and takes requests. The endpoint ends when this
-/// value is dropped.
+/// JSON, and `/health` whether the process is alive and takes requests. The endpoint ends when
+/// this value is dropped.
 #[derive(Debug)]
 #[must_use = "the endpoint ends when this is dropped"]
 pub struct MetricsServer {
@@ -92,8 +92,8 @@ impl MetricsServer {
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = axum::serve(ScrapeLimit::new(listener), routes(shown))
             .with_graceful_shutdown(async { drop(stopped.await) });
-        // The server ends only when it is stopped: a failed connection is dropped, and the next one
-        // is accepted.
+        // The server ends only when it is stopped: a failed connection is dropped, and the
+        // next one is accepted.
         let serving = tokio::spawn(async { drop(serving.await) });
         MetricsServer { address, stop, serving, runtimes }
     }
@@ -133,10 +133,10 @@ impl Runtime {
     /// array of the latest events of this runtime. A port without an address means the loopback
     /// interface, and port 0 means any free port.
     ///
-    /// `GET /health/live` answers 200 while this runtime is alive, and 503 when only a new runtime
-    /// would help. `/health/ready` answers 200 while there is at least one model and all models
-    /// take requests. `/health` answers 200 when both hold. The body of each answer contains
-    /// [`health`](Runtime::health) as JSON.
+    /// `GET /health/live` answers 200 while this runtime is alive, and 503 when only a new
+    /// runtime would help. `/health/ready` answers 200 while there is at least one model and all
+    /// models take requests. `/health` answers 200 when both hold. The body of each answer
+    /// contains [`health`](Runtime::health) as JSON.
     ///
     /// The first call in a process installs a recorder with the buckets of
     /// [`buckets`](crate::metric::buckets). Later calls share this recorder, even on other
@@ -167,8 +167,8 @@ impl Runtime {
     /// ```
     ///
     /// # Errors
-    /// `address` is not an address or is taken, or another recorder is installed. The error says
-    /// what to do.
+    /// `address` is not an address or is taken, or another recorder is installed. The error
+    /// says what to do.
     ///
     /// # Panics
     /// Outside a tokio runtime, or in one without `enable_io` and `enable_time`.
@@ -178,8 +178,8 @@ impl Runtime {
         let listener = TcpListener::bind(address.0).await.map_err(refused)?;
         let bound = listener.local_addr().map_err(refused)?;
         let recorder = recorder::install()?;
-        // Measures the device once, so that the first scrape shows it even if nothing was recorded
-        // yet.
+        // Measures the device once, so that the first scrape shows it even if
+        // nothing was recorded yet.
         drop(self.budget().measure().await);
         let runtimes = Arc::new(RwLock::new(vec![ShownRuntime::of(self)]));
         Ok(MetricsServer::open(bound, listener, Shown { recorder, runtimes }))
@@ -254,8 +254,8 @@ fn routes(shown: Shown) -> Router {
         .route("/health", get(async |State(shown): State<Shown>| health(shown, Health::is_ready).await))
         .route("/health/ready", get(async |State(shown): State<Shown>| health(shown, Health::is_ready).await))
         .route("/health/live", get(async |State(shown): State<Shown>| health(shown, |health| health.is_live).await));
-    // Every answer closes its connection, so no client keeps its connection slot for another
-    // request.
+    // Every answer closes its connection, so no client keeps its connection
+    // slot for another request.
     routes.layer(map_response(async |answer: Response| ([(CONNECTION, "close")], answer))).with_state(shown)
 }
 
@@ -268,8 +268,8 @@ async fn events(State(shown): State<Shown>) -> impl IntoResponse {
     answer("application/json", Value::Array(shown.events()).to_string())
 }
 
-/// Returns the health. Load balancers and process supervisors read the status, people read the
-/// body.
+/// Returns the health. Load balancers and process supervisors read the status,
+/// people read the body.
 async fn health(shown: Shown, is_well: impl Fn(&Health) -> bool) -> impl IntoResponse {
     let health = shown.health().await;
     let status = if is_well(&health) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -388,8 +388,8 @@ mod tests {
             let server = server().await;
             let address = server.addr();
             let silent = client(&server, "GET").await;
-            // After this scrape, the silent client has a connection slot and is not in the system's
-            // queue.
+            // After this scrape, the silent client has a connection slot and is not
+            // in the system's queue.
             rest(client(&server, "GET /metrics HTTP/1.1\r\nhost: here\r\n\r\n").await).await;
             if is_dropped {
                 drop(server)

@@ -55,8 +55,8 @@ struct Group {
 }
 
 impl Placing {
-    /// Finds the devices of each model. Reads the models' settings, and keeps devices open while it
-    /// examines them.
+    /// Finds the devices of each model. Reads the models' settings, and keeps devices open
+    /// while it examines them.
     ///
     /// # Errors
     /// A device cannot be opened, or a model is to be sharded over more devices than there are.

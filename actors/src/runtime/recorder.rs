@@ -67,8 +67,8 @@ fn builder(gauges_kept: Duration) -> PrometheusBuilder {
     buckets().fold(PrometheusBuilder::new(), with_buckets).idle_timeout(MetricKindMask::GAUGE, Some(gauges_kept))
 }
 
-/// Spawns a thread and not a task, because the recorder outlives the tokio runtime in which it was
-/// installed.
+/// Spawns a thread and not a task, because the recorder outlives the tokio runtime in
+/// which it was installed.
 fn keep_up(handle: PrometheusHandle) -> Result<(), ServeMetricsError> {
     let upkeep = move || {
         loop {

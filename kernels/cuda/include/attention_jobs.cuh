@@ -1,33 +1,35 @@
-// What the attention kernels for Hopper are cut into: the sizes of a kernel, and the jobs of its thread blocks.
+// Sizes of the attention kernels for Hopper, and the jobs of their thread blocks.
 #pragma once
 
 #include "attention_tiles.cuh"
 #include "contract.cuh"
 
 using contract::common::BLOCK_TOKENS;
-using contract::attention_hopper::STAGES;  // of queries, of keys, and of values
+using contract::attention_hopper::STAGES;  // stages of queries, of keys, and of values
 constexpr uint32_t WARPGROUP = 128;
 constexpr float LOG2_E = 1.4426950408889634f;
 
-// Sizes of one kernel. `MULTIPLIERS` warpgroups multiply 64 query vectors each; one more warpgroup copies.
-// `SPLIT`: a tile's keys are split among several jobs. `E4M3`: so is the cache, and another warpgroup widens it.
+// Sizes of one kernel. `MULTIPLIERS` warpgroups multiply 64 query vectors each; one more warpgroup
+// copies. `SPLIT`: the keys of a tile are split among several jobs. `E4M3`: the cache is in E4M3,
+// and another warpgroup widens it.
 template <int D_, int MULTIPLIERS_, int KEYS_, bool PAGED_, bool SPLIT_, bool E4M3_ = false>
 struct Sizes {
     static constexpr int D = D_;
-    static constexpr int WIDE = (D + 15) / 16 * 16;  // in shared memory: products are 16 deep, and zeros fill the rest
+    static constexpr int WIDE = (D + 15) / 16 * 16;  // zero-padded: products are 16 columns deep
     static constexpr int MULTIPLIERS = MULTIPLIERS_;
     static constexpr bool PAGED = PAGED_;
     static constexpr bool SPLIT = SPLIT_;
     static constexpr bool E4M3 = E4M3_;
-    static constexpr int KEYS = KEYS_;  // of a step
+    static constexpr int KEYS = KEYS_;  // per step
     static constexpr int QUERIES = 64 * MULTIPLIERS;
     static constexpr int HELPERS = E4M3 ? 2 : 1;  // warpgroups that do not multiply
     static constexpr int THREADS = WARPGROUP * (MULTIPLIERS + HELPERS);
     static constexpr int CHUNK = D % 64 == 0 ? 64 : 16;  // columns
     static constexpr int CHUNKS = WIDE / CHUNK;
     static_assert(!PAGED || WIDE == D, "a block of the cache has no room for zeros");
-    // From 8 rows to the next 8, and from chunk to chunk. A block of the cache comes as one box, 8 rows of all chunks
-    // and then the next 8; packed rows come as a box for each chunk, all keys of a step in it.
+    // Bytes from 8 rows to the next 8, and from chunk to chunk. A block of the cache is copied as
+    // one box: 8 rows of all chunks, and then the next 8 rows. Packed rows are copied as one box
+    // per chunk, with all keys of a step.
     static constexpr uint32_t DOWN = PAGED ? 8 * D * 2 : 8 * CHUNK * 2;
     static constexpr uint32_t ACROSS = PAGED ? 8 * CHUNK * 2 : KEYS * CHUNK * 2;
     static constexpr uint32_t QUERY_DOWN = 8 * CHUNK * 2;
@@ -37,12 +39,12 @@ struct Sizes {
     static constexpr uint32_t KEYS_AT = STAGES * QUERY_BYTES;
     static constexpr uint32_t VALUES_AT = KEYS_AT + STAGES * STEP_BYTES;
     static constexpr uint32_t RAW_AT = VALUES_AT + STAGES * STEP_BYTES;
-    static constexpr uint32_t RAW_BYTES = E4M3 ? KEYS * D : 0;  // of a step's keys or values as they come
+    static constexpr uint32_t RAW_BYTES = E4M3 ? KEYS * D : 0;  // of a step's keys or values, as stored
     static constexpr uint32_t SHARED_BYTES = RAW_AT + STAGES * RAW_BYTES;
     static_assert(QUERY_BYTES % (16 * CHUNK) == 0 && STEP_BYTES % (16 * CHUNK) == 0,
                   "a swizzle repeats after so many bytes");
     static_assert(SHARED_BYTES <= 226 * 1024, "a block's dynamic share of shared memory");
-    // Registers of a thread, out of 65,536 for the block.
+    // Registers per thread, of the 65,536 that the block has.
     static constexpr uint32_t HELPER_REGISTERS = MULTIPLIERS == 3 ? 32 : 40;
     static constexpr uint32_t MULTIPLY_REGISTERS = MULTIPLIERS == 3 ? 160 : E4M3 ? 216 : 232;
 };
@@ -84,28 +86,30 @@ struct Arguments {
     uint32_t kv_heads;
     uint32_t blocks;
     uint32_t blocks_max;
-    uint32_t splits;  // of a tile's keys; 1 if `SPLIT` is not set
-    const float* scales;  // [2, kv_heads], of a cache in E4M3; null otherwise
+    uint32_t splits;  // parts of a tile's keys; 1 unless `SPLIT`
+    const float* scales;  // [2, kv_heads], for a cache in E4M3; null otherwise
     float scale;
 
-    // From the products of queries and keys of a head to powers of two.
+    // Factor from the dot product of a query and a key of this head to the exponent of a power of
+    // two.
     __device__ __forceinline__ float factor(uint32_t head) const {
         return scale * LOG2_E * (scales == nullptr ? 1.0f : __ldg(scales + head));
     }
-    // Of a head's values.
+    // Scale of the head's values.
     __device__ __forceinline__ float value_scale(uint32_t head) const {
         return scales == nullptr ? 1.0f : __ldg(scales + kv_heads + head);
     }
 };
 
-// What one turn of a thread block is about: a tile of query vectors, a head, and some or all steps of keys.
+// The work of a thread block in one turn: a tile of query vectors, a head, and some or all steps of
+// keys.
 struct Job {
     uint32_t found;
     uint32_t slot;         // of its part, if tiles are split
     uint32_t first_row;    // of the sequence
     uint32_t rows;         // of the sequence
     uint32_t first_query;  // of the tile
-    uint32_t head;         // of keys and values
+    uint32_t head;         // KV head
     uint32_t sequence;
     int32_t keys;     // that any row of the tile sees
     int32_t visible;  // to row 0 of the sequence
@@ -116,8 +120,9 @@ struct Job {
 
 __device__ __forceinline__ uint32_t whole_blocks(int32_t keys) { return (keys + BLOCK_TOKENS - 1) / BLOCK_TOKENS; }
 
-// The keys of a tile, and its steps; one step of nothing but masked zeros if it has no keys. The result is how many
-// parts its steps fall into, which is less than `splits` for a tile of few steps.
+// Sets the keys and the steps of a tile. A tile without keys has one step of masked zeros. Returns
+// the number of parts into which the steps are split, which is less than `splits` for a tile of few
+// steps.
 template <typename S>
 __device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments, const AttentionTile& tile,
                                             int32_t& steps) {
@@ -131,7 +136,8 @@ __device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments
         const uint32_t last_row = min((tile.first_query + S::QUERIES - 1) / arguments.group, tile.rows - 1);
         job.visible = static_cast<int32_t>(context) - static_cast<int32_t>(tile.rows) + 1;
         job.keys = max(job.visible + static_cast<int32_t>(last_row), 0);
-        // Blocks past the keys come as zeros; within the last block of the context stands what was there before.
+        // Blocks past the keys are zeros, but the last block of the context ends with whatever was
+        // there before.
         job.torn = whole_blocks(job.keys) * BLOCK_TOKENS > context;
     } else {
         job.keys = static_cast<int32_t>(tile.rows);
@@ -141,19 +147,20 @@ __device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments
     return S::SPLIT ? min(arguments.splits, static_cast<uint32_t>(steps)) : 1u;
 }
 
-// The jobs of this thread block, turn by turn. Every second round of blocks runs backwards: who had the longest tile of
-// a round has the shortest of the next. Used by whole warps.
+// The jobs of this thread block, in the order of its turns. Every second round goes through the
+// blocks backwards: a block with the longest tile of one round has the shortest tile of the next
+// round. Used by whole warps.
 template <typename S>
 struct Jobs {
     const Arguments& arguments;
-    uint32_t tiles;  // of one head, packed only
+    uint32_t tiles;  // of one head; for packed rows only
     uint32_t turn;
     TileCursor cursor;
 
     __device__ __forceinline__ explicit Jobs(const Arguments& arguments) : arguments(arguments), tiles(0), turn(0) {
         rewind();
         if (!S::PAGED) {
-            // A search in vain passes them all.
+            // A search for a tile that does not exist counts all tiles.
             AttentionTile none;
             find_tile<S::QUERIES>(0xffffffffu, arguments.starts, cursor, arguments.sequences, arguments.rows, 1, none);
             tiles = cursor.passed;
@@ -170,13 +177,13 @@ struct Jobs {
             uint32_t wanted;
             uint32_t part = 0;
             if (S::PAGED) {
-                // Heads next to each other: tiles come with falling work.
+                // Heads vary fastest, so that tiles come in order of decreasing work.
                 const uint32_t splits = S::SPLIT ? arguments.splits : 1u;
                 part = job.slot % splits;
                 job.head = job.slot / splits % arguments.kv_heads;
                 wanted = job.slot / splits / arguments.kv_heads;
             } else {
-                // A head's tiles next to each other: its keys and values stay in the L2 cache.
+                // A head's tiles are consecutive, so that its keys and values stay in the L2 cache.
                 job.head = job.slot / max(tiles, 1u);
                 wanted = job.slot % max(tiles, 1u);
                 if (job.head >= arguments.kv_heads) {

@@ -1,5 +1,5 @@
-// What brings a block of attention_prefill_hopper.cu its operands: one warp the keys and values, which a warpgroup widens if they
-// are in E4M3, and three warps the queries.
+// Loads of operands for attention_prefill_hopper.cu: one warp copies keys and values, which a
+// warpgroup widens if they are in E4M3, and three warps copy queries.
 #pragma once
 
 #include "attention_jobs.cuh"
@@ -19,15 +19,16 @@ struct Barriers {
     uint64_t keys_empty[STAGES];
     uint64_t values_full[STAGES];
     uint64_t values_empty[STAGES];
-    // In E4M3, keys and values as they come; those above are then of widened ones.
+    // With a cache in E4M3, for keys and values as stored; the barriers above are then for the
+    // widened ones.
     uint64_t raw_full[STAGES];
     uint64_t raw_empty[STAGES];
-    uint32_t raw_is[STAGES];  // of RAW_KEYS, RAW_VALUES and RAW_END
+    uint32_t raw_is[STAGES];  // RAW_KEYS, RAW_VALUES or RAW_END
 };
 
 constexpr uint32_t RAW_KEYS = 0, RAW_VALUES = 1, RAW_END = 2;
 
-// Keys and values of all jobs, step by step, into the rings. One warp.
+// Copies keys and values of all jobs to the rings, step by step. Run by one warp.
 template <typename S>
 __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments& arguments, uint32_t shared,
                                            Barriers& barriers) {
@@ -36,7 +37,8 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
     if (lane == 0) {
         fetch_map(map);
     }
-    // Lane i copies block i of a step. A block that is none lies past the map's end: zeros.
+    // Lane i copies block i of a step. A block that does not exist is read past the map's end,
+    // which gives zeros.
     const auto block_of = [&](const Job& job, int32_t step) {
         const int32_t place = step * STEP_BLOCKS + static_cast<int32_t>(lane);
         uint32_t block = arguments.blocks;
@@ -71,7 +73,8 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
         }
     };
     Ring<STAGES> keys, values, raw;
-    // The lane that says what comes also begins the phase in which it does.
+    // Lane 0 writes the kind of the data and later arrives at the barrier of the stage, which
+    // orders the write before the reads.
     const auto announce = [&](uint32_t what) {
         barrier_wait(shared_address(&barriers.raw_empty[raw.stage]), raw.parity ^ 1);
         if (lane == 0) {
@@ -109,10 +112,11 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
     while (job.found) {
         int32_t step = job.last_step;
         copy_keys(job, step, block);
-        // The next job is found while there is time, and its first blocks.
+        // The next job and its first blocks are looked up while the copies of this one are in
+        // progress.
         const Job next = jobs.next();
         const uint32_t first_of_next = block_of(next, next.last_step);
-        // Values follow one step behind, as they are needed.
+        // Values are copied one step after the keys, in the order in which they are needed.
         while (step > job.first_step) {
             const uint32_t below = block_of(job, step - 1);
             copy_keys(job, step - 1, below);
@@ -132,13 +136,14 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
     }
 }
 
-// What `copy_steps` brings, as f16 where the multiplying warpgroups look for it. One warpgroup.
+// Widens the data that `copy_steps` loads to f16 and writes it to the stages of the multiplying
+// warpgroups. Run by one warpgroup.
 template <typename S>
 __device__ __forceinline__ void widen_steps(uint32_t shared, Barriers& barriers) {
     static_assert(!S::E4M3 || (S::D == 128 && S::CHUNK == 64), "lanes are dealt out so");
     const uint32_t thread = threadIdx.x % WARPGROUP;
-    // Eight lanes take 64 bytes of two rows each, of one the left half and of the other the right one, so that they never
-    // meet in a bank of shared memory.
+    // Eight lanes read 64 bytes of each of two rows: the left half of one and the right half of the
+    // other, so that there are never bank conflicts in shared memory.
     const uint32_t quarter = thread % 4, odd = thread / 4 % 2;
     Ring<STAGES> raw, keys, values;
     const auto widen = [&](uint32_t to, uint64_t (&full)[STAGES], uint64_t (&empty)[STAGES], Ring<STAGES>& ring) {
@@ -187,7 +192,8 @@ __device__ __forceinline__ void widen_steps(uint32_t shared, Barriers& barriers)
     }
 }
 
-// Queries of all jobs, and what the jobs are. Three warps.
+// Copies the queries of all jobs, and passes the jobs to the multiplying warpgroups. Run by three
+// warps.
 template <typename S, typename T>
 __device__ __forceinline__ void copy_queries(const T* queries, const Arguments& arguments, uint32_t shared,
                                              Barriers& barriers, Job (&shared_jobs)[STAGES]) {
@@ -197,7 +203,7 @@ __device__ __forceinline__ void copy_queries(const T* queries, const Arguments& 
     constexpr uint32_t ROUND = QUERY_THREADS / PIECES;
     const uint32_t piece = thread % PIECES;
     const uint32_t chunk = piece / (S::CHUNK / 8);
-    const bool is_of_head = piece < S::D / 8;  // or of the zeros behind it
+    const bool is_of_head = piece < S::D / 8;  // otherwise, it is of the zeros after the head
     const uint32_t round_rows = ROUND / arguments.group;
     const uint32_t round_heads = ROUND % arguments.group;
     Jobs<S> jobs(arguments);
@@ -233,7 +239,8 @@ __device__ __forceinline__ void copy_queries(const T* queries, const Arguments& 
         }
         wait_for_copies();
         if (S::E4M3 && !std::is_same_v<T, __half>) {
-            // Each thread its own pieces, which it need not wait for.
+            // Each thread converts the pieces that it has copied itself, so it need not wait for
+            // other threads.
             for (index = thread < ROUND * PIECES ? thread / PIECES : S::QUERIES; index < S::QUERIES; index += ROUND) {
                 const uint32_t at =
                     place + index / 64 * (64 * S::WIDE * 2) + Swizzle<S::CHUNK>::place(index % 64, piece % (S::CHUNK / 8));

@@ -1,9 +1,10 @@
-// Which rows a thread block works on, found on the device: the host knows how many rows and sequences there are, but not
-// where one sequence ends and the next begins.
+// The rows that a thread block processes, found on the device: the host knows the numbers of rows
+// and sequences, but not where one sequence ends and the next begins.
 //
-// Grouped query heads are packed: the `group` heads that share one head of keys and values stand one after the other for
-// each row, so that a tile has `rows * group` query vectors to choose from and reads the keys and values once for all of
-// them. Query vector `q` of a sequence is head `q % group` of its row `q / group`.
+// Grouped query heads are packed: for each row, the `group` heads that share a KV head come one
+// after the other. A sequence thus has `rows * group` query vectors to fill tiles with, and a tile
+// reads the keys and values once for all of its query vectors. Query vector `q` of a sequence is
+// head `q % group` of its row `q / group`.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ struct AttentionTile {
     uint32_t first_query;  // of the tile, in the sequence's rows * group query vectors
 };
 
-// Rows of a sequence, kept inside the batch whatever the starts say.
+// Rows of a sequence, clamped to the batch whatever `starts` contains.
 __device__ __forceinline__ uint32_t rows_of(const uint32_t* starts, uint32_t sequence, uint32_t rows,
                                             uint32_t& first_row) {
     first_row = min(__ldg(starts + sequence), rows);
@@ -23,16 +24,17 @@ __device__ __forceinline__ uint32_t rows_of(const uint32_t* starts, uint32_t seq
     return end > first_row ? end - first_row : 0u;
 }
 
-// How far a search has come: the tiles of all sequences before `base` are `passed`.
+// Progress of a search: the sequences before `base` have `passed` tiles.
 struct TileCursor {
     uint32_t base;
     uint32_t passed;
 };
 
-// Finds tile number `wanted` of the sequences from where the cursor began to `end`, in order of sequences; within one,
-// its last tile first, because under a causal mask that is the one with the most work. The cursor moves up, so that a
-// search for a later tile need not start again. False if there are not so many tiles; the cursor has then passed all.
-// Called by whole warps.
+// Finds tile number `wanted` of the sequences from the initial position of the cursor to `end`.
+// Tiles are in the order of sequences; within a sequence, the last tile comes first, because it has
+// the most work under a causal mask. The cursor moves forward, so that a search for a later tile
+// need not start again. Returns false if there are not enough tiles; the cursor has then passed all
+// of them. Called by whole warps.
 template <uint32_t TILE_QUERIES>
 __device__ __forceinline__ bool find_tile(uint32_t wanted, const uint32_t* starts, TileCursor& cursor, uint32_t end,
                                           uint32_t rows, uint32_t group, AttentionTile& tile) {

@@ -1,23 +1,24 @@
-// Experts' places, cut into tiles of each expert's own, as each block of Hopper counts them.
+// Places of experts, cut into tiles of one expert each. Each block computes the tiles (Hopper).
 #pragma once
 
 #include "contract.cuh"
 #include "expert_tiles.cuh"
 #include "hopper_copy.cuh"
 
-// The barrier of the block's first 128 threads, which count.
+// The barrier of the block's first 128 threads, which count the tiles.
 constexpr uint32_t WARPGROUP_MEETS = 1;
 
-// What is counted of each expert, summed up over those in front of it.
+// A count for each expert, and the sum of the counts of all experts before it.
 struct ExpertSums {
     static constexpr uint32_t EXPERTS_MAX = contract::experts::EXPERTS_MAX;
     static constexpr uint32_t COUNTERS = 128;
 
-    uint32_t before[EXPERTS_MAX + 1];  // each expert
+    uint32_t before[EXPERTS_MAX + 1];  // the sum before each expert
     uint32_t of_warp[COUNTERS / 32];
 
-    // Counts `count(places)` of an expert that has so many places. For the first threads of the block, each with
-    // neighbouring experts; seen by others after a barrier of all.
+    // Sums up `count(places)` over the experts, where `places` is the expert's number of places.
+    // Called by the first threads of the block, each of which has consecutive experts. The results
+    // are visible to other threads after a barrier of the block.
     template <typename Count>
     __device__ __forceinline__ void sum_up(const uint32_t* starts, uint32_t experts, Count count) {
         constexpr uint32_t OF_THREAD = EXPERTS_MAX / COUNTERS;
@@ -56,7 +57,7 @@ struct ExpertSums {
         }
     }
 
-    // The last expert in front of which `tiles_before` finds no more than so many tiles.
+    // The last expert for which `tiles_before` returns at most `tiles`.
     template <typename TilesBefore>
     static __device__ __forceinline__ uint32_t last_with(uint32_t tiles, uint32_t experts, TilesBefore tiles_before) {
         uint32_t low = 0, high = experts;
@@ -74,7 +75,7 @@ struct ExpertSums {
 
 // The tiles of all experts, one expert after the other.
 struct Tiles : ExpertSums {
-    // Counts tiles of PLACES places, as `sum_up`.
+    // Counts tiles of PLACES places, for callers as in `sum_up`.
     template <uint32_t PLACES>
     __device__ __forceinline__ void count(const uint32_t* starts, uint32_t experts) {
         sum_up(starts, experts, [](uint32_t places) { return (places + PLACES - 1) / PLACES; });
@@ -85,7 +86,7 @@ struct Tiles : ExpertSums {
         return last_with(tile, experts, [&](uint32_t expert) { return before[expert]; });
     }
 
-    // The tile of this number, which is one of this expert's.
+    // Tile `number`, which must belong to `expert`.
     template <uint32_t PLACES>
     __device__ __forceinline__ Tile tile(uint32_t number, uint32_t expert, const uint32_t* starts) const {
         const uint32_t first = starts[expert] + (number - before[expert]) * PLACES;

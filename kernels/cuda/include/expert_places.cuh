@@ -1,19 +1,20 @@
-// What a warp of Hopper writes of a tile of an expert's places: neighbouring features at once (sm_90a).
+// Output of a warp for a tile of an expert's places, with several adjacent features per store
+// (sm_90a).
 #pragma once
 
 #include "expert_tiles.cuh"
 #include "hopper_store.cuh"
 #include "tensor_core.cuh"
 
-// An 8 x 8 matrix of 16-bit elements, two of a row in each lane, turned over its diagonal.
+// Transposes an 8 x 8 matrix of 16-bit elements; each lane has two elements of a row.
 __device__ __forceinline__ uint32_t turn(uint32_t pair) {
     uint32_t turned;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
     return turned;
 }
 
-// Of rows of eight pairs, of which a lane has the pairs `lane % 4` and 4 + `lane % 4` of one: the two neighbours from
-// 2 * (lane % 4) on.
+// Four lanes have the eight pairs of a row, each lane the pairs `lane % 4` and 4 + `lane % 4`.
+// Returns the two adjacent pairs from 2 * (lane % 4) on.
 __device__ __forceinline__ uint2 neighbours(uint32_t low, uint32_t high) {
     const uint32_t lane = threadIdx.x % 32;
     const bool is_behind = lane & 2, is_odd = lane & 1;
@@ -23,10 +24,12 @@ __device__ __forceinline__ uint2 neighbours(uint32_t low, uint32_t high) {
     return is_odd ? make_uint2(from_pair, second) : make_uint2(first, from_pair);
 }
 
-// Writes a warp's 16 rows of a tile of the weight times GROUPS times eight places, in the layout of tensor_core.cuh. Gated,
-// the rows are eight of gate and the same eight of up; otherwise each product is multiplied by its place's number in `by`.
-// Rounded and in words, sums of two places are turned into two features of one, four of which lanes write at once. `out`
-// starts on eight bytes, and `features` are a multiple of 8.
+// Writes a warp's 16 rows of a tile of the weight times GROUPS times eight places, in the layout of
+// tensor_core.cuh. If gated, the rows are eight of gate and the same eight of up; otherwise, each
+// product is multiplied by the factor of its place in `by`. The sums are rounded and packed into
+// words; then words with one feature of two places are transposed into words with two features of
+// one place, and a lane stores four features at once. `out` is aligned to eight bytes, and
+// `features` is a multiple of 8.
 template <typename Element, uint32_t GROUPS, bool GATED>
 __device__ __forceinline__ void write_places(const float (&c)[GROUPS][4], const float (&by)[GROUPS][2], const Tile& tile,
                                              uint32_t first_feature, uint32_t warp, uint32_t features, Element* out) {

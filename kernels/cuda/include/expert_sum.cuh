@@ -1,14 +1,15 @@
-// The sum of a row's experts: products that the experts' kernels have multiplied by their weights.
+// The sum over a row's experts of products that the expert GEMMs have multiplied by the experts'
+// weights.
 #pragma once
 
 #include "element.cuh"
 
-// Products of a row's choices that are under way at once.
+// Products of a row's choices that are loaded at once.
 constexpr uint32_t PRODUCTS_AT_ONCE = 8;
 
-// Adds the products of a row's choices, which stand in rows of `products` at `places` `[top]`, in the order of their ranks.
-// `each(step)` calls `step(slot, column)` for each vector of `WIDTH` elements that `sums` has. Places that are not
-// `is_here` are left out.
+// Adds the products of a row's choices, which are the rows of `products` at `places` `[top]`, in
+// the order of their ranks. `each(step)` calls `step(slot, column)` for each vector of `WIDTH`
+// elements in `sums`. Places for which `is_here` returns false are left out.
 template <uint32_t WIDTH, uint32_t SLOTS, typename Element, typename Each, typename IsHere>
 __device__ __forceinline__ void add_products(const Element* products, const uint32_t* places, uint32_t top,
                                              uint32_t columns, const Each& each, const IsHere& is_here,
@@ -42,10 +43,10 @@ __device__ __forceinline__ void add_products(const Element* products, const uint
     }
 }
 
-// A sum of a row's experts with what a residual has there, and where that is.
+// The operands of a sum over a row's experts that is added to a residual.
 template <typename Element>
 struct ExpertSum {
-    const Element* products;  // [rows * top, columns] without gaps, in the order of places
+    const Element* products;  // [rows * top, columns], contiguous, in the order of places
     const uint32_t* places;   // [rows * top], by choice
     uint32_t top;
     Element* residual;  // [rows, columns], rows residual_pitch elements apart
@@ -56,7 +57,7 @@ struct ExpertSum {
         return residual + row * residual_pitch;
     }
 
-    // The sums of a row, onto what the residual has: see `add_products`.
+    // Sums up a row's products and the previous contents of the residual: see `add_products`.
     template <uint32_t WIDTH, uint32_t SLOTS, typename Each>
     __device__ __forceinline__ void add(uint64_t row, const Each& each, float (&sums)[SLOTS][WIDTH]) const {
         each([&](uint32_t slot, uint32_t column) { load<WIDTH>(row_of_residual(row) + column, sums[slot]); });

@@ -1,17 +1,18 @@
-// Tiles of places of one expert, and what a warp writes of one.
+// Tiles of places of one expert, and a warp's output of a tile.
 #pragma once
 
 #include "element.cuh"
 
-// Places of one expert.
+// Consecutive places of one expert.
 struct Tile {
     uint32_t expert;
     uint32_t first;
     uint32_t end;
 };
 
-// Writes a warp's 16 rows of a tile of the weight times GROUPS times eight places, in the layout of tensor_core.cuh. Gated,
-// the rows are eight of gate and the same eight of up; otherwise each product is multiplied by the weight of its choice.
+// Writes a warp's 16 rows of a tile of the weight times GROUPS times eight places, in the layout of
+// tensor_core.cuh. If gated, the rows are eight of gate and the same eight of up; otherwise, each
+// product is multiplied by the weight of its choice.
 template <typename Element, uint32_t GROUPS, bool GATED>
 __device__ __forceinline__ void write_tile(const float (&c)[GROUPS][4], const Tile& tile, uint32_t first_feature,
                                            uint32_t warp, uint32_t features, const uint32_t* choices, const float* weights,
@@ -30,7 +31,8 @@ __device__ __forceinline__ void write_tile(const float (&c)[GROUPS][4], const Ti
                 const uint32_t feature = first_feature + warp * 8 + lane / 4;
                 if (feature < features) {
                     const float gate = c[group][i], up = c[group][2 + i];
-                    // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+                    // For a very negative gate, exp overflows to infinity, and the quotient is
+                    // zero.
                     row[feature] = from_float<Element>(__fdividef(gate, 1.0f + __expf(-gate)) * up);
                 }
             } else {

@@ -1,25 +1,29 @@
-// Which items of a product with experts' weights a block of Hopper works on, and in which order.
+// The items of a GEMM with expert weights that a block processes, and their order (Hopper).
 //
-// An item is a tile of the weight's rows times a tile of an expert's places. Experts with one tile of places, which are most,
-// stand on a line, item by item, of which blocks take stretches. The weights of an expert with several tiles are wanted by
-// each of those, so these tiles have blocks of their own, which read the same rows at the same time: one reads memory, the
-// others find the rows in the L2 cache.
+// An item is a tile of the weight's rows times a tile of an expert's places. The items of experts
+// with only one tile of places, which most experts have, are laid out along a line, of which each
+// block takes a contiguous range. The weights of an expert with several tiles of places are needed
+// for each of these tiles. Different blocks process them and read the same rows of the weight at
+// the same time: one block reads memory, and the others find the rows in the L2 cache.
 //
-// To that end experts with several tiles come first in every block, in rounds. A round of a block is a part of the weight's
-// rows that fits into the block's share, with one tile of places; neighbouring blocks have the same rows. What is left of its
-// share a block takes of the line, at whose end stands what the rounds had no room for. So all blocks have equal numbers of
-// items, to one. With even routing nearly all is line.
+// To make this possible, every block processes experts with several tiles first, in rounds. A
+// block's round is a part of the weight's rows that fits into the block's share of items, for one
+// tile of places; adjacent blocks have the same rows. A block takes the rest of its share from the
+// line, at the end of which are the items that do not fit into rounds. All blocks thus have the
+// same number of items, give or take one. With even routing, nearly all items are on the line.
 #pragma once
 
 #include "contract.cuh"
 #include "expert_list.cuh"
 #include "expert_tiles.cuh"
 
-// Tiles before each expert: in the low half those of experts that have one, in the high half those of experts with several.
+// The number of tiles before each expert: in the low half, tiles of experts with one tile; in the
+// high half, tiles of experts with several.
 struct Walk : ExpertSums {
-    static constexpr uint32_t SHARED = 16;  // bits to the high half
+    static constexpr uint32_t SHARED = 16;  // first bit of the high half
 
-    // Counts tiles of PLACES places, as `sum_up`. There are less than 65,536.
+    // Counts tiles of PLACES places, for callers as in `sum_up`. There must be less than 65,536
+    // tiles.
     template <uint32_t PLACES>
     __device__ __forceinline__ void count(const uint32_t* starts, uint32_t experts) {
         sum_up(starts, experts, [](uint32_t places) {
@@ -28,7 +32,7 @@ struct Walk : ExpertSums {
         });
     }
 
-    // Of those that are counted `by` so many bits up, before an expert.
+    // The tiles before an expert, from the half that starts at bit `by`.
     __device__ __forceinline__ uint32_t tiles_before(uint32_t expert, uint32_t by) const {
         return before[expert] >> by & 0xffff;
     }
@@ -39,13 +43,13 @@ struct Walk : ExpertSums {
     }
 };
 
-// Items that follow each other in a block and have the same places.
+// Consecutive items of a block for the same tile of places.
 struct Run {
     uint32_t expert;
-    uint32_t tile;   // of the expert's places
-    uint32_t first;  // tile of the weight's rows
+    uint32_t tile;   // index among the expert's tiles of places
+    uint32_t first;  // index of the first tile of the weight's rows
     uint32_t end;
-    bool is_shared;  // other tiles want the same rows
+    bool is_shared;  // other tiles of places need the same rows
 
     template <uint32_t PLACES>
     __device__ __forceinline__ Tile places(const uint32_t* starts) const {
@@ -57,17 +61,19 @@ struct Run {
 // A block's items, run by run.
 class Stretch {
     const Walk& walk;
-    const uint32_t experts, across;  // tiles of the weight's rows
-    uint32_t lone_items;             // of experts that have one tile
-    uint32_t now, end;               // of the line
-    // Of experts with several tiles: `parts` of a tile, each of `width` items but for the last, which may have fewer. Parts
-    // are numbered by expert, then by rows of the weight, then by tiles of places.
+    const uint32_t experts, across;  // number of tiles of the weight's rows
+    uint32_t lone_items;             // items of experts with one tile
+    uint32_t now, end;               // this block's range of the line
+    // For experts with several tiles: the number of parts per tile of places, and the items of a
+    // part (the last part may have fewer). Parts are numbered by expert, then by rows of the
+    // weight, then by tile of places.
     uint32_t parts = 1, width = 0;
-    uint32_t in_rounds = 0;  // parts that have a round
-    uint32_t part = 0;       // of this block's next round
-    uint32_t left_over = 0;  // items in front of the first part without a round
+    uint32_t in_rounds = 0;  // parts that are processed in rounds
+    uint32_t part = 0;       // part of this block's next round
+    uint32_t left_over = 0;  // items before the first part that is not in a round
 
-    // The part of this number, and how many items of experts with several tiles are in front of it.
+    // The part with this number. Sets `items_before` to the number of items before it, among those
+    // of experts with several tiles.
     __device__ __forceinline__ Run run_of(uint32_t number, uint32_t& items_before) const {
         const uint32_t expert = walk.expert_of(number / parts, Walk::SHARED, experts);
         const uint32_t before = walk.tiles_before(expert, Walk::SHARED);
@@ -87,7 +93,7 @@ class Stretch {
         return items;
     }
 
-    // What of a part begins at this one of the items of experts with several tiles.
+    // The rest of a part, beginning with the given item among those of experts with several tiles.
     __device__ __forceinline__ Run run_at(uint32_t item) const {
         const uint32_t expert = walk.expert_of(item / across, Walk::SHARED, experts);
         const uint32_t before = walk.tiles_before(expert, Walk::SHARED);
@@ -109,7 +115,7 @@ public:
         now = share * block + min(block, more);
         end = now + share + (block < more ? 1 : 0);
         if (shared_tiles > 0) {
-            // Fewer items than blocks: the first blocks have one each.
+            // With fewer items than blocks, the first blocks have one item each.
             const uint32_t least = max(share, 1u);
             parts = (across + least - 1) / least;
             width = (across + parts - 1) / parts;
@@ -123,7 +129,7 @@ public:
         }
     }
 
-    // False if there is none.
+    // Returns false if there are no more runs.
     __device__ __forceinline__ bool next(Run& run) {
         if (part < in_rounds) {
             uint32_t items;

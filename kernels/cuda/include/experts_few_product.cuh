@@ -1,21 +1,26 @@
-// Products of few rows with the weights of their experts on Hopper: a step of decoding, which is bound by reading the
-// weights of the experts that were chosen once.
+// GEMMs of few rows with the weights of their experts on Hopper: a decode step, which is bound by
+// reading the weights of the chosen experts once.
 //
-// gated_experts_few_<type>_r<PLACES>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)   (SwiGLU, arXiv 2002.05202)
+// gated_experts_few_<type>_r<PLACES>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)
+//                                      (SwiGLU, arXiv 2002.05202)
 // experts_few_<type>_r<PLACES>         out[place] = weight of the choice * (x[place] * w^T)
 //
-// experts_few_e4m3.cu has both with weights and x in E4M3, as linear_few_e4m3.cu: `_e4m3_blocks` and `_e4m3_rows`.
+// experts_few_e4m3.cu has both with weights and x in E4M3, as in linear_few_e4m3.cu: `_e4m3_blocks`
+// and `_e4m3_rows`.
 //
-// <type> is bf16 or f16; PLACES is 8, 16, 24 or 32: the places of one expert that a tile takes. Operands are those of
-// experts.cu, but the weight comes as a tensor map; x and its rows start at multiples of 16 bytes, `in` and
-// `features` are multiples of 8. Sums are f32 with one rounding at the end, in the order of columns, so a row has the
-// same bits whatever stands beside it. A NaN stays in its row, or in the features whose weights have it.
+// <type> is bf16 or f16. PLACES is 8, 16, 24 or 32: the places of one expert in a tile. Operands
+// are those of experts.cu, except that the weight is passed as a tensor map, x and its rows start
+// at multiples of 16 bytes, and `in` and `features` are multiples of 8. Sums are f32 in the order
+// of columns, rounded once at the end, so the bits of a row do not depend on other rows. A NaN
+// affects only its row, or the features whose weights contain it.
 //
-// An item is a tile of places and a tile of 64 rows of the weight (gated: 32 of gate and 32 of up, eight and eight). Blocks
-// take equal numbers of items in the order of expert_walk.cuh, so that most of a block's items are of one tile of places,
-// whose rows of x it keeps in shared memory, all columns of them. One warp copies weights, and is ahead of the others by as
-// many stages as there are, also over the end of an item; a warpgroup multiplies. The weight is the tall operand of wgmma, x
-// the narrow one. Weights that one tile reads leave the L2 cache first, so that those that several read stay there.
+// An item is a tile of places and a tile of 64 rows of the weight (gated: 32 of gate and 32 of up,
+// eight and eight). Blocks take equal numbers of items in the order of expert_walk.cuh, so that
+// most of a block's items have the same tile of places. The block keeps that tile's rows of x in
+// shared memory, with all of their columns. One warp copies weights as far ahead as there are
+// stages, also beyond the end of an item; a warpgroup multiplies. The weight is the tall operand of
+// wgmma, x the narrow one. Weights that only one tile reads are the first to be evicted from the L2
+// cache, so that weights that several tiles read stay there.
 
 #pragma once
 
@@ -60,8 +65,8 @@ struct Arguments {
 template <typename Format>
 constexpr uint32_t CHUNK_COLUMNS = ROW_BYTES / sizeof(typename Format::Operand);
 
-// Starts the copies of a tile's rows of x, all columns: chunks of them, one after the other, as the copy engine would leave
-// them. A thread has the same piece of each step in every eighth row.
+// Starts the copies of a tile's rows of x with all columns, chunk by chunk in the layout that the
+// copy engine would use. A thread copies the same piece of each step in every eighth row.
 template <typename Format, uint32_t PLACES, bool GATED>
 __device__ __forceinline__ void bring_rows(const Arguments<Format>& arguments, const Tile& tile, uint32_t shared,
                                            uint32_t steps) {
@@ -92,8 +97,8 @@ __device__ __forceinline__ void bring_rows(const Arguments<Format>& arguments, c
     }
 }
 
-// What a thread wants to know of the places that its sums are of, two in each eight: by what they are multiplied, and for
-// E4M3 where their rows' scales begin or, without blocks, the scales.
+// A thread's data on the places of its sums, two in each eight: the factor of their products, and
+// for E4M3 the start of their rows' scales or, without blocks, the scales.
 template <typename Format, uint32_t PLACES, bool GATED>
 struct Places {
     uint32_t choice[PLACES / 8][2];
@@ -101,12 +106,13 @@ struct Places {
     uint32_t scales_at[PLACES / 8][2];
     float scale[PLACES / 8][2];
 
-    // One behind the last of the tile is as the last.
+    // A place after the last one of the tile is replaced by the last one.
     static __device__ __forceinline__ uint32_t place(const Tile& tile, uint32_t eight, uint32_t i) {
         return min(tile.first + eight * 8 + threadIdx.x % 4 * 2 + i, tile.end - 1);
     }
 
-    // What the rest hangs on: it comes while rows of x are asked for.
+    // Loads the choices, on which the other loads depend. They arrive while rows of x are being
+    // requested.
     __device__ __forceinline__ void begin(const Arguments<Format>& arguments, const Tile& tile) {
         if constexpr (!GATED || !Format::IS_PLAIN) {
 #pragma unroll
@@ -141,11 +147,11 @@ struct Places {
     }
 };
 
-// The scales of E4M3 that one thread's sums of an item want: of two rows of the weight, and of its places.
+// The E4M3 scales of one thread's sums of an item: of two rows of the weight, and of its places.
 template <typename Format, uint32_t PLACES, bool GATED>
 struct ExpertScales {
     const Places<Format, PLACES, GATED>& places;
-    const float* of_weight[2];  // the first of a row's, or its only one
+    const float* of_weight[2];  // the row's first scale, or its only one
 
     __device__ __forceinline__ ExpertScales(const Arguments<Format>& arguments, const Places<Format, PLACES, GATED>& places,
                                             uint32_t expert, uint32_t first_feature, uint32_t warp)
@@ -161,7 +167,7 @@ struct ExpertScales {
         }
     }
 
-    // Adds what a group of columns gave; without blocks the scales come at the end.
+    // Adds the sums of a group of columns. Without blocks, scales are applied at the end.
     __device__ __forceinline__ void add(float (&c)[PLACES / 8][4], const float (&sums)[PLACES / 8][4],
                                         const float (&weight)[2], const float (&x)[PLACES / 8][2]) const {
 #pragma unroll
@@ -175,7 +181,8 @@ struct ExpertScales {
 
     __device__ __forceinline__ void load(const typename Format::Scales& scales, uint32_t group, float (&weight)[2],
                                          float (&x)[PLACES / 8][2]) const {
-        // Of columns past the last all products are zero.
+        // All products of columns past the last are zero, so the scale of any existing group will
+        // do.
         group = min(group, scales.groups - 1);
 #pragma unroll
         for (uint32_t half = 0; half < 2; ++half) {
@@ -190,7 +197,7 @@ struct ExpertScales {
         }
     }
 
-    // A scale for each row of the weight and of x, when all is summed up.
+    // Applies a scale for each row of the weight and of x, after all sums are complete.
     __device__ __forceinline__ void scale_rows(float (&c)[PLACES / 8][4]) const {
 #pragma unroll
         for (uint32_t eight = 0; eight < PLACES / 8; ++eight) {
@@ -202,7 +209,7 @@ struct ExpertScales {
     }
 };
 
-// Starts the copy of a tile of a run's weight, from this feature on.
+// Starts the copy of a tile of a run's weight from `feature` on.
 template <bool GATED>
 __device__ __forceinline__ void copy_weight(uint32_t to, const TensorMap& weight, uint32_t barrier, uint32_t column,
                                             uint32_t feature, const Run& run) {
@@ -278,7 +285,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<For
     constexpr uint64_t LAYOUT = matrix_layout<64>(0, 8 * ROW_BYTES);
     while (stretch.next(run)) {
         const Tile tile = run.template places<PLACES>(arguments.starts);
-        // The last products of the rows that were there have ended in all warps.
+        // After this barrier, the last products with the previous rows have ended in all warps.
         part_sync(WARPGROUP_MEETS, WARPGROUP);
         Places<Format, PLACES, GATED> places;
         places.begin(arguments, tile);
@@ -323,7 +330,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<For
                 for (uint32_t step = 0; step < steps; ++step) {
 #pragma unroll
                     for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
-                        // A chunk is a group of columns, with sums of its own.
+                        // A chunk is a group of columns with separate sums.
                         float sums[PLACES / 8][4], of_weight[2], of_x[PLACES / 8][2];
                         if constexpr (Format::BY_BLOCKS) {
                             own.load(arguments.scales, step * CHUNKS + chunk, of_weight, of_x);
@@ -354,13 +361,17 @@ __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<For
     }
 }
 
-// Launch: grid (as many blocks as fit at once, no more than there can be items), block (THREADS); dynamic shared memory
-// PLACES * (a row's bytes, rounded up to STEP_BYTES) + stages * STAGE_BYTES, 1 <= stages <= STAGES_MAX. Experts have less
-// than 65,536 tiles of places together. May be launched with programmatic stream serialization.
+// Launch: grid (as many blocks as fit at once, at most the largest possible number of items), block
+// (THREADS). Dynamic shared memory: PLACES * (the bytes of a row, rounded up to STEP_BYTES) +
+// stages * STAGE_BYTES, 1 <= stages <= STAGES_MAX. All experts together must have less than 65,536
+// tiles of places. May be launched with programmatic stream serialization.
 //
-// The tensor map of the weight: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE, swizzle 128B, out of bounds
-// NONE (zeros), and
-//   gated_experts_few   rank 5, dimensions {in, 8, 2, features / 8, experts}, strides {2 * in, 2 * in * features, 16 * in,
-//                       4 * in * features} bytes, box {64, 8, 2, 4, 1}
-//   experts_few         rank 3, dimensions {in, features, experts}, strides {2 * in, 2 * in * features} bytes, box {64, 64, 1}
-//   in E4M3             type UINT8, strides of half as many bytes, boxes of 128 columns
+// The tensor map of the weight: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE,
+// swizzle 128B, out of bounds NONE (zeros), and
+//
+//   gated_experts_few   rank 5, dimensions {in, 8, 2, features / 8, experts},
+//                       strides {2 * in, 2 * in * features, 16 * in, 4 * in * features} bytes,
+//                       box {64, 8, 2, 4, 1}
+//   experts_few         rank 3, dimensions {in, features, experts},
+//                       strides {2 * in, 2 * in * features} bytes, box {64, 64, 1}
+//   in E4M3             type UINT8, half the strides, boxes of 128 columns

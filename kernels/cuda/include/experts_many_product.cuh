@@ -1,20 +1,25 @@
-// Products of many rows with the weights of their experts on Hopper (sm_90a only): steps of prompts. After
-// linear_gated_hopper.cu, whose tiles, ring and order of warpgroups these are.
+// GEMMs of many rows with the weights of their experts on Hopper (sm_90a only): prompt steps.
+// Tiles, the ring and the order of warpgroups are those of linear_gated_hopper.cu.
 //
-// gated_experts_many_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)   (SwiGLU, arXiv 2002.05202)
+// gated_experts_many_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)   (SwiGLU, arXiv
+//                             2002.05202)
 // experts_many_<type>         out[place] = weight of the choice * (x[place] * w^T)
 //
-// experts_many_e4m3.cu has both with weights and x in E4M3, as linear_many_e4m3.cu: `_e4m3_blocks` and `_e4m3_rows`.
+// experts_many_e4m3.cu has both with weights and x in E4M3, as in linear_many_e4m3.cu:
+// `_e4m3_blocks` and `_e4m3_rows`.
 //
-// Operands are those of experts.cu, but the weight comes as a tensor map; x, out and their rows start at multiples of 16
-// bytes, and `in` and `features` are multiples of 8. Sums are f32 with one rounding at the end, in the order of columns, so
-// a row has the same bits whatever stands beside it. A NaN stays in its row and column.
+// Operands are those of experts.cu, except that the weight is passed as a tensor map, x, out and
+// their rows start at multiples of 16 bytes, and `in` and `features` are multiples of 8. Sums are
+// f32 in the order of columns, rounded once at the end, so the bits of a row do not depend on other
+// rows. A NaN affects only its row and column.
 //
-// A cluster of two blocks has a tile of 2 * 128 places of one expert, 128 a block, and 256 rows of its weight, of which each
-// block brings half to both. Of an expert's last tile, if it has no more than 128 places, both blocks take all places, and
-// each half of the weight's rows: what is left over costs half a tile. A warpgroup whose 64 places are past the end multiplies
-// nothing. The rows of x lie apart: where the copy engine would bring a box of them, 128 threads each bring pieces of 16 bytes
-// (cp.async), and say that a stage is full two stages later, when their copies have landed.
+// A cluster of two blocks has a tile of 2 * 128 places of one expert, 128 per block, and 256 rows
+// of its weight, half of which each block loads for both. If an expert's last tile has at most 128
+// places, both blocks take all of these places and each takes half of the weight's rows, so that
+// the remainder costs half a tile. A warpgroup whose 64 places are past the end multiplies nothing.
+// The rows of x are not contiguous, so they are not loaded as boxes by the copy engine: 128 threads
+// each copy pieces of 16 bytes (cp.async), and announce that a stage is full two stages later,
+// after their copies have completed.
 
 #pragma once
 
@@ -33,7 +38,7 @@ namespace {
 using contract::linear_many::BOX;
 using contract::linear_many::MULTIPLIERS;
 using contract::linear_many::STAGES;
-using contract::linear_many::TILE_ROWS;     // of x
+using contract::linear_many::TILE_ROWS;     // rows of x
 using contract::linear_many::TILE_WEIGHTS;  // rows of the weight
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t BLOCKS = contract::linear_many::CLUSTER;
@@ -41,15 +46,15 @@ constexpr uint32_t ROW_BYTES = 2 * contract::linear_many::STEP_COLUMNS;  // of a
 constexpr uint32_t X_BYTES = TILE_ROWS * ROW_BYTES;
 constexpr uint32_t HALF = TILE_WEIGHTS / 2;
 constexpr uint32_t HALF_BYTES = HALF * ROW_BYTES;
-constexpr uint32_t COPY_ROWS = TILE_WEIGHTS / 4;  // of the weight, that one copy brings
+constexpr uint32_t COPY_ROWS = TILE_WEIGHTS / 4;  // rows of the weight in one copy
 constexpr uint32_t COPY_BYTES = HALF_BYTES / 2;
 constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
 constexpr uint32_t BOX_BYTES = BOX * BOX * 2;
 constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;
-constexpr uint32_t TILE_PLACES = BLOCKS * TILE_ROWS;  // of a cluster
+constexpr uint32_t TILE_PLACES = BLOCKS * TILE_ROWS;  // places of a cluster's tile
 constexpr uint32_t LEAD = 2;     // steps that the first multiplying warpgroup is ahead of the second
-constexpr uint32_t LANDING = 2;  // stages whose copies of x may be under way
-constexpr uint32_t BEGIN = 2;    // names of barriers; 1 is where tiles are counted
+constexpr uint32_t LANDING = 2;  // most stages with unfinished copies of x
+constexpr uint32_t BEGIN = 2;    // IDs of named barriers; 1 is for counting tiles
 constexpr uint32_t ALONE = 3;
 static_assert(TILE_ROWS == 64 * MULTIPLIERS && BOX == 64 && TILE_WEIGHTS == 256, "what sums and their places are made for");
 static_assert(LEAD + LANDING <= STAGES, "or no stage that the second waits for would ever be said to be full");
@@ -81,7 +86,7 @@ struct Arguments {
     }
 };
 
-// The items of a cluster: all weights' tiles of one tile of places, then the next.
+// The items of a cluster: all tiles of the weight for one tile of places, then those for the next.
 template <bool GATED>
 struct Items {
     static constexpr uint32_t COLUMNS = GATED ? TILE_WEIGHTS / 2 : TILE_WEIGHTS;
@@ -89,7 +94,8 @@ struct Items {
     const uint32_t* starts;
     const uint32_t experts, across, count;
     uint32_t next;
-    // This block's: the places of half a tile and all its columns, or of all of it and half of its columns.
+    // This block's part: half of the tile's places and all of the columns, or, if `is_split`, all
+    // places and half of the columns.
     Tile tile = {0, 0, 0};
     uint32_t column = 0;
     bool is_split = false;
@@ -119,18 +125,18 @@ struct Items {
     }
 };
 
-// Waits until all of this thread's groups of copies but the last `LATER` have landed.
+// Waits until all of this thread's groups of copies except the last `LATER` have completed.
 template <uint32_t LATER>
 __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
 }
 
-// All items' operands, step by step, into the ring. A warpgroup: each thread has the same piece of eight rows of x, and one
-// has the weights.
+// Copies the operands of all items to the ring, step by step. Called by a warpgroup: each thread
+// copies the same piece of eight rows of x, and one thread also copies the weights.
 template <bool GATED, typename Format>
 __device__ __forceinline__ void copy(const TensorMap& weight, const Arguments<Format>& arguments, const Tiles& tiles,
                                      uint32_t shared, Barriers& barriers, uint32_t rank) {
-    constexpr uint32_t ROWS = TILE_ROWS / (WARPGROUP / 8);  // of a thread
+    constexpr uint32_t ROWS = TILE_ROWS / (WARPGROUP / 8);  // per thread
     const bool is_first = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) == 0 && is_elected();
     const uint32_t piece = threadIdx.x % 8, row = threadIdx.x / 8;
     const uint32_t steps = (arguments.in + DEPTH<Format> - 1) / DEPTH<Format>;
@@ -153,8 +159,8 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const Arguments<Fo
                 rows[i] = arguments.template row_of<GATED>(place);
             }
         }
-        // Of two copies: the second one's rows are below the first's, or, where the block has rows of gate and of up, those
-        // of up.
+        // Rows of the weight for two copies. The rows of the second copy are below those of the
+        // first, or are the rows of up if this block has rows of both gate and up.
         const uint32_t half = items.is_split ? 0 : rank * (GATED ? arguments.features : TILE_WEIGHTS / 2);
         const uint32_t weight_row = items.tile.expert * (GATED ? 2 : 1) * arguments.features + half + items.column;
         const uint32_t second_row = weight_row + (GATED && items.is_split ? arguments.features : COPY_ROWS);
@@ -199,7 +205,8 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const Arguments<Fo
     }
 }
 
-// One warpgroup's 64 places of an item of WIDTH columns, through shared memory, up to 128 columns at a time.
+// Writes one warpgroup's 64 places of an item of WIDTH columns through shared memory, up to 128
+// columns at a time.
 template <bool GATED, uint32_t WIDTH, uint32_t TILES, typename Format>
 __device__ __forceinline__ void write_out(const float (&sums)[TILES][4], const Arguments<Format>& arguments, uint32_t staging,
                                           uint32_t first_place, uint32_t end, uint32_t column, const float (&by)[2],
@@ -242,16 +249,17 @@ __device__ __forceinline__ void write_out(const float (&sums)[TILES][4], const A
     }
 }
 
-// The scales of E4M3 that one thread's sums want: of its two rows of x, and of each 64 rows of the weight, WIDTH of them
-// or, gated, WIDTH of gate and as many of up. LOW: blocks begin or end within 64 rows.
+// The E4M3 scales for one thread's sums: of its two rows of x, and of each 64 rows of the weight.
+// There are WIDTH rows of the weight or, if gated, WIDTH rows each of gate and up. LOW: a block of
+// the scales may begin or end within 64 rows.
 template <bool GATED, uint32_t WIDTH, bool LOW, typename Format>
 struct ManyScales {
     static constexpr uint32_t QUARTERS = WIDTH * (GATED ? 2 : 1) / 64;
     const typename Format::Scales& scales;
     const uint32_t features, column, end;  // rows of the weight
     uint32_t first[2];                     // of the weight: of the features, or of gate and of up
-    uint32_t of_x[2];                      // rows of x, or where their scales begin
-    uint32_t of_weight[QUARTERS];          // where those of the weight begin
+    uint32_t of_x[2];                      // rows of x, or the start of their scales
+    uint32_t of_weight[QUARTERS];          // start of the weight's scales
     float x[2], weight[QUARTERS];
 
     __device__ __forceinline__ ManyScales(const Arguments<Format>& arguments, const Items<GATED>& items, uint32_t own)
@@ -272,7 +280,7 @@ struct ManyScales {
         }
     }
 
-    // The first of eight rows of the weight.
+    // The first of the eight rows of the weight that `tile` has.
     __device__ __forceinline__ uint32_t row(uint32_t tile) const {
         const uint32_t of_part = WIDTH / 8;
         return GATED ? first[tile / of_part] + tile % of_part * 8 : first[0] + tile * 8;
@@ -295,7 +303,7 @@ struct ManyScales {
         }
     }
 
-    // Adds what a group of columns gave for the tiles from `start` on.
+    // Adds the sums of a group of columns for the tiles from `start` on.
     template <uint32_t TILES, uint32_t PART>
     __device__ __forceinline__ void add(float (&sums)[TILES][4], uint32_t start, const float (&part)[PART][4],
                                         uint32_t group) const {
@@ -320,7 +328,7 @@ struct ManyScales {
         }
     }
 
-    // A scale for each row of the weight and of x, when all is summed up.
+    // Applies a scale for each row of the weight and of x, after all sums are complete.
     template <uint32_t TILES>
     __device__ __forceinline__ void scale_rows(float (&sums)[TILES][4]) const {
         float own[2];
@@ -331,7 +339,7 @@ struct ManyScales {
 #pragma unroll
         for (uint32_t tile = 0; tile < TILES; ++tile) {
             const uint32_t at = row(tile) + threadIdx.x % 4 * 2;
-            // Features are a multiple of eight: both are there, or neither.
+            // Features are a multiple of eight, so both scales exist or neither does.
             const float2 two = at < end ? __ldg(reinterpret_cast<const float2*>(scales.weight + at)) : float2{};
             sums[tile][0] *= own[0] * two.x;
             sums[tile][1] *= own[0] * two.y;
@@ -341,7 +349,7 @@ struct ManyScales {
     }
 };
 
-// A multiplying warpgroup, and where it is in the ring.
+// A multiplying warpgroup, and its position in the ring.
 template <bool GATED, typename Format>
 struct Multiplier {
     const Arguments<Format>& arguments;
@@ -350,12 +358,12 @@ struct Multiplier {
     Ring<STAGES> ring;
     bool is_first_tile = true;
 
-    // Each warp tells the two blocks, which both copy into this stage.
+    // Each warp arrives at the barriers of both blocks, because both copy into this stage.
     __device__ __forceinline__ void release(uint32_t stage) {
         release_to_all<BLOCKS>(shared_address(&barriers.empty[stage]));
     }
 
-    // The second warpgroup begins its first tile some steps after the first.
+    // The second warpgroup begins its first tile some steps after the first warpgroup.
     __device__ __forceinline__ void follow() {
         if (is_first_tile && warpgroup == 1) {
             part_sync(BEGIN, MULTIPLIERS * WARPGROUP);
@@ -367,7 +375,7 @@ struct Multiplier {
         }
     }
 
-    // An item of which this warpgroup has no places.
+    // Skips an item in which this warpgroup has no places.
     __device__ __forceinline__ void pass(uint32_t steps) {
         follow();
         for (uint32_t step = 0; step < steps; ++step) {
@@ -378,7 +386,7 @@ struct Multiplier {
         }
     }
 
-    // An item of WIDTH columns.
+    // Processes an item of WIDTH columns.
     template <uint32_t WIDTH>
     __device__ __forceinline__ void multiply(const Items<GATED>& items, uint32_t steps) {
         const uint32_t thread = threadIdx.x % WARPGROUP, first_place = items.tile.first + warpgroup * 64;
@@ -406,7 +414,8 @@ struct Multiplier {
         write_out<GATED, WIDTH>(sums, arguments, staging, first_place, items.tile.end, items.column, by, warpgroup);
     }
 
-    // Starts the products of a step, with as many rows of the weight as there are sums, from byte `from` of them on.
+    // Starts the products of a step with as many rows of the weight as there are sums, from byte
+    // `from` of the weight on.
     template <uint32_t TILES>
     __device__ __forceinline__ void start(float (&sums)[TILES][4], uint32_t from, bool adds) {
         constexpr uint64_t LAYOUT = matrix_layout<64>(16, 8 * ROW_BYTES);
@@ -421,10 +430,10 @@ struct Multiplier {
         products_end();
     }
 
-    // All steps, one under way while the next is started.
+    // Adds the products of all steps. The next step is started while one is in progress.
     template <uint32_t TILES>
     __device__ __forceinline__ void add_plain(float (&sums)[TILES][4], uint32_t steps) {
-        uint32_t before = 0;  // the stage of the step in front
+        uint32_t before = 0;  // stage of the previous step
         for (uint32_t step = 0; step < steps; ++step) {
             barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity);
             start(sums, 0, step > 0);
@@ -441,7 +450,8 @@ struct Multiplier {
         release(before);
     }
 
-    // All steps of E4M3, each a group of columns with sums of its own; `own` is this thread's first place.
+    // Adds the products of all steps in E4M3, each of which is a group of columns with separate
+    // sums. `own` is this thread's first place.
     template <uint32_t WIDTH, bool LOW, uint32_t TILES>
     __device__ __forceinline__ void add_groups(float (&sums)[TILES][4], const Items<GATED>& items, uint32_t own,
                                                uint32_t steps) {
@@ -457,7 +467,7 @@ struct Multiplier {
         }
         for (uint32_t step = 0; step < steps; ++step) {
             if constexpr (Format::BY_BLOCKS) {
-                // They come while products are computed.
+                // The scales are loaded while products are computed.
                 scales.fetch(step);
             }
             barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity);
@@ -507,7 +517,7 @@ __device__ __forceinline__ void many(const TensorMap& weight, const Arguments<Fo
     if (threadIdx.x == 0) {
         fetch_map(weight);
         for (uint32_t stage = 0; stage < STAGES; ++stage) {
-            // Each thread that brings x, and the one that expects the weights.
+            // Arrivals of each thread that copies x, and of the thread that expects the weights.
             barrier_init(shared_address(&barriers.full[stage]), WARPGROUP + 1);
             barrier_init(shared_address(&barriers.empty[stage]), MULTIPLIERS * BLOCKS * WARPGROUP / 32);
         }
@@ -518,7 +528,8 @@ __device__ __forceinline__ void many(const TensorMap& weight, const Arguments<Fo
     if (warpgroup == 0) {
         tiles.count<TILE_PLACES>(arguments.starts, arguments.experts);
     }
-    // The other block may copy into this one's memory from here on, and until all have come to the end.
+    // From here on, the other block may copy into this block's shared memory, until both blocks
+    // have reached the end.
     cluster_sync();
     if (warpgroup == 0) {
         give_registers<56>();
@@ -535,10 +546,11 @@ __device__ __forceinline__ void many(const TensorMap& weight, const Arguments<Fo
 
 #define IN_CLUSTERS __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__((1 + MULTIPLIERS) * WARPGROUP, 1)
 
-// Launch: persistent; block THREADS and dynamic shared memory SHARED_BYTES of contract::linear_many, grid x
-//   = 2 * min(multiprocessors / 2, how many items there can be). Any even grid is right, only slower. Clusters of two are
-//   compiled in. May be launched with programmatic stream serialization.
+// Launch: persistent; block THREADS and dynamic shared memory SHARED_BYTES of
+// contract::linear_many, grid x = 2 * min(multiprocessors / 2, largest possible number of items).
+// Any other even grid is correct, but slower. Clusters of two are compiled in. May be launched with
+// programmatic stream serialization.
 //
-// The tensor map of the weight: type BFLOAT16 or FLOAT16, rank 2, element strides 1, interleave NONE, swizzle 128B, out of
-// bounds NONE (zeros), dimensions {in, all experts' rows}, stride {2 * in} bytes, box {64, 64}. Of E4M3 type UINT8, stride {in} and box
-//   {128, 64}.
+// The tensor map of the weight: type BFLOAT16 or FLOAT16, rank 2, element strides 1, interleave
+// NONE, swizzle 128B, out of bounds NONE (zeros), dimensions {in, all experts' rows}, stride {2 *
+// in} bytes, box {64, 64}. For E4M3: type UINT8, stride {in} and box {128, 64}.

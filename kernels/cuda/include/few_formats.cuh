@@ -1,9 +1,10 @@
-// What products of few rows multiply: the elements of weight and x, those of bias and output, and scales.
+// Formats of GEMMs with few rows: the element types of weight and x, those of bias and output, and
+// scales.
 #pragma once
 
 #include "e4m3.cuh"
 
-// Weight, x, bias and output alike.
+// One type for weight, x, bias and output.
 template <typename T>
 struct PlainFormat {
     using Element = T;
@@ -13,8 +14,9 @@ struct PlainFormat {
     struct Scales {};
 };
 
-// E4M3 weight and x, whose products are summed in f32 by groups of 128 columns (two-level accumulation, DeepSeek-V3's
-// report, arXiv 2412.19437): the tensor cores keep fewer bits of a sum of E4M3 products than f32 has.
+// E4M3 weight and x. Products are summed in f32 by groups of 128 columns (two-level accumulation,
+// DeepSeek-V3's report, arXiv 2412.19437), because the tensor cores keep fewer bits of a sum of
+// E4M3 products than f32 has.
 template <typename T, bool BLOCKS>
 struct E4m3Format {
     using Element = T;  // of bias and output
@@ -26,6 +28,6 @@ struct E4m3Format {
         const float* x;       // BLOCKS: [rows, groups]; otherwise [rows], or null for `fixed`
         float fixed;
         uint32_t groups;  // div_ceil(in, 128)
-        uint32_t height;  // of a block
+        uint32_t height;  // rows of the weight in a block
     };
 };

@@ -1,30 +1,31 @@
-// How a tile of few_product.cuh reaches its output: what a warp has of it, with bias or gate, added to what was there or
-// not; and sums in shared memory.
+// Output of a tile of few_product.cuh: the part that a warp has, with bias or gate, optionally
+// added to the previous contents; and loads and stores of sums in shared memory.
 #pragma once
 
 #include "few_stages.cuh"
 
 __device__ __forceinline__ float silu(float gate) {
-    // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+    // For a very negative gate, exp overflows to infinity, and the quotient is zero.
     return __fdividef(gate, 1.0f + __expf(-gate));
 }
 
-// What a warp has of a tile that is summed up: 16 of the tile's rows, and GROUPS times eight rows of x.
+// A warp's part of a tile whose sums are complete: 16 of the tile's rows, and GROUPS times eight
+// rows of x.
 template <typename Format, uint32_t GROUPS, bool GATED>
 struct Piece {
-    static constexpr uint32_t FEATURES = GATED ? 1 : 2;  // of a thread
+    static constexpr uint32_t FEATURES = GATED ? 1 : 2;  // per thread
     static constexpr uint32_t VALUES = GROUPS * 2 * FEATURES;
-    static constexpr bool IS_SCALED = !Format::IS_PLAIN && !Format::BY_BLOCKS;  // here, when all is summed up
+    static constexpr bool IS_SCALED = !Format::IS_PLAIN && !Format::BY_BLOCKS;  // after all sums
     using Element = typename Format::Element;
 
     const Arguments<Format>& arguments;
     uint32_t features[FEATURES];
     uint32_t first_row;
-    uint32_t before[VALUES];  // bits of what is added to
+    uint32_t before[VALUES];  // bits of the previous contents of out
     float bias[FEATURES];
     float scale[IS_SCALED ? FEATURES : 1], row_scale[IS_SCALED ? GROUPS * 2 : 1];
 
-    // `warp` is the one whose rows of the tile these are.
+    // `warp` is the index of the warp that has these rows of the tile.
     __device__ __forceinline__ Piece(const Arguments<Format>& arguments, Features tile, uint32_t warp,
                                      uint32_t first_group)
         : arguments(arguments), first_row(first_group * 8 + threadIdx.x % 4 * 2) {
@@ -35,7 +36,8 @@ struct Piece {
         }
     }
 
-    // Runs for each value: its number, its group, which of the group's four it is, and its place in out.
+    // Calls `run(index of the value, group, index among the group's four sums, index in out)` for
+    // each value.
     template <typename Do>
     __device__ __forceinline__ void each(Do&& run) const {
 #pragma unroll
@@ -48,7 +50,8 @@ struct Piece {
         }
     }
 
-    // Starts to read what is added. Where sums of others are waited for, it is on its way before.
+    // Starts to read the values to add. If the caller then waits for sums of other warpgroups,
+    // these reads are already in progress.
     __device__ __forceinline__ void fetch() {
         if (GATED) {
             return;
@@ -86,7 +89,7 @@ struct Piece {
         }
     }
 
-    // A sum, with its scales and the bias.
+    // A sum, with its scales and the bias applied.
     __device__ __forceinline__ float finished(float sum, uint32_t i) const {
         if constexpr (IS_SCALED) {
             sum *= row_scale[i / FEATURES] * scale[i % FEATURES];
@@ -94,7 +97,7 @@ struct Piece {
         return sum + bias[i % FEATURES];
     }
 
-    // Writes the sums, with what was fetched.
+    // Writes the sums, combined with the values that `fetch` has read.
     __device__ __forceinline__ void write(const float (&c)[GROUPS][4]) const {
         if constexpr (GATED) {
             each([&](uint32_t, uint32_t group, uint32_t of_four, uint64_t at) {
@@ -119,7 +122,7 @@ struct Piece {
     }
 };
 
-// 16 bytes of shared memory.
+// Loads and stores of 16 bytes of shared memory.
 __device__ __forceinline__ void load_shared(float (&values)[4], uint32_t from) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])

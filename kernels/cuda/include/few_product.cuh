@@ -1,4 +1,5 @@
-// Products of few rows on Hopper: the work of a block of linear_few.cu, which says how, and of linear_few_e4m3.cu.
+// GEMMs with few rows on Hopper: the work of a block of linear_few.cu, whose head describes the
+// method, and of linear_few_e4m3.cu.
 #pragma once
 
 #include "contract.cuh"
@@ -6,18 +7,20 @@
 #include "few_stages.cuh"
 #include "wgmma.cuh"
 
-// Leaves this block's part of a tile for the last of those that share it; true for that one, which then has the sum.
+// Writes this block's part of a tile to `parts`. Returns true in the last of the blocks that share
+// the tile; `c` is then the complete sum.
 template <typename Format, uint32_t ROWS>
 __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<Format>& arguments, const Line& line,
                                        uint32_t shared, uint32_t tile) {
-    constexpr uint32_t VALUES = ROWS / 2;  // of a thread
+    constexpr uint32_t VALUES = ROWS / 2;  // per thread
     static_assert(VALUES * MULTIPLIERS == contract::linear_few::PART_NUMBERS<ROWS>, "scratch is made of such parts");
-    // Parts that are read at once: as many as registers hold.
+    // Parts that are read at once: as many as fit into registers.
     constexpr uint32_t AT_ONCE = ROWS == 64 ? 2 : 4;
     const uint32_t begin = tile * arguments.steps;
     const uint32_t first = line.block_of(begin), others = line.block_of(begin + arguments.steps - 1) - first;
     float* flat = &c[0][0];
-    // A block has at most one part that begins inside a tile, its first, and one that does not, its last.
+    // A block has at most two parts of shared tiles: its first one, if it starts inside the tile,
+    // and its last one, if the tile starts in the block.
     const auto part = [&](uint32_t block) {
         const uint32_t slot = 2 * block + (line.start(block) <= begin ? 1u : 0u);
         return arguments.parts + static_cast<uint64_t>(slot) * (VALUES * MULTIPLIERS) + threadIdx.x * 4;
@@ -31,7 +34,8 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
     part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
     const uint32_t word = shared + Shared<ROWS>::WORD_AT;
     if (threadIdx.x == 0) {
-        // A thread that sees this count sees what all threads wrote: the barrier orders it before.
+        // A thread that sees this count also sees what all threads of this block wrote, because the
+        // barrier comes before the count.
         __threadfence();
         const uint32_t before = atomicAdd(arguments.counters + tile, 1u);
         __threadfence();
@@ -46,7 +50,8 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
     if (before != others) {
         return false;
     }
-    // The others' parts in their order, and this block's own in its place among them.
+    // The parts are added in the order of the blocks; this block's own part is added in its
+    // position from registers.
     const uint32_t place = blockIdx.x - first;
     float sum[VALUES] = {};
     const auto add_own = [&] {
@@ -93,7 +98,7 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
     return true;
 }
 
-// Two warpgroups multiply what comes: this is where one is in the stages.
+// The steps of one of the two multiplying warpgroups, and its position in the ring of stages.
 template <typename Format, uint32_t ROWS>
 struct Steps {
     const Arguments<Format>& arguments;
@@ -101,8 +106,8 @@ struct Steps {
     uint32_t shared;
     StagePlace at = {};
 
-    // Adds what comes of `tile` from `unit` until `end`: half of the columns of a low tile, or half of the rows of a tall
-    // one.
+    // Adds the products of `tile` for the units from `unit` to `end`. A warpgroup has half of the
+    // columns of a low tile, or half of the rows of a tall one.
     template <bool LOW>
     __device__ __forceinline__ void add(float (&c)[ROWS / 8][4], const Features& tile, uint32_t unit, uint32_t end) {
         constexpr uint32_t OWN = LOW ? CHUNKS / 2 : CHUNKS;
@@ -130,7 +135,8 @@ struct Steps {
                 at.advance(stages);
             }
         } else {
-            // Each chunk is a group of columns with sums of its own, which are added while the next one's come.
+            // Each chunk is a group of columns with separate sums, which are added while the
+            // products of the next chunk run.
             static_assert(CHUNK<Format> == GROUP, "a chunk has one scale");
             const uint32_t first = tile.first + (LOW ? 0u : warpgroup * HALF_ROWS) + threadIdx.x % WARPGROUP / 32 * 16 +
                                    threadIdx.x % 32 / 4;
@@ -177,14 +183,14 @@ private:
     __device__ __forceinline__ void await() const { barrier_wait(shared + Shared<ROWS>::FULL_AT + 8 * at.stage, at.parity); }
     __device__ __forceinline__ void release() const {
         if constexpr (Format::BY_BLOCKS) {
-            __syncwarp();  // its lanes have read scales
+            __syncwarp();  // all lanes have read their scales
         }
         if (threadIdx.x % 32 == 0) {
             barrier_arrive(shared + Shared<ROWS>::EMPTY_AT + 8 * at.stage);
         }
     }
 
-    // The row of scales that a feature has, among those of the tile.
+    // The row of a feature's scales, relative to the tile's first.
     __device__ __forceinline__ uint32_t row_of_scales(const Features& tile, uint32_t feature) const {
         if constexpr (Format::BY_BLOCKS) {
             return feature / arguments.scales.height - tile.first / arguments.scales.height;
@@ -192,7 +198,7 @@ private:
         return 0;
     }
 
-    // The products of a chunk, which stands at these places of the stage. `add`: to what is in c.
+    // Multiplies a chunk at these offsets of the stage. With `add`, the products are added to `c`.
     __device__ __forceinline__ void multiply(float (&c)[ROWS / 8][4], uint32_t weight_from, uint32_t x_from,
                                              int add) const {
         constexpr uint64_t LAYOUT = matrix_layout<CHUNK_COLUMNS>(0, 8 * ROW_BYTES);
@@ -205,9 +211,10 @@ private:
     }
 };
 
-// The tile that a cluster of blocks has to itself, each block a stretch of its columns. SHARERS warpgroups have sums of
-// the same rows of the tile, and share the rows of x among them: each sends the others what is theirs, and finishes its
-// own. A block gets here once at most, so that what it is told is never overwritten.
+// Processes a tile that only the blocks of one cluster share, each block a range of its columns.
+// SHARERS warpgroups have sums of the same rows of the tile, and divide the rows of x among
+// themselves: each sends the other warpgroups the sums that they finish, and finishes its own. A
+// block calls this function at most once, so that received sums are never overwritten.
 template <typename Format, uint32_t ROWS, bool GATED, uint32_t SHARERS>
 __device__ __forceinline__ void multiply_together(const Arguments<Format>& arguments, Steps<Format, ROWS>& steps,
                                                   uint32_t tile, uint32_t first, uint32_t last) {
@@ -217,12 +224,13 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
     const uint32_t warpgroup = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
     const uint32_t own = cluster_rank() * IN_BLOCK + warpgroup % IN_BLOCK;
     const auto barrier = [&](uint32_t warpgroup) { return steps.shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup; };
-    // Where a warpgroup is told by another one what it finishes of a group of rows.
+    // The address at which `warpgroup` receives the sums of group `group` that warpgroup `from` of
+    // the sharers sends to `to`.
     const auto place = [&](uint32_t warpgroup, uint32_t from, uint32_t to, uint32_t group) {
         const uint32_t at = (from < to ? from : from - 1) * SENT_BYTES + (group * WARPGROUP + thread) * 16;
         return steps.shared + Shared<ROWS>::told_at(warpgroup) + at;
     };
-    const bool is_owner = own < OWNERS;  // eight rows are one warpgroup's
+    const bool is_owner = own < OWNERS;  // eight rows belong to one warpgroup
     Piece<Format, GROUPS, GATED> piece(arguments, features_of<Format, GATED>(arguments, tile),
                                         threadIdx.x / 32 % (8 / IN_BLOCK), own * GROUPS);
     if (is_owner) {
@@ -234,7 +242,7 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
     cluster_wait();
     float c[ROWS / 8][4] = {};
     steps.template add<SHARERS == 2 * TEAM>(c, features_of<Format, GATED>(arguments, tile), first, last);
-    // Who is told is still there: it waits for this.
+    // The receiving block has not ended, because it waits for these sums.
 #pragma unroll
     for (uint32_t to = 0; to < OWNERS; ++to) {
         if (to != own) {
@@ -249,7 +257,8 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
         return;
     }
     barrier_wait_cluster(barrier(warpgroup), 0);
-    // In the order of the columns, so that it does not matter which finishes.
+    // Adds in the order of the columns, so that the result does not depend on which warpgroup
+    // finishes.
     float sum[GROUPS][4] = {};
 #pragma unroll
     for (uint32_t from = 0; from < SHARERS; ++from) {
@@ -273,8 +282,10 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
     piece.write(sum);
 }
 
-// Tiles of plain numbers that a block has whole, but for its last: a warp writes them while the others multiply, which makes
-// a step of 64 rows faster by one in a hundred. Tiles of E4M3 come twice as fast, and one warp is too slow for them.
+// Whether the writing warp writes a tile while the other warps continue to multiply, which makes a
+// step of 64 rows 1 % faster. That is done for unquantized tiles that a block has completely,
+// except its last tile. E4M3 tiles are finished twice as fast, and one warp is too slow to write
+// them.
 template <typename Format>
 __device__ __forceinline__ bool is_for_writer(uint32_t begin, uint32_t steps, uint32_t first, uint32_t last) {
     return Format::IS_PLAIN && begin >= first && begin + steps < last;
@@ -283,7 +294,7 @@ __device__ __forceinline__ bool is_for_writer(uint32_t begin, uint32_t steps, ui
 template <typename Format, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void write_tiles(const Arguments<Format>& arguments, uint32_t shared, uint32_t first,
                                             uint32_t last) {
-    constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // at once
+    constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // written at once
     const uint32_t threads = arguments.tile_rows <= HALF_ROWS ? WARPGROUP : MULTIPLIERS;
     wait_for_previous_kernel();
     uint32_t tile = (first + arguments.steps - 1) / arguments.steps;
@@ -309,7 +320,7 @@ __device__ __forceinline__ void write_tiles(const Arguments<Format>& arguments, 
     }
 }
 
-// What a multiplier does from the first to the last unit of its block.
+// The work of the multiplying warpgroups, from the first to the last unit of their block.
 template <typename Format, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void multiply(const Arguments<Format>& arguments, const Line& line, const Stages& stages,
                                          uint32_t shared, uint32_t first, uint32_t last) {
@@ -371,7 +382,7 @@ __device__ __forceinline__ void multiply(const Arguments<Format>& arguments, con
                 }
                 part_arrive(TILE_TO_WRITE, threads + 32);
             } else {
-                constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // at once
+                constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // written at once
 #pragma unroll
                 for (uint32_t group = 0; group < ROWS / 8; group += GROUPS) {
                     Piece<Format, GROUPS, GATED> piece(arguments, features, threadIdx.x / 32, group);
@@ -396,7 +407,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
         fetch_map(weight);
         fetch_map(x);
         for (uint32_t stage = 0; stage < stages.count; ++stage) {
-            // The copier, and the lanes that copy scales.
+            // The copying thread arrives, and with scales also all lanes of its warp.
             barrier_init(shared + Shared<ROWS>::FULL_AT + 8 * stage, Format::BY_BLOCKS ? 1 + 32 : 1);
             barrier_init(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, MULTIPLIERS / 32);
         }
@@ -415,7 +426,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
         return;
     }
     const uint32_t first = line.start(blockIdx.x), last = line.start(blockIdx.x + 1);
-    // The same in all threads of a warp, as the compiler sees it.
+    // The shuffle shows the compiler that the value is the same in all threads of a warp.
     const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (warp < MULTIPLIERS / 32) {
         multiply<Format, ROWS, GATED>(arguments, line, stages, shared, first, last);

@@ -1,28 +1,31 @@
-// Scales of E4M3 by groups of columns, in products of few rows: they come to shared memory beside each step. When each
-// thread loaded its own from device memory, that took more instructions than the rest of a step, and waits for it.
+// Scales of E4M3 by groups of columns, in GEMMs with few rows. They are copied to shared memory
+// along with each step. When each thread loaded its own scales from device memory, that took more
+// instructions than the rest of a step, and the step waited for them.
 #pragma once
 
 #include "contract.cuh"
 
-// Copies 4 bytes to shared memory, or zeros.
+// Copies 4 bytes to shared memory, or writes zeros if `is_there` is false.
 __device__ __forceinline__ void copy_4_bytes(uint32_t to, const float* from, bool is_there) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is_there ? 4 : 0) : "memory");
 }
 
-// Arrives at a barrier once all copies that this thread has started so have landed; the barrier counts it.
+// Arrives at a barrier once all copies that this thread has started with copy_4_bytes have
+// completed. The barrier's count must include this arrival.
 __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// The scales of a step whose chunks of columns have some each: how they stand in shared memory, and a warp's copies of them.
+// Scales for a step in which each chunk of columns has its own: their layout in shared memory, and
+// the copies that a warp makes.
 template <uint32_t ROWS, uint32_t CHUNKS>
 struct StepScales {
-    // The most scales of a tile's rows in a group.
+    // Most scales of a tile's rows in one group.
     static constexpr uint32_t WEIGHT_ROWS = contract::linear_few::TILE_ROWS / contract::fp8::BLOCK_ROWS_MIN + 1;
     static constexpr uint32_t X_BYTES = CHUNKS * ROWS * sizeof(float);  // [CHUNKS, ROWS]
     static constexpr uint32_t BYTES = X_BYTES + CHUNKS * WEIGHT_ROWS * sizeof(float);  // [WEIGHT_ROWS, CHUNKS]
 
-    // Of x, which has this many rows.
+    // Copies the scales of x, which has `rows` rows.
     template <typename Scales>
     static __device__ __forceinline__ void copy_x(uint32_t to, const Scales& scales, uint32_t rows, uint32_t group) {
         constexpr uint32_t OWN = (CHUNKS * ROWS + 31) / 32;
@@ -35,7 +38,7 @@ struct StepScales {
             }
         }
     }
-    // Of so many rows of the weight's, from `first_row` on.
+    // Copies `rows` rows of the weight's scales, from `first_row` on.
     template <typename Scales>
     static __device__ __forceinline__ void copy_weight(uint32_t to, const Scales& scales, uint32_t first_row,
                                                        uint32_t rows, uint32_t group) {
@@ -46,20 +49,22 @@ struct StepScales {
     }
 
 private:
-    // Of columns past the last all products are zero.
+    // All products of columns past the last are zero, so the scale of any existing group will do.
     template <typename Scales>
     static __device__ __forceinline__ uint32_t existing(const Scales& scales, uint32_t group) {
         return min(group, scales.groups - 1);
     }
 };
 
-// The scales that one thread's sums of a group of columns want: of two features, and of two rows in each eight.
+// The scales for one thread's sums of a group of columns: of two features, and of two of every
+// eight rows of x.
 template <uint32_t ROWS>
 struct GroupScales {
     float weight[2];
     float2 x[ROWS / 8];
 
-    // Of chunk `chunk`, from a step's at this place. `rows` are the features' among the tile's.
+    // Reads the scales of chunk `chunk` from the step's scales at `at`. `rows` has the row of
+    // scales of each feature, relative to the tile's first.
     template <uint32_t CHUNKS>
     __device__ __forceinline__ void read(uint32_t at, const uint32_t (&rows)[2], uint32_t chunk) {
         const uint32_t x_at = at + chunk * ROWS * sizeof(float) + threadIdx.x % 4 * sizeof(float2);
@@ -76,7 +81,7 @@ struct GroupScales {
                          : "memory");
         }
     }
-    // Adds what the group gave.
+    // Adds the scaled sums of the group to `c`.
     __device__ __forceinline__ void add(float (&c)[ROWS / 8][4], const float (&sums)[ROWS / 8][4]) const {
 #pragma unroll
         for (uint32_t eight = 0; eight < ROWS / 8; ++eight) {

@@ -1,5 +1,5 @@
-// The work of few_product.cuh: shared memory and its stages, the line of units and the stretches of it that blocks take,
-// the features of a tile, and the warp that keeps the stages full.
+// Work distribution of few_product.cuh: shared memory and its stages, the ranges of units that
+// blocks take, the features of a tile, and the warp that keeps the stages full.
 #pragma once
 
 #include "contract.cuh"
@@ -17,51 +17,53 @@ using contract::linear_few::MULTIPLIERS;
 using contract::linear_few::OUT_IS_F32;
 using contract::linear_few::STAGES_MAX;
 using contract::linear_few::TEAM;
-constexpr uint32_t CHUNKS = contract::linear_few::STEP_COLUMNS / CHUNK_COLUMNS;  // of a step, one beside the other
-constexpr uint32_t ROW_BYTES = CHUNK_COLUMNS * 2;                                // of a row of a chunk
-// Columns of a chunk and of a step: of elements of one byte they have twice as many.
+constexpr uint32_t CHUNKS = contract::linear_few::STEP_COLUMNS / CHUNK_COLUMNS;  // of a step
+constexpr uint32_t ROW_BYTES = CHUNK_COLUMNS * 2;                                // of a chunk's row
+// Columns of a chunk and of a step. With one-byte elements there are twice as many.
 template <typename Format>
 constexpr uint32_t CHUNK = ROW_BYTES / sizeof(typename Format::Operand);
 template <typename Format>
 constexpr uint32_t COLUMNS = CHUNKS * CHUNK<Format>;
-constexpr uint32_t HALF_ROWS = contract::linear_few::TILE_ROWS / 2;  // of the tallest tile: what one wgmma takes
+constexpr uint32_t HALF_ROWS = contract::linear_few::TILE_ROWS / 2;  // of the tallest tile: a wgmma
 constexpr uint32_t WARPGROUP = 128;
-constexpr uint32_t COPIER = MULTIPLIERS;  // the first thread of the warp that copies; one more writes
+constexpr uint32_t COPIER = MULTIPLIERS;  // first thread of the copying warp; one more warp writes
 static_assert(HALF_ROWS == 64 && MULTIPLIERS == 2 * WARPGROUP, "each warpgroup has one half");
 static_assert(contract::linear_few::THREADS == COPIER + 2 * 32, "the launch");
 
-// Names of barriers of a part of the block; 0 is everyone's.
+// IDs of named barriers for a part of the block; 0 is the barrier of all threads.
 constexpr uint32_t MULTIPLIERS_MEET = 1;
 constexpr uint32_t TILE_TO_WRITE = 2;
 constexpr uint32_t WRITER_IS_FREE = 3;
 
-// Shared memory: stages, then what warps tell each other, barriers, and a word for all. More than half of a
-// multiprocessor's 228 KiB, so that no two blocks share one, and not all of it: small kernels that stand between two of
-// these in the stream find room beside them.
+// Shared memory: the stages, then the sums that warps pass to each other, barriers, and a word for
+// the whole block. This is more than half of a multiprocessor's 228 KiB, so that no two blocks run
+// on the same multiprocessor. It is not all of it, so that small kernels between two of these
+// launches in the stream fit next to a block.
 template <uint32_t ROWS>
 struct Shared {
-    // The sums of a tall tile, and for each warpgroup what three others send it.
+    // For the sums of a tall tile, or for the sums that three other warpgroups send to each
+    // warpgroup.
     static constexpr uint32_t TOLD_BYTES = contract::linear_few::TOLD_BYTES<ROWS>;
     static constexpr uint32_t TOLD_AT = contract::linear_few::STAGES_BYTES<ROWS>;
     static constexpr uint32_t FULL_AT = TOLD_AT + TOLD_BYTES;
     static constexpr uint32_t EMPTY_AT = FULL_AT + 8 * STAGES_MAX;
     static constexpr uint32_t WORD_AT = EMPTY_AT + 8 * STAGES_MAX;
-    static constexpr uint32_t TOLD_ALL_AT = WORD_AT + 16;  // barriers, one a warpgroup
+    static constexpr uint32_t TOLD_ALL_AT = WORD_AT + 16;  // barriers, one per warpgroup
     static constexpr uint32_t BYTES = WORD_AT + 64;
     static_assert(BYTES == contract::linear_few::SHARED_BYTES<ROWS>, "the launch gives so many");
 
-    // Where this warpgroup is told.
+    // Start of the sums that this warpgroup receives.
     static __device__ __forceinline__ uint32_t told_at(uint32_t warpgroup) {
         return TOLD_AT + warpgroup * (TOLD_BYTES / 2);
     }
 };
 
-// Of a stage.
+// Bytes of a stage's scales.
 template <typename Format, uint32_t ROWS>
 constexpr uint32_t SCALES_BYTES = Format::BY_BLOCKS ? StepScales<ROWS, CHUNKS>::BYTES : 0;
 
-// A stage: the chunks of a step of a tile's rows of the weight, then those of x. After all stages stand their scales, if
-// chunks have some.
+// A stage: a step's chunks of a tile's rows of the weight, then those of x. The scales of all
+// stages, if chunks have scales, come after the last stage.
 struct Stages {
     uint32_t chunk_bytes;  // of the weight: whole swizzles
     uint32_t weight_bytes;
@@ -77,7 +79,8 @@ struct Stages {
         stages.weight_bytes = CHUNKS * stages.chunk_bytes;
         stages.bytes = stages.weight_bytes + CHUNKS * ROWS * ROW_BYTES;
         stages.copied = CHUNKS * (tile_rows + ROWS) * ROW_BYTES;
-        // wgmma reads 64 rows, or twice as many, whatever stands there: for the last stage that is scales and what warps tell.
+        // wgmma always reads 64 rows, or 128, even if the tile has fewer. For the last stage, these
+        // are bytes of the scales and of the sums that warps pass to each other.
         static_assert(Shared<ROWS>::TOLD_BYTES >= HALF_ROWS * ROW_BYTES, "and never what is behind it");
         stages.count = min(STAGES_MAX, Shared<ROWS>::TOLD_AT / (stages.bytes + SCALES_BYTES<Format, ROWS>));
         stages.scales_at = stages.count * stages.bytes;
@@ -85,7 +88,7 @@ struct Stages {
     }
 };
 
-// A place in the ring of stages.
+// A position in the ring of stages.
 struct StagePlace {
     uint32_t stage = 0;
     uint32_t parity = 0;
@@ -98,7 +101,7 @@ struct StagePlace {
     }
 };
 
-// The stretches of the line that blocks take.
+// The contiguous ranges of units that blocks take.
 struct Line {
     uint32_t units;
     uint32_t blocks;
@@ -127,7 +130,8 @@ struct Arguments {
     typename Format::Scales scales;
 };
 
-// The first feature of a tile. All tiles are as tall as can be alike; a gated one has whole groups of eight.
+// The first feature of a tile. Heights of tiles are as equal as possible; a gated tile has whole
+// groups of eight features.
 template <typename Format, bool GATED>
 __device__ __forceinline__ uint32_t first_feature(const Arguments<Format>& arguments, uint32_t tile) {
     constexpr uint32_t GROUP = GATED ? GATE_ROWS : 1;
@@ -135,7 +139,7 @@ __device__ __forceinline__ uint32_t first_feature(const Arguments<Format>& argum
     return static_cast<uint32_t>(groups * tile / arguments.tiles) * GROUP;
 }
 
-// The features of a tile. Rows behind them are those of another, or nothing.
+// The features of a tile. Rows after `end` belong to another tile or to none.
 struct Features {
     uint32_t first;
     uint32_t end;
@@ -146,7 +150,8 @@ __device__ __forceinline__ Features features_of(const Arguments<Format>& argumen
     return {first_feature<Format, GATED>(arguments, tile), first_feature<Format, GATED>(arguments, tile + 1)};
 }
 
-// Gated, the map puts eight rows of up behind the same eight of the gate, so that one thread has both of a feature.
+// The position of the copies in the weight. If gated, the tensor map puts eight rows of up after
+// the same eight rows of gate, so that one thread has both sums of a feature.
 template <typename Format, bool GATED>
 struct Place {
     const TensorMap& weight;
@@ -154,7 +159,7 @@ struct Place {
     uint32_t tile;
     uint32_t column;
     uint32_t row;  // gated: group of eight
-    uint32_t scales_row, scales_rows;  // of the tile, where it has some for each group of columns
+    uint32_t scales_row, scales_rows;  // of the tile, if each group of columns has scales
 
     __device__ __forceinline__ Place(const TensorMap& weight, const Arguments<Format>& arguments, uint32_t unit)
         : weight(weight), arguments(arguments) {
@@ -192,7 +197,7 @@ struct Place {
     }
 };
 
-// A step of x from this column on.
+// Copies a step of x from this column on.
 template <typename Format, uint32_t ROWS>
 __device__ __forceinline__ void copy_x(const TensorMap& x, uint32_t at, uint32_t barrier, uint32_t column) {
 #pragma unroll
@@ -201,7 +206,8 @@ __device__ __forceinline__ void copy_x(const TensorMap& x, uint32_t at, uint32_t
     }
 }
 
-// One thread keeps the stages full; where groups of columns have scales, its whole warp is here.
+// Keeps the stages full. One thread copies; if groups of columns have scales, its whole warp calls
+// this function.
 template <typename Format, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x, const Arguments<Format>& arguments,
                                      const Stages& stages, uint32_t shared, uint32_t first, uint32_t last, bool leads) {

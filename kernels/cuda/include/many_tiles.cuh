@@ -1,4 +1,5 @@
-// Tiles of products of many rows on Hopper, and their biases: what linear_gated_hopper.cu and linear_many_e4m3.cu share.
+// Tiles of GEMMs with many rows on Hopper, and their biases. Shared by linear_gated_hopper.cu and
+// linear_many_e4m3.cu.
 #pragma once
 
 #include "contract.cuh"
@@ -8,14 +9,15 @@
 #include "tensor_core.cuh"
 #include "wgmma.cuh"
 
-using contract::linear_many::BOX;                            // rows and columns of the output
-using contract::linear_many::TILE_ROWS;                      // of x
+using contract::linear_many::BOX;                            // rows and columns of an out box
+using contract::linear_many::TILE_ROWS;                      // rows of x
 using contract::linear_many::TILE_WEIGHTS;                   // rows of the weight
-constexpr uint32_t BLOCKS = contract::linear_many::CLUSTER;  // of a cluster, one below the other
+constexpr uint32_t BLOCKS = contract::linear_many::CLUSTER;  // blocks per cluster, one below the other
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t BOX_BYTES = BOX * BOX * 2;
 static_assert(TILE_ROWS == 128 && BOX == 64 && TILE_WEIGHTS == 256, "what sums and their places are made for");
-// Names of barriers: one for the second warpgroup's beginning, one a multiplying warpgroup for itself.
+// IDs of named barriers: BEGIN for the start of the second multiplying warpgroup, ALONE + w for the
+// threads of warpgroup w only.
 constexpr uint32_t BEGIN = 1;
 constexpr uint32_t ALONE = 2;
 
@@ -28,19 +30,19 @@ struct Arguments {
     uint32_t group;
 };
 
-// Columns of the output that a tile has.
+// Columns of the output in a tile.
 template <Kind KIND>
 constexpr uint32_t TILE_COLUMNS = KIND == Kind::GATED ? TILE_WEIGHTS / 2 : TILE_WEIGHTS;
 
-// The tiles of a cluster, whose steps are DEPTH columns of x and weight. All clusters go through the same list, which runs
-// down `group` pairs of row tiles, then to the next columns: what the clusters work on at a time is about square, and its
-// operands stay in the second-level cache.
+// The tiles of a cluster, in steps of DEPTH columns of x and weight. All clusters go through the
+// same list, which goes down `group` pairs of row tiles and then on to the next columns. The region
+// that the clusters process at a time is thus about square, and its operands stay in the L2 cache.
 template <Kind KIND, uint32_t DEPTH>
 struct Tiles {
     static constexpr uint32_t COLUMNS = TILE_COLUMNS<KIND>;
     const uint32_t pairs, across, group, steps;
     uint32_t next;
-    uint32_t row = 0, column = 0;  // where this block's tile begins
+    uint32_t row = 0, column = 0;  // start of this block's tile
 
     __device__ __forceinline__ explicit Tiles(const Arguments& arguments)
         : pairs((arguments.rows + BLOCKS * TILE_ROWS - 1) / (BLOCKS * TILE_ROWS)),
@@ -63,8 +65,9 @@ struct Tiles {
     }
 };
 
-// The biases of a tile's 256 sums a row, loaded when the tile begins, so that nothing waits for them at its end. A warp
-// has them all, lane i the pairs i, i + 32, i + 64 and i + 96.
+// The biases for the 256 sums per row of a tile, loaded when the tile begins, so that nothing waits
+// for them at its end. Each warp has all of them: lane i has the pairs i, i + 32, i + 64 and i +
+// 96.
 template <Kind KIND, typename T>
 struct Biases {
     uint32_t pairs[4];
@@ -91,13 +94,14 @@ struct Biases {
     }
 };
 
-// One warpgroup's part of a tile, through shared memory, two boxes at a time.
+// Writes one warpgroup's part of a tile through shared memory, two boxes at a time.
 template <Kind KIND, typename T>
 __device__ __forceinline__ void write_out(const float (&sums)[32][4], const TensorMap& out, uint32_t staging,
                                           uint32_t row, uint32_t column, uint32_t warpgroup) {
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t lane = threadIdx.x % 32;
-    // Where this lane's row of a quarter goes: the quarters are top, bottom, and both of the next eight columns.
+    // Destination of this lane's row of a quarter. The quarters are the top and bottom ones of
+    // eight columns, then those of the next eight columns.
     const uint32_t to_row = thread / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
     const uint32_t to_piece = lane / 16;
 #pragma unroll
@@ -131,8 +135,9 @@ __device__ __forceinline__ void write_out(const float (&sums)[32][4], const Tens
     }
 }
 
-// Two neighbours of what the output held, which stands in two boxes of a warpgroup's rows and 128 columns: of eight columns
-// `tile`, in the upper half of a warp's rows or the lower.
+// Two adjacent elements of the previous contents of the output, from two boxes that hold a
+// warpgroup's rows and 128 columns. `tile` selects eight columns, and `half` the upper or lower
+// half of a warp's rows.
 template <typename T>
 __device__ __forceinline__ float2 held_pair(uint32_t boxes, uint32_t tile, uint32_t half) {
     const uint32_t thread = threadIdx.x % WARPGROUP, row = thread / 32 * 16 + thread % 32 / 4 + 8 * half;

@@ -1,4 +1,5 @@
-// How a warp chooses a row's experts, and how a block sorts choices by expert. For blocks of contract::route::THREADS.
+// The choice of a row's experts by a warp, and the sorting of choices by expert within a block. For
+// blocks of contract::route::THREADS.
 #pragma once
 
 #include "block.cuh"
@@ -12,7 +13,8 @@ constexpr uint32_t NO_EXPERT = EXPERTS_MAX;
 static_assert(THREADS == EXPERTS_MAX, "a thread an expert");
 static_assert(FEW_ROWS == WARPS && FEW_ROWS * LANES == THREADS, "a warp a row, and a thread a choice of any row");
 
-// Larger for a larger number, above 1 for each but those that are none, and the same for both zeros.
+// An integer with the order of the values: larger for larger numbers, the same for both zeros,
+// above 1 for all numbers, and 1 for NaN.
 __device__ __forceinline__ uint32_t order_of(float value) {
     const uint32_t bits = __float_as_uint(value + 0.0f);
     return isnan(value) ? 1u : bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -22,13 +24,14 @@ __device__ __forceinline__ float value_of(uint32_t order) {
     return __uint_as_float(order >> 31 ? order & 0x7fffffffu : ~order);
 }
 
-// What a warp chooses from a row of up to 32 * OF_LANE experts: lane `rank` gets the choice of that rank, others NO_EXPERT.
+// Chooses experts from a row of up to 32 * OF_LANE experts. Lane `rank` gets the choice of that
+// rank; lanes from `top` on get NO_EXPERT.
 template <uint32_t OF_LANE>
 __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalised,
                                            float& weight) {
     const uint32_t lane = threadIdx.x % LANES;
     float found[OF_LANE];
-    uint32_t order[OF_LANE];  // zero: not there, or chosen
+    uint32_t order[OF_LANE];  // 0: does not exist, or is already chosen
 #pragma unroll
     for (uint32_t i = 0; i < OF_LANE; ++i) {
         const uint32_t expert = i * LANES + lane;
@@ -69,7 +72,8 @@ __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts
     return own;
 }
 
-// By the least that holds the experts. Without this, a mixture of 128 would look at each lane's place for 512.
+// Uses the smallest variant that holds all experts. Otherwise, with 128 experts, each lane would
+// process its elements of 512.
 __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalised,
                                            float& weight) {
     if (experts <= 4 * LANES) {
@@ -78,10 +82,10 @@ __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts
     return choose<EXPERTS_MAX / LANES>(logits, experts, top, renormalised, weight);
 }
 
-// A block that sorts a stretch of choices, of which each warp has a stretch of its own.
+// Sorts a range of choices within one block. Each warp has a contiguous part of the range.
 struct Sort {
-    uint32_t next[EXPERTS_MAX];                // where an expert's next choice of this block goes
-    uint32_t of_warp[WARPS][EXPERTS_MAX + 1];  // choices of the warp, then those of the warps in front of it
+    uint32_t next[EXPERTS_MAX];                // position of the expert's next choice in this block
+    uint32_t of_warp[WARPS][EXPERTS_MAX + 1];  // choices in the warp, later those in earlier warps
     uint32_t sums[WARPS];
 
     __device__ __forceinline__ void clear() {
@@ -91,8 +95,9 @@ struct Sort {
         }
     }
 
-    // Calls `with` with each choice of the warp's, those of 32 lanes at a time, and how many of its expert's the warp has had
-    // before; adds to that. `chosen` says a choice's expert.
+    // Calls `with(choice, expert, earlier choices of that expert in this warp)` for each choice of
+    // the warp, 32 lanes at a time, and adds the choices to `of_warp`. `chosen` returns the expert
+    // of a choice.
     template <typename Chosen, typename With>
     __device__ __forceinline__ void for_each(uint32_t first, uint32_t last, const Chosen& chosen, const With& with) {
         const uint32_t warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
@@ -113,7 +118,8 @@ struct Sort {
         }
     }
 
-    // Turns each warp's numbers of choices into those of the warps in front; returns all of the expert of this thread.
+    // Replaces each warp's number of choices by the number in earlier warps. Returns the total for
+    // this thread's expert.
     __device__ __forceinline__ uint32_t sum_warps() {
         uint32_t before = 0;
 #pragma unroll
@@ -125,7 +131,7 @@ struct Sort {
         return before;
     }
 
-    // The sum of what the threads in front have, and own.
+    // The sum of `own` over this thread and the threads before it.
     __device__ __forceinline__ uint32_t sum_until(uint32_t own) {
         const uint32_t warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
         uint32_t sum = own;
@@ -144,14 +150,14 @@ struct Sort {
         return sum;
     }
 
-    // Sorts choices [first, last), all that there are if `counts` is null.
+    // Sorts the choices [first, last). If `counts` is null, these are all choices.
     template <typename Chosen>
     __device__ __forceinline__ void run(uint32_t first, uint32_t last, uint32_t experts, const uint32_t* counts,
                                         const Chosen& chosen, uint32_t* places, uint32_t* choices, uint32_t* starts,
                                         uint32_t* loads) {
         for_each(first, last, chosen, [](uint32_t, uint32_t, uint32_t) {});
         __syncthreads();
-        // Of all rows, and of those before this block's.
+        // Choices of this expert in all rows, and in the rows of earlier blocks.
         const uint32_t expert = threadIdx.x;
         uint32_t all = sum_warps(), before = 0;
         if (counts != nullptr && expert < experts) {
@@ -181,27 +187,26 @@ struct Sort {
     }
 };
 
-// What is routed.
 struct Routed {
     uint32_t rows, experts, top;
     bool renormalised;
 };
 
-// Where what is chosen goes, as in route.cu.
+// Outputs of the routing, as in route.cu.
 struct RoutedTo {
     float* weights;
     uint32_t *places, *choices, *starts, *loads;
     const uint32_t* slots;
 };
 
-// Takes a choice off that is added with all others: its row fills up a captured step.
+// Subtracts a choice whose row is padding of a captured step. It was added with all others.
 __device__ __forceinline__ void count_off(const uint32_t* slots, uint32_t row, uint32_t* loads, uint32_t expert) {
     if (slots != nullptr && slots[row] == contract::common::NO_SLOT) {
         atomicSub(&loads[expert], 1u);
     }
 }
 
-// All of it for up to FEW_ROWS rows, by one block whose `sort` is clear.
+// Routes up to FEW_ROWS rows completely, with one block whose `sort` is clear.
 __device__ __forceinline__ void route_few(Sort& sort, uint32_t (&of_row)[THREADS], const float* logits, uint32_t pitch,
                                           const Routed& routed, const RoutedTo& to) {
     const uint32_t row = threadIdx.x / LANES, lane = threadIdx.x % LANES, top = routed.top;

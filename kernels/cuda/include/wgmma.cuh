@@ -1,7 +1,8 @@
-// Products of a warpgroup of Hopper (wgmma, sm_90a): C [64, N] += A [64, 16] * B [16, N], or 32 deep of E4M3, sums in f32,
-// started now and finished by `products_wait`. B stands in shared memory, A there or in registers. C has the layout of tensor_core.cuh,
-// 16 rows a warp: c[j] are the columns 8 * j and on. After the PTX ISA manual, "Asynchronous warpgroup level matrix
-// instructions".
+// Matrix products of a Hopper warpgroup (wgmma, sm_90a): C [64, N] += A [64, 16] * B [16, N], or 32
+// deep in E4M3, with sums in f32. Products are asynchronous: they are started, and `products_wait`
+// waits for them. B is in shared memory, A in shared memory or in registers. C has the layout of
+// tensor_core.cuh, 16 rows per warp: c[j] has the columns from 8 * j on. After the PTX ISA manual,
+// "Asynchronous warpgroup level matrix instructions".
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,15 +11,16 @@
 
 #include "e4m3.cuh"
 
-// How a matrix stands in shared memory: in chunks of 64 columns (128 bytes a row) or 16 columns (32 bytes), 8 rows of a
-// chunk one after the other with their 16-byte pieces exchanged as the copy engine does it ("swizzle").
+// Layout of a matrix in shared memory: chunks of 64 columns (128 bytes per row) or 16 columns (32
+// bytes per row). The rows of a chunk are consecutive, and the 16-byte pieces of every 8 rows are
+// permuted as the copy engine does it ("swizzle").
 template <int CHUNK>
 struct Swizzle;
 
 template <>
 struct Swizzle<64> {
     static constexpr uint64_t KIND = 1;
-    // Byte of piece `piece` (of 8) of row `row` in a chunk.
+    // Byte offset of piece `piece` (of 8) of row `row` in a chunk.
     static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t piece) {
         return row * 128 + ((piece ^ (row & 7)) << 4);
     }
@@ -32,8 +34,9 @@ struct Swizzle<16> {
     }
 };
 
-// The constant part of a matrix's descriptor: `across` bytes from chunk to chunk of columns (read only when the product
-// runs over rows), `down` bytes from 8 rows to the next 8.
+// The constant part of a matrix descriptor: `across` is the number of bytes from one chunk of
+// columns to the next (used only if the product runs down the rows), `down` the number of bytes
+// from 8 rows to the next 8.
 template <int CHUNK>
 __host__ __device__ constexpr uint64_t matrix_layout(uint32_t across, uint32_t down) {
     return (Swizzle<CHUNK>::KIND << 62) | (static_cast<uint64_t>(down >> 4) << 32) |
@@ -44,10 +47,10 @@ __device__ __forceinline__ uint64_t matrix_at(uint64_t layout, uint32_t address)
     return layout | ((address & 0x3ffff) >> 4);
 }
 
-// Registers that the products read or write are settled.
+// Orders earlier accesses to the registers of the products before the products.
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// The products started since the last call are one group.
+// Makes the products that were started since the last call one group.
 __device__ __forceinline__ void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 // Waits until at most `GROUPS` groups are unfinished.
@@ -56,7 +59,7 @@ __device__ __forceinline__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory");
 }
 
-// Keeps the compiler from moving uses of these registers over this place.
+// Keeps the compiler from moving uses of these registers across this point.
 template <int TILES>
 __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
 #pragma unroll
@@ -68,7 +71,8 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
     }
 }
 
-// The registers of C, four of each tile of eight columns: as operands, and as the text of the instruction names them.
+// The registers of C, four for each tile of eight columns: as operands, and as their names in the
+// text of the instruction.
 #define BURSAR_TILE(c) "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
 #define BURSAR_TILES_2(c, at) BURSAR_TILE(c[at]), BURSAR_TILE(c[at + 1])
 #define BURSAR_TILES_4(c, at) BURSAR_TILES_2(c, at), BURSAR_TILES_2(c, at + 2)
@@ -110,9 +114,10 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
     BURSAR_NAMES_112     \
     ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// C [64, N] = A * B^T, or += if `add`: A [64, DEPTH] and B [N, DEPTH] in shared memory, the product along their rows. A, B
-// and ADD are the numbers of the operands after C's; END is the text after the last of them, which says whether A and B
-// are transposed and which E4M3 does not take.
+// C [64, N] = A * B^T, or += if `add`. A [64, DEPTH] and B [N, DEPTH] are in shared memory, and the
+// product runs along their rows. The macro parameters A, B and ADD are the numbers of the operands
+// after those of C. END is the text after the last operand, which says whether A and B are
+// transposed; E4M3 does not support it.
 #define BURSAR_MULTIPLY_DEEP(TYPE, DEPTH, END, N, NAMES, A, B, ADD, ...)                                               \
     static __device__ __forceinline__ void multiply(float (&c)[N / 8][4], uint64_t a, uint64_t b, int add) {           \
         asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #ADD                                                     \
@@ -125,8 +130,8 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
 #define BURSAR_MULTIPLY(TYPE, ...) BURSAR_MULTIPLY_DEEP(TYPE, "k16", ", 0, 0", __VA_ARGS__)
 #define BURSAR_MULTIPLY_E4M3(...) BURSAR_MULTIPLY_DEEP("e4m3", "k32", "", __VA_ARGS__)
 
-// C [64, N] += A * B: A [64, 16] in registers, whose operands begin at A0, B [16, N] in shared memory, the product along A's
-// rows and down B.
+// C [64, N] += A * B. A [64, 16] is in registers, whose operands begin at A0; B [16, N] is in
+// shared memory. The product runs along A's rows and down B's columns.
 #define BURSAR_GATHER(TYPE, N, NAMES, A0, A1, A2, A3, B, ...)                                                          \
     static __device__ __forceinline__ void gather(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b) {          \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" NAMES "}, {%" #A0 ", %" #A1  \
@@ -135,7 +140,7 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
     }
 
-// The products of elements T, which the instruction calls TYPE, by the number of C's columns.
+// The products for elements T, which the instruction calls TYPE, by the number of columns of C.
 template <typename T>
 struct Warpgroup;
 

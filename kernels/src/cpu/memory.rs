@@ -172,8 +172,8 @@ impl<'a> Scratch<'a> {
     }
 }
 
-/// Calls `write(row, elements)` for each row of `out`. `cost` is the number of multiply-adds per
-/// element.
+/// Calls `write(row, elements)` for each row of `out`. `cost` is the number
+/// of multiply-adds per element.
 pub(super) fn write_rows(threads: &Threads, out: &Tensor<'_>, cost: usize, write: impl Fn(usize, &mut [f32]) + Sync) {
     let (output, rows, columns) = (Output::of(out), out.rows(), out.columns());
     threads.share(rows, rows * columns * cost, |_, row| {

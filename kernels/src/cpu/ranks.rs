@@ -16,8 +16,8 @@ use crate::{
 /// Numbers that are summed at a time, few enough for registers and the L1 cache.
 const AT_ONCE: usize = 256;
 
-/// Every rank reads the rows of all other ranks, like a one-shot all-reduce over peer-mapped
-/// memory.
+/// Every rank reads the rows of all other ranks, like a one-shot
+/// all-reduce over peer-mapped memory.
 pub(super) fn all_reduce(
     threads: &Threads,
     link: Option<&HostLink>,

@@ -1,12 +1,12 @@
-//! Autotuning of GEMMs of up to 256 rows: finds the fastest implementation of each GEMM that a pass
-//! has met, at several row counts. A row count in between uses the result of the next larger one
-//! measured.
+//! Autotuning of GEMMs of up to 256 rows: finds the fastest implementation of each GEMM
+//! that a pass has met, at several row counts. A row count in between uses the result of
+//! the next larger one measured.
 //!
-//! A decode step reads each weight once, and no cache still holds the last layer's weights when the
-//! next step starts, so a trial cycles through the weights of several layers. As in a model, small
-//! kernels run between the GEMMs, so that a GEMM kernel that may start early starts during a small
-//! kernel. Everything measured here has run here, so no GEMM of up to 256 rows has to load a kernel
-//! later.
+//! A decode step reads each weight once, and no cache still holds the last layer's weights when
+//! the next step starts, so a trial cycles through the weights of several layers. As in a model,
+//! small kernels run between the GEMMs, so that a GEMM kernel that may start early starts during
+//! a small kernel. Everything measured here has run here, so no GEMM of up to 256 rows has to
+//! load a kernel later.
 
 use std::{collections::BTreeMap, mem};
 
@@ -37,8 +37,8 @@ const SELDOM_FEW: [usize; 2] = [64, FEW_ROWS];
 /// Maximum number of weights in one trial: one per layer that autotuning should run through.
 const WEIGHTS_MAX: usize = AUTOTUNED_LAYERS;
 
-/// Weights of this many bytes have left the L2 cache when they are read again: the cache holds half
-/// of them.
+/// Weights of this many bytes have left the L2 cache when they are read again: the cache
+/// holds half of them.
 const COLD_BYTES: usize = 96 << 20;
 
 /// Bytes written before a trial with smaller weights: more than the L2 cache holds.
@@ -75,8 +75,8 @@ pub(super) struct Autotuner {
     met: BTreeMap<GemmProblem, Met>,
 }
 
-/// Addresses of one layer's weight, bias and weight scales, and the fixed scale for its
-/// activations.
+/// Addresses of one layer's weight, bias and weight scales, and the fixed
+/// scale for its activations.
 #[derive(Clone, Copy, PartialEq)]
 struct LayerWeight {
     weight: u64,
@@ -314,8 +314,8 @@ impl<'t> Trial<'t> {
         let (cuda, places) = (self.cuda, self.places(turn));
         match (way, described) {
             (GemmAlgorithm::Library(algorithm), Some(described)) => {
-                // SAFETY: the memory of the trial holds the operands, and the weights stay in place
-                // until autotuning ends.
+                // SAFETY: the memory of the trial holds the operands, and the weights stay in
+                // place until autotuning ends.
                 unsafe {
                     let places = transposed_scales::transposed(cuda, self.product, places)?;
                     described.multiply(&cuda.kernels.blas, &cuda.stream, places, &algorithm)?;

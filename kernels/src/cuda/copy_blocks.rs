@@ -86,8 +86,8 @@ impl CopyStream {
                 flags: 0,
             };
             let (mut first, mut failed) = (0, 0);
-            // SAFETY: the caller guarantees that the memory is valid, and each list has
-            // `pieces.len()` entries.
+            // SAFETY: the caller guarantees that the memory is valid, and each
+            // list has `pieces.len()` entries.
             let copied = unsafe {
                 sys::cuMemcpyBatchAsync(
                     to.as_mut_ptr(),
@@ -121,17 +121,17 @@ pub(super) fn copy_blocks(cuda: &Cuda, call: Call<'_>) -> Result<Box<dyn Copying
     };
     let back = |(device, host, bytes): Piece| (host, device, bytes);
     clock.begin(&copies.stream)?;
-    // SAFETY: the creators of both sides guarantee that their memory is valid, and the op layer has
-    // checked that the ranges lie within it. The slots are page-locked memory that outlives the
-    // lane.
+    // SAFETY: the creators of both sides guarantee that their memory is valid, and the op
+    // layer has checked that the ranges lie within it. The slots are page-locked memory
+    // that outlives the lane.
     unsafe { copies.copy(&each(&call.to_host))? };
     if !call.to_host.is_empty() {
         copies.left.record(&copies.stream)?;
         copies.left.hold(&cuda.stream)?;
     }
-    // SAFETY: the creators of both sides guarantee that their memory is valid, and the op layer has
-    // checked that the ranges lie within it. The slots are page-locked memory that outlives the
-    // lane.
+    // SAFETY: the creators of both sides guarantee that their memory is valid, and the op
+    // layer has checked that the ranges lie within it. The slots are page-locked memory
+    // that outlives the lane.
     unsafe { copies.copy(&each(&call.to_device).into_iter().map(back).collect::<Vec<_>>())? };
     clock.end(&copies.stream)?;
     Ok(copying)

@@ -10,8 +10,8 @@ use cudarc::driver::sys;
 use super::{Cuda, stream::Stream};
 use crate::{DType, HostLink, KernelError, Rank, Tensor, host_link::Brought, ops::all_gather};
 
-/// A rank's end of a link between GPU ranks that meet on the host, as host ranks do; see
-/// [`HostLink`].
+/// A rank's end of a link between GPU ranks that meet on the host, as host
+/// ranks do; see [`HostLink`].
 ///
 /// The link gathers and does not sum. A rank joins the meeting when its device has completed all
 /// earlier work, and leaves it when its copies are done, so the host waits for the device in each
@@ -19,8 +19,8 @@ use crate::{DType, HostLink, KernelError, Rank, Tensor, host_link::Brought, ops:
 pub struct CopyLink {
     host: HostLink,
     own: Context,
-    /// For each rank, its context if this rank's device cannot read that rank's memory directly,
-    /// otherwise `None`.
+    /// For each rank, its context if this rank's device cannot read that rank's
+    /// memory directly, otherwise `None`.
     beyond_reach: Vec<Option<Context>>,
 }
 
@@ -59,8 +59,8 @@ pub(super) fn bytes(dtype: DType, elements: usize) -> usize {
     dtype.bytes(elements).as_usize()
 }
 
-/// Copies `rows` rows of `width` bytes in the stream, between memory that the stream's device has
-/// mapped.
+/// Copies `rows` rows of `width` bytes in the stream, between memory that the
+/// stream's device has mapped.
 pub(super) fn copy_rows(
     stream: &Stream,
     from: ByteRows,
@@ -121,8 +121,8 @@ impl CopyLink {
         ends.map(end).collect()
     }
 
-    /// Returns the end that this rank would have if no GPU could reach another, for tests on GPUs
-    /// that can.
+    /// Returns the end that this rank would have if no GPU could reach another, for tests
+    /// on GPUs that can.
     ///
     /// # Errors
     /// A device is lost.

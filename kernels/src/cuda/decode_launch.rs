@@ -15,8 +15,8 @@ const WARPS: usize = attention_decode::WARPS_MAX;
 /// Warps per thread block when runs are split into equal shares.
 const SHARED_WARPS: usize = 4;
 
-/// Maximum number of runs for which eight warps share a piece. The device is then far from full,
-/// and latency dominates.
+/// Maximum number of runs for which eight warps share a piece. The device is then far from
+/// full, and latency dominates.
 const FEW_RUNS: usize = 32;
 
 /// Minimum length of a piece, in cache blocks, with few runs and with many.
@@ -35,8 +35,8 @@ pub(super) struct DecodeLaunch {
 }
 
 impl DecodeLaunch {
-    /// The launch for `sequences` sequences of one row each, on a device with Hopper's shared
-    /// memory per SM.
+    /// The launch for `sequences` sequences of one row each, on a device with Hopper's
+    /// shared memory per SM.
     pub(super) fn of(sequences: usize, heads: usize, kv_heads: usize, processors: usize) -> Self {
         let runs = sequences * kv_heads * (heads / kv_heads).div_ceil(attention_decode::TILE_QUERIES);
         let of_warps = |warps, piece| DecodeLaunch { warps, workers: processors * WARPS / warps, piece };

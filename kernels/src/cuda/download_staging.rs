@@ -13,10 +13,10 @@ use super::{
 };
 use crate::{KernelError, Tensor, ops::transfer::Arrival};
 
-/// Free places: page-locked buffers, each with an event. A lane has two steps in flight, so there
-/// are only ever a few places, two of them long. The stress before READY makes the long places as
-/// long as the envelope can require, because a worst case downloads every token's scores for two
-/// steps at once.
+/// Free places: page-locked buffers, each with an event. A lane has two steps in flight, so
+/// there are only ever a few places, two of them long. The stress before READY makes the long
+/// places as long as the envelope can require, because a worst case downloads every token's
+/// scores for two steps at once.
 #[derive(Clone)]
 pub(super) struct StagingPool(Arc<Mutex<Vec<StagingBuffer>>>);
 
@@ -36,14 +36,14 @@ const SHORTEST: Bytes = Bytes::kib(256);
 enum Find {
     /// The free place with this index.
     Free(usize),
-    /// A new place of this many bytes. The free place with this index, if any, is now too short and
-    /// is dropped.
+    /// A new place of this many bytes. The free place with this index, if any, is now too
+    /// short and is dropped.
     New(Bytes, Option<usize>),
 }
 
-/// The shortest of the `free` places (given as lengths) that holds `bytes`, or a new place. Making
-/// a long place discards the longest place that was too short, so there are never more long places
-/// than concurrent copies.
+/// The shortest of the `free` places (given as lengths) that holds `bytes`, or a new place.
+/// Making a long place discards the longest place that was too short, so there are never more
+/// long places than concurrent copies.
 fn find(free: impl Iterator<Item = usize> + Clone, bytes: usize) -> Find {
     let fits = free.clone().enumerate().filter(|(_, length)| *length >= bytes);
     if let Some((index, _)) = fits.min_by_key(|(_, length)| *length) {
@@ -58,8 +58,8 @@ fn find(free: impl Iterator<Item = usize> + Clone, bytes: usize) -> Find {
 pub(super) struct Download {
     buffer: Option<StagingBuffer>,
     bytes: usize,
-    /// The witness of the link that the bytes depend on. If it is a note, the note is copied after
-    /// the bytes.
+    /// The witness of the link that the bytes depend on. If it is a note, the note is
+    /// copied after the bytes.
     witness: Option<Witness>,
     free: StagingPool,
 }
@@ -94,8 +94,8 @@ impl Download {
 }
 
 impl StagingPool {
-    /// Starts with two short places, one for each step in flight, so that small copies leave the
-    /// long places free.
+    /// Starts with two short places, one for each step in flight, so that small copies leave
+    /// the long places free.
     pub(super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
         let buffer = |_| Ok(StagingBuffer { memory: device.pinned(SHORTEST)?, come: Event::new(device)? });
         Ok(StagingPool(Arc::new(Mutex::new((0..2).map(buffer).collect::<Result<_, DeviceError>>()?))))
@@ -156,8 +156,8 @@ mod tests {
 
     const ROW: usize = 152_064 * 4;
 
-    /// Runs the copies one after another from an engine's initial places; returns the lengths of
-    /// all places afterwards.
+    /// Runs the copies one after another from an engine's initial places; returns the lengths
+    /// of all places afterwards.
     fn after(copies: impl IntoIterator<Item = usize>) -> Vec<usize> {
         let mut places = vec![SHORTEST.as_usize(); 2];
         for bytes in copies {

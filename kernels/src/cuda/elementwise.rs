@@ -35,8 +35,8 @@ pub(super) fn fill_random(cuda: &Cuda, call: ops::fill_random::Call<'_>) -> Resu
         DType::F8E4M3 => kernels.fill_random_e4m3,
         _ => kernels.fill_random,
     };
-    // SAFETY: these are the kernel's parameters, and the op layer has checked that the output has
-    // this many elements.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked that the output
+    // has this many elements.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
 

@@ -44,8 +44,8 @@ pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), Kerne
     let sorted = arguments![out.choices.address(), out.starts.address(), call.loads.address()];
     if rows <= routing::FEW_ROWS {
         let all = logits.with(out.weights.address()).with(out.places.address()).followed_by(sorted).with(slots);
-        // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes and
-        // taken the scratch.
+        // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes
+        // and taken the scratch.
         return unsafe { cuda.launch(kernels.route_few, Extent::line(1, routing::THREADS), all) };
     }
     let is_sorted_by_one = rows * top <= routing::SORTED_CHOICES;
@@ -60,8 +60,8 @@ pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), Kerne
         if is_sorted_by_one { (1, rows * top) } else { (rows.div_ceil(block_rows), block_rows * top) };
     let sort = arguments![out.places.address(), count(rows * top), count(experts), count(block_choices), counts]
         .followed_by(sorted);
-    // SAFETY: these are the kernels' parameters, and the op layer has checked the shapes and taken
-    // the scratch.
+    // SAFETY: these are the kernels' parameters, and the op layer has checked the shapes
+    // and taken the scratch.
     unsafe {
         cuda.launch(kernels.route_choose, Extent::line(rows.div_ceil(block_rows), threads), choose)?;
         cuda.launch(kernels.route_sort, Extent::line(sorters, routing::THREADS), sort)
@@ -107,8 +107,8 @@ pub(super) fn rms_norm_route(cuda: &Cuda, call: ops::rms_norm_route::Call<'_>) -
     unsafe { cuda.launch(hopper.route_normed, extent, arguments) }
 }
 
-/// Whether the kernel's single cluster can process all rows, and the operands are aligned as its
-/// 16-byte accesses require.
+/// Whether the kernel's single cluster can process all rows, and the operands are aligned as
+/// its 16-byte accesses require.
 fn is_few(norm: &ops::rms_norm::Call<'_>, product: &ops::linear::Call<'_>) -> bool {
     let (rows, hidden) = (norm.x.rows(), norm.x.columns());
     let starts = [&norm.x, &norm.weight, norm.out.plain(), &product.weight.data].map(|operand| operand.address().0);
@@ -232,8 +232,8 @@ struct ExpertGemm<'a> {
 }
 
 impl ExpertGemm<'_> {
-    /// Launches a kernel that supports the GEMM. `operands` are the kernel's arguments after the
-    /// weight.
+    /// Launches a kernel that supports the GEMM. `operands` are the kernel's
+    /// arguments after the weight.
     fn launch(&self, cuda: &Cuda, operands: Arguments) -> Result<(), KernelError> {
         let kernels = cuda.entry_points();
         if self.choices() == 0 {
@@ -260,8 +260,8 @@ impl ExpertGemm<'_> {
             (kernels.experts, scheme::TILE_ROWS)
         };
         let (choices, experts) = (self.choices(), self.routing.held.count);
-        // The maximum number of tiles of places: each chosen expert may have one tile that is not
-        // full.
+        // The maximum number of tiles of places: each chosen expert may have one tile
+        // that is not full.
         let places = choices.div_ceil(scheme::TILE_PLACES) + experts.min(choices);
         let extent = Extent { grid: [self.features.div_ceil(tile), places, 1], block: [scheme::THREADS, 1], shared: 0 };
         let operands = arguments![self.of.weight.address()].followed_by(operands);
@@ -344,8 +344,8 @@ const STATIC_BYTES: usize = 4 * 1024;
 /// Bytes of dynamic shared memory per thread block if two thread blocks share an SM.
 const HALF_BYTES: usize = 110 * 1024;
 
-/// Minimum number of stages of a thread block that shares its SM, and of a thread block that does
-/// not.
+/// Minimum number of stages of a thread block that shares its SM, and of a thread
+/// block that does not.
 const STAGES_OF_HALF: usize = 4;
 const STAGES_OF_ALL: usize = 5;
 

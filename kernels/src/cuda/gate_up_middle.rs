@@ -17,8 +17,8 @@ use super::{
 };
 use crate::{DType, KernelError};
 
-/// Alignments in bytes: of rows of x and of the weight, which TMA requires; of output rows; of
-/// biases.
+/// Alignments in bytes: of rows of x and of the weight, which TMA requires; of
+/// output rows; of biases.
 const ALIGNMENT: usize = 16;
 const OUT_ALIGNMENT: usize = 8;
 const BIAS_ALIGNMENT: u64 = 4;
@@ -77,9 +77,9 @@ fn blocks(product: GemmProblem, width: usize, processors: usize) -> usize {
 /// Launches the kernel.
 ///
 /// # Safety
-/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight from before
-/// the launch until it has ended, because the first copies of weights do not wait for the preceding
-/// kernel.
+/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight from
+/// before the launch until it has ended, because the first copies of weights do not wait
+/// for the preceding kernel.
 pub(super) unsafe fn launch(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> Result<(), KernelError> {
     let map = |address: u64, of: Rows, tall: usize| {
         TensorMap::of_rows(address, cuda.kernels.target.activation, of, [tall, STEP_COLUMNS])
@@ -100,8 +100,8 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: GemmProblem, places: GemmOpera
     let kernel = cuda.entry_points().hopper.as_ref().expect("it is served").gate_up_middle[choice];
     let blocks = blocks(product, features, processors);
     let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };
-    // SAFETY: these are the kernel's parameters, and the caller guarantees that their addresses are
-    // valid.
+    // SAFETY: these are the kernel's parameters, and the caller guarantees that
+    // their addresses are valid.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
 

@@ -21,16 +21,16 @@ pub(super) struct Captured {
 }
 
 impl Captured {
-    /// Captures the launches of `run`. The graph is instantiated and uploaded here, so that a
-    /// replay allocates nothing.
+    /// Captures the launches of `run`. The graph is instantiated and uploaded here, so that
+    /// a replay allocates nothing.
     pub(super) fn of(cuda: &Cuda, run: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Captured, KernelError> {
         cuda.enter()?;
         let (stream, kernels) = (&cuda.stream, &cuda.kernels);
         let capture = Capture::begin(cuda)?;
         let before = cuda.captured_exchanges();
         let outcome = run();
-        // If both fail, the error of `run` is more informative than the error of ending the
-        // capture.
+        // If both fail, the error of `run` is more informative than the error
+        // of ending the capture.
         let recorded = capture.end();
         outcome?;
         let recorded = recorded?;
@@ -82,8 +82,8 @@ impl Graph for Captured {
     }
 }
 
-/// A stream that records instead of executing. Dropping this always returns the stream to
-/// executing.
+/// A stream that records instead of executing. Dropping this always returns
+/// the stream to executing.
 struct Capture<'c>(&'c Cuda);
 
 impl<'c> Capture<'c> {

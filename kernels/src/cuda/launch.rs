@@ -27,11 +27,11 @@ pub(super) struct Function {
     waits: bool,
 }
 
-// SAFETY: modules and functions belong to the context, and any thread that has entered the context
-// may use them.
+// SAFETY: modules and functions belong to the context, and any thread that has entered the
+// context may use them.
 unsafe impl Send for Functions {}
-// SAFETY: nothing in it changes after loading, and any thread that has entered the context may use
-// the functions.
+// SAFETY: nothing in it changes after loading, and any thread that has entered the context
+// may use the functions.
 unsafe impl Sync for Functions {}
 
 impl Functions {
@@ -82,8 +82,8 @@ impl Functions {
         Ok(Address(address))
     }
 
-    /// Whether this is Hopper's machine code rather than PTX that the driver compiled. Some
-    /// launches differ.
+    /// Whether this is Hopper's machine code rather than PTX that the driver
+    /// compiled. Some launches differ.
     pub(super) fn is_machine_code(&self) -> bool {
         self.entry_points.hopper.is_some()
     }
@@ -115,8 +115,8 @@ impl Drop for Modules {
         // If the context is lost, the modules are gone with it.
         if self.device.enter().is_ok() {
             for (_, module) in &self.loaded {
-                // SAFETY: each module was loaded once, and none of its kernels is running, because
-                // lanes end first.
+                // SAFETY: each module was loaded once, and none of its kernels is running,
+                // because lanes end first.
                 drop(CudaDevice::said("cuModuleUnload", unsafe { sys::cuModuleUnload(*module) }));
             }
         }
@@ -202,8 +202,8 @@ impl Arguments {
     pub(super) fn with<A: Argument>(mut self, argument: A) -> Self {
         let words = size_of::<A>().div_ceil(size_of::<u64>());
         assert!(align_of::<A>() <= align_of::<u64>() && self.used + words <= WORDS, "a kernel has fewer parameters");
-        // SAFETY: the assertion leaves room for the argument, and its alignment is no stricter than
-        // a word's.
+        // SAFETY: the assertion leaves room for the argument, and its alignment is no
+        // stricter than a word's.
         unsafe { self.words.as_mut_ptr().add(self.used).cast::<A>().write(argument) };
         self.places[self.count] = self.used;
         self.used += words;
@@ -244,12 +244,12 @@ pub(super) fn count(number: usize) -> u32 {
 }
 
 impl super::Cuda {
-    /// Launches a kernel with arguments in the order of its parameters. An empty grid launches
-    /// nothing.
+    /// Launches a kernel with arguments in the order of its parameters. An
+    /// empty grid launches nothing.
     ///
     /// # Safety
-    /// The arguments match the kernel's parameters in order and type, and all addresses among them
-    /// are valid.
+    /// The arguments match the kernel's parameters in order and type, and all addresses
+    /// among them are valid.
     pub(super) unsafe fn launch(
         &self,
         kernel: Function,
@@ -275,8 +275,8 @@ impl super::Cuda {
             numAttrs: u32::from(kernel.waits),
         };
         let mut pointers = arguments.pointers();
-        // SAFETY: the caller guarantees that the arguments match; the driver copies them before it
-        // returns.
+        // SAFETY: the caller guarantees that the arguments match; the driver copies
+        // them before it returns.
         let launched =
             unsafe { sys::cuLaunchKernelEx(&config, kernel.raw, pointers.as_mut_ptr(), std::ptr::null_mut()) };
         Ok(CudaDevice::said("cuLaunchKernelEx", launched)?)

@@ -70,9 +70,9 @@ pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Re
         (None, Some(rounded)) if !operands.scheme.is_unquantized() => match rounded.quantization {
             Quantization::Groups => compute(&rounded.data, linear_many::Output::groups(rounded.scales.address())),
             Quantization::Fixed(scale) => compute(&rounded.data, linear_many::Output::fixed(scale)),
-            // The scale of a row is known only when all tiles of the row are computed. The plain
-            // output is therefore written to the memory of the gate's input, and rounded
-            // afterwards.
+            // The scale of a row is known only when all tiles of the row are
+            // computed. The plain output is therefore written to the memory of the
+            // gate's input, and rounded afterwards.
             Quantization::Rows => {
                 let rows = call.gate_up.rows();
                 let plain = Tensor::over(call.gate_up.address(), [rows, features].into(), call.gate_up.dtype());

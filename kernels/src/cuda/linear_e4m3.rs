@@ -72,7 +72,7 @@ pub(super) unsafe fn launch(
             (kernels.many, Extent { grid, block: [MANY_THREADS, 1], shared: MANY_SHARED_BYTES })
         }
     };
-    // SAFETY: these are the kernels' parameters, and the caller guarantees that their addresses are
-    // valid.
+    // SAFETY: these are the kernels' parameters, and the caller guarantees that
+    // their addresses are valid.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }

@@ -34,8 +34,8 @@ const ALIGNMENT: usize = 16;
 /// The implementation that computes GEMMs of any number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GemmBackend {
-    /// The implementation that autotuning measured to be fastest; cuBLASLt where nothing was
-    /// measured.
+    /// The implementation that autotuning measured to be fastest; cuBLASLt
+    /// where nothing was measured.
     #[default]
     Measured,
     /// This project's kernels wherever they support the GEMM, for comparison.
@@ -58,8 +58,8 @@ pub(super) const CUTS: [Cut; 4] = [Cut(2), Cut(1), Cut(4), Cut(132)];
 #[derive(Default)]
 pub(super) struct CounterSets(AtomicU32);
 
-/// The counters of one stream, which are zero between launches. Streams that run concurrently must
-/// not share counters.
+/// The counters of one stream, which are zero between launches. Streams that run concurrently
+/// must not share counters.
 pub(super) struct Counters {
     address: Address,
     set: usize,
@@ -180,9 +180,9 @@ fn x_pitch(product: GemmProblem) -> usize {
 /// Launches the kernel.
 ///
 /// # Safety
-/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight or its scales
-/// from before the launch until it has ended, because the first copies of both do not wait for the
-/// preceding kernel.
+/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight or its
+/// scales from before the launch until it has ended, because the first copies of both do not wait
+/// for the preceding kernel.
 pub(super) unsafe fn launch(
     cuda: &Cuda,
     product: GemmProblem,
@@ -230,8 +230,8 @@ pub(super) unsafe fn launch(
         arguments = with_scales(arguments, product, places);
     }
     let extent = Extent { grid: [work.blocks, 1, 1], block: [THREADS, 1], shared: shared_bytes(kernel_rows) };
-    // SAFETY: these are the kernel's parameters, and the caller guarantees that their addresses are
-    // valid.
+    // SAFETY: these are the kernel's parameters, and the caller guarantees that
+    // their addresses are valid.
     unsafe { cuda.launch(of_rows[kernel_rows], extent, arguments) }
 }
 
@@ -251,8 +251,8 @@ pub(super) unsafe fn launch_in_turns(
         if !serves(cuda, turn, places) {
             return Err(KernelError::NoKernel { op: "linear" });
         }
-        // SAFETY: the caller guarantees that `places` match the GEMM, of which these rows are a
-        // part.
+        // SAFETY: the caller guarantees that `places` match the GEMM, of which these
+        // rows are a part.
         unsafe { launch(cuda, turn, places, CUTS[0])? };
     }
     Ok(())
@@ -292,8 +292,8 @@ pub(super) fn with_scales(arguments: Arguments, product: GemmProblem, places: Ge
         .with(count(height))
 }
 
-/// Tensor map of a gated weight: each eight rows of the gate are followed by the same eight rows of
-/// up.
+/// Tensor map of a gated weight: each eight rows of the gate are followed by the same
+/// eight rows of up.
 fn gated_map(
     product: GemmProblem,
     places: GemmOperands,

@@ -123,8 +123,8 @@ pub(super) fn chosen(
     }
     let is_unquantized = product.scheme.is_unquantized();
     match cuda.products_by {
-        // cuBLASLt has no E4M3 GEMM with a fixed scale, and has the other E4M3 GEMMs only in some
-        // versions.
+        // cuBLASLt has no E4M3 GEMM with a fixed scale, and has the other E4M3 GEMMs
+        // only in some versions.
         GemmBackend::Library => return Ok(!is_unquantized && !library_has(cuda, product, places)?),
         GemmBackend::Ours => return Ok(true),
         GemmBackend::Measured => {}
@@ -174,8 +174,8 @@ pub(super) fn chosen(
     Ok(cuda.kernels.blas.ours().range(product..=close).next().is_some())
 }
 
-/// Whether the kernels support a GEMM of few rows, which autotuning measures separately
-/// (`autotune.rs`).
+/// Whether the kernels support a GEMM of few rows, which
+/// autotuning measures separately (`autotune.rs`).
 pub(super) fn serves_few(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> bool {
     cuda.kernels.functions.is_machine_code()
         && product.rows <= FEW_ROWS
@@ -287,8 +287,8 @@ pub(super) unsafe fn launch(
     };
     let blocks = blocks(product, cuda.kernels.target.processors);
     let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };
-    // SAFETY: these are the kernel's parameters, and the caller guarantees that their addresses are
-    // valid.
+    // SAFETY: these are the kernel's parameters, and the caller guarantees that
+    // their addresses are valid.
     unsafe { cuda.launch(kernel, extent, arguments)? };
     output.then.map_or(Ok(()), |then| then())
 }

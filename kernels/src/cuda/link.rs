@@ -52,9 +52,9 @@ pub(super) struct Rows {
 }
 
 /// Minimum size at which, with more than two ranks, the two-shot all-reduce (each rank sums its
-/// share and reads the others' shares) is faster than the one-shot all-reduce. On four H200s of one
-/// host, two-shot takes 23.1 us and one-shot 25.9 us for 1.75 MiB; for 1 MiB they take 19.6 us and
-/// 18.4 us (`tools/gpu/ranks.py`).
+/// share and reads the others' shares) is faster than the one-shot all-reduce. On four H200s of
+/// one host, two-shot takes 23.1 us and one-shot 25.9 us for 1.75 MiB; for 1 MiB they take 19.6 us
+/// and 18.4 us (`tools/gpu/ranks.py`).
 const TWO_SHOTS_FROM: Bytes = Bytes::kib(1536);
 
 /// Minimum size at which, with more than two ranks, the all-reduce with a norm is faster in shares
@@ -187,8 +187,8 @@ fn bytes_of_a_row(part: &Tensor<'_>) -> usize {
     part.dtype().bytes(part.columns()).as_usize()
 }
 
-/// Bytes of a unit. A row of either tensor must be a whole number of units and begin on a multiple
-/// of the unit.
+/// Bytes of a unit. A row of either tensor must be a whole number of units and begin on a
+/// multiple of the unit.
 fn unit(tensors: [&Tensor<'_>; 2]) -> usize {
     let is_whole = |tensor: &Tensor<'_>| {
         let [pitch, columns] = [tensor.pitch(), tensor.columns()].map(|count| tensor.dtype().bytes(count).as_usize());
@@ -203,9 +203,9 @@ fn rows(tensor: &Tensor<'_>, unit: usize) -> Rows {
 }
 
 impl Cuda {
-    /// Launches a kernel over the rows of `part` and `out`, as many rows at a time as exchange
-    /// memory holds. `whole` is the kernel for units of 16 bytes, `odd` the kernel for units of 2
-    /// bytes.
+    /// Launches a kernel over the rows of `part` and `out`, as many rows at a time as
+    /// exchange memory holds. `whole` is the kernel for units of 16 bytes, `odd` the kernel
+    /// for units of 2 bytes.
     fn exchange(
         &self,
         link: &CudaLink,
@@ -311,8 +311,8 @@ pub(super) fn all_gather(cuda: &Cuda, link: &CudaLink, call: all_gather::Call<'_
 /// when their `patience` has passed.
 pub(super) fn abort_collectives(cuda: &Cuda, link: &CudaLink) {
     if let (Some(hopper), Ok(())) = (&cuda.entry_points().hopper, cuda.enter()) {
-        // SAFETY: this is the kernel's parameter, and the creator of the link guarantees that its
-        // memory is valid.
+        // SAFETY: this is the kernel's parameter, and the creator of the link guarantees that
+        // its memory is valid.
         drop(unsafe { cuda.launch(hopper.part_from_ranks, Extent::line(1, 32), arguments![link.exchange]) });
     }
 }

@@ -218,15 +218,15 @@ impl Cuda {
         Cuda { products_by, ..self }
     }
 
-    /// Number of GEMMs met for the first time outside autotuning. Each took cuBLASLt's first
-    /// proposal and may have loaded one of cuBLASLt's kernels. The number is zero after complete
-    /// autotuning.
+    /// Number of GEMMs met for the first time outside autotuning. Each took cuBLASLt's
+    /// first proposal and may have loaded one of cuBLASLt's kernels. The number is
+    /// zero after complete autotuning.
     pub fn guesses(&self) -> usize {
         self.products.borrow().guesses()
     }
 
-    /// Waits until the stream, and the stream for copies if there is one, have finished all their
-    /// work.
+    /// Waits until the stream, and the stream for copies if there is one, have
+    /// finished all their work.
     ///
     /// # Errors
     /// Any error that the device reports for that work.
@@ -260,8 +260,8 @@ impl Cuda {
         Ok(())
     }
 
-    /// Like [`enter`](Cuda::enter), for a copy between host and device, which a graph must not
-    /// contain.
+    /// Like [`enter`](Cuda::enter), for a copy between host and device, which a
+    /// graph must not contain.
     fn enter_to_copy(&self) -> Result<(), KernelError> {
         if self.captures.get() {
             let said = "a copy between host and device cannot be part of a graph".to_owned();

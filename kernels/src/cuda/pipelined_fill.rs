@@ -1,5 +1,5 @@
-//! Threads that fill memory pieces in order, ahead of the caller, which copies the filled pieces
-//! onward.
+//! Threads that fill memory pieces in order, ahead of the caller, which copies
+//! the filled pieces onward.
 
 use std::{
     collections::VecDeque,
@@ -47,8 +47,8 @@ pub(super) fn fill_pipelined<'m, E>(
                     // scope propagates the panic.
                     let _one = one;
                     assert_eq!(source.len(), place.len());
-                    // SAFETY: source and destination have the same length, and the destination is
-                    // mutably borrowed.
+                    // SAFETY: source and destination have the same length, and the
+                    // destination is mutably borrowed.
                     unsafe {
                         std::ptr::copy_nonoverlapping(source.as_ptr(), place.as_mut_ptr().cast(), source.len());
                     }

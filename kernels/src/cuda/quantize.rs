@@ -1,5 +1,5 @@
-//! Launches of the kernels that round activations to E4M3: unchanged rows, norms and gates
-//! (`kernels/cuda/quantize.cu`, `quantize_many.cu`).
+//! Launches of the kernels that round activations to E4M3: unchanged rows, norms
+//! and gates (`kernels/cuda/quantize.cu`, `quantize_many.cu`).
 
 use bursar_budgets::Address;
 
@@ -32,8 +32,8 @@ pub(super) fn quantize(cuda: &Cuda, call: ops::quantize::Call<'_>) -> Result<(),
     launch(cuda, "quantize", kernel, before, None, &call.out)
 }
 
-/// Computes the norm of rows and rounds it. `call.out.plain` also gets the norm without rounding,
-/// if requested.
+/// Computes the norm of rows and rounds it. `call.out.plain` also gets the norm
+/// without rounding, if requested.
 pub(super) fn rms_norm(cuda: &Cuda, call: &ops::rms_norm::Call<'_>, out: &Rounded<'_>) -> Result<(), KernelError> {
     let (x, before) = (&call.x, input(&call.x).with(call.weight.address()).with(call.epsilon));
     let (kernel, before) = match many(cuda, x, x.columns()).filter(|_| starts_whole(&call.weight)) {
@@ -55,8 +55,8 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activat
     launch(cuda, OP, kernel, before, out.plain.as_ref(), rounded)
 }
 
-/// Computes the gate of rows and rounds it. `out.plain` also gets the gate without rounding, if
-/// requested.
+/// Computes the gate of rows and rounds it. `out.plain` also gets the gate
+/// without rounding, if requested.
 pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
     let rounded = out.rounded.as_ref().expect("it is asked for");
     let (rows, columns, before) = (out.rows(), out.columns(), input(gate_up));
@@ -94,8 +94,8 @@ impl Kernel {
         Kernel { function, blocks: rows, threads }
     }
 
-    /// As many thread blocks as run at once; each processes many rows of `x`. See
-    /// `quantize_many.cu`.
+    /// As many thread blocks as run at once; each processes many rows
+    /// of `x`. See `quantize_many.cu`.
     fn many(cuda: &Cuda, by_held: [Function; 2], held: usize, x: &Tensor<'_>) -> Self {
         let threads = threads(x.columns() / VECTOR);
         let at_once = (THREADS_MAX * (4 - held) / threads).min(16);
@@ -117,9 +117,9 @@ fn many<'a>(cuda: &'a Cuda, x: &Tensor<'_>, columns: usize) -> Option<(&'a Hoppe
 }
 
 /// Threads per thread block for the kernels that keep a long row of `x` in registers until its
-/// scale is known. `None` if there are few rows, if rows are short enough for the other kernels to
-/// keep, or if the scales are not by rows: other scales are known earlier, so keeping the row gains
-/// nothing.
+/// scale is known. `None` if there are few rows, if rows are short enough for the other
+/// kernels to keep, or if the scales are not by rows: other scales are known earlier, so
+/// keeping the row gains nothing.
 fn long(cuda: &Cuda, x: &Tensor<'_>, out: &Rounded<'_>) -> Option<usize> {
     let vectors = out.data.columns() / VECTOR;
     let is_long = (2 * THREADS_MAX + 1..=LONG_HELD * LONGER_THREADS_MAX).contains(&vectors);
@@ -137,8 +137,8 @@ fn starts_whole(x: &Tensor<'_>) -> bool {
     x.address().0.is_multiple_of(16)
 }
 
-/// Appends to `before` the arguments for the rounded output, and for the plain output if it is also
-/// requested.
+/// Appends to `before` the arguments for the rounded output, and for the plain output if
+/// it is also requested.
 pub(super) fn with_target(before: Arguments, plain: Option<&Tensor<'_>>, out: &Rounded<'_>) -> Arguments {
     let (kind, fixed) = match out.quantization {
         Quantization::Groups => (BY_GROUPS, 1.0),

@@ -1,5 +1,5 @@
-//! A rank's end of a link between GPU ranks, and the dispatch of operations to the kind of link in
-//! use.
+//! A rank's end of a link between GPU ranks, and the dispatch of operations to the kind
+//! of link in use.
 
 use bursar_budgets::{Address, DeviceError};
 
@@ -47,8 +47,8 @@ impl RankLink {
         }
     }
 
-    /// How the host finds out whether all ranks joined a collective, once the device has completed
-    /// it.
+    /// How the host finds out whether all ranks joined a collective, once the
+    /// device has completed it.
     pub(super) fn witness(&self) -> Option<Witness> {
         match self {
             RankLink::Kernels(link) => Some(Witness::Note(link.failed_at())),

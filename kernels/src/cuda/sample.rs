@@ -21,8 +21,8 @@ fn row_bytes(slices: usize) -> usize {
     (scheme::ROW_BYTES + scheme::SLICE_BYTES * slices).next_multiple_of(scheme::ROW_ALIGNMENT)
 }
 
-/// Elements from the start of one changed row to the start of the next. Rows are aligned to 16
-/// bytes.
+/// Elements from the start of one changed row to the start of the next. Rows are
+/// aligned to 16 bytes.
 fn changed_pitch(vocabulary: usize) -> usize {
     vocabulary.next_multiple_of(4)
 }
@@ -52,8 +52,8 @@ pub(super) fn sample(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
         let arguments = arguments![call.chosen.address(), count(sequences), previous];
         let threads = scheme::PREVIOUS_THREADS;
         let extent = Extent::line(sequences.div_ceil(threads), threads);
-        // SAFETY: these are the kernel's parameters, and the scratch has space for the copied
-        // tokens.
+        // SAFETY: these are the kernel's parameters, and the scratch has space
+        // for the copied tokens.
         unsafe { cuda.launch(cuda.entry_points().sample_previous, extent, arguments)? };
     }
     (0..rows).step_by(ROWS).try_for_each(|first| some_rows(cuda, &call, first, previous))

@@ -83,30 +83,30 @@ impl Event {
         CudaDevice::said("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
     }
 
-    /// Makes all work that is submitted to the stream from now on wait until the device has passed
-    /// the event.
+    /// Makes all work that is submitted to the stream from now on wait until the device
+    /// has passed the event.
     pub(super) fn hold(&self, stream: &Stream) -> Result<(), DeviceError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT as u32;
         // SAFETY: the event and the stream are alive.
         CudaDevice::said("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.raw, self.raw, flags) })
     }
 
-    /// Waits until the device has passed the event. Returns at once if the event was never
-    /// recorded.
+    /// Waits until the device has passed the event. Returns at once if the
+    /// event was never recorded.
     pub(super) fn wait(&self) -> Result<(), DeviceError> {
         // SAFETY: the event is alive.
         CudaDevice::said("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
-    /// Whether the device has passed the event. Also true on a lost device; `wait` then returns the
-    /// error.
+    /// Whether the device has passed the event. Also true on a lost device; `wait`
+    /// then returns the error.
     pub(super) fn is_past(&self) -> bool {
         // SAFETY: the event is alive.
         unsafe { sys::cuEventQuery(self.raw) != sys::CUresult::CUDA_ERROR_NOT_READY }
     }
 
-    /// Milliseconds from `before` to this event. Both events must be timed, and the device must
-    /// have passed them.
+    /// Milliseconds from `before` to this event. Both events must be timed, and the device
+    /// must have passed them.
     pub(super) fn milliseconds_since(&self, before: &Event) -> Result<f32, DeviceError> {
         let mut milliseconds = 0.0;
         // SAFETY: the number is writable, and both events are alive.

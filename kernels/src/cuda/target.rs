@@ -60,18 +60,18 @@ impl CudaTarget {
         DType::F32.bytes(decoding.max(split))
     }
 
-    /// Whether FP8 weights of this shape can be used. Every supported generation has E4M3 kernels.
-    /// Hopper's TMA copies require rows that are a multiple of 16 bytes and write 8 columns at a
-    /// time. Kernels of other generations read 16 bytes at once; all other requirements are the
-    /// same.
+    /// Whether FP8 weights of this shape can be used. Every supported generation has E4M3
+    /// kernels. Hopper's TMA copies require rows that are a multiple of 16 bytes and write 8
+    /// columns at a time. Kernels of other generations read 16 bytes at once; all other
+    /// requirements are the same.
     pub(crate) fn has_fp8(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
         let has_tall_blocks = block_rows.is_none_or(|rows| rows >= contract::fp8::BLOCK_ROWS_MIN);
         self.capability >= (7, 5) && in_features.is_multiple_of(16) && out_features.is_multiple_of(8) && has_tall_blocks
     }
 
-    /// Whether FP8 experts of this shape can be used. Only Hopper has kernels for experts in E4M3.
-    /// Their TMA copies read and write every row, gated or not, so `out_features` must be a
-    /// multiple of 16.
+    /// Whether FP8 experts of this shape can be used. Only Hopper has kernels for experts in
+    /// E4M3. Their TMA copies read and write every row, gated or not, so `out_features` must be
+    /// a multiple of 16.
     pub(crate) fn has_fp8_experts(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
         self.capability == (9, 0)
             && self.has_fp8([out_features, in_features], block_rows)

@@ -30,8 +30,8 @@ pub(super) struct Layout<'a> {
     pub swizzle: Swizzle,
 }
 
-/// Dimensions of a matrix. `pitch` is the number of elements from the start of one row to the start
-/// of the next.
+/// Dimensions of a matrix. `pitch` is the number of elements from the start of one row to the
+/// start of the next.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
     pub rows: usize,
@@ -52,8 +52,8 @@ impl TensorMap {
         TensorMap::new(Address(address), dtype, &layout)
     }
 
-    /// Creates a map of the tensor at `address`. The driver computes it on the host, without the
-    /// device.
+    /// Creates a map of the tensor at `address`. The driver computes it on the
+    /// host, without the device.
     pub(super) fn new(address: Address, dtype: DType, layout: &Layout<'_>) -> Result<Self, DeviceError> {
         use sys::{
             CUtensorMapDataType_enum as Type, CUtensorMapFloatOOBfill_enum as Outside,

@@ -1,7 +1,7 @@
-//! Scales by blocks in the layouts that cuBLASLt reads (`kernels/cuda/turn_scales.cu`): the scales
-//! of x are transposed, so that scales of adjacent rows are adjacent; the scales of each row of
-//! weight blocks are padded to a multiple of four. Both are written to the end of the GEMM's
-//! workspace.
+//! Scales by blocks in the layouts that cuBLASLt reads (`kernels/cuda/turn_scales.cu`): the
+//! scales of x are transposed, so that scales of adjacent rows are adjacent; the scales of
+//! each row of weight blocks are padded to a multiple of four. Both are written to the end
+//! of the GEMM's workspace.
 
 use bursar_budgets::{Address, Bytes};
 
@@ -110,8 +110,8 @@ pub(super) unsafe fn transposed(
         count(padded_groups),
     ];
     let kernel = cuda.entry_points().hopper.as_ref().expect("the library was asked for it").turn_scales;
-    // SAFETY: these are the kernel's parameters, and the caller guarantees that their addresses are
-    // valid.
+    // SAFETY: these are the kernel's parameters, and the caller guarantees that
+    // their addresses are valid.
     unsafe { cuda.launch(kernel, extent, arguments)? };
     Ok(as_asked(product, places))
 }

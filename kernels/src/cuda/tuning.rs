@@ -14,9 +14,9 @@ use super::{
     target::CUDA_LINEAR_SCRATCH,
 };
 
-/// The fastest algorithm of each GEMM measured on a device. A tuning is valid for the same device
-/// code, device, driver and [library](CudaKernels::library), and for any weights of the same
-/// shapes.
+/// The fastest algorithm of each GEMM measured on a device. A tuning is valid for the
+/// same device code, device, driver and [library](CudaKernels::library), and for any
+/// weights of the same shapes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tuning {
@@ -43,8 +43,8 @@ pub(super) struct Agreement {
 }
 
 impl Agreement {
-    /// The algorithm that all ranks use for `product`. `fastest` is the algorithm that the calling
-    /// rank found.
+    /// The algorithm that all ranks use for `product`. `fastest` is the algorithm that
+    /// the calling rank found.
     pub(super) fn algorithm(&self, product: GemmProblem, fastest: GemmAlgorithm) -> GemmAlgorithm {
         first(&self.algorithms, product, fastest)
     }
@@ -95,8 +95,8 @@ impl CudaKernels {
         tuning.fastest.iter().all(|(product, way)| self.runs(*product, *way))
     }
 
-    /// Whether `way` can compute `product`. Alignment and workspace size are checked again at each
-    /// call.
+    /// Whether `way` can compute `product`. Alignment and workspace size are checked
+    /// again at each call.
     fn runs(&self, product: GemmProblem, way: GemmAlgorithm) -> bool {
         match way {
             GemmAlgorithm::Few(cut) => CUTS.contains(&cut),

@@ -62,8 +62,8 @@ impl Stage {
             }
             let length = source.len().min(PIECE.as_usize() - self.used);
             let (now, later) = source.split_at(length);
-            // SAFETY: the range is inside the piece, and the device has finished its last copy out
-            // of the piece.
+            // SAFETY: the range is inside the piece, and the device has finished its last copy
+            // out of the piece.
             unsafe {
                 let place = self.pieces[self.current].memory.address().add(self.used);
                 std::ptr::copy_nonoverlapping(now.as_ptr(), place, length);
@@ -87,8 +87,8 @@ impl Stage {
         let memory = |part: usize| {
             piece(part).read.wait()?;
             let start = piece(part).memory.address().cast::<MaybeUninit<u8>>();
-            // SAFETY: the piece has this length, and the device has finished its last copy out of
-            // it.
+            // SAFETY: the piece has this length, and the device has finished its last
+            // copy out of it.
             Ok(unsafe { slice::from_raw_parts_mut(start, PIECE.as_usize()) })
         };
         let copy = |part: usize, length: usize| {

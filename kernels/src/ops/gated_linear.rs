@@ -17,8 +17,8 @@ pub struct Call<'a> {
     pub weight: Weight<'a>,
     /// `[2 * features]`, floating point.
     pub bias: Option<Tensor<'a>>,
-    /// `[rows, 2 * features]` activations: space for the intermediate product. Undefined
-    /// afterwards.
+    /// `[rows, 2 * features]` activations: space for the
+    /// intermediate product. Undefined afterwards.
     pub gate_up: Tensor<'a>,
     /// Scratch declared with
     /// [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.

@@ -1,5 +1,5 @@
-//! Sampling: a token for each row of logits, chosen on the device with every option of
-//! [`crate::sampling`].
+//! Sampling: a token for each row of logits, chosen on the device with
+//! every option of [`crate::sampling`].
 
 use bursar_budgets::Bytes;
 

@@ -12,8 +12,8 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// The distribution of `logits`, which must have no fault according to
-    /// [`fault_of`](super::fault_of).
+    /// The distribution of `logits`, which must have no
+    /// fault according to [`fault_of`](super::fault_of).
     pub fn of(logits: &[f32]) -> Self {
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let terms = logits.iter().map(|logit| logit - largest).filter(|term| *term > NEGLIGIBLE);

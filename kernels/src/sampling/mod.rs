@@ -1,5 +1,5 @@
-//! Choice of a token from a row of logits: the options, and the arithmetic of
-//! [`sample`](crate::Scope::sample_into).
+//! Choice of a token from a row of logits: the options, and
+//! the arithmetic of [`sample`](crate::Scope::sample_into).
 //!
 //! The steps follow vLLM's `v1/sample/sampler.py`, and transformers 5.17's
 //! `generation/logits_process.py` for the steps that both have:

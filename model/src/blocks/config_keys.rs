@@ -1,5 +1,5 @@
-//! Keys of a `config.json`: merging them over defaults, and refusing keys that change results and
-//! are not supported.
+//! Keys of a `config.json`: merging them over defaults, and refusing keys that change results
+//! and are not supported.
 
 use serde_json::{Map, Value};
 
@@ -23,8 +23,8 @@ const CHANGING: [&str; 10] = [
 const CHANGING_PREFIXES: [&str; 3] = ["rope_", "mrope_", "rotary_"];
 
 /// This key is read by
-/// [`Checkpoint::weight_formats`](crate::checkpoint::Checkpoint::weight_formats) at the top level
-/// only.
+/// [`Checkpoint::weight_formats`](crate::checkpoint::Checkpoint::weight_formats) at
+/// the top level only.
 const QUANTIZATION: &str = "quantization_config";
 
 /// Keys with one of the [`CHANGING_PREFIXES`] that [`RopeConfig`](super::rope_config::RopeConfig)
@@ -68,8 +68,8 @@ pub fn refuse_unknown_but(place: &str, given: &Map<String, Value>, followed: &[&
     }
 }
 
-/// Refuses a sliding window over all layers, which is how families without `max_window_layers`
-/// define it.
+/// Refuses a sliding window over all layers, which is how families
+/// without `max_window_layers` define it.
 pub fn refuse_window(place: &str, given: &Map<String, Value>) -> Result<(), ConfigError> {
     let is_on = given.get("use_sliding_window") == Some(&Value::Bool(true));
     match given.get("sliding_window") {

@@ -65,8 +65,8 @@ pub struct Biases {
 }
 
 impl DecoderConfig {
-    /// Claims the counters of expert choices. Returns the whole tensor, and the part of each layer
-    /// that has experts.
+    /// Claims the counters of expert choices. Returns the whole tensor, and the part of each
+    /// layer that has experts.
     fn loads(
         &self,
         map: &mut WeightMap<'_>,
@@ -116,11 +116,11 @@ struct LayerPass<'a> {
     inputs: &'a StepInputs<'a>,
 }
 
-/// Results of earlier passes that a step reads. The step writes its own keys and values there as
-/// well.
+/// Results of earlier passes that a step reads. The step writes its own keys and
+/// values there as well.
 pub struct StepCaches<'a> {
-    /// Keys and values, one entry per layer. A step runs only the first layers, as many as there
-    /// are entries.
+    /// Keys and values, one entry per layer. A step runs only the first layers, as many
+    /// as there are entries.
     pub layers: &'a [KvLayer],
     /// `[rows, width]`: the vision cache, with rows as in [`EmbeddingLayout`]. The width determines
     /// the number of parts.
@@ -232,10 +232,10 @@ impl Decoder {
         StepLayout::of(batch, self.config.rope_axes.count())
     }
 
-    /// Launches a step whose arrays are in `step_arrays` at the offsets of `layout`, or will be there
-    /// when a CUDA graph of the step is replayed. It uploads nothing and scores nothing. Returns
-    /// `[logit_rows, vocabulary]` f32, or only this rank's columns of it, possibly with gaps
-    /// between rows.
+    /// Launches a step whose arrays are in `step_arrays` at the offsets of `layout`, or will
+    /// be there when a CUDA graph of the step is replayed. It uploads nothing and scores
+    /// nothing. Returns `[logit_rows, vocabulary]` f32, or only this rank's columns of it,
+    /// possibly with gaps between rows.
     pub fn step_over<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -262,11 +262,11 @@ impl Decoder {
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
         let pass = LayerPass { config: &self.config, rope: &self.rope, inputs };
-        // The chosen rows are allocated before the layers run, and the last layer runs on only the
-        // chosen rows if they are at most half of all rows. Therefore no step takes more memory
-        // than a step in which every row is scored, and that step is the one that a profile
-        // measures. The cost is 57 MiB less KV cache for the shape of a 7B model and 8,192 tokens
-        // per step.
+        // The chosen rows are allocated before the layers run, and the last layer runs on only
+        // the chosen rows if they are at most half of all rows. Therefore no step takes more
+        // memory than a step in which every row is scored, and that step is the one that a
+        // profile measures. The cost is 57 MiB less KV cache for the shape of a 7B model and
+        // 8,192 tokens per step.
         let chosen = match &inputs.chosen_rows {
             Some(rows) => Some((rows, scope.empty([rows.rows(), self.config.hidden])?)),
             None => None,
@@ -299,14 +299,14 @@ impl Decoder {
         self.projection.as_ref().unwrap_or(&self.embedding)
     }
 
-    /// Whether this rank's head computes all the logits that `of` asks for, so that nothing is
-    /// gathered.
+    /// Whether this rank's head computes all the logits that `of` asks for, so
+    /// that nothing is gathered.
     fn has_own<B: Backend>(&self, scope: &Scope<'_, B>, of: LogitsOf) -> bool {
         self.share.rank.is_alone() || of == LogitsOf::OwnRank && scope.chooses_among_ranks()
     }
 
-    /// Allocates the logits of `rows` rows, including the columns of padding,
-    /// `[rows, padded tokens]`.
+    /// Allocates the logits of `rows` rows, including the columns of
+    /// padding, `[rows, padded tokens]`.
     fn empty_logits<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -321,9 +321,9 @@ impl Decoder {
         scope.empty_f32([rows, columns])
     }
 
-    /// Writes the logits of `chosen` `[rows, hidden]` to `logits`, and returns them without the
-    /// columns of padding: `[rows, vocabulary]` or `[rows, own tokens]`, possibly with gaps between
-    /// rows.
+    /// Writes the logits of `chosen` `[rows, hidden]` to `logits`, and returns them
+    /// without the columns of padding: `[rows, vocabulary]` or `[rows, own tokens]`,
+    /// possibly with gaps between rows.
     fn project<'s, B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -346,8 +346,8 @@ impl Decoder {
         Ok(logits.into_column_range(0..tokens))
     }
 
-    /// Embeds the tokens, `[tokens, hidden]`, and replaces the placeholders with the pictures'
-    /// embeddings.
+    /// Embeds the tokens, `[tokens, hidden]`, and replaces the placeholders
+    /// with the pictures' embeddings.
     fn embed<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -373,8 +373,8 @@ impl Decoder {
         Ok(hidden)
     }
 
-    /// Number of parts after the embedding in a row of the vision cache; 0 in a step without that
-    /// cache.
+    /// Number of parts after the embedding in a row of the vision cache; 0 in a
+    /// step without that cache.
     fn parts(&self, caches: &StepCaches<'_>) -> usize {
         caches.pictures.map_or(0, |pictures| EmbeddingLayout::of_width(pictures.columns(), self.config.hidden).parts)
     }
@@ -384,8 +384,8 @@ impl Decoder {
         inputs.picture_rows.rows() > 0 && layer < self.parts(caches)
     }
 
-    /// Adds the part for layer `layer`, if pictures have one, to the rows of picture tokens in
-    /// `hidden` `[tokens, hidden]`.
+    /// Adds the part for layer `layer`, if pictures have one, to the rows of picture tokens
+    /// in `hidden` `[tokens, hidden]`.
     fn add_picture_part<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -541,9 +541,9 @@ impl Layer {
     }
 
     /// Runs the MLP and adds its result to `hidden` `[rows, hidden]`. `scratch` has what
-    /// [`add_attended`](Layer::add_attended) left there. Returns whether `scratch` has the input norm
-    /// of `next` afterwards: the operations that sum experts or ranks' partial results compute it
-    /// as well.
+    /// [`add_attended`](Layer::add_attended) left there. Returns whether `scratch` has the input
+    /// norm of `next` afterwards: the operations that sum experts or ranks' partial results
+    /// compute it as well.
     fn add_mlp<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -590,7 +590,8 @@ impl LayerPass<'_> {
 }
 
 impl Stream<'_> {
-    /// The input norm of `layer`. It is computed unless the previous layer has left it in `scratch`.
+    /// The input norm of `layer`. It is computed unless the previous layer has
+    /// left it in `scratch`.
     fn normed<B: Backend>(
         &mut self,
         scope: &Scope<'_, B>,

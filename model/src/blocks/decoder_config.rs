@@ -39,8 +39,8 @@ pub enum ConfigError {
     Contradiction(String),
 }
 
-/// Greater than the width of any model. Products of a configuration's numbers do not overflow up to
-/// this width.
+/// Greater than the width of any model. Products of a configuration's numbers do not overflow
+/// up to this width.
 pub const WIDTH_MAX: usize = 1 << 20;
 
 /// Greater than the number of heads, the elements of a head, and the number of layers of any model.
@@ -58,8 +58,8 @@ impl ConfigError {
     }
 }
 
-/// A family's defaults for keys that the file lacks, and the properties that its configuration
-/// class implies.
+/// A family's defaults for keys that the file lacks, and the properties that
+/// its configuration class implies.
 pub struct DecoderDefaults {
     /// Values by key, from `configuration_<family>.py` of transformers.
     pub fields: Value,
@@ -79,8 +79,8 @@ pub enum AxesRule {
     One,
     /// Each axis has this number of consecutive pairs.
     Consecutive([usize; 3]),
-    /// Pairs alternate between the axes as in [`PairAxes::Interleaved`], until each axis has its
-    /// number of pairs.
+    /// Pairs alternate between the axes as in [`PairAxes::Interleaved`], until each axis has
+    /// its number of pairs.
     Interleaved([usize; 3]),
 }
 
@@ -89,11 +89,11 @@ pub enum AxesRule {
 pub enum LayerKind {
     /// Qwen2: only queries, keys and values have biases.
     QkvBias,
-    /// Llama: `attention_bias` gives all four projections of attention a bias, `mlp_bias` the three
-    /// of the MLP.
+    /// Llama: `attention_bias` gives all four projections of attention a bias, `mlp_bias` the
+    /// three of the MLP.
     ConfiguredBias,
-    /// Qwen3: like Llama without `mlp_bias`, and each query and key head is normalized before
-    /// rotation.
+    /// Qwen3: like Llama without `mlp_bias`, and each query and key head
+    /// is normalized before rotation.
     HeadNorms,
 }
 
@@ -119,9 +119,9 @@ struct Fields {
 }
 
 impl DecoderConfig {
-    /// Reads the text fields of a vision model: only from `text_config` if it exists, otherwise
-    /// from the top level, as in releases. `tie_word_embeddings` may be in either place
-    /// (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
+    /// Reads the text fields of a vision model: only from `text_config` if it exists,
+    /// otherwise from the top level, as in releases. `tie_word_embeddings` may be in either
+    /// place (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
     pub fn read_nested(config: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
         let Some(text) = config_keys::part(config, "text_config")? else {
             return DecoderConfig::read("", config, defaults);

@@ -5,21 +5,21 @@ use bursar_kernels::{Rank, RankShard};
 use super::decoder::DecoderConfig;
 use crate::weights::RanksError;
 
-/// A rank's share of each dimension that is divided among ranks (Shoeybi et al. 2019, arXiv
-/// 1909.08053).
+/// A rank's share of each dimension that is divided among ranks (Shoeybi et
+/// al. 2019, arXiv 1909.08053).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecoderShare {
     pub rank: Rank,
     pub heads: RankShard,
-    /// Key and value heads. If there are fewer heads than ranks, adjacent ranks hold a copy of the
-    /// same head.
+    /// Key and value heads. If there are fewer heads than ranks, adjacent ranks hold a copy
+    /// of the same head.
     pub kv_heads: RankShard,
     /// Columns of a gated MLP.
     pub intermediate: RankShard,
     /// Experts of a mixture, if the decoder has one.
     pub experts: Option<RankShard>,
-    /// Tokens of the vocabulary. If the vocabulary does not divide equally, the last ranks have
-    /// fewer.
+    /// Tokens of the vocabulary. If the vocabulary does not divide equally, the
+    /// last ranks have fewer.
     pub vocabulary: RankShard,
 }
 
@@ -38,8 +38,8 @@ impl DecoderConfig {
         })
     }
 
-    /// Like [`share`](Self::share). The error has the name and the number of what cannot be
-    /// divided.
+    /// Like [`share`](Self::share). The error has the name and the number of
+    /// what cannot be divided.
     fn try_share(&self, rank: Rank) -> Result<DecoderShare, (&'static str, usize)> {
         let share = |what, count: usize| rank.share(count).ok_or((what, count));
         let experts = self.mixture.as_ref().map(|mixture| share("experts", mixture.experts)).transpose()?;

@@ -44,8 +44,8 @@ impl GatedMlp {
         self.down.forward_add(&scope, &activated, hidden)
     }
 
-    /// The first half of the MLP. Returns the input of [`down`](GatedMlp::down),
-    /// `[rows, intermediate]`.
+    /// The first half of the MLP. Returns the input of [`down`](GatedMlp::down), `[rows,
+    /// intermediate]`.
     pub fn gate<'s, 'a, B: Backend>(
         &'a self,
         scope: &'s Scope<'_, B>,

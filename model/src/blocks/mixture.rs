@@ -102,10 +102,10 @@ impl Mixture {
         ActivationFormat::of(self.gate_up.wants()).and_plain()
     }
 
-    /// Normalizes `hidden` `[rows, hidden]` into `normed`, chooses the experts of each row, and
-    /// computes the first half of each expert. `slots` `[rows]` are the KV cache slots of the rows,
-    /// if the rows are all tokens of a step. They mark the padding rows, whose choices are not
-    /// counted.
+    /// Normalizes `hidden` `[rows, hidden]` into `normed`, chooses the experts of each row,
+    /// and computes the first half of each expert. `slots` `[rows]` are the KV cache slots of
+    /// the rows, if the rows are all tokens of a step. They mark the padding rows, whose
+    /// choices are not counted.
     pub fn gate<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

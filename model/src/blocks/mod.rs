@@ -1,5 +1,5 @@
-//! Layers that several families use. They know shapes and weights, but not the names in
-//! checkpoints.
+//! Layers that several families use. They know shapes and weights, but not
+//! the names in checkpoints.
 
 pub mod config_keys;
 pub mod decoder;

@@ -1,5 +1,5 @@
-//! The rotary position settings of a `config.json`, which has three spellings for them in two
-//! places.
+//! The rotary position settings of a `config.json`, which has three spellings for
+//! them in two places.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -102,8 +102,8 @@ impl RopeConfig {
 }
 
 impl Inner {
-    /// The scaling type, which must be the same in both spellings. It is empty if the type means
-    /// unscaled frequencies.
+    /// The scaling type, which must be the same in both spellings. It is empty if the
+    /// type means unscaled frequencies.
     fn kind(&self, place: &str, types: &[&str]) -> Result<&str, ConfigError> {
         let mut kinds = Vec::new();
         for (key, kind) in [("rope_type", &self.rope_type), ("type", &self.r#type)] {
@@ -171,8 +171,8 @@ impl Inner {
         }
     }
 
-    /// YaRN's factor for queries and keys if the file gives none: section 3.4 of the paper, as
-    /// implemented in transformers.
+    /// YaRN's factor for queries and keys if the file gives none: section 3.4 of the paper,
+    /// as implemented in transformers.
     fn yarn_attention(&self, factor: f64) -> f64 {
         let scale = |weight: f64| if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 };
         match (self.mscale, self.mscale_all_dim) {

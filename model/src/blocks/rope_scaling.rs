@@ -7,14 +7,14 @@ use std::f64::consts::TAU;
 pub enum RopeScaling {
     #[default]
     Plain,
-    /// Every frequency is divided by `factor` (position interpolation, Chen et al. 2023, arXiv
-    /// 2306.15595).
+    /// Every frequency is divided by `factor` (position interpolation, Chen et
+    /// al. 2023, arXiv 2306.15595).
     Linear {
         /// At least 1.
         factor: f64,
     },
-    /// Llama 3.1: low frequencies are divided, high frequencies stay, and frequencies in between
-    /// are blended.
+    /// Llama 3.1: low frequencies are divided, high frequencies stay, and frequencies
+    /// in between are blended.
     Llama3 {
         /// The divisor of low frequencies.
         factor: f64,
@@ -43,8 +43,8 @@ pub enum RopeScaling {
 }
 
 impl RopeScaling {
-    /// Radians per position for each pair of a head of `dim` elements: `theta^(-2 i / dim)`,
-    /// scaled.
+    /// Radians per position for each pair of a head of `dim` elements: `theta^(-2
+    /// i / dim)`, scaled.
     pub fn frequencies(&self, theta: f64, dim: usize) -> Vec<f32> {
         let plain = (0..dim / 2).map(|pair| theta.powf(-2.0 * pair as f64 / dim as f64));
         match *self {

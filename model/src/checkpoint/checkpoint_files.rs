@@ -112,8 +112,8 @@ impl CheckpointSource {
         Ok(files)
     }
 
-    /// The type of the weights according to `config.json`; `None` if the type is missing or not
-    /// supported.
+    /// The type of the weights according to `config.json`; `None` if the type is
+    /// missing or not supported.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -123,8 +123,8 @@ impl CheckpointSource {
     }
 }
 
-/// Reads `dtype`, or the `torch_dtype` of releases before transformers 4.56, from the top level or
-/// from `text_config`.
+/// Reads `dtype`, or the `torch_dtype` of releases before transformers 4.56, from the top
+/// level or from `text_config`.
 fn stored_type(config: &Value) -> Option<DType> {
     let parts = [Some(config), config.get("text_config")].into_iter().flatten();
     let named =
@@ -226,8 +226,8 @@ impl TextFiles {
         self.named().find(|(known, _)| *known == name)?.1
     }
 
-    /// A part of the tokenizer. If it is missing, the error names tokenizer.json, the file that
-    /// users know.
+    /// A part of the tokenizer. If it is missing, the error names tokenizer.json, the
+    /// file that users know.
     ///
     /// # Errors
     /// [`CheckpointError::MissingFile`].

@@ -1,5 +1,5 @@
-//! A checkpoint's fingerprint: equal for checkpoints with equal settings, vocabulary and tensor
-//! layout.
+//! A checkpoint's fingerprint: equal for checkpoints with equal settings,
+//! vocabulary and tensor layout.
 
 use super::shard::Shard;
 

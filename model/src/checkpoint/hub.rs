@@ -108,8 +108,8 @@ impl HubModel {
     /// that then contains all files. Blocks. Partial files of earlier fetches are continued.
     ///
     /// # Errors
-    /// [`CheckpointError::Hub`]; [`CheckpointError::Malformed`] or [`CheckpointError::ShardName`]
-    /// for the index.
+    /// [`CheckpointError::Hub`]; [`CheckpointError::Malformed`] or
+    /// [`CheckpointError::ShardName`] for the index.
     pub fn fetch(&self, watch: &dyn FetchWatch) -> Result<PathBuf, CheckpointError> {
         let mut fetch = self.settings(watch)?;
         for file in fetch.weight_files()? {

@@ -30,8 +30,8 @@ pub struct Checkpoint {
     /// `generation_config.json`. If it has no end tokens, they are taken from `config.json`, or
     /// else from its text part and from the tokenizer.
     pub generation: GenerationDefaults,
-    /// From `processor_config.json`, or else `preprocessor_config.json`; `None` for models without
-    /// pictures.
+    /// From `processor_config.json`, or else `preprocessor_config.json`; `None`
+    /// for models without pictures.
     pub image_processor: Option<ImageProcessor>,
     /// From `processor_config.json`, or else `video_preprocessor_config.json`, or else
     /// `preprocessor_config.json`, as transformers reads them (5.17, `video_processing_utils.py`);
@@ -51,8 +51,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens and checks a checkpoint. No weight is read, and the tokenizer is not
-    /// [parsed](Self::prompts) yet.
+    /// Opens and checks a checkpoint. No weight is read, and the tokenizer
+    /// is not [parsed](Self::prompts) yet.
     ///
     /// # Errors
     /// [`CheckpointError`] if a file is missing, damaged or hostile.
@@ -60,8 +60,8 @@ impl Checkpoint {
         Self::open_with_tokenizer(source, None)
     }
 
-    /// Like [`open`](Self::open), with the tokenizer and the chat templates of this folder instead
-    /// of the checkpoint's.
+    /// Like [`open`](Self::open), with the tokenizer and the chat templates of this folder
+    /// instead of the checkpoint's.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -80,8 +80,8 @@ impl Checkpoint {
             tokenizer_config: files.get("tokenizer_config.json"),
         })?;
         let template = Arc::new(ChatTemplate::new(templates, TemplateLimits::default())?);
-        // A missing or truncated tokenizer file is refused here, before anything is leased for the
-        // model.
+        // A missing or truncated tokenizer file is refused here, before anything is
+        // leased for the model.
         TokenizerFiles::of(&files)?.check()?;
         let processors = ProcessorFiles::read(&files, &config)?;
         let video_processor = processors

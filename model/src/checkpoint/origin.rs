@@ -35,8 +35,8 @@ impl FetchWatch for () {
 pub enum CheckpointOrigin {
     /// On this machine; nothing is fetched.
     Local(CheckpointSource),
-    /// A GGUF file on this machine. [`registry::gguf`](crate::registry::gguf) supplies the
-    /// architectures.
+    /// A GGUF file on this machine.
+    /// [`registry::gguf`](crate::registry::gguf) supplies the architectures.
     Gguf(PathBuf, &'static [GgufArchitecture]),
     /// On the Hugging Face hub.
     #[cfg(feature = "hub")]

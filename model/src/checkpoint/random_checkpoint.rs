@@ -1,6 +1,6 @@
-//! An untrained checkpoint: the settings and the vocabulary size of a real one, and weights drawn
-//! at random on the device. It has the speed and the memory of its shape, but its replies mean
-//! nothing.
+//! An untrained checkpoint: the settings and the vocabulary size of a real one, and
+//! weights drawn at random on the device. It has the speed and the memory of its shape,
+//! but its replies mean nothing.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
@@ -36,8 +36,8 @@ pub enum RandomTensor {
 }
 
 impl RandomCheckpoint {
-    /// A checkpoint of `files`, keyed by file name, without stored weights. Equal seeds give equal
-    /// weights.
+    /// A checkpoint of `files`, keyed by file name, without stored weights. Equal
+    /// seeds give equal weights.
     pub fn new(name: impl Into<String>, seed: u64, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
         let files = files.into_iter().collect();
         RandomCheckpoint { name: name.into(), seed, routing_skew: None, folder: None, files }

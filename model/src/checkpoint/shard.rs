@@ -106,8 +106,8 @@ impl Shard {
     /// The tensor with this name, if the shard has it.
     ///
     /// # Errors
-    /// [`CheckpointError::TensorType`] or [`CheckpointError::BlockType`] if its storage is not
-    /// supported.
+    /// [`CheckpointError::TensorType`] or [`CheckpointError::BlockType`] if its
+    /// storage is not supported.
     pub fn tensor(&self, name: &str) -> Option<Result<TensorInfo<'_>, CheckpointError>> {
         let place = self.tensors.get(name)?;
         let tensor = name.to_owned();
@@ -142,8 +142,8 @@ fn places(metadata: &Metadata, data: usize) -> BTreeMap<String, StoredTensor> {
 }
 
 impl Content {
-    /// Maps a file of a checkpoint. `None` if the file does not exist, or is only a Git LFS
-    /// pointer.
+    /// Maps a file of a checkpoint. `None` if the file does not exist, or is only
+    /// a Git LFS pointer.
     pub(super) fn open(source: &CheckpointSource, file: &str) -> Result<Option<Self>, CheckpointError> {
         let content = match source {
             CheckpointSource::Embedded(files) => embedded(files, file).map(Content::Embedded),

@@ -57,8 +57,8 @@ pub struct TensorInfo<'a> {
     pub shape: &'a [usize],
     /// The stored elements, little-endian, row-major. Not aligned.
     pub bytes: &'a [u8],
-    /// Number of heads whose rotary pairs are in adjacent rows; 0 if rows have the order of the
-    /// model.
+    /// Number of heads whose rotary pairs are in adjacent rows; 0 if rows have the
+    /// order of the model.
     pub(super) paired_heads: usize,
     /// Bytes between the end of a row and the start of the next one: columns that other ranks read.
     pub(super) gap: usize,
@@ -93,8 +93,8 @@ impl<'a> TensorInfo<'a> {
         &self.bytes[self.stored_row(row) * pitch..][..pitch - self.gap]
     }
 
-    /// The number of rows, and the elements of each row. A vector is one row, unless its elements
-    /// are reordered (`paired_heads`).
+    /// The number of rows, and the elements of each row. A vector is one row, unless its
+    /// elements are reordered (`paired_heads`).
     pub fn rows(&self) -> (usize, usize) {
         let rows = self.shape[0];
         match self.shape.len() {
@@ -103,9 +103,9 @@ impl<'a> TensorInfo<'a> {
         }
     }
 
-    /// The index in the file of the model's row `row`. ggml rotates adjacent elements, so its files
-    /// have the rows `i` and `i + half` of a head at `2 i` and `2 i + 1` (transformers 5.17,
-    /// `modeling_gguf_pytorch_utils.py`).
+    /// The index in the file of the model's row `row`. ggml rotates adjacent
+    /// elements, so its files have the rows `i` and `i + half` of a head at `2 i` and
+    /// `2 i + 1` (transformers 5.17, `modeling_gguf_pytorch_utils.py`).
     pub fn stored_row(&self, row: usize) -> usize {
         if self.paired_heads == 0 {
             return row;
@@ -284,8 +284,8 @@ impl TensorIndex {
         shard.tensor(name).ok_or_else(missing)?
     }
 
-    /// The type and the content of the tensor `name` with `axes` axes, if tensors are drawn at
-    /// random.
+    /// The type and the content of the tensor `name` with `axes` axes, if tensors
+    /// are drawn at random.
     pub fn random(&self, name: &str, axes: usize) -> Option<(DType, RandomTensor)> {
         let drawn = self.drawn.as_ref()?;
         Some((drawn.dtype, RandomCheckpoint::tensor(drawn.seed, name, axes)))

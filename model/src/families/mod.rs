@@ -1,5 +1,5 @@
-//! Model families. Each folder holds everything that only this family needs. No family imports
-//! another.
+//! Model families. Each folder holds everything that only this family needs.
+//! No family imports another.
 
 pub mod internvl;
 pub mod llama;

@@ -31,8 +31,8 @@ pub trait ReleasedShape: 'static {
 
     fn decoder(&self) -> &DecoderShape;
 
-    /// The checkpoint's files that do not concern text: the configuration and the processor
-    /// settings.
+    /// The checkpoint's files that do not concern text: the configuration
+    /// and the processor settings.
     fn files(&self) -> Files;
 }
 
@@ -46,8 +46,8 @@ pub struct VisionSettings {
     pub token: u32,
     /// Layout of the vision cache row that the tower writes for each token.
     pub row: EmbeddingLayout,
-    /// Text tokens that [`Settings::write_visuals`] writes for each step of a video. 0 if it writes
-    /// none.
+    /// Text tokens that [`Settings::write_visuals`] writes for each step of a video. 0
+    /// if it writes none.
     pub step_text_tokens: usize,
     /// Grid of each picture that the encoder sees, if all are tiles of one size.
     pub tile: Option<Grid>,
@@ -66,8 +66,8 @@ pub trait Settings: Sized {
     /// Architectures in the GGUF files of this family. Empty if its GGUF files are not supported.
     const GGUF: &'static [GgufArchitecture] = &[];
 
-    /// Kinds of work that serving the family puts on a GPU. The default is for a family without
-    /// pictures.
+    /// Kinds of work that serving the family puts on a GPU. The default is for
+    /// a family without pictures.
     const WORKLOADS: &'static [Workload] = &[Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];
 
     type Shape: ReleasedShape;
@@ -112,8 +112,8 @@ pub trait Settings: Sized {
         None
     }
 
-    /// Expands each placeholder to one token per embedding of its picture or video, and gives every
-    /// token its position.
+    /// Expands each placeholder to one token per embedding of its picture or video, and gives
+    /// every token its position.
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[MediaGrid]) -> Result<PromptLayout, LayoutError> {
         match visuals.len() {
             0 => Ok(text_layout(tokens)),
@@ -157,8 +157,8 @@ pub trait Weights<S: Settings>: Sized {
     ) -> Result<(), KernelError>;
 }
 
-/// Model of a family without pictures: a decoder, whose weights released checkpoints name
-/// `model.*`.
+/// Model of a family without pictures: a decoder, whose weights
+/// released checkpoints name `model.*`.
 pub struct TextModel(Decoder);
 
 /// Batch type of a family without pictures.

@@ -1,5 +1,5 @@
-//! Model of a family with pictures: a vision tower followed by a decoder. Each family defines its
-//! tower.
+//! Model of a family with pictures: a vision tower followed by a decoder. Each
+//! family defines its tower.
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor};
 
@@ -21,12 +21,12 @@ pub trait Tower: Sized {
     /// Pictures packed for one encode batch.
     type Batch: AsRef<PackedImages> + Clone + std::fmt::Debug + PartialEq;
 
-    /// Claims the weights of the tower and then of the decoder, each under the names that the
-    /// checkpoint uses.
+    /// Claims the weights of the tower and then of the decoder, each under the names
+    /// that the checkpoint uses.
     fn claim_model(config: Self::Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError>;
 
-    /// Packs pictures, each with the rows of the vision cache for its embeddings. No pixel is
-    /// copied.
+    /// Packs pictures, each with the rows of the vision cache for its embeddings.
+    /// No pixel is copied.
     ///
     /// # Panics
     /// The panics of [`PackedImages::push`].

@@ -8,7 +8,8 @@ pub enum CacheFormat {
     /// As activations.
     #[default]
     Plain,
-    /// In E4M3, with a scale for the keys and for the values of each head: the checkpoint's, or else 1.
+    /// In E4M3, with a scale for the keys and for the values of each head: the
+    /// checkpoint's, or else 1.
     Fp8,
 }
 

@@ -1,4 +1,5 @@
-//! Image bytes: a picture as the user gives it, encoded or as pixels, and the limits that it must keep to.
+//! Image bytes: a picture as the user gives it, encoded or as pixels, and the limits that
+//! it must keep to.
 
 use std::fmt;
 use std::io::Read;
@@ -9,8 +10,8 @@ use bursar_budgets::Bytes;
 
 use super::{ImageError, ResizeLimits};
 
-/// A picture as file content (PNG, JPEG, WebP, the first frame of a GIF, BMP or TIFF) or as pixels. Cloning shares the
-/// bytes.
+/// A picture as file content (PNG, JPEG, WebP, the first frame of a GIF, BMP or TIFF) or as pixels.
+/// Cloning shares the bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EncodedImage {
     bytes: Arc<[u8]>,
@@ -29,8 +30,8 @@ pub struct PixelSize {
     pub height: u32,
 }
 
-/// The name of the file that a picture was read from, if any. It displays as ` (cat.jpg)`, which errors put after the
-/// picture's number.
+/// The name of the file that a picture was read from, if any. It displays as ` (cat.jpg)`, which
+/// errors put after the picture's number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileName(pub Option<Arc<str>>);
 
@@ -44,7 +45,8 @@ impl fmt::Display for FileName {
 }
 
 impl EncodedImage {
-    /// Takes encoded bytes. Nothing is checked before [`probe`](Self::probe) or [`decode`](Self::decode).
+    /// Takes encoded bytes. Nothing is checked before [`probe`](Self::probe) or
+    /// [`decode`](Self::decode).
     pub fn new(encoded: impl Into<Arc<[u8]>>) -> Self {
         EncodedImage { bytes: encoded.into(), size: None, name: None, own: ResizeLimits::default() }
     }
@@ -52,7 +54,8 @@ impl EncodedImage {
     /// Takes decoded pixels, `[height, width, 3]` bytes of red, green and blue, rows from the top.
     ///
     /// # Errors
-    /// [`ImageError::Empty`] if a side is 0; [`ImageError::PixelBytes`] if there are not `width * height * 3` bytes.
+    /// [`ImageError::Empty`] if a side is 0; [`ImageError::PixelBytes`] if there are not `width *
+    /// height * 3` bytes.
     pub fn from_rgb(width: u32, height: u32, pixels: impl Into<Arc<[u8]>>) -> Result<Self, ImageError> {
         let bytes = pixels.into();
         let expected = u64::from(width) * u64::from(height) * 3;
@@ -99,7 +102,8 @@ impl EncodedImage {
         let unreadable = |error: std::io::Error| ImageError::Unreadable { name: name.clone(), kind: error.kind() };
         let announced = file.metadata().map_err(unreadable)?.len();
         limits.check_bytes(Bytes(announced))?;
-        // A pipe or a growing file yields more than its size says. One byte beyond the limit is enough to detect that.
+        // A pipe or a growing file yields more than its size says. One byte beyond the limit is
+        // enough to detect that.
         let mut encoded = Vec::new();
         file.take(limits.bytes_max.0.saturating_add(1)).read_to_end(&mut encoded).map_err(unreadable)?;
         limits.check_bytes(Bytes::of_slice(&encoded))?;
@@ -134,7 +138,8 @@ impl fmt::Debug for EncodedImage {
     }
 }
 
-/// Limits of one picture, checked before decoding. The envelope limits how many pictures a request may have.
+/// Limits of one picture, checked before decoding. The envelope limits how many pictures
+/// a request may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
     /// Largest number of encoded bytes.
@@ -145,8 +150,8 @@ pub struct ImageLimits {
     pub decode_bytes_max: Bytes,
 }
 
-/// 20 MiB encoded and 64 megapixels admit a phone's photograph. 768 MiB are enough to decode 64 megapixels of 16-bit
-/// RGBA.
+/// 20 MiB encoded and 64 megapixels admit a phone's photograph. 768 MiB are enough to decode 64
+/// megapixels of 16-bit RGBA.
 impl Default for ImageLimits {
     fn default() -> Self {
         ImageLimits { bytes_max: Bytes::mib(20), pixels_max: 64_000_000, decode_bytes_max: Bytes::mib(768) }

@@ -71,8 +71,8 @@ pub enum ImageError {
     Damaged {
         /// PNG, JPEG, WebP, GIF, BMP or TIFF.
         format: &'static str,
-        /// The stage that found it: reading its header, counting a JPEG's scans, looking for a GIF's first frame, or
-        /// decoding the pixels.
+        /// The stage that found it: reading its header, counting a JPEG's scans, looking for a
+        /// GIF's first frame, or decoding the pixels.
         stage: &'static str,
     },
     /// The picture is whole, but its format has a feature that is not read.

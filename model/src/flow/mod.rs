@@ -1,7 +1,7 @@
 //! The way of data: image bytes -> patches -> embeddings -> step batch -> logits -> token.
 //!
-//! Embeddings are rows of the vision cache, and logits are rows of a workspace. They have no file here because they
-//! stay on the device.
+//! Embeddings are rows of the vision cache, and logits are rows of a workspace. They have no file
+//! here because they stay on the device.
 
 mod cache_format;
 pub mod encoded_image;

@@ -6,8 +6,9 @@ use bursar_kernels::BLOCK_TOKENS;
 
 use super::{CacheFormat, POSITION_AXES, PictureHash};
 
-/// The hash of a whole block and of everything before it in its sequence. Equal hashes mean equal keys and values. It
-/// is BLAKE3 for the same reason as [`PictureHash`]: an attacker with a collision could read another user's prompt.
+/// The hash of a whole block and of everything before it in its sequence. Equal hashes mean equal
+/// keys and values. It is BLAKE3 for the same reason as [`PictureHash`]: an attacker with a
+/// collision could read another user's prompt.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PrefixKey([u8; 32]);
 
@@ -52,7 +53,8 @@ impl fmt::Debug for PrefixKeys {
 }
 
 impl PrefixKeys {
-    /// Keys of a cache of one format: a block of another holds other numbers. See [`salted`](Self::salted).
+    /// Keys of a cache of one format: a block of another holds
+    /// other numbers. See [`salted`](Self::salted).
     pub fn of(cache: CacheFormat, salt: Option<&str>) -> Self {
         let keys = match (cache, salt) {
             (CacheFormat::Plain, None) => PrefixKeys::default(),
@@ -67,8 +69,8 @@ impl PrefixKeys {
         PrefixKeys { salt_text: salt.map(Arc::from), ..keys }
     }
 
-    /// Keys that only sequences of the same salt share. Without the salt, the time to an answer does not tell whether
-    /// another user has sent the same prompt.
+    /// Keys that only sequences of the same salt share. Without the salt, the time to an answer
+    /// does not tell whether another user has sent the same prompt.
     pub fn salted(salt: &[u8]) -> Self {
         PrefixKeys { salt: Some(PrefixKey(*blake3::hash(salt).as_bytes())), ..PrefixKeys::default() }
     }
@@ -78,8 +80,9 @@ impl PrefixKeys {
         self.salt_text.as_ref()
     }
 
-    /// Adds keys for the blocks that have become whole. The arguments describe the whole sequence: one position per
-    /// token, pictures in the order of their tokens. The part that has keys already must not have changed.
+    /// Adds keys for the blocks that have become whole. The arguments describe the whole sequence:
+    /// one position per token, pictures in the order of their tokens. The part that has keys
+    /// already must not have changed.
     pub fn extend(&mut self, tokens: &[u32], positions: &[[u32; POSITION_AXES]], pictures: &[ContentSpan]) {
         assert_eq!(tokens.len(), positions.len(), "each token has a position");
         for block in self.keys.len()..tokens.len() / BLOCK_TOKENS {

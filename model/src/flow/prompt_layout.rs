@@ -22,8 +22,8 @@ pub struct PromptLayout {
 /// The placeholders of one picture, or of one step of a video.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaceholderSpan {
-    /// Index among the pictures that the vision encoder sees: a request's visuals in order, where a video counts once
-    /// per step.
+    /// Index among the pictures that the vision encoder sees: a request's visuals in order, where a
+    /// video counts once per step.
     pub picture: usize,
     /// Range in [`PromptLayout::tokens`].
     pub tokens: Range<usize>,
@@ -54,7 +54,8 @@ pub enum LayoutError {
         /// Videos of the request.
         videos: usize,
     },
-    /// The prompt has more or fewer placeholders than the steps of all videos, in a family where each step has its own.
+    /// The prompt has more or fewer placeholders than the steps of all videos, in a family where
+    /// each step has its own.
     #[error(
         "the prompt has {placeholders} placeholders for steps of videos, but the request's videos have {steps} steps"
     )]

@@ -36,7 +36,8 @@ impl Grid {
     }
 }
 
-/// How a picture's levels become what the encoder reads: `(level * factor - shift) / scale`, in single precision.
+/// How a picture's levels become what the encoder reads: `(level * factor - shift) /
+/// scale`, in single precision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Levels {
     /// Each level is multiplied by this.
@@ -58,12 +59,13 @@ impl Levels {
     }
 }
 
-/// A resized still picture, or one resized step of a video. `patchify` cuts it into patches and normalises it on the
-/// device, so the host keeps and moves bytes, not floats. Cloning shares the bytes.
+/// A resized still picture, or one resized step of a video. `patchify` cuts it into
+/// patches and normalises it on the device, so the host keeps and moves bytes, not floats.
+/// Cloning shares the bytes.
 #[derive(Clone, PartialEq)]
 pub struct ResizedImage {
-    /// One frame of a still picture; for a step of a video, up to as many as a patch covers. The last is repeated for
-    /// missing ones. Each has `grid.h x grid.w` patches.
+    /// One frame of a still picture; for a step of a video, up to as many as a patch covers. The
+    /// last is repeated for missing ones. Each has `grid.h x grid.w` patches.
     pub frames: Arc<[RgbImage]>,
     /// The grid of its patches; its `t` is 1.
     pub grid: Grid,
@@ -72,7 +74,8 @@ pub struct ResizedImage {
 }
 
 impl ResizedImage {
-    /// A black picture with as many frames as a patch covers. No picture of this grid has more bytes.
+    /// A black picture with as many frames as a patch covers. No picture of this
+    /// grid has more bytes.
     pub fn blank(grid: Grid, size: PatchSize) -> Self {
         let side = size.side as u32;
         let (width, height) = (grid.w * side, grid.h * side);
@@ -94,10 +97,12 @@ impl fmt::Debug for ResizedImage {
     }
 }
 
-/// BLAKE3 over everything that decides a picture's patches: the resized pixels, the grid and the processor's settings.
+/// BLAKE3 over everything that decides a picture's patches: the resized pixels, the grid
+/// and the processor's settings.
 ///
-/// Equal hashes mean equal encoder input, so requests share embeddings and prompt prefixes by it. It is cryptographic
-/// (256 bits) because an attacker with a collision would get the answer about another user's picture.
+/// Equal hashes mean equal encoder input, so requests share embeddings and prompt prefixes by
+/// it. It is cryptographic (256 bits) because an attacker with a collision would get the answer
+/// about another user's picture.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PictureHash(pub [u8; 32]);
 

@@ -1,12 +1,14 @@
-//! The step batch: the input of one pass of the decoder, chunks of prompts and single decoding tokens together.
+//! The step batch: the input of one pass of the decoder, chunks of prompts and
+//! single decoding tokens together.
 
 use std::ops::Range;
 
 use bursar_kernels::{BLOCK_TOKENS, InputToken, UnseenToken};
 
-/// Rows of a prompt whose logits are scored at a time: as many as a GPU's sampler works on at once. With 32, a prompt
-/// of 8,000 tokens of 7B's shape took 34 ms more of 227 on an H200, because the weights' traffic bounds the projection.
-/// With more, scoring would take more memory than choosing tokens does.
+/// Rows of a prompt whose logits are scored at a time: as many as a GPU's sampler works on at
+/// once. With 32, a prompt of 8,000 tokens of 7B's shape took 34 ms more of 227 on an H200,
+/// because the weights' traffic bounds the projection. With more, scoring would take more memory
+/// than choosing tokens does.
 pub const SCORE_ROWS: usize = 64;
 
 /// Axes of a position: time, height, width. Text moves along all three at once.
@@ -57,9 +59,11 @@ pub struct StepBatch {
     pub context_lengths: Vec<u32>,
     /// `[sequences, blocks_max]`, padded with zeros that no kernel reads.
     pub block_tables: Vec<u32>,
-    /// Rows of `tokens` whose logits are returned, at most one per sequence, in the order of the parts.
+    /// Rows of `tokens` whose logits are returned, at most one per sequence, in the
+    /// order of the parts.
     pub logit_rows: Vec<u32>,
-    /// Rows of `tokens` whose logits score the token that follows, any number per sequence, in the order of the parts.
+    /// Rows of `tokens` whose logits score the token that follows, any number per sequence, in the
+    /// order of the parts.
     pub score_rows: Vec<u32>,
     /// Rows of `tokens` that take a picture's embedding.
     pub picture_rows: Vec<u32>,
@@ -70,7 +74,8 @@ pub struct StepBatch {
 }
 
 impl StepBatch {
-    /// Packs `parts`, in order. It panics on a part without tokens or with too few blocks: our own bug.
+    /// Packs `parts`, in order. It panics on a part without tokens or with too few
+    /// blocks: our own bug.
     pub fn pack(parts: &[SequencePart<'_>]) -> Self {
         let blocks_max = parts.iter().map(|part| part.blocks_needed()).max().unwrap_or(0);
         let mut batch = StepBatch { query_starts: vec![0], ..StepBatch::default() };
@@ -127,7 +132,8 @@ impl StepBatch {
         self.query_starts.windows(2).take_while(|bounds| bounds[1] - bounds[0] == 1).count()
     }
 
-    /// Whether each sequence has one token and chooses the next, without scores or pictures. Such steps are captured.
+    /// Whether each sequence has one token and chooses the next, without scores or pictures.
+    /// Such steps are captured.
     pub fn is_decoding_alone(&self) -> bool {
         let rows = self.token_count();
         let is_plain = self.score_rows.is_empty() && self.picture_rows.is_empty();

@@ -1,5 +1,5 @@
-//! The index arrays of a step as one array, so that a step is one upload and a captured step finds them in fixed
-//! places.
+//! The index arrays of a step as one array, so that a step is one upload and a captured step finds
+//! them in fixed places.
 
 use std::ops::Range;
 
@@ -23,8 +23,8 @@ pub enum StepArray {
     QueryStarts,
     /// `[sequences]`
     ContextLengths,
-    /// `[logit_rows + score_rows]`: the rows that choose a token, then those that score one. Empty where [each row
-    /// chooses](StepLayout::chooses_in_every_row).
+    /// `[logit_rows + score_rows]`: the rows that choose a token, then those that score one. Empty
+    /// where [each row chooses](StepLayout::chooses_in_every_row).
     ChosenRows,
     /// `[picture_rows]`
     EmbeddingRows,
@@ -35,8 +35,8 @@ pub enum StepArray {
 }
 
 impl StepArray {
-    /// In the order of their places. The tables are last, so that a step that fills a layout only in part need not
-    /// upload their end.
+    /// In the order of their places. The tables are last, so that a step that fills a layout only
+    /// in part need not upload their end.
     pub const ALL: [StepArray; 9] = [
         StepArray::Tokens,
         StepArray::Positions,
@@ -89,7 +89,8 @@ impl StepLayout {
         }
     }
 
-    /// A layout for any step in which at most `rows` sequences of at most `context_tokens` decode one token each.
+    /// A layout for any step in which at most `rows` sequences of at most `context_tokens`
+    /// decode one token each.
     pub fn decode(rows: usize, axes: usize, context_tokens: usize) -> Self {
         let blocks_max = context_tokens.div_ceil(BLOCK_TOKENS);
         StepLayout {
@@ -114,7 +115,8 @@ impl StepLayout {
 
     /// Whether each row chooses a token and none scores one, as when all sequences decode.
     pub fn chooses_in_every_row(&self) -> bool {
-        // A sequence chooses at most once, by its last row. As many choices as rows are therefore all rows, in order.
+        // A sequence chooses at most once, by its last row. As many choices as rows are therefore
+        // all rows, in order.
         self.logit_rows == self.tokens && self.score_rows == 0
     }
 
@@ -136,7 +138,8 @@ impl StepLayout {
         }
     }
 
-    /// Whether `batch` fits this layout: it fills it exactly, or both are for decoding alone and the rest is padding.
+    /// Whether `batch` fits this layout: it fills it exactly, or both are for decoding alone and
+    /// the rest is padding.
     pub fn takes(&self, batch: &StepBatch) -> bool {
         let is_exact = *self == StepLayout::of(batch, self.axes);
         let is_decode = *self == StepLayout::decode(self.tokens, self.axes, self.blocks_max * BLOCK_TOKENS);
@@ -144,8 +147,9 @@ impl StepLayout {
         is_exact || (is_decode && batch.is_decoding_alone() && fits)
     }
 
-    /// Writes the arrays of `batch` to `words` as one. The rest of the layout is padding: sequences of one row and no
-    /// past, whose keys and values are not written. The list ends after the last table that is read.
+    /// Writes the arrays of `batch` to `words` as one. The rest of the layout is padding: sequences
+    /// of one row and no past, whose keys and values are not written. The list ends after the last
+    /// table that is read.
     ///
     /// # Panics
     /// If the layout does not [take](Self::takes) the batch: our own bug.

@@ -12,7 +12,8 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// All tiles. The vision encoder sees each as a picture of its own: row by row, then the thumbnail.
+    /// All tiles. The vision encoder sees each as a picture of its own: row by
+    /// row, then the thumbnail.
     pub fn count(self) -> usize {
         self.columns as usize * self.rows as usize + usize::from(self.has_thumbnail)
     }

@@ -11,8 +11,8 @@ pub struct Token {
     pub log_probabilities: Option<Box<LogProbabilities>>,
 }
 
-/// Log-probabilities of a token and its rivals, by the model's own distribution: before temperature, penalties,
-/// grammars and whatever else takes part in sampling.
+/// Log-probabilities of a token and its rivals, by the model's own distribution: before
+/// temperature, penalties, grammars and whatever else takes part in sampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogProbabilities {
     /// The token that was chosen or, in a prompt, that followed.

@@ -5,8 +5,8 @@ use std::{fmt, sync::Arc};
 use super::{EncodedImage, Grid, Tiles};
 use crate::{EncoderCost, MergeSize};
 
-/// A video: its frames, each encoded like a picture or as pixels, and their rate. Cloning shares the frames. Nothing is
-/// checked before a request is planned.
+/// A video: its frames, each encoded like a picture or as pixels, and their rate. Cloning shares
+/// the frames. Nothing is checked before a request is planned.
 #[derive(Clone, PartialEq)]
 pub struct Video {
     frames: Arc<[EncodedImage]>,
@@ -14,8 +14,8 @@ pub struct Video {
 }
 
 impl Video {
-    /// Takes frames in the order they are shown. `frames_per_second` is the rate of these frames, not of a film that
-    /// they were sampled from.
+    /// Takes frames in the order they are shown. `frames_per_second` is the rate of these frames,
+    /// not of a film that they were sampled from.
     pub fn new(frames: impl Into<Arc<[EncodedImage]>>, frames_per_second: f64) -> Self {
         Video { frames: frames.into(), frames_per_second }
     }

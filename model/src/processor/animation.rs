@@ -28,8 +28,8 @@ impl Video {
     /// Transparent pixels keep their color. Pixels where nothing was drawn are black. A still GIF
     /// or WebP is a video of one frame.
     ///
-    /// `limits` apply to the bytes of the file, the pixels of a frame, and the memory that decoding
-    /// takes.
+    /// `limits` apply to the bytes of the file, the pixels of a frame, and the
+    /// memory that decoding takes.
     ///
     /// # Errors
     /// [`VideoError::NoAnimation`], [`VideoError::FrameRate`], [`VideoError::TooManyPixels`], or
@@ -90,8 +90,8 @@ fn open<'a>(encoded: &'a [u8], format: ImageFormat, limits: &ImageLimits) -> Res
 /// Collects the wanted frames, at the size at which they are kept.
 struct Keeping<'a> {
     sampling: &'a FrameSampling,
-    /// In increasing order. A frame that is shown at several of the sampled times occurs several
-    /// times.
+    /// In increasing order. A frame that is shown at several of the sampled
+    /// times occurs several times.
     wanted: &'a [usize],
     kept: Vec<EncodedImage>,
 }

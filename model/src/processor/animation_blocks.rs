@@ -16,8 +16,8 @@ pub(super) struct Animation {
 }
 
 impl Animation {
-    /// Walks over the blocks. `None` if they are cut off or broken, or if a frame extends beyond
-    /// the screen.
+    /// Walks over the blocks. `None` if they are cut off or broken, or if a frame
+    /// extends beyond the screen.
     pub fn read(encoded: &[u8], format: ImageFormat) -> Option<Self> {
         match format {
             ImageFormat::Gif => gif(encoded),

@@ -1,5 +1,5 @@
-//! BMP files of Windows and OS/2, with the colors of Pillow 13 (`BmpImagePlugin.py`,
-//! `libImaging/Unpack.c`).
+//! BMP files of Windows and OS/2, with the colors of
+//! Pillow 13 (`BmpImagePlugin.py`, `libImaging/Unpack.c`).
 
 use super::file_decoder::{BROKEN_HEADER, FileDecoder, Held, Refusal};
 use super::levels::rgb_on_white;
@@ -78,8 +78,8 @@ impl<'a> BmpFile<'a> {
         let masks_bytes = if header_bytes == 40 && compression == MASKS { 12 } else { 0 };
         let palette = header.get(header_bytes + masks_bytes..)?;
         let pixels_at = (word(encoded, 10)? as usize).max(14 + header_bytes);
-        // Some programs state the end of the header as the position of the pixels, although a
-        // palette follows.
+        // Some programs state the end of the header as the position of the pixels,
+        // although a palette follows.
         let pixels_at = if pixels_at == 14 + header_bytes { pixels_at + palette_step * colours } else { pixels_at };
         Some(BmpFile {
             width: usize::try_from(width).ok()?,
@@ -99,8 +99,8 @@ impl<'a> BmpFile<'a> {
         entry.map_or([0; 3], |entry| [entry[2], entry[1], entry[0]])
     }
 
-    /// Color of a pixel of 16 or 32 bits. Channels of 5 and 6 bits are scaled by 255 / 31 and 255 /
-    /// 63, rounded down.
+    /// Color of a pixel of 16 or 32 bits. Channels of 5 and 6 bits are scaled by 255 / 31 and 255
+    /// / 63, rounded down.
     fn masked(&self, pixel: u32) -> [u8; 3] {
         let level = |mask: u32| {
             let most = u64::from(mask >> mask.trailing_zeros().min(31));
@@ -155,8 +155,8 @@ impl<'a> BmpFile<'a> {
         Some(())
     }
 
-    /// Decodes run lengths of 8-bit or 4-bit indices. Skipped pixels get the first color, as in
-    /// Pillow.
+    /// Decodes run lengths of 8-bit or 4-bit indices. Skipped pixels get the first
+    /// color, as in Pillow.
     fn decode_runs(&self, pixels: &mut [u8]) -> Option<()> {
         let first = self.indexed(0);
         pixels.chunks_exact_mut(3).for_each(|pixel| pixel.copy_from_slice(&first));

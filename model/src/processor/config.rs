@@ -112,8 +112,8 @@ pub struct ImageProcessorConfig {
     pub resample: Resample,
     /// Factor that each level is multiplied by if `do_rescale` is set.
     pub rescale_factor: f64,
-    /// Whether pictures are resized. If not, their sides must be multiples of
-    /// [`factor`](Self::factor).
+    /// Whether pictures are resized. If not, their sides must
+    /// be multiples of [`factor`](Self::factor).
     pub do_resize: bool,
     /// Whether levels are multiplied by `rescale_factor`.
     pub do_rescale: bool,
@@ -204,10 +204,10 @@ impl ImageProcessorConfig {
         raw.over(ImageProcessorConfig::default())
     }
 
-    /// Parses the settings of a video processor from `video_preprocessor_config.json` or, without
-    /// such a file, from `preprocessor_config.json`, as transformers does. Missing settings take
-    /// the defaults of `Qwen2VLVideoProcessor`, whose frames are smaller than pictures, or of
-    /// `Qwen3VLVideoProcessor`.
+    /// Parses the settings of a video processor from `video_preprocessor_config.json` or,
+    /// without such a file, from `preprocessor_config.json`, as transformers does. Missing
+    /// settings take the defaults of `Qwen2VLVideoProcessor`, whose frames are smaller than
+    /// pictures, or of `Qwen3VLVideoProcessor`.
     ///
     /// # Errors
     /// Each variant of [`ProcessorError`].
@@ -248,8 +248,8 @@ impl RawConfig {
         self.video_processor_type.as_deref() == Some(WHOLE_VIDEO_PROCESSOR)
     }
 
-    /// Refuses settings that the processors of transformers 5.17 ignore, or follow in a way that is
-    /// not implemented here.
+    /// Refuses settings that the processors of transformers 5.17 ignore, or follow in a way that
+    /// is not implemented here.
     fn check_video_bounds(&self) -> Result<(), ProcessorError> {
         if !self.counts_whole_videos() {
             let range = "false or null for this processor, as a limit on a whole video is not supported";
@@ -308,12 +308,12 @@ impl RawConfig {
 }
 
 impl ImageProcessorConfig {
-    /// How levels are normalized, from `do_rescale`, `rescale_factor`, `do_normalize`, `image_mean`
-    /// and `image_std`.
+    /// How levels are normalized, from `do_rescale`, `rescale_factor`,
+    /// `do_normalize`, `image_mean` and `image_std`.
     ///
     /// transformers fuses rescaling into the mean and the deviation
-    /// (`_fuse_mean_std_and_rescale_factor`, 5.17): `(level - mean / factor) / (std / factor)` in
-    /// f32.
+    /// (`_fuse_mean_std_and_rescale_factor`, 5.17): `(level - mean / factor) / (std
+    /// / factor)` in f32.
     pub fn levels(&self) -> Levels {
         if !self.do_normalize {
             let factor = if self.do_rescale { self.rescale_factor as f32 } else { 1.0 };
@@ -324,8 +324,8 @@ impl ImageProcessorConfig {
         Levels { factor: 1.0, shift: wide(self.image_mean), scale: wide(self.image_std) }
     }
 
-    /// Every setting as text, by its name in the file, so that a report can say which settings
-    /// changed.
+    /// Every setting as text, by its name in the file, so that a report can
+    /// say which settings changed.
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let ImageProcessorConfig {
             pixel_bounds: PixelBounds { min, max },
@@ -383,8 +383,8 @@ impl ImageProcessorConfig {
     /// [`ProcessorError::OutOfRange`].
     pub fn check(&self) -> Result<(), ProcessorError> {
         let PixelBounds { min, max } = self.pixel_bounds;
-        // These bounds are far above any model's settings, so that products of settings cannot
-        // overflow.
+        // These bounds are far above any model's settings, so that products
+        // of settings cannot overflow.
         require("patch_size", self.patch_size, (1..=256).contains(&self.patch_size), "from 1 to 256")?;
         let temporal = self.temporal_patch_size;
         require("temporal_patch_size", temporal, (1..=64).contains(&temporal), "from 1 to 64")?;

@@ -20,8 +20,8 @@ pub enum VideoError {
     /// A file that was passed as an animation has another format.
     #[error("it is neither an animated GIF nor an animated WebP")]
     NoAnimation,
-    /// Decoding the animation up to the last wanted frame would exceed the pixel limit. Nothing was
-    /// decoded.
+    /// Decoding the animation up to the last wanted frame would exceed the pixel
+    /// limit. Nothing was decoded.
     #[error("its first {frames} frames have {pixels} pixels together; the limit is {limit}")]
     TooManyPixels {
         /// Frames up to the last one that is wanted.
@@ -74,8 +74,8 @@ pub enum VideoError {
         /// Height of the first frame in pixels.
         first_height: u32,
     },
-    /// The pictures of the request leave fewer patches per time step than the step needs at its
-    /// smallest size.
+    /// The pictures of the request leave fewer patches per time step than the step needs
+    /// at its smallest size.
     #[error("a step of the video takes {patches} patches after resizing, but only {limit} are left for it")]
     TooLarge {
         /// Patches of a step at its smallest size.
@@ -126,8 +126,8 @@ pub enum MediaError {
     PicturesTooLarge {
         /// Tokens of all pictures of the request.
         tokens: usize,
-        /// Tokens of [`Envelope::largest_pictures`](crate::Envelope::largest_pictures) pictures of
-        /// the largest size.
+        /// Tokens of [`Envelope::largest_pictures`](crate::Envelope::largest_pictures) pictures
+        /// of the largest size.
         limit: usize,
     },
     /// A picture is broken or outside the limits.
@@ -177,8 +177,8 @@ impl Hint for MediaError {
     }
 }
 
-/// Settings in `preprocessor_config.json` or `video_preprocessor_config.json` that cannot be
-/// followed.
+/// Settings in `preprocessor_config.json` or `video_preprocessor_config.json`
+/// that cannot be followed.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ProcessorError {

@@ -31,8 +31,8 @@ fn numbered(value: u64) -> Option<Orientation> {
     Orientation::from_exif(u8::try_from(value).ok()?)
 }
 
-/// Orientation in XMP, as an attribute or an element: the first match of
-/// `tiff:Orientation(="|>)([0-9])`.
+/// Orientation in XMP, as an attribute or an element: the
+/// first match of `tiff:Orientation(="|>)([0-9])`.
 pub(super) fn orientation_of_xmp(xmp: &[u8]) -> Option<Orientation> {
     const NAME: &[u8] = b"tiff:Orientation";
     xmp.windows(NAME.len()).enumerate().filter(|(_, name)| *name == NAME).find_map(|(at, _)| {

@@ -22,8 +22,8 @@ pub(super) enum Coding {
     Group4,
 }
 
-/// Zero bits of an end-of-line code that are checked before its 1. No other code begins with 8
-/// zeros.
+/// Zero bits of an end-of-line code that are checked before its 1. No other code
+/// begins with 8 zeros.
 const FILL_BITS: u8 = 8;
 /// Zero bytes after the data, so that the last code can be looked up.
 const PADDING: usize = 4;
@@ -162,13 +162,13 @@ impl FaxReader<'_> {
         Ok(())
     }
 
-    /// A row whose codes refer to the color changes of the row above (T.4, section 4.2; T.6,
-    /// section 2.2).
+    /// A row whose codes refer to the color changes of the row above (T.4, section
+    /// 4.2; T.6, section 2.2).
     fn row_by_row_above(&mut self, above: &[u32], changes: &mut Vec<u32>) -> Result<(), Stop> {
         let (mut at, mut is_black, mut is_start, mut next) = (0, false, true, 0_usize);
         while at < self.width {
-            // b1: the first change in the row above to the opposite color, to the right of the
-            // current position.
+            // b1: the first change in the row above to the opposite color, to the right
+            // of the current position.
             next = next.saturating_sub(2);
             while above.get(next).is_some_and(|&change| change < at || (change == at && !is_start))
                 || (next < above.len() && (next % 2 == 1) != is_black)

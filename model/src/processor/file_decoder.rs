@@ -7,8 +7,8 @@ pub(super) trait FileDecoder {
     /// Width and height in pixels, as stored.
     fn size(&self) -> (u32, u32);
 
-    /// How the stored picture must be rotated or mirrored for display. Formats without orientation
-    /// use this default.
+    /// How the stored picture must be rotated or mirrored for display. Formats without
+    /// orientation use this default.
     fn orientation(&self) -> Orientation {
         Orientation::NoTransforms
     }

@@ -4,8 +4,8 @@ use bursar_budgets::Bytes;
 
 use super::error::VideoError;
 
-/// Samples frames from a film at even distances, so that a single rate determines the time of every
-/// frame.
+/// Samples frames from a film at even distances, so that a single rate determines the
+/// time of every frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FrameSampling {
     /// Wanted frames per second.

@@ -74,8 +74,8 @@ impl<'a> GifFile<'a> {
         })
     }
 
-    /// Color of an index: white if the index is transparent. Without a palette, an index is a gray
-    /// level.
+    /// Color of an index: white if the index is transparent. Without a palette, an index
+    /// is a gray level.
     fn colour(&self, index: u8) -> [u8; 3] {
         if self.transparent == Some(index) {
             return [255; 3];
@@ -141,8 +141,8 @@ impl FileDecoder for GifFile<'_> {
         for (index, colour) in (0..=255).zip(&mut colours) {
             *colour = self.colour(index);
         }
-        // Around the frame, Pillow shows the transparent color, or the first color if there is no
-        // transparent color.
+        // Around the frame, Pillow shows the transparent color, or the first color if there
+        // is no transparent color.
         let ground = colours[usize::from(self.transparent.unwrap_or(0))];
         let mut pixels = vec![0; 3 * self.screen_width * self.screen_height];
         pixels.chunks_exact_mut(3).for_each(|pixel| pixel.copy_from_slice(&ground));

@@ -9,8 +9,8 @@ use super::smart_resize::{PixelBounds, Size, smart_resize};
 use super::tiling::Tiling;
 use crate::flow::{Grid, ImageError, Levels, MediaGrid, PictureHash, ResizedImage, RgbImage, Tiles};
 
-/// Resizes decoded pictures for the encoder, as transformers' `Qwen2VLImageProcessor` and
-/// `GotOcr2ImageProcessor` do.
+/// Resizes decoded pictures for the encoder, as transformers'
+/// `Qwen2VLImageProcessor` and `GotOcr2ImageProcessor` do.
 #[derive(Clone, Debug)]
 pub struct ImageProcessor {
     config: ImageProcessorConfig,
@@ -22,8 +22,8 @@ pub struct ImageProcessor {
 pub struct ResizePlan {
     /// Size of the picture before resizing.
     pub source: Size,
-    /// Size of the picture after resizing. For a picture in tiles, the size of all tiles without
-    /// the thumbnail.
+    /// Size of the picture after resizing. For a picture in tiles, the size of all
+    /// tiles without the thumbnail.
     pub resized: Size,
     /// Patches along time, height and width, of the picture or of each tile.
     pub grid: Grid,
@@ -39,8 +39,8 @@ pub struct ResizePlan {
 }
 
 impl ResizePlan {
-    /// Bytes of one resized frame with all its tiles. For a still picture, only these bytes remain
-    /// after processing.
+    /// Bytes of one resized frame with all its tiles. For a still picture, only these
+    /// bytes remain after processing.
     pub fn patches_bytes(&self) -> Bytes {
         match self.tiles {
             None => self.resized.rgb_bytes(),
@@ -102,8 +102,8 @@ impl ImageProcessor {
         self.config.pixel_bounds.within(pixels_max.max(least))
     }
 
-    /// Sizes, patches, tokens and host bytes of a picture of `width x height` pixels, in constant
-    /// time.
+    /// Sizes, patches, tokens and host bytes of a picture of `width x height`
+    /// pixels, in constant time.
     ///
     /// # Errors
     /// The errors of [`smart_resize`]; [`ImageError::NotAMultiple`] if `do_resize` is off and a
@@ -112,8 +112,8 @@ impl ImageProcessor {
         self.plan_bounded(Size { width, height }, self.config.pixel_bounds)
     }
 
-    /// Same as [`plan`](Self::plan) of a processor that is [`limited`](Self::limited) to
-    /// `pixels_max`.
+    /// Same as [`plan`](Self::plan) of a processor that
+    /// is [`limited`](Self::limited) to `pixels_max`.
     pub(super) fn plan_within(&self, width: u32, height: u32, pixels_max: u64) -> Result<ResizePlan, ImageError> {
         self.plan_bounded(Size { width, height }, self.bounds_within(pixels_max))
     }
@@ -140,8 +140,8 @@ impl ImageProcessor {
         Ok(ResizePlan { source, resized, grid, tiles: Some(tiles), patches, tokens, host_bytes })
     }
 
-    /// Plan of a picture of size `source`. `resize` returns the resized size for a source size and
-    /// a factor.
+    /// Plan of a picture of size `source`. `resize` returns the resized size for a source
+    /// size and a factor.
     pub(super) fn plan_by(
         &self,
         source: Size,

@@ -1,6 +1,6 @@
-//! JPEG decoding with the arithmetic of libjpeg-turbo, which Pillow and torchvision use: the same
-//! inverse cosine transform, chroma upsampling and conversion to RGB. Other decoders differ by up
-//! to four levels.
+//! JPEG decoding with the arithmetic of libjpeg-turbo, which Pillow and torchvision use: the
+//! same inverse cosine transform, chroma upsampling and conversion to RGB. Other decoders differ
+//! by up to four levels.
 
 use std::io::{BufRead, Error, ErrorKind, Read, Result as IoResult};
 
@@ -112,8 +112,8 @@ struct Scans {
 }
 
 impl Scans {
-    /// Walks over the markers as libjpeg does, and skips everything else (ITU T.81, B.1.1.2 and
-    /// B.2.3).
+    /// Walks over the markers as libjpeg does, and skips everything else (ITU
+    /// T.81, B.1.1.2 and B.2.3).
     fn count(encoded: &[u8]) -> Self {
         let mut scans = Scans { count: 0, first_components: 0 };
         let mut at = 2;

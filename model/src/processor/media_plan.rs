@@ -1,5 +1,5 @@
-//! Plans of a request's pictures and videos. Pictures are planned first, and videos share the
-//! patches that remain.
+//! Plans of a request's pictures and videos. Pictures are planned first, and videos share
+//! the patches that remain.
 
 use bursar_budgets::Bytes;
 
@@ -18,8 +18,8 @@ pub struct MediaProcessors {
     /// The video processor. Each plan limits it to the patches that the pictures leave. `None` if
     /// the checkpoint takes no videos.
     pub videos: Option<VideoProcessor>,
-    /// Text tokens that a prompt has for each step of a video, in addition to the tokens of the
-    /// step.
+    /// Text tokens that a prompt has for each step of a video, in addition to the
+    /// tokens of the step.
     pub step_text_tokens: usize,
 }
 
@@ -63,8 +63,8 @@ pub struct MediaKey {
 
 impl MediaKey {
     fn of(frames: &[EncodedImage], grid: MediaGrid) -> Self {
-        // A video of one frame differs from the same picture, because videos have their own
-        // processor.
+        // A video of one frame differs from the same picture, because videos
+        // have their own processor.
         let kind = match grid {
             MediaGrid::Image(_) => [0; 3],
             MediaGrid::Video { .. } => [1, 0, 0],
@@ -88,8 +88,8 @@ impl MediaKey {
         MediaKey { file: *hasher.finalize().as_bytes(), salt: None }
     }
 
-    /// Cache key of one picture of this item: the picture's hash, keyed with the salt if there is
-    /// one.
+    /// Cache key of one picture of this item: the picture's hash, keyed with the salt
+    /// if there is one.
     fn name(&self, picture: PictureHash) -> PictureHash {
         match &self.salt {
             None => picture,
@@ -113,8 +113,8 @@ impl MediaPlan {
         }
     }
 
-    /// Shares cache entries only with requests of the same salt, so that other requests cannot
-    /// detect this picture.
+    /// Shares cache entries only with requests of the same salt, so that other requests
+    /// cannot detect this picture.
     pub fn salted(mut self, salt: &str) -> Self {
         let (MediaPlan::Image { key, .. } | MediaPlan::Video { key, .. }) = &mut self;
         key.salt = Some(*blake3::hash(salt.as_bytes()).as_bytes());
@@ -230,9 +230,9 @@ impl MediaProcessors {
         Ok(MediaPlan::Image { picture: picture.clone(), plan, cost: header.cost, key })
     }
 
-    /// Decodes, resizes and hashes the planned items for which `is_wanted` returns `true` for their
-    /// index. Returns one result per picture, per tile, and per time step of a video, in the order
-    /// of the request.
+    /// Decodes, resizes and hashes the planned items for which `is_wanted` returns `true` for
+    /// their index. Returns one result per picture, per tile, and per time step of a video, in the
+    /// order of the request.
     ///
     /// # Errors
     /// If a file is damaged after its header, or the size of a frame differs from the plan.

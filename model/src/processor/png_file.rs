@@ -1,5 +1,5 @@
-//! PNG, read as tolerantly as browsers and Pillow 13 do: errors in chunks that the pixels do not
-//! need are ignored.
+//! PNG, read as tolerantly as browsers and Pillow 13 do: errors in chunks that the pixels do
+//! not need are ignored.
 
 use std::io::{Cursor, Read};
 
@@ -100,8 +100,8 @@ impl FileDecoder for PngFile<'_> {
         (self.width, self.height)
     }
 
-    /// Orientation from `eXIf` anywhere in the file, else from ImageMagick's profile, else from
-    /// XMP.
+    /// Orientation from `eXIf` anywhere in the file, else from ImageMagick's
+    /// profile, else from XMP.
     fn orientation(&self) -> Orientation {
         let (mut exif, mut profile, mut xmp) = (None, None, None);
         for (name, content, is_whole) in chunks(self.encoded).take_while(|(name, ..)| *name != b"IEND") {
@@ -124,8 +124,8 @@ impl FileDecoder for PngFile<'_> {
     }
 
     fn held(&self) -> Held {
-        // The kept chunks, rows that are being unfiltered at up to 8 bytes per pixel, and an
-        // interlaced pass.
+        // The kept chunks, rows that are being unfiltered at up to 8 bytes per pixel,
+        // and an interlaced pass.
         let scratch_bytes = self.encoded.len() as u64 + 12 + u64::from(self.width) * 40;
         Held { raw_channels: self.channels, is_copied: self.channels < 3, scratch_bytes }
     }

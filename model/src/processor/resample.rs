@@ -37,8 +37,8 @@ pub fn resize(picture: &RgbImage, size: Size, filter: Resample) -> RgbImage {
     RgbImage::new(size.width, size.height, data).expect("both passes fill the size they were given")
 }
 
-/// Host bytes that [`resize`] takes in addition to its input: the picture between the passes, and
-/// the result.
+/// Host bytes that [`resize`] takes in addition to its input: the picture between the
+/// passes, and the result.
 pub fn resize_bytes(source: Size, target: Size) -> Bytes {
     let between = Size { width: target.width, height: source.height };
     between.rgb_bytes() + target.rgb_bytes()
@@ -63,8 +63,8 @@ impl AxisWeights {
         let mut exact = vec![0.0; outputs * taps];
         for (output, row) in exact.chunks_exact_mut(taps).enumerate() {
             let center = scale * (output as f64 + 0.5);
-            // `as` truncates toward zero and saturates, like the C cast followed by `max(.., 0)` in
-            // the original.
+            // `as` truncates toward zero and saturates, like the C cast followed by `max(..,
+            // 0)` in the original.
             let start = (center - support + 0.5) as usize;
             let count = ((center + support + 0.5) as usize).min(inputs).saturating_sub(start).min(taps);
             let inverse = 1.0 / stretch;
@@ -108,8 +108,8 @@ fn clip(sum: i32, precision: u32) -> u8 {
 }
 
 /// Number of rows that are filtered together. The inner loop then runs over 24 adjacent bytes
-/// instead of 3, so the compiler can use vector instructions. That halved the time to resize 1920 x
-/// 1080 pixels.
+/// instead of 3, so the compiler can use vector instructions. That halved the time to resize
+/// 1920 x 1080 pixels.
 const BAND_ROWS: usize = 8;
 /// Bytes of one column of a band.
 const BAND_BYTES: usize = BAND_ROWS * CHANNELS;
@@ -143,8 +143,8 @@ fn gather_columns(band: &[u8], columns: &mut [[u8; BAND_BYTES]]) {
     }
 }
 
-/// Same code as `resize_band`, compiled for wider vectors, because plain x86-64 guarantees only 16
-/// bytes.
+/// Same code as `resize_band`, compiled for wider vectors, because plain x86-64
+/// guarantees only 16 bytes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn resize_band_avx2(columns: &[[u8; BAND_BYTES]], axis: &AxisWeights, band: &mut [u8]) {

@@ -44,8 +44,8 @@ impl PixelBounds {
         self.max.max(self.min.saturating_mul(2))
     }
 
-    /// The same bounds with at most `pixels_max` pixels. Unchanged if ordinary pictures already
-    /// stay within `pixels_max`.
+    /// The same bounds with at most `pixels_max` pixels. Unchanged if ordinary pictures
+    /// already stay within `pixels_max`.
     pub fn within(self, pixels_max: u64) -> Self {
         if pixels_max >= self.reach() {
             return self;
@@ -57,8 +57,8 @@ impl PixelBounds {
     }
 }
 
-/// Rounds each side to the nearest multiple of `factor`, and scales the picture if its pixels are
-/// out of bounds.
+/// Rounds each side to the nearest multiple of `factor`, and scales the picture if its pixels
+/// are out of bounds.
 ///
 /// Returns the same numbers as `smart_resize` in transformers 5.17,
 /// `models/qwen2_vl/image_processing_qwen2_vl.py`: Python's `round` rounds halves to even, and its
@@ -72,13 +72,13 @@ pub fn smart_resize(size: Size, factor: u32, bounds: PixelBounds) -> Result<Size
     resize_length(size, VideoLength::STILL, factor, bounds)
 }
 
-/// Same as [`smart_resize`] for the frames of a video, where the bounds count the pixels of all
-/// frames.
+/// Same as [`smart_resize`] for the frames of a video, where the bounds count the
+/// pixels of all frames.
 ///
 /// Returns the same numbers as `smart_resize` in transformers 5.17,
 /// `models/qwen3_vl/video_processing_qwen3_vl.py`: the bounds are compared with the frame count
-/// rounded to whole steps, scaling uses the actual frame count, and a frame thinner than `factor`
-/// is enlarged first.
+/// rounded to whole steps, scaling uses the actual frame count, and a frame thinner than
+/// `factor` is enlarged first.
 ///
 /// # Errors
 /// The errors of [`smart_resize`].

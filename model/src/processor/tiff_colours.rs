@@ -137,9 +137,9 @@ impl Samples {
         }
     }
 
-    /// The high byte of a sample. A negative signed sample is black. Like Pillow, clips signed
-    /// 16-bit gray and 32-bit gray at 0 and 255, because no better mapping is known for such
-    /// levels.
+    /// The high byte of a sample. A negative signed sample is black. Like Pillow, clips
+    /// signed 16-bit gray and 32-bit gray at 0 and 255, because no better mapping is
+    /// known for such levels.
     fn level_of_bytes(&self, sample: &[u8]) -> u8 {
         let join = |value: i64, byte: &u8| value << 8 | i64::from(*byte);
         let value = if self.is_little { sample.iter().rev().fold(0, join) } else { sample.iter().fold(0, join) };

@@ -28,8 +28,8 @@ const TILE_HEIGHT: u16 = 323;
 const TILE_OFFSETS: u16 = 324;
 const TILE_BYTES: u16 = 325;
 const JPEG_TABLES: u16 = 347;
-/// Maximum bytes of the shared JPEG tables, which are read with each piece. All tables of a JPEG
-/// take 3 KiB.
+/// Maximum bytes of the shared JPEG tables, which are read with each piece. All tables of a
+/// JPEG take 3 KiB.
 const JPEG_TABLES_BYTES_MAX: usize = 16 << 10;
 const OLD_JPEG: u16 = 513;
 const SUBSAMPLING: u16 = 530;
@@ -152,9 +152,9 @@ impl<'a> TiffFile<'a> {
         Ok(file)
     }
 
-    /// Checks that the directory announces no more data than a picture of its size needs, and no
-    /// feature that is not supported. A few bytes can announce a million strips, or a tile of
-    /// gigapixels.
+    /// Checks that the directory announces no more data than a picture of its size needs,
+    /// and no feature that is not supported. A few bytes can announce a million strips, or
+    /// a tile of gigapixels.
     fn check(&self) -> Result<(), Refusal> {
         let (width, height) = (u64::from(self.width), u64::from(self.height));
         if width == 0 || height == 0 {
@@ -250,8 +250,8 @@ impl<'a> TiffFile<'a> {
         self.row_bytes().saturating_mul(rows)
     }
 
-    /// Bytes of a piece in the file. Old programs state no lengths, or wrong lengths for
-    /// uncompressed pieces.
+    /// Bytes of a piece in the file. Old programs state no lengths, or wrong
+    /// lengths for uncompressed pieces.
     fn packed(&self, piece: Piece) -> Option<&'a [u8]> {
         let offset = usize::try_from(self.directory.number(&self.offsets, piece.number)?).ok()?;
         let rest = self.encoded.get(offset..)?;

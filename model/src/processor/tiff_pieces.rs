@@ -102,8 +102,8 @@ impl Compression {
     }
 }
 
-/// LZW of TIFF 6.0, or of TIFF 5.0 if the bits of the first code are reversed (libtiff,
-/// `tif_lzw.c`).
+/// LZW of TIFF 6.0, or of TIFF 5.0 if the bits of the first code
+/// are reversed (libtiff, `tif_lzw.c`).
 fn unpack_lzw(packed: &[u8], piece: &mut [u8]) -> Option<()> {
     let is_old = matches!(packed, [0, second, ..] if second & 1 == 1);
     let mut decoder = if is_old {

@@ -1,6 +1,6 @@
-//! Tiles. The aspect ratio of a picture decides how many tiles of equal size the picture is
-//! stretched over. The whole picture may follow as a thumbnail (InternVL 1.5, arXiv 2404.16821,
-//! section 3.3).
+//! Tiles. The aspect ratio of a picture decides how many tiles of equal size the
+//! picture is stretched over. The whole picture may follow as a thumbnail (InternVL
+//! 1.5, arXiv 2404.16821, section 3.3).
 
 use super::smart_resize::{Size, check_sides};
 use crate::flow::{ImageError, Tiles};
@@ -13,8 +13,8 @@ pub struct Tiling {
     pub least: u32,
     /// Maximum number of tiles of a picture, without the thumbnail.
     pub most: u32,
-    /// Whether a picture of several tiles is followed by one more tile that shows the whole
-    /// picture.
+    /// Whether a picture of several tiles is followed by one more tile that
+    /// shows the whole picture.
     pub has_thumbnail: bool,
 }
 

@@ -55,14 +55,14 @@ impl VideoPlan {
 
 impl VideoProcessor {
     /// # Errors
-    /// [`ProcessorError::OutOfRange`] for settings that were built by hand and not by
-    /// `from_video_json`.
+    /// [`ProcessorError::OutOfRange`] for settings that were built by hand
+    /// and not by `from_video_json`.
     pub fn new(config: ImageProcessorConfig) -> Result<Self, ProcessorError> {
         Ok(VideoProcessor { frames: ImageProcessor::new(config)? })
     }
 
-    /// The same processor with bounds that count the pixels of all frames together, and no limit
-    /// per frame.
+    /// The same processor with bounds that count the pixels of all frames together, and
+    /// no limit per frame.
     pub(crate) fn counting_all_frames(&self) -> Self {
         VideoProcessor { frames: self.frames.counting(CountedPixels::Video { tokens_max: None }) }
     }
@@ -120,8 +120,8 @@ impl VideoProcessor {
         Ok(VideoPlan { step, frames, steps: self.steps(frames), frames_per_second, decoding_bytes })
     }
 
-    /// Plan of a step if the bounds count the pixels of all frames. Each frame has at most
-    /// `pixels_max` pixels.
+    /// Plan of a step if the bounds count the pixels of all frames. Each frame has
+    /// at most `pixels_max` pixels.
     fn plan_whole(
         &self,
         source: Size,

@@ -17,8 +17,8 @@ pub(super) struct WebPFile<'a> {
     width: u32,
     height: u32,
     channels: u64,
-    /// The extended header lacks the alpha flag, but the pixels have alpha. libwebp follows the
-    /// pixels.
+    /// The extended header lacks the alpha flag, but the pixels have alpha.
+    /// libwebp follows the pixels.
     hides_alpha: bool,
 }
 
@@ -42,8 +42,8 @@ impl<'a> WebPFile<'a> {
         Ok(file)
     }
 
-    /// The first chunk with this name (RFC 9649, section 2.7). The padding of the last chunk may be
-    /// missing.
+    /// The first chunk with this name (RFC 9649, section 2.7). The padding of the last
+    /// chunk may be missing.
     fn chunk(&self, name: &[u8; 4]) -> Option<&'a [u8]> {
         let mut rest = self.encoded.get(12..)?;
         loop {
@@ -56,8 +56,8 @@ impl<'a> WebPFile<'a> {
         }
     }
 
-    /// Whether a still picture has an alpha chunk, or lossless pixels that use alpha (RFC 9649,
-    /// section 3.4).
+    /// Whether a still picture has an alpha chunk, or lossless pixels that use alpha
+    /// (RFC 9649, section 3.4).
     fn has_alpha(&self) -> bool {
         let lossless = self.chunk(b"VP8L").and_then(|pixels| pixels.get(4));
         self.chunk(b"ALPH").is_some() || lossless.is_some_and(|bits| bits & 0x10 != 0)

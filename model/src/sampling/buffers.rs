@@ -1,5 +1,5 @@
-//! Device memory for a step's sampling requests, chosen tokens and reports. It outlives the pass and keeps its address,
-//! so that a captured step finds the next requests there.
+//! Device memory for a step's sampling requests, chosen tokens and reports. It outlives the pass
+//! and keeps its address, so that a captured step finds the next requests there.
 
 use bursar_kernels::{Backend, KernelError, Rank, Scope, Tensor, sampling::SampleLayout};
 
@@ -37,15 +37,17 @@ impl SamplingShape {
     }
 }
 
-/// The requests, then one token per sequence, then the report. Tokens and report are downloaded together.
+/// The requests, then one token per sequence, then the report. Tokens and
+/// report are downloaded together.
 pub struct SamplingBuffers<'a> {
     shape: SamplingShape,
     words: Tensor<'a>, // [words] u32
 }
 
 impl<'a> SamplingBuffers<'a> {
-    /// Buffers in `words` `[words]` u32. Its address must be a multiple of 8, and only passes over these buffers may
-    /// touch it, one after the other. Panics on another number of words: our own bug.
+    /// Buffers in `words` `[words]` u32. Its address must be a multiple of 8, and only passes
+    /// over these buffers may touch it, one after the other. Panics on another number of
+    /// words: our own bug.
     pub fn over(words: Tensor<'a>, shape: SamplingShape) -> Self {
         assert_eq!(words.rows(), shape.words(), "sampling buffers of {shape:?}");
         SamplingBuffers { shape, words }
@@ -61,14 +63,15 @@ impl<'a> SamplingBuffers<'a> {
         self.results(0)
     }
 
-    /// The tokens that the latest step has chosen, and after them the first `report_words` words of its report.
+    /// The tokens that the latest step has chosen, and after them the first `report_words`
+    /// words of its report.
     pub fn results(&self, report_words: usize) -> Tensor<'_> {
         let first = self.shape.question_words();
         self.words.row_range(first..first + self.shape.sequences + report_words)
     }
 
-    /// Chooses the likeliest token of each row of which the ranks have the logits `[rows, own tokens]` that
-    /// [`LogitsOf::OwnRank`](crate::flow::LogitsOf::OwnRank) leaves.
+    /// Chooses the likeliest token of each row of which the ranks have the logits `[rows, own
+    /// tokens]` that [`LogitsOf::OwnRank`](crate::flow::LogitsOf::OwnRank) leaves.
     ///
     /// # Errors
     /// As [`argmax_of_ranks_into`](Scope::argmax_of_ranks_into).
@@ -79,7 +82,8 @@ impl<'a> SamplingBuffers<'a> {
         scope.argmax_of_ranks_into(own, tokens, &mut results.row_range_mut(0..own.rows()))
     }
 
-    /// Uploads the requests of the next choice: a packed [`SampleBatch`](bursar_kernels::sampling::SampleBatch).
+    /// Uploads the requests of the next choice: a packed
+    /// [`SampleBatch`](bursar_kernels::sampling::SampleBatch).
     ///
     /// # Errors
     /// [`KernelError`] if the upload fails.
@@ -88,8 +92,8 @@ impl<'a> SamplingBuffers<'a> {
         scope.upload_into(words, &mut question.row_range_mut(0..words.len()))
     }
 
-    /// Chooses a token from each row of `logits` `[rows, vocabulary]` by the uploaded requests, and reports; see
-    /// [`sample_into`](Scope::sample_into).
+    /// Chooses a token from each row of `logits` `[rows, vocabulary]` by the uploaded requests,
+    /// and reports; see [`sample_into`](Scope::sample_into).
     ///
     /// # Errors
     /// As [`sample_into`](Scope::sample_into).

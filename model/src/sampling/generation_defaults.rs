@@ -1,4 +1,5 @@
-//! Generation defaults: the settings of a checkpoint's `generation_config.json`, for requests without their own.
+//! Generation defaults: the settings of a checkpoint's `generation_config.json`, for
+//! requests without their own.
 
 use serde_json::Value;
 
@@ -10,8 +11,8 @@ use super::parameters::SamplingParams;
 pub struct GenerationDefaults {
     /// Sampling parameters, checked. The temperature is 0 if `do_sample` is off, and the seed is 0.
     pub sampling: SamplingParams,
-    /// The same as vLLM reads the file: a setting that is not in it does not apply, the temperature is 1 without one, and
-    /// `do_sample` is ignored.
+    /// The same as vLLM reads the file: a setting that is not in it does not apply, the temperature
+    /// is 1 without one, and `do_sample` is ignored.
     pub listed: SamplingParams,
     /// Tokens that end a reply.
     pub eos_ids: Vec<u32>,
@@ -19,8 +20,8 @@ pub struct GenerationDefaults {
     pub bos_id: Option<u32>,
 }
 
-/// The defaults without a file: greedy, or drawn at temperature 1 as [`listed`](GenerationDefaults::listed), and no token
-/// ends a reply.
+/// The defaults without a file: greedy, or drawn at temperature 1 as
+/// [`listed`](GenerationDefaults::listed), and no token ends a reply.
 impl Default for GenerationDefaults {
     fn default() -> Self {
         let listed = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
@@ -29,8 +30,8 @@ impl Default for GenerationDefaults {
 }
 
 impl GenerationDefaults {
-    /// Parses the file. Absent settings take transformers' defaults (`GenerationConfig`, 5.17): `do_sample` false,
-    /// temperature 1, top-k 50, top-p 1, no penalty.
+    /// Parses the file. Absent settings take transformers' defaults (`GenerationConfig`, 5.17):
+    /// `do_sample` false, temperature 1, top-k 50, top-p 1, no penalty.
     ///
     /// # Errors
     /// [`SamplingError::Defaults`] for a setting of the wrong type; [`SamplingError::OutOfRange`].

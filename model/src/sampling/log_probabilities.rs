@@ -1,4 +1,5 @@
-//! Log-probabilities: the model's own distribution over a row of logits, before sampling changes it.
+//! Log-probabilities: the model's own distribution over a row of logits,
+//! before sampling changes it.
 
 use bursar_kernels::{
     ops::sample::Outcome,
@@ -12,15 +13,15 @@ use crate::flow::token::{LogProbabilities, LogProbability};
 /// Maximum likeliest tokens that a request may ask for, as in OpenAI's API and vLLM.
 pub const TOP_LOG_PROBABILITIES_MAX: usize = TOP_MAX;
 
-/// The log-probability of `token` in a row of logits, with those of the `top` likeliest tokens. In a prompt, `token` is
-/// the one that followed.
+/// The log-probability of `token` in a row of logits, with those of the `top` likeliest tokens. In
+/// a prompt, `token` is the one that followed.
 ///
-/// It is the log-softmax in f64 of the unchanged logits: vLLM's `raw_logprobs`, but also before a grammar forbids
-/// tokens.
+/// It is the log-softmax in f64 of the unchanged logits: vLLM's `raw_logprobs`, but also before
+/// a grammar forbids tokens.
 ///
 /// # Errors
-/// [`SamplingError::TooManyLogProbabilities`]; [`SamplingError::UnknownToken`] for a token beyond the logits; for bad
-/// logits, as [`Sampler::sample`](super::Sampler::sample).
+/// [`SamplingError::TooManyLogProbabilities`]; [`SamplingError::UnknownToken`] for a token beyond
+/// the logits; for bad logits, as [`Sampler::sample`](super::Sampler::sample).
 pub fn log_probabilities(
     logits: &[f32], // [vocabulary]
     token: u32,

@@ -8,32 +8,33 @@ use bursar_kernels::sampling::LISTED_MAX;
 
 use super::error::SamplingError;
 
-/// How tokens are chosen. After changing fields, [`check`](Self::check) it; [`Sampler::new`](super::Sampler::new)
-/// checks it too.
+/// How tokens are chosen. After changing fields, [`check`](Self::check) it;
+/// [`Sampler::new`](super::Sampler::new) checks it too.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
     /// The logits are divided by it, from 0 to 100; 0 chooses the likeliest token.
     pub temperature: f64,
     /// Choose among this many of the likeliest tokens; 0 is no limit.
     pub top_k: usize,
-    /// Choose among the likeliest tokens that together reach this share of what `top_k` and `min_p` keep; above 0, and 1
-    /// is no limit.
+    /// Choose among the likeliest tokens that together reach this share of what `top_k` and `min_p`
+    /// keep; above 0, and 1 is no limit.
     pub top_p: f64,
-    /// Choose among tokens at least this times as likely as the likeliest; from 0, which is no limit, to 1.
+    /// Choose among tokens at least this times as likely as the likeliest; from 0, which is
+    /// no limit, to 1.
     pub min_p: f64,
-    /// Divides positive logits of tokens of the prompt and the reply, and multiplies negative ones; from 0.01 to 100, 1
-    /// changes nothing.
+    /// Divides positive logits of tokens of the prompt and the reply, and multiplies negative ones;
+    /// from 0.01 to 100, 1 changes nothing.
     pub repetition_penalty: f64,
-    /// Subtracted once from the logits of tokens that were produced; from -2 to 2, 0 changes nothing. The prompt does
-    /// not count.
-    #[serde(default)]
-    pub presence_penalty: f64,
-    /// Subtracted from the logits of tokens once for each time that they were produced; from -2 to 2, 0 changes
+    /// Subtracted once from the logits of tokens that were produced; from -2 to 2, 0 changes
     /// nothing. The prompt does not count.
     #[serde(default)]
+    pub presence_penalty: f64,
+    /// Subtracted from the logits of tokens once for each time that they were produced; from -2 to
+    /// 2, 0 changes nothing. The prompt does not count.
+    #[serde(default)]
     pub frequency_penalty: f64,
-    /// Added to the logits of these tokens, at most 1,024. A bias of -100 all but forbids a token, and 100 all but
-    /// forces it.
+    /// Added to the logits of these tokens, at most 1,024. A bias of -100 all but forbids a token,
+    /// and 100 all but forces it.
     #[serde(default)]
     pub logit_bias: BTreeMap<u32, f64>,
     /// With a token's position it decides every random choice.
@@ -59,8 +60,8 @@ impl Default for SamplingParams {
 
 impl SamplingParams {
     /// # Errors
-    /// [`SamplingError::OutOfRange`] for a parameter that is NaN or out of its range; [`SamplingError::TooManyTokens`]
-    /// for too many biases.
+    /// [`SamplingError::OutOfRange`] for a parameter that is NaN or out of its range;
+    /// [`SamplingError::TooManyTokens`] for too many biases.
     pub fn check(&self) -> Result<(), SamplingError> {
         let require = |parameter, value: f64, holds: bool, range| {
             if holds { Ok(()) } else { Err(SamplingError::OutOfRange { parameter, value, range }) }
@@ -80,7 +81,8 @@ impl SamplingParams {
     }
 
     /// # Errors
-    /// [`SamplingError::UnknownToken`] for a bias on a token that a model with `vocabulary` logits does not have.
+    /// [`SamplingError::UnknownToken`] for a bias on a token that a model with `vocabulary`
+    /// logits does not have.
     pub fn check_tokens(&self, vocabulary: usize) -> Result<(), SamplingError> {
         match self.logit_bias.keys().next_back() {
             Some(&token) if token as usize >= vocabulary => {

@@ -2,8 +2,8 @@
 
 use bursar_kernels::UnseenToken;
 
-/// The tokens before the one to choose, or only their number: tokens are copied only for samplers that read them, see
-/// [`Sampler::reads_past`](super::Sampler::reads_past).
+/// The tokens before the one to choose, or only their number: tokens are copied only for samplers
+/// that read them, see [`Sampler::reads_past`](super::Sampler::reads_past).
 #[derive(Clone, Copy, Debug)]
 pub struct Past<'a> {
     position: u64,
@@ -18,13 +18,14 @@ pub(super) struct Tokens<'a> {
 }
 
 impl<'a> Past<'a> {
-    /// The prompt, and the tokens produced so far, also before a restart. `prompt` needs only the part that the sampler
-    /// [reads](super::Sampler::read_of).
+    /// The prompt, and the tokens produced so far, also before a restart. `prompt` needs only the
+    /// part that the sampler [reads](super::Sampler::read_of).
     pub fn new(prompt: &'a [u32], produced: &'a [u32]) -> Self {
         Past { position: produced.len() as u64, tokens: Some(Tokens { prompt, produced, unseen: None }) }
     }
 
-    /// The same with one more token, which the host has not seen. Only a device can choose after it.
+    /// The same with one more token, which the host has not seen. Only a device
+    /// can choose after it.
     #[must_use]
     pub fn then(self, unseen: UnseenToken) -> Self {
         let tokens = self.tokens.map(|tokens| Tokens { unseen: Some(unseen), ..tokens });

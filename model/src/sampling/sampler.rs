@@ -1,9 +1,10 @@
 //! The sampler: from one row of logits and a sequence's past to the next token.
 //!
-//! A request's parameters become a row of numbers and lists here. [`bursar_kernels::sampling`] has the arithmetic and
-//! its order. Serving chooses on the device, with [`sample_into`](bursar_kernels::Scope::sample_into): [`Sampler::ask`]
-//! comes before it and [`Sampler::answer`] after it. [`Sampler::sample`] does the same on the host, as the reference
-//! for the device.
+//! A request's parameters become a row of numbers and lists here. [`bursar_kernels::sampling`]
+//! has the arithmetic and its order. Serving chooses on the device, with
+//! [`sample_into`](bursar_kernels::Scope::sample_into): [`Sampler::ask`] comes before it and
+//! [`Sampler::answer`] after it. [`Sampler::sample`] does the same on the host, as the
+//! reference for the device.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -70,8 +71,8 @@ impl Sampler {
         Ok(Sampler { params, vocabulary, biased, biases, tokens_min: 0, end_tokens, grammar, top: None })
     }
 
-    /// Forbids `end_tokens` until `tokens_min` tokens are produced. A grammar wins: a reply that it does not let
-    /// continue ends earlier.
+    /// Forbids `end_tokens` until `tokens_min` tokens are produced. A grammar wins: a reply that it
+    /// does not let continue ends earlier.
     ///
     /// # Errors
     /// [`SamplingError::TooManyTokens`] for more than 1,024 end tokens, if there is a minimum.
@@ -83,7 +84,8 @@ impl Sampler {
         Ok(self)
     }
 
-    /// Forbids tokens that `grammar` does not allow. The grammar must be compiled for the same model.
+    /// Forbids tokens that `grammar` does not allow. The grammar must be compiled
+    /// for the same model.
     #[must_use]
     pub fn with_grammar(mut self, grammar: Grammar) -> Self {
         self.grammar = Some(grammar);
@@ -105,13 +107,15 @@ impl Sampler {
         &self.params
     }
 
-    /// Whether it takes the largest logit, whatever the past, and reports nothing. Then the device's argmax is enough.
+    /// Whether it takes the largest logit, whatever the past, and reports nothing. Then the
+    /// device's argmax is enough.
     pub fn is_plain_argmax(&self) -> bool {
         let changes = self.reads_past() || !self.params.logit_bias.is_empty() || self.tokens_min > 0;
         self.params.is_greedy() && !changes && self.top.is_none()
     }
 
-    /// Whether the host must see each token before the next is chosen, because a grammar decides what may follow.
+    /// Whether the host must see each token before the next is chosen, because a grammar
+    /// decides what may follow.
     pub fn must_see(&self) -> bool {
         self.grammar.is_some()
     }
@@ -126,8 +130,9 @@ impl Sampler {
         self.params.repetition_penalty != 1.0
     }
 
-    /// The part of a prompt that it reads: each distinct token once, or nothing. The repetition penalty depends on
-    /// whether a token occurs, not how often, and a prompt of pictures is mostly one placeholder.
+    /// The part of a prompt that it reads: each distinct token once, or nothing. The
+    /// repetition penalty depends on whether a token occurs, not how often, and a prompt of
+    /// pictures is mostly one placeholder.
     pub fn read_of(&self, prompt: &[u32]) -> Arc<[u32]> {
         if self.reads_prompt() {
             prompt.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect()
@@ -136,13 +141,14 @@ impl Sampler {
         }
     }
 
-    /// Chooses the token after `past`. Equal logits, past and seed give the same token, in any batch and after any
-    /// restart.
+    /// Chooses the token after `past`. Equal logits, past and seed give the same token, in any
+    /// batch and after any restart.
     ///
     /// # Errors
-    /// For bad logits: [`SamplingError::NoLogits`], [`SamplingError::BadLogit`] for NaN and +infinity,
-    /// [`SamplingError::NothingAllowed`] if all are -infinity or forbidden, [`SamplingError::Width`]. Otherwise
-    /// [`SamplingError::PastMissing`], or [`SamplingError::Grammar`] if a grammar exceeds its limits.
+    /// For bad logits: [`SamplingError::NoLogits`], [`SamplingError::BadLogit`] for NaN and
+    /// +infinity, [`SamplingError::NothingAllowed`] if all are -infinity or forbidden,
+    /// [`SamplingError::Width`]. Otherwise [`SamplingError::PastMissing`], or
+    /// [`SamplingError::Grammar`] if a grammar exceeds its limits.
     pub fn sample(
         &self,
         logits: &[f32], // [vocabulary]
@@ -160,8 +166,8 @@ impl Sampler {
         Ok(Token { id, position: past.position(), log_probabilities })
     }
 
-    /// Adds a row to a batch for [`sample_into`](bursar_kernels::Scope::sample_into), to choose the token after `past`.
-    /// On an error it adds a row that is ignored.
+    /// Adds a row to a batch for [`sample_into`](bursar_kernels::Scope::sample_into), to choose the
+    /// token after `past`. On an error it adds a row that is ignored.
     ///
     /// # Errors
     /// As [`sample`](Self::sample), without the errors for bad logits.

@@ -1,5 +1,5 @@
-//! Scores: log-probabilities of given tokens, such as those of a prompt. The device computes them, and the host
-//! downloads a few words of each.
+//! Scores: log-probabilities of given tokens, such as those of a prompt. The device computes them,
+//! and the host downloads a few words of each.
 
 use std::slice::Chunks;
 
@@ -45,7 +45,8 @@ fn results_of(rows: usize, vocabulary: usize) -> (SampleLayout, usize) {
 }
 
 impl<'a> Scores<'a> {
-    /// Allocates results for `wanted`, one per scored row of a step whose logits have `vocabulary` columns.
+    /// Allocates results for `wanted`, one per scored row of a step whose
+    /// logits have `vocabulary` columns.
     ///
     /// # Errors
     /// [`KernelError`] if the workspace is full.
@@ -103,8 +104,8 @@ impl Scored {
         self.results.has_come()
     }
 
-    /// Waits for the scores of `wanted`, as given to [`begin`](Scores::begin). A score is `None` if its logits are not
-    /// numbers or there is no such token.
+    /// Waits for the scores of `wanted`, as given to [`begin`](Scores::begin). A score is `None` if
+    /// its logits are not numbers or there is no such token.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.

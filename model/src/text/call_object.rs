@@ -1,9 +1,11 @@
-//! The JSON object of a call, read a character at a time: it finds the name and where the arguments begin and end.
+//! The JSON object of a call, read a character at a time: it finds the name and where the
+//! arguments begin and end.
 
-/// A reader of one object. It keeps only the name and the current key, and takes the same time for every character.
+/// A reader of one object. It keeps only the name and the current key, and takes the same
+/// time for every character.
 ///
-/// It knows as much of JSON as it needs to find the ends of values: strings, nesting, commas. Arguments are an object,
-/// whose content it does not check.
+/// It knows as much of JSON as it needs to find the ends of values: strings, nesting, commas.
+/// Arguments are an object, whose content it does not check.
 #[derive(Clone, Debug)]
 pub(super) struct CallObject {
     state: ReadState,

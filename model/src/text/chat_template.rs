@@ -1,8 +1,8 @@
 //! The chat template: a conversation to text in the format that the model was trained on.
 //!
-//! Templates are Jinja2 as transformers runs it (`utils/chat_template_utils.py`, 5.17): blocks are trimmed, and there
-//! are loop controls, `raise_exception`, `strftime_now` and a plain `tojson`. The tags of `{% generation %}` have no
-//! effect.
+//! Templates are Jinja2 as transformers runs it (`utils/chat_template_utils.py`, 5.17): blocks are
+//! trimmed, and there are loop controls, `raise_exception`, `strftime_now` and a plain `tojson`.
+//! The tags of `{% generation %}` have no effect.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -39,10 +39,10 @@ pub struct TemplateLimits {
     pub values_bytes_max: u64,
 }
 
-/// A turn takes about 50 steps, so 5 million are far beyond any conversation. They take under a second unless each
-/// reads megabytes (comparing long texts, searching long lists), which no limit here counts. The longest released
-/// template has 20 KB. A text of 4 MiB is a million tokens. A text of a megabyte that grows turn by turn over a
-/// thousand turns makes 500 MB of values.
+/// A turn takes about 50 steps, so 5 million are far beyond any conversation. They take under a
+/// second unless each reads megabytes (comparing long texts, searching long lists), which no limit
+/// here counts. The longest released template has 20 KB. A text of 4 MiB is a million tokens. A
+/// text of a megabyte that grows turn by turn over a thousand turns makes 500 MB of values.
 impl Default for TemplateLimits {
     fn default() -> Self {
         TemplateLimits {
@@ -55,10 +55,12 @@ impl Default for TemplateLimits {
     }
 }
 
-/// Maximum levels of recursive macros and loops, as minijinja counts them: a macro call counts four.
+/// Maximum levels of recursive macros and loops, as minijinja counts them: a
+/// macro call counts four.
 const RECURSION_MAX: usize = 200;
-/// A template of nothing but operators or branches is as deep as it is long, and parser and compiler recurse through
-/// all of it. The stack is only reserved; a released template uses a few kilobytes.
+/// A template of nothing but operators or branches is as deep as it is long, and parser
+/// and compiler recurse through all of it. The stack is only reserved; a released template
+/// uses a few kilobytes.
 const COMPILE_STACK_BYTES: usize = 128 << 20;
 
 /// The inputs of a template besides the messages.
@@ -66,8 +68,8 @@ const COMPILE_STACK_BYTES: usize = 128 << 20;
 pub struct TemplateInputs {
     /// Whether to end the text with the beginning of the model's turn.
     pub add_generation_prompt: bool,
-    /// Whether to end the text where the model's last turn does, so that the reply continues it. Not together with
-    /// `add_generation_prompt`.
+    /// Whether to end the text where the model's last turn does, so that the reply continues it.
+    /// Not together with `add_generation_prompt`.
     pub continue_final_message: bool,
     /// JSON schemas of the functions that the model may call.
     pub tools: Option<Vec<serde_json::Value>>,
@@ -75,8 +77,8 @@ pub struct TemplateInputs {
     pub variables: serde_json::Map<String, serde_json::Value>,
     /// The time for `strftime_now`: seconds since 1970, shifted to the user's time zone.
     pub now_unix_seconds: i64,
-    /// The template's name, if the checkpoint has several. `None` means "tool_use" with tools, if there is one, and
-    /// else "default".
+    /// The template's name, if the checkpoint has several. `None` means "tool_use" with tools, if
+    /// there is one, and else "default".
     pub template: Option<String>,
 }
 
@@ -140,7 +142,8 @@ impl ChatTemplate {
         let syntax = syntax.map_err(refused)?;
         environment.set_syntax(syntax.clone());
         environment.set_recursion_limit(RECURSION_MAX);
-        // Jinja2's default: an undefined name prints nothing and is false, and its attributes are errors.
+        // Jinja2's default: an undefined name prints nothing and is false, and
+        // its attributes are errors.
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_debug(false); // errors would quote the messages
         environment.set_fuel(Some(limits.steps_max));
@@ -209,8 +212,8 @@ impl ChatTemplate {
         })
     }
 
-    /// How the template reads a content of `role`, next to messages of the user in the form `user`. `None` if it shows
-    /// neither strings nor lists.
+    /// How the template reads a content of `role`, next to messages of the user in the form `user`.
+    /// `None` if it shows neither strings nor lists.
     fn content_form(&self, name: &str, role: Role, user: ContentForm) -> Option<ContentForm> {
         const TEXTS: [&str; 2] = ["told-first", "told-then"];
         let parts = |texts: &[&str]| {
@@ -245,13 +248,14 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders a conversation. Messages get the form of content that the template reads: several texts are on separate
-    /// lines of a string, or each is a part. It does *not* guard against names of special tokens in messages: encode with
-    /// [`PromptEncoder`](super::PromptEncoder).
+    /// Renders a conversation. Messages get the form of content that the template reads: several
+    /// texts are on separate lines of a string, or each is a part. It does *not* guard against
+    /// names of special tokens in messages: encode with [`PromptEncoder`](super::PromptEncoder).
     ///
     /// # Errors
-    /// [`TextError::NoTemplate`]; [`TextError::UnknownTemplate`]; [`TextError::TemplateRefused`] with the template's message;
-    /// [`TextError::Template`]; [`TextError::TemplateSteps`], [`TextError::TemplateBytes`] or
+    /// [`TextError::NoTemplate`]; [`TextError::UnknownTemplate`];
+    /// [`TextError::TemplateRefused`] with the template's message; [`TextError::Template`];
+    /// [`TextError::TemplateSteps`], [`TextError::TemplateBytes`] or
     /// [`TextError::TemplateMemory`] over a limit; [`TextError::Continue`].
     pub fn render(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<String, TextError> {
         if self.has_short_ids && messages.iter().any(Message::has_long_ids) {
@@ -269,8 +273,8 @@ impl ChatTemplate {
         self.render_values(Value::from(Serde(&formed[..])), inputs)
     }
 
-    /// Whether it reads contents in parts and writes `placeholder` for a picture. Others join strings, and either fail
-    /// on such a content or print it.
+    /// Whether it reads contents in parts and writes `placeholder` for a picture. Others join
+    /// strings, and either fail on such a content or print it.
     pub fn knows_pictures(&self, placeholder: &str) -> bool {
         const TEXT: &str = "told";
         let parts = Message { role: Role::User, content: vec![Part::Image, Part::Text(TEXT.to_owned())] };
@@ -278,7 +282,8 @@ impl ChatTemplate {
         rendered.is_ok_and(|text| text.contains(TEXT) && text.contains(placeholder))
     }
 
-    /// As [`render`](Self::render), with messages as JSON, for fields that [`Message`] does not have.
+    /// As [`render`](Self::render), with messages as JSON, for fields that
+    /// [`Message`] does not have.
     ///
     /// # Errors
     /// As [`render`](Self::render).
@@ -428,8 +433,8 @@ impl io::Write for LimitedText {
     }
 }
 
-/// Turns `{% generation %}` .. `{% endgeneration %}`, which transformers uses for training, into a block that always
-/// runs, and keeps line breaks after `{% raw %}`.
+/// Turns `{% generation %}` .. `{% endgeneration %}`, which transformers uses for training, into a
+/// block that always runs, and keeps line breaks after `{% raw %}`.
 fn with_plain_tags(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;

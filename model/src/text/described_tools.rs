@@ -1,14 +1,17 @@
-//! Tools for a template that shows none: described in a system message, with calls and results as text.
+//! Tools for a template that shows none: described in a system message, with calls
+//! and results as text.
 //!
-//! The description and the way of calling are those of Hermes 2 Pro (Nous Research), on which Qwen2.5's template is
-//! modelled, so that models that know either follow it, and others have an example.
+//! The description and the way of calling are those of Hermes 2 Pro (Nous Research), on
+//! which Qwen2.5's template is modelled, so that models that know either follow it, and
+//! others have an example.
 
 use serde_json::{Value, json};
 
 use super::message::{Message, Part, Role};
 
-/// The messages with `tools` in the system message, calls as `<tool_call>` in the model's text, and results as
-/// `<tool_response>` in turns of the user, several results in one turn. Without tools, only calls and results change.
+/// The messages with `tools` in the system message, calls as `<tool_call>` in the model's text, and
+/// results as `<tool_response>` in turns of the user, several results in one turn. Without tools,
+/// only calls and results change.
 pub fn describe_tools(messages: &[Message], tools: &[Value]) -> Vec<Message> {
     let description = description(tools);
     let mut described: Vec<Message> = Vec::with_capacity(messages.len() + 1);

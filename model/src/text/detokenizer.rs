@@ -3,7 +3,8 @@
 use super::error::TextError;
 use super::tokenizer::Tokenizer;
 
-/// Tokens kept as context for the next ones, because decoders look back (a leading space, a word's continuation).
+/// Tokens kept as context for the next ones, because decoders look back (a leading
+/// space, a word's continuation).
 const CONTEXT_TOKENS: usize = 8;
 /// Tokens after which the context is shortened, so that each token of a long reply costs the same.
 const WINDOW_TOKENS: usize = 32;
@@ -12,9 +13,9 @@ const UNFINISHED_MAX: usize = 3;
 
 /// Turns one reply's tokens into text as they arrive.
 ///
-/// The pieces add up to [`Tokenizer::decode`] of all tokens. (A tokenizer with byte *fallback* decodes a run of bytes
-/// as a whole. There this holds as long as the model writes valid UTF-8.) A trailing U+FFFD is withheld until it cannot
-/// be the beginning of a character.
+/// The pieces add up to [`Tokenizer::decode`] of all tokens. (A tokenizer with byte *fallback*
+/// decodes a run of bytes as a whole. There this holds as long as the model writes valid UTF-8.) A
+/// trailing U+FFFD is withheld until it cannot be the beginning of a character.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
@@ -31,8 +32,8 @@ impl Detokenizer {
         Detokenizer { tokenizer, skip_special_tokens, kept: Vec::new(), window: Vec::new(), emitted_bytes: 0 }
     }
 
-    /// Lets these special tokens yield their text: tags that a [`ReplyParser`](super::ReplyParser) has to see. Texts
-    /// that are no token are spelled by others, and need nothing.
+    /// Lets these special tokens yield their text: tags that a [`ReplyParser`](super::ReplyParser)
+    /// has to see. Texts that are no token are spelled by others, and need nothing.
     #[must_use]
     pub fn keeping(mut self, tags: impl IntoIterator<Item = &'static str>) -> Self {
         let tokenizer = &self.tokenizer;
@@ -58,8 +59,8 @@ impl Detokenizer {
         Ok(piece)
     }
 
-    /// Returns the withheld text, in which an unfinished character becomes U+FFFD, and resets the detokenizer for
-    /// another reply.
+    /// Returns the withheld text, in which an unfinished character becomes U+FFFD, and resets the
+    /// detokenizer for another reply.
     ///
     /// # Errors
     /// [`TextError::Decode`].
@@ -72,13 +73,15 @@ impl Detokenizer {
     }
 
     fn take(&mut self, text: &str, until: usize) -> String {
-        // A decoder that rewrites earlier text (no known one does) would yield nothing instead of a panic.
+        // A decoder that rewrites earlier text (no known one does) would yield nothing
+        // instead of a panic.
         let piece = text.get(self.emitted_bytes..until).unwrap_or("").to_owned();
         self.emitted_bytes = self.emitted_bytes.max(until);
         piece
     }
 
-    /// Keeps only the last tokens. All of their text but the last `withheld_bytes` bytes was emitted.
+    /// Keeps only the last tokens. All of their text but the last
+    /// `withheld_bytes` bytes was emitted.
     fn shorten(&mut self, withheld_bytes: usize) -> Result<(), TextError> {
         let context = &self.window[self.window.len() - CONTEXT_TOKENS..];
         let text = self.tokenizer.decode(context, false)?;

@@ -62,7 +62,8 @@ pub enum TextError {
         line: usize,
         /// The kind of error.
         kind: String,
-        /// The template engine's message. It may quote a chat message: show it to the caller, never log it.
+        /// The template engine's message. It may quote a chat message: show it to the
+        /// caller, never log it.
         reason: PrivateText,
     },
     /// The template refuses these messages with `raise_exception`.
@@ -70,7 +71,8 @@ pub enum TextError {
     TemplateRefused {
         /// Line, from 1, or 0 if unknown.
         line: usize,
-        /// The template's message. It may quote a chat message: show it to the caller, never log it.
+        /// The template's message. It may quote a chat message: show it to the
+        /// caller, never log it.
         reason: PrivateText,
     },
     /// The template took more steps than [`TemplateLimits`](crate::text::TemplateLimits) allow.
@@ -144,8 +146,8 @@ impl TextError {
         }
     }
 
-    /// The template's message, which the error's text leaves out because it may quote a chat message. Show it to the
-    /// author of the messages, never log it.
+    /// The template's message, which the error's text leaves out because it may quote a chat
+    /// message. Show it to the author of the messages, never log it.
     pub fn reason(&self) -> Option<&str> {
         match self {
             TextError::Template { reason, .. } | TextError::TemplateRefused { reason, .. } => {

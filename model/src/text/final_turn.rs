@@ -1,8 +1,9 @@
 //! Continuing the model's last turn: the prompt ends where the text of that turn does.
 //!
-//! As `continue_final_message` of transformers 5.17 (`utils/chat_template_utils.py`): a tag after the text shows where
-//! the template writes its end, and everything from there on is cut. If the template has trimmed the text, the space at
-//! the end of the tag is gone, and white space before the tag is cut too.
+//! As `continue_final_message` of transformers 5.17 (`utils/chat_template_utils.py`): a tag after
+//! the text shows where the template writes its end, and everything from there on is cut. If the
+//! template has trimmed the text, the space at the end of the tag is gone, and white space before
+//! the tag is cut too.
 
 use bursar_budgets::Hint;
 use serde_json::Value;
@@ -53,8 +54,8 @@ pub(super) struct FinalTurn {
 }
 
 impl FinalTurn {
-    /// Puts a tag of `mark` at the end of the last turn of `messages`, an array of messages as templates take them:
-    /// after its text, or after its reasoning if it has no text.
+    /// Puts a tag of `mark` at the end of the last turn of `messages`, an array of messages as
+    /// templates take them: after its text, or after its reasoning if it has no text.
     pub(super) fn tagging(messages: &mut Value, mark: char) -> Result<Self, ContinueError> {
         let tag = format!("{mark}{mark} ");
         let last = messages.as_array_mut().and_then(|turns| turns.last_mut());

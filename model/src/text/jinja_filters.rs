@@ -1,7 +1,7 @@
 //! Filters of Jinja2 3.1 that minijinja lacks, or whose parameters or results differ there.
 //!
-//! Pure: values in, values out. The value that a filter is applied to is its first argument. The meter checks counts
-//! and widths before a filter runs, and weighs what it returns.
+//! Pure: values in, values out. The value that a filter is applied to is its first argument. The
+//! meter checks counts and widths before a filter runs, and weighs what it returns.
 
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
@@ -56,7 +56,8 @@ pub(super) const MAKERS: [(&str, Filter); 23] = [
     ("wordwrap", wrapped),
 ];
 
-/// Parameters of filters of minijinja, which takes some of them only by position and others only by name.
+/// Parameters of filters of minijinja, which takes some of them only by position and
+/// others only by name.
 pub(super) fn minijinja_parameters(filter: &str) -> Option<(&'static [&'static str], usize)> {
     Some(match filter {
         "dictsort" => (&["value", "case_sensitive", "by", "reverse"], 1),
@@ -300,7 +301,8 @@ fn int(arguments: &[Value]) -> Result<Value, Error> {
     Ok(whole.or(default).unwrap_or_else(|| Value::from(0)))
 }
 
-/// `int(text, base)` of Python: with a sign, the prefix of the base, and single underscores between digits.
+/// `int(text, base)` of Python: with a sign, the prefix of the base, and
+/// single underscores between digits.
 fn parsed_int(text: &str, base: i64) -> Option<i128> {
     let text = trimmed(text, None, true, true);
     let (is_negative, digits) = match text.strip_prefix(['-', '+']) {
@@ -342,8 +344,8 @@ fn length(arguments: &[Value]) -> Result<Value, Error> {
     }
 }
 
-/// The entries of a list, the characters of a text or the keys of a map. Jinja2's undefined is empty, and `None` is an
-/// error.
+/// The entries of a list, the characters of a text or the keys of a map. Jinja2's undefined is
+/// empty, and `None` is an error.
 fn entries(value: Option<Value>) -> Result<impl Iterator<Item = Value>, Error> {
     let value = value.ok_or_else(missing)?;
     if value.is_none() { Err(refused("None is not iterable")) } else { value.try_iter() }

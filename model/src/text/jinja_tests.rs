@@ -17,12 +17,14 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_test("even", |value: Value| Ok::<_, Error>(remainder(&value, &2.into())? == 0.into()));
 }
 
-/// Nothing in Python iterates over `None`, though minijinja does. Jinja2's undefined is an empty iterable.
+/// Nothing in Python iterates over `None`, though minijinja does. Jinja2's undefined
+/// is an empty iterable.
 fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
 }
 
-/// Values with a length and with items: strings, lists, tuples, ranges, maps and Jinja2's undefined.
+/// Values with a length and with items: strings, lists, tuples, ranges,
+/// maps and Jinja2's undefined.
 fn is_sequence(value: &Value) -> bool {
     match value.kind() {
         ValueKind::Undefined | ValueKind::String | ValueKind::Bytes | ValueKind::Seq | ValueKind::Map => true,

@@ -98,8 +98,8 @@ impl Wrapping {
     }
 }
 
-/// `wordwrap`: each line of a text in lines of a width, as Python's `textwrap.wrap` breaks them without replacing white
-/// space.
+/// `wordwrap`: each line of a text in lines of a width, as Python's `textwrap.wrap` breaks them
+/// without replacing white space.
 pub(super) fn wrapped(arguments: &[Value]) -> Result<Value, Error> {
     let wrapping = Wrapping::of(arguments)?;
     let mut wrapped = Vec::new();
@@ -112,7 +112,8 @@ fn is_blank(char: char) -> bool {
     matches!(char, '\t'..='\r' | ' ')
 }
 
-/// Pieces between which a line may end: runs of blanks, words, parts of words with hyphens, and dashes.
+/// Pieces between which a line may end: runs of blanks, words, parts of words
+/// with hyphens, and dashes.
 fn chunks(line: &str, break_hyphens: bool) -> Vec<&str> {
     let (mut chunks, mut from) = (Vec::new(), 0);
     let (offsets, chars): (Vec<usize>, Vec<char>) = line.char_indices().unzip();
@@ -126,8 +127,8 @@ fn chunks(line: &str, break_hyphens: bool) -> Vec<&str> {
     chunks
 }
 
-/// Whether `textwrap.TextWrapper.wordsep_re` breaks before the character `at`: after a hyphen between two letters each,
-/// or before or after a dash of several hyphens between words.
+/// Whether `textwrap.TextWrapper.wordsep_re` breaks before the character `at`: after a hyphen
+/// between two letters each, or before or after a dash of several hyphens between words.
 fn is_at_hyphen(chars: &[char], at: usize) -> bool {
     let is = |at: usize, char: char| chars.get(at) == Some(&char);
     let letter = |at: usize| chars.get(at).is_some_and(|char| is_of_word(*char) && !char.is_numeric());

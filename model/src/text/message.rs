@@ -24,17 +24,20 @@ pub enum Role {
 pub enum Part {
     /// Plain text. Names of special tokens in it stay text.
     Text(String),
-    /// The place of a picture. The pictures are passed beside the messages, in the order of their places.
+    /// The place of a picture. The pictures are passed beside the messages, in the
+    /// order of their places.
     Image,
     /// The place of a video. Videos are passed in the same way.
     Video,
-    /// Reasoning of the model, before the rest of its message. Templates get it separately from the content.
+    /// Reasoning of the model, before the rest of its message. Templates get it
+    /// separately from the content.
     Reasoning(String),
-    /// A call of a function, in the form that the template expects: usually
-    /// `{"type": "function", "function": {"name": .., "arguments": {..}}}`. Templates get a message's calls separately
-    /// from its content.
+    /// A call of a function, in the form that the template expects: usually `{"type":
+    /// "function", "function": {"name": .., "arguments": {..}}}`. Templates get a message's
+    /// calls separately from its content.
     ToolCall(serde_json::Value),
-    /// The id of the call whose result this message is. Templates get it separately, as `tool_call_id`.
+    /// The id of the call whose result this message is. Templates get
+    /// it separately, as `tool_call_id`.
     ResultOf(String),
 }
 
@@ -43,12 +46,13 @@ const SHORT_ID: usize = 9;
 
 /// One turn of a conversation.
 ///
-/// Serialises to the form of Hugging Face's templates: `{"role": .., "content": ..}`. The content is a string if there
-/// is only text, because templates of text-only models concatenate it: its texts end to end, as templates that read
-/// lists write them. Templates that only read lists get lists from [`ChatTemplate`](super::ChatTemplate). Otherwise it is a list of
-/// `{"type": "text", "text": ..}`, `{"type": "image"}` and `{"type": "video"}`. Reasoning is in
-/// `reasoning_content`, calls of functions are in a list, `tool_calls`, and a result has the id of its call in
-/// `tool_call_id`.
+/// Serialises to the form of Hugging Face's templates: `{"role": .., "content": ..}`. The content
+/// is a string if there is only text, because templates of text-only models concatenate it: its
+/// texts end to end, as templates that read lists write them. Templates that only read lists get
+/// lists from [`ChatTemplate`](super::ChatTemplate). Otherwise it is a list of `{"type": "text",
+/// "text": ..}`, `{"type": "image"}` and `{"type": "video"}`. Reasoning is in
+/// `reasoning_content`, calls of functions are in a list, `tool_calls`, and a result has the id
+/// of its call in `tool_call_id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// The author of a message.
@@ -81,8 +85,9 @@ impl Message {
         })
     }
 
-    /// The message for a template that takes its content as a string: texts with no picture or video between them are
-    /// one, each on lines of its own, and empty ones are left out, as vLLM joins them (`content_format: string`).
+    /// The message for a template that takes its content as a string: texts with no picture or
+    /// video between them are one, each on lines of its own, and empty ones are left out, as vLLM
+    /// joins them (`content_format: string`).
     pub(super) fn with_lines(&self) -> Message {
         let mut content: Vec<Part> = Vec::with_capacity(self.content.len());
         let mut last_text = None;

@@ -16,8 +16,8 @@ pub struct PlaceholderTexts {
 }
 
 impl PlaceholderTexts {
-    /// `message` with its pictures and videos as text, each at its position, as the family's template that reads lists
-    /// writes them. All its text is one string.
+    /// `message` with its pictures and videos as text, each at its position, as the family's
+    /// template that reads lists writes them. All its text is one string.
     pub(super) fn write(&self, message: &Message) -> Message {
         let (mut said, mut rest) = (String::new(), Vec::new());
         for part in message.with_lines().content {

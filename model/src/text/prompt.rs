@@ -9,13 +9,14 @@ use super::placeholder_texts::PlaceholderTexts;
 use super::special_guard::SpecialGuard;
 use super::tokenizer::Tokenizer;
 
-/// Texts with more bytes per token that they may have are counted before a prompt is made of them. In English a token has
-/// four bytes.
+/// Texts with more bytes per token that they may have are counted before a prompt is made of them.
+/// In English a token has four bytes.
 const BYTES_PER_TOKEN: usize = 8;
 
 /// Renders and encodes conversations. Cloning shares the tokenizer and the template.
 ///
-/// For text without names of special tokens, the tokens equal those of Hugging Face's `apply_chat_template`. A name in
+/// For text without names of special tokens, the tokens equal those of Hugging Face's
+/// `apply_chat_template`. A name in
 /// a user's text (`<|im_start|>`, `<|image_pad|>`) is encoded as plain characters, so that users cannot forge a turn or
 /// a picture. Hugging Face differs there.
 #[derive(Clone, Debug)]
@@ -34,8 +35,9 @@ impl PromptEncoder {
         PromptEncoder { tokenizer, template: template.into(), guard, placeholders: None }
     }
 
-    /// The same encoder for a family that finds pictures and videos in the rendered text by `texts`. No user's text is
-    /// taken for one, and a template that knows no pictures gets them in its strings.
+    /// The same encoder for a family that finds pictures and videos in the rendered text by
+    /// `texts`. No user's text is taken for one, and a template that knows no pictures gets
+    /// them in its strings.
     pub fn with_placeholders(mut self, texts: Option<PlaceholderTexts>) -> Self {
         if let Some(texts) = &texts {
             self.guard = self.guard.with([texts.image, texts.video]);
@@ -54,9 +56,9 @@ impl PromptEncoder {
         &self.template
     }
 
-    /// Token ids of a conversation, with one placeholder per picture or video, which the family repeats for its
-    /// embeddings. A family that writes more than placeholders into the prompt needs
-    /// [`encode_rewritten`](Self::encode_rewritten) with
+    /// Token ids of a conversation, with one placeholder per picture or video, which the family
+    /// repeats for its embeddings. A family that writes more than placeholders into the prompt
+    /// needs [`encode_rewritten`](Self::encode_rewritten) with
     /// [`FamilyConfig::write_visuals`](crate::registry::FamilyConfig::write_visuals).
     ///
     /// # Errors
@@ -65,8 +67,9 @@ impl PromptEncoder {
         self.encode_rewritten(messages, inputs, usize::MAX, |rendered| rendered)
     }
 
-    /// As [`encode`](Self::encode), with `rewrite` applied to the rendered text before it is encoded. No name of a
-    /// special token in that text is a user's. Stops when it is clear that there will be more than `tokens_max` tokens.
+    /// As [`encode`](Self::encode), with `rewrite` applied to the rendered text before it is
+    /// encoded. No name of a special token in that text is a user's. Stops when it is clear that
+    /// there will be more than `tokens_max` tokens.
     ///
     /// # Errors
     /// As [`encode`](Self::encode); [`TextError::TooManyTokens`].
@@ -93,8 +96,9 @@ impl PromptEncoder {
         self.encode_marked(&rewrite(self.render(&messages, &inputs)?), mark, tokens_max)
     }
 
-    /// Refuses messages whose texts alone have too many tokens, before they are copied into a prompt. Counting takes
-    /// time, so it is left out where the texts are short enough for their tokens to be too few.
+    /// Refuses messages whose texts alone have too many tokens, before they are copied into a
+    /// prompt. Counting takes time, so it is left out where the texts are short enough for their
+    /// tokens to be too few.
     fn check_length(&self, messages: &[Message], inputs: &TemplateInputs, tokens_max: usize) -> Result<(), TextError> {
         let texts = messages.iter().flat_map(Message::texts);
         let tools: Vec<String> = inputs.tools.iter().flatten().map(serde_json::Value::to_string).collect();
@@ -122,15 +126,16 @@ impl PromptEncoder {
         }
     }
 
-    /// Checks the text before and after the normalizer, which may turn full-width letters into the ASCII of a special
-    /// token's name.
+    /// Checks the text before and after the normalizer, which may turn full-width letters into the
+    /// ASCII of a special token's name.
     fn is_suspect(&self, text: &str) -> bool {
         let guard = &self.guard;
         guard.finds(text) || guard.finds(&self.tokenizer.normalized(text))
     }
 
-    /// Finds added tokens as the library does (the first to start, then the longest) and encodes the text between them,
-    /// without marks, as plain text. It ignores `lstrip` and `rstrip` of added tokens.
+    /// Finds added tokens as the library does (the first to start, then the longest) and
+    /// encodes the text between them, without marks, as plain text. It ignores `lstrip` and
+    /// `rstrip` of added tokens.
     fn encode_marked(&self, rendered: &str, mark: char, tokens_max: usize) -> Result<Vec<u32>, TextError> {
         let mut ids = Vec::new();
         let mut rest = rendered;

@@ -8,7 +8,8 @@ use regex::Regex;
 
 static DECIMAL: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\A\d\z").expect("a valid pattern"));
 
-/// White space as `str.isspace` and `str.strip` know it: U+001C to U+001F are in it, unlike in Unicode's property.
+/// White space as `str.isspace` and `str.strip` know it: U+001C to U+001F are in it,
+/// unlike in Unicode's property.
 pub(super) fn is_space(char: char) -> bool {
     char.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&char)
 }
@@ -27,8 +28,9 @@ pub(super) fn is_of_word(char: char) -> bool {
     char.is_alphanumeric() || char == '_'
 }
 
-/// Whether `repr` writes the character as it is. Private-use characters are written too, unlike in Python: one of them
-/// marks names of special tokens in users' texts, and has to be found in the prompt again.
+/// Whether `repr` writes the character as it is. Private-use characters are written too,
+/// unlike in Python: one of them marks names of special tokens in users' texts, and has to be
+/// found in the prompt again.
 pub(super) fn is_printable(char: char) -> bool {
     let is_format = matches!(
         char,
@@ -48,7 +50,8 @@ pub(super) fn is_printable(char: char) -> bool {
     !char.is_control() && (char == ' ' || !char.is_whitespace()) && !is_format
 }
 
-/// The answer of one of the methods `isalpha`, `isdigit` and so on. `None` if there is no such method.
+/// The answer of one of the methods `isalpha`, `isdigit` and so on. `None` if there
+/// is no such method.
 pub(super) fn is(text: &str, method: &str) -> Option<bool> {
     let all = |class: fn(char) -> bool| !text.is_empty() && text.chars().all(class);
     Some(match method {

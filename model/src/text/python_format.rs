@@ -1,7 +1,7 @@
 //! Python's two ways to format: the operator `%` and `str.format`.
 //!
-//! Numbers are formatted by minijinja. It prints other values in its own way and counts bytes as widths, so they are
-//! formatted here. The meter checks widths before.
+//! Numbers are formatted by minijinja. It prints other values in its own way and counts bytes as
+//! widths, so they are formatted here. The meter checks widths before.
 
 use minijinja::formatting::{FormatStyle, format as formatted};
 use minijinja::value::{Kwargs, ValueKind, from_args};
@@ -167,8 +167,8 @@ pub(super) fn format(template: &str, arguments: &[Value]) -> Result<String, Erro
     fields(template, &value_of, &mut 0, NESTED_MAX)
 }
 
-/// A template with the values of its places. `next` is the number of the next place without a name, and `depth` the
-/// number of levels left.
+/// A template with the values of its places. `next` is the number of the next place without a name,
+/// and `depth` the number of levels left.
 fn fields(
     template: &str,
     value_of: &dyn Fn(&str) -> Option<Value>,
@@ -222,7 +222,8 @@ fn closing_brace(text: &str) -> Option<usize> {
     })
 }
 
-/// The value at a path like `[0][name]`. Paths of attributes (`.name`) read maps, as Jinja2's sandbox does.
+/// The value at a path like `[0][name]`. Paths of attributes (`.name`) read maps,
+/// as Jinja2's sandbox does.
 fn looked_up(mut value: Value, path: &str) -> Result<Value, Error> {
     let mut rest = path;
     while !rest.is_empty() {

@@ -1,4 +1,5 @@
-//! Methods of Python's values that templates may call. Jinja2's sandbox refuses those that change a value.
+//! Methods of Python's values that templates may call. Jinja2's sandbox refuses those
+//! that change a value.
 //!
 //! Pure: values in, values out.
 

@@ -1,5 +1,5 @@
-//! Objects of Python and Jinja2 that minijinja has in another form or not at all: `range`, the views of a `dict`, and
-//! `cycler`.
+//! Objects of Python and Jinja2 that minijinja has in another form or not at all: `range`, the
+//! views of a `dict`, and `cycler`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,7 +26,8 @@ impl Range {
     /// The function `range`.
     ///
     /// # Errors
-    /// For arguments that are not one to three whole numbers, a step of zero, and a longer range than Jinja2 allows.
+    /// For arguments that are not one to three whole numbers, a step of zero, and a longer
+    /// range than Jinja2 allows.
     pub fn of(arguments: &[Value]) -> Result<Value, Error> {
         let [first, second, step] = bind(arguments, ["start", "stop", "step"])?;
         let first = first.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;

@@ -7,7 +7,8 @@ use minijinja::{Error, Value};
 
 use super::python_call::{refused, whole};
 
-/// The slice of a text, a list or a tuple. A value of Jinja2's undefined or of another kind has none.
+/// The slice of a text, a list or a tuple. A value of Jinja2's undefined or of
+/// another kind has none.
 ///
 /// # Errors
 /// For a step of zero, bounds that are no whole numbers, and values without items.

@@ -1,7 +1,8 @@
 //! Template values in Python's format: `str()` for printing, `json.dumps` for the `tojson` filter.
 //!
-//! Templates are written for Jinja2 on Python. minijinja writes `true` and `none` where Jinja2 writes `True` and
-//! `None`. It also escapes HTML in `tojson`, which transformers does not (`utils/chat_template_utils.py`, 5.17).
+//! Templates are written for Jinja2 on Python. minijinja writes `true` and `none` where
+//! Jinja2 writes `True` and `None`. It also escapes HTML in `tojson`, which transformers
+//! does not (`utils/chat_template_utils.py`, 5.17).
 
 use std::fmt::Write;
 
@@ -31,7 +32,8 @@ pub(super) fn ascii_repr(value: &Value) -> String {
     ascii_repr_of(&repr(value))
 }
 
-/// Maximum levels of nested containers, as deeper ones would exhaust the stack. Printing writes `...` for them.
+/// Maximum levels of nested containers, as deeper ones would exhaust the stack. Printing
+/// writes `...` for them.
 const DEPTH_MAX: usize = 64;
 
 fn printed(value: &Value, depth: usize) -> String {
@@ -78,7 +80,8 @@ fn sequence(value: &Value, depth: usize) -> String {
     }
 }
 
-/// Whether Python has a tuple here. minijinja exposes the type of a group of `groupby` only by name.
+/// Whether Python has a tuple here. minijinja exposes the type of a group of
+/// `groupby` only by name.
 fn is_tuple(value: &Value) -> bool {
     value.is_tuple() || value.as_object().is_some_and(|object| object.type_name().ends_with("::GroupTuple"))
 }
@@ -129,8 +132,8 @@ fn number(value: &Value) -> String {
     }
 }
 
-/// The shortest digits that parse to the same number, in the layout of CPython's `repr`: scientific below 1e-4 and from
-/// 1e16.
+/// The shortest digits that parse to the same number, in the layout of CPython's `repr`: scientific
+/// below 1e-4 and from 1e16.
 fn python_float(float: f64) -> String {
     if !float.is_finite() {
         return if float.is_nan() {

@@ -1,4 +1,5 @@
-//! How a model writes its reasoning and its calls of tools into a reply, read off its chat template.
+//! How a model writes its reasoning and its calls of tools into a reply, read
+//! off its chat template.
 
 use super::message::Message;
 
@@ -17,8 +18,9 @@ pub enum ToolFormat {
     /// In no known way: the whole reply is text.
     #[default]
     None,
-    /// `<tool_call>\n{"name": .., "arguments": {..}}\n</tool_call>`, any number of times, with text before, between and
-    /// after (NousResearch, Hermes Function Calling; Qwen2.5 and Qwen3 write it).
+    /// `<tool_call>\n{"name": .., "arguments": {..}}\n</tool_call>`, any number of times,
+    /// with text before, between and after (NousResearch, Hermes Function Calling; Qwen2.5
+    /// and Qwen3 write it).
     Hermes,
     /// `{"name": .., "parameters": {..}}` as the whole reply or after `<|python_tag|>`; several are parted by
     /// semicolons (Llama 3.1's model card).
@@ -31,8 +33,8 @@ pub enum ReasoningFormat {
     /// In no known way: the whole reply is text.
     #[default]
     None,
-    /// `<think>..</think>` at the beginning of the reply (DeepSeek-R1, arXiv 2501.12948; Qwen3, arXiv 2505.09388). The
-    /// prompt may have opened it already.
+    /// `<think>..</think>` at the beginning of the reply (DeepSeek-R1, arXiv 2501.12948; Qwen3,
+    /// arXiv 2505.09388). The prompt may have opened it already.
     ThinkTags,
 }
 
@@ -58,13 +60,15 @@ pub enum Thinking {
 }
 
 impl ReplyFormat {
-    /// The formats that a chat template describes. It shows the model its own format, so the text tells more than the
-    /// architecture: distillations keep the architecture and change the format.
+    /// The formats that a chat template describes. It shows the model its own format, so the text
+    /// tells more than the architecture: distillations keep the architecture and change the format.
     pub fn of_template(source: &str) -> Self {
         let has = |text: &str| source.contains(text);
-        // Other formats share Hermes' tag: Qwen3-Coder's functions and GLM's argument keys are not JSON.
+        // Other formats share Hermes' tag: Qwen3-Coder's functions and GLM's argument
+        // keys are not JSON.
         let hermes = has(TOOL_CALL) && has("arguments") && !has("<function=") && !has("<arg_key>");
-        // Llama 3.2 has no python tag any more; results of tools still come from a role of this name.
+        // Llama 3.2 has no python tag any more; results of tools still come from a
+        // role of this name.
         let llama = (has(PYTHON_TAG) || has("ipython")) && has("parameters");
         let tools = match (hermes, llama) {
             (true, _) => ToolFormat::Hermes,
@@ -77,8 +81,8 @@ impl ReplyFormat {
 }
 
 impl ReasoningFormat {
-    /// What the reply may begin with after a prompt that ends with `end`. A template closes reasoning in the prompt
-    /// when it is told not to think.
+    /// What the reply may begin with after a prompt that ends with `end`. A template closes
+    /// reasoning in the prompt when it is told not to think.
     pub fn after(self, end: &str) -> Thinking {
         let end = end.trim_end();
         match self {
@@ -90,7 +94,8 @@ impl ReasoningFormat {
 }
 
 impl ReasoningFormat {
-    /// What the reply may begin with that continues `turn` of the model, after a prompt that ends with `end`.
+    /// What the reply may begin with that continues `turn` of the model, after a prompt
+    /// that ends with `end`.
     pub fn continuing(self, turn: &Message, end: &str) -> Thinking {
         let text: String = turn.texts().collect();
         let is_open = text.rfind(THINK) > text.rfind(THINK_END);
@@ -124,7 +129,8 @@ impl ToolFormat {
         }
     }
 
-    /// The text around the arguments of a call, as the models were trained to write it. None without a format.
+    /// The text around the arguments of a call, as the models were trained to write it.
+    /// None without a format.
     pub(crate) fn frame(self, name: &str) -> Option<(String, &'static str)> {
         let name = serde_json::Value::from(name);
         match self {

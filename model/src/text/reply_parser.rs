@@ -1,8 +1,8 @@
 //! A reply's text in parts: reasoning, text, and calls of tools, as they arrive.
 //!
-//! It is a machine of single characters, so it takes linear time, and how the text was cut into pieces changes nothing.
-//! It withholds only what may still become a tag, or the head of a call up to the name and the beginning of the
-//! arguments. What turns out to be no call is text again.
+//! It is a machine of single characters, so it takes linear time, and how the text was cut into
+//! pieces changes nothing. It withholds only what may still become a tag, or the head of a call up
+//! to the name and the beginning of the arguments. What turns out to be no call is text again.
 
 use std::sync::Arc;
 
@@ -27,7 +27,8 @@ pub enum ReplyPart {
     Arguments(String),
     /// The call ends. It adds no text.
     CallEnd {
-        /// Whether the arguments were closed. Otherwise the reply ended in them, or a tag stood where JSON has none.
+        /// Whether the arguments were closed. Otherwise the reply ended in them, or a tag stood
+        /// where JSON has none.
         is_closed: bool,
     },
     /// Syntax around the others: tags, the name of a call, and line breaks beside them.
@@ -95,7 +96,8 @@ enum State {
     Thoughts(Search),
     /// Line breaks that follow `</think>`.
     ThoughtsEnd,
-    /// White space before an object that is a call without a tag. `is_open` after a tag or a separator.
+    /// White space before an object that is a call without a tag. `is_open` after a
+    /// tag or a separator.
     BeforeObject {
         held: String,
         is_open: bool,
@@ -118,7 +120,8 @@ struct Call {
 
 #[derive(Clone)]
 enum Phase {
-    /// It may still turn out to be none. Holds all of it, with the bytes at which its arguments began and ended.
+    /// It may still turn out to be none. Holds all of it, with the bytes at which its
+    /// arguments began and ended.
     Held { text: String, begin: usize, end: usize },
     /// Its arguments go out as they come.
     Arguments,
@@ -196,8 +199,8 @@ impl ReplyParser {
         }
     }
 
-    /// Takes a character in one state after another until one has consumed it. A state that does not consume it gives
-    /// way to a later one.
+    /// Takes a character in one state after another until one has consumed it. A state that does
+    /// not consume it gives way to a later one.
     fn take(&mut self, next: char) {
         while !self.step(next) {}
     }
@@ -352,7 +355,8 @@ impl ReplyParser {
         true
     }
 
-    /// Begins a call that has been held, once its name and the beginning of its arguments are known, or its end.
+    /// Begins a call that has been held, once its name and the beginning of its arguments are
+    /// known, or its end.
     fn begin(&mut self, call: &mut Call, seen: Seen) {
         let Phase::Held { text, begin, end } = &call.phase else { return };
         let Some(name) = call.object.name() else { return };
@@ -415,7 +419,8 @@ impl ReplyParser {
         true
     }
 
-    /// Takes what another state has held. Each character is held once, because only a new call leads back there.
+    /// Takes what another state has held. Each character is held once, because only a new
+    /// call leads back there.
     fn again(&mut self, held: &str) {
         held.chars().for_each(|next| self.take(next));
     }
@@ -507,8 +512,8 @@ impl Tag {
     }
 }
 
-/// The search for a tag in text, with the line breaks before it. Each tag's first character occurs in it only once, so
-/// a failed match cannot hide the beginning of another.
+/// The search for a tag in text, with the line breaks before it. Each tag's first character occurs
+/// in it only once, so a failed match cannot hide the beginning of another.
 #[derive(Clone)]
 struct Search {
     tag: &'static str,

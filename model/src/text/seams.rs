@@ -1,9 +1,11 @@
-//! Long texts in pieces that are encoded separately, so that encoding one takes bounded memory and can stop early.
+//! Long texts in pieces that are encoded separately, so that encoding one takes bounded memory
+//! and can stop early.
 //!
-//! The tokenizers library takes more than 100 bytes of memory per byte of text. A piece ends at a *seam*: between a
-//! letter or digit and a separator that is followed by one, for example before the blank in "one two". Every regular
-//! expression that byte-level tokenizers split text with ends a match there, and no merge crosses two matches. A
-//! SentencePiece vocabulary has no token with a blank after a letter, so none crosses a blank there either.
+//! The tokenizers library takes more than 100 bytes of memory per byte of text. A piece ends at a
+//! *seam*: between a letter or digit and a separator that is followed by one, for example before
+//! the blank in "one two". Every regular expression that byte-level tokenizers split text with ends
+//! a match there, and no merge crosses two matches. A SentencePiece vocabulary has no token with a
+//! blank after a letter, so none crosses a blank there either.
 
 use std::collections::HashMap;
 
@@ -29,13 +31,14 @@ pub(super) enum Seams {
     None,
 }
 
-/// What may follow a letter or a digit at a seam. An apostrophe may not, because "it's" is one match for some tokenizers,
-/// nor an underscore, which names of special tokens have.
+/// What may follow a letter or a digit at a seam. An apostrophe may not, because "it's" is one
+/// match for some tokenizers, nor an underscore, which names of special tokens have.
 const SEPARATORS: &str = " ,;:\"(<>/-=.|&，。、；：（";
 
 impl Seams {
-    /// How the texts of a tokenizer can be cut: the first way in which pieces of samples have the tokens of the whole.
-    /// No seam may cut one of the tokens `added`, nor take the blank after one that strips it, as the second of each says.
+    /// How the texts of a tokenizer can be cut: the first way in which pieces of samples have the
+    /// tokens of the whole. No seam may cut one of the tokens `added`, nor take the blank after one
+    /// that strips it, as the second of each says.
     pub(super) fn of(inner: &Tokenizer, vocabulary: &HashMap<String, u32>, added: &[(&str, bool)]) -> Self {
         let separated: String =
             SEPARATORS.chars().flat_map(|separator| ['a', separator, 'B', separator, '7']).collect();

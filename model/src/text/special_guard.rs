@@ -1,10 +1,11 @@
 //! The guard that keeps a user's text "<|im_start|>" from becoming the special token.
 //!
-//! A chat template puts user text between control tokens, and the tokenizer cannot tell them apart afterwards. So
-//! before rendering, each special token's name in a user's text gets a mark (a character that occurs nowhere else)
-//! after its first character. A text that ends with the beginning of a name gets one as well, because the next part
-//! could complete it. Every name that the tokenizer still recognises then comes from the template. The marks are
-//! removed before the text between is encoded. Other text gets no mark, so templates see it unchanged and render the
+//! A chat template puts user text between control tokens, and the tokenizer cannot tell them apart
+//! afterwards. So before rendering, each special token's name in a user's text gets a mark (a
+//! character that occurs nowhere else) after its first character. A text that ends with the
+//! beginning of a name gets one as well, because the next part could complete it. Every name that
+//! the tokenizer still recognises then comes from the template. The marks are removed before the
+//! text between is encoded. Other text gets no mark, so templates see it unchanged and render the
 //! same as with Hugging Face.
 
 /// Finds names of special tokens in text, and marks them.
@@ -27,7 +28,8 @@ impl SpecialGuard {
         SpecialGuard::new(self.names.iter().map(String::as_str).chain(more))
     }
 
-    /// Whether `text` contains a special token's name or, ignoring white space, ends with the beginning of one.
+    /// Whether `text` contains a special token's name or, ignoring white space, ends with
+    /// the beginning of one.
     pub fn finds(&self, text: &str) -> bool {
         !self.cuts(text).is_empty()
     }
@@ -48,7 +50,8 @@ impl SpecialGuard {
     /// Byte positions after the first character of each name, ascending.
     fn cuts(&self, text: &str) -> Vec<usize> {
         let mut cuts = Vec::new();
-        // Templates trim texts before they join them, so the beginning of a name also counts at the trimmed end.
+        // Templates trim texts before they join them, so the beginning of a name also counts
+        // at the trimmed end.
         let trimmed = text.trim_end();
         for name in &self.names {
             let first = name.chars().next().map_or(0, char::len_utf8);

@@ -10,8 +10,8 @@ use super::tokenizer::Tokenizer;
 pub enum Spelling {
     /// One character per byte (Radford et al. 2019, GPT-2).
     ByteLevel,
-    /// Plain text after the replacements; `<0xE4>` is a single byte if `bytes` is true (Kudo and Richardson 2018, arXiv
-    /// 1808.06226).
+    /// Plain text after the replacements; `<0xE4>` is a single byte if `bytes` is true (Kudo and
+    /// Richardson 2018, arXiv 1808.06226).
     Plain {
         /// Replacements, in order: from, to.
         replaced: Vec<(String, String)>,
@@ -24,7 +24,8 @@ impl Spelling {
     /// The spelling of a tokenizer's vocabulary.
     ///
     /// # Errors
-    /// [`TextError::Spelling`] without a decoder, or for one that does more than join tokens (WordPiece, CTC).
+    /// [`TextError::Spelling`] without a decoder, or for one that does more than
+    /// join tokens (WordPiece, CTC).
     pub fn of(tokenizer: &Tokenizer) -> Result<Self, TextError> {
         let decoder = tokenizer.decoder().and_then(|decoder| serde_json::to_value(decoder).ok());
         let decoder = decoder.ok_or(TextError::Spelling)?;
@@ -70,7 +71,8 @@ fn replacement(step: &Value) -> Option<(String, String)> {
     Some((from.to_owned(), step["content"].as_str()?.to_owned()))
 }
 
-/// Printable Latin-1 characters are their own bytes. The characters from U+0100 on are the other bytes, in order.
+/// Printable Latin-1 characters are their own bytes. The characters from U+0100 on are the
+/// other bytes, in order.
 fn byte_of(character: char) -> Option<u8> {
     let stands_for_itself = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     match u32::from(character) {

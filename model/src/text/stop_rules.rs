@@ -1,5 +1,5 @@
-//! Stop rules: the tokens and strings that end a reply, and the text that must wait because it could become a stop
-//! string.
+//! Stop rules: the tokens and strings that end a reply, and the text that must wait because it
+//! could become a stop string.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -48,7 +48,8 @@ impl StopRules {
     /// Rules from the checkpoint's end tokens and the request's stop strings.
     ///
     /// # Errors
-    /// [`TextError::StopStrings`] for an empty string, more than 16 strings, or a string of more than 1,024 bytes.
+    /// [`TextError::StopStrings`] for an empty string, more than 16 strings, or a string of
+    /// more than 1,024 bytes.
     pub fn new(ids: impl IntoIterator<Item = u32>, strings: Vec<String>) -> Result<Self, TextError> {
         let empty = strings.iter().filter(|string| string.is_empty()).count();
         let too_long = strings.iter().any(|string| string.len() > STRING_BYTES_MAX);
@@ -94,8 +95,8 @@ impl std::fmt::Debug for StopFilter {
 }
 
 impl StopFilter {
-    /// Returns the text that is safe to show now, and the rule that ended the reply, if one did. After the end the text
-    /// is always empty.
+    /// Returns the text that is safe to show now, and the rule that ended the reply, if one did.
+    /// After the end the text is always empty.
     pub fn feed(&mut self, piece: &str) -> (String, Option<StopReason>) {
         if let Some(index) = self.stopped {
             return (String::new(), Some(self.reason(index)));
@@ -115,13 +116,14 @@ impl StopFilter {
         StopReason::String(self.strings[index].clone())
     }
 
-    /// Returns the text that was withheld as the possible beginning of a stop string; empty after a stop.
+    /// Returns the text that was withheld as the possible beginning of a stop string;
+    /// empty after a stop.
     pub fn flush(&mut self) -> String {
         std::mem::take(&mut self.waiting)
     }
 
-    /// The stop string that is complete first, so that the reply does not depend on how its text is split into pieces.
-    /// Of several that end at one place, the longest.
+    /// The stop string that is complete first, so that the reply does not depend on how its text is
+    /// split into pieces. Of several that end at one place, the longest.
     fn earliest_stop(&self) -> Option<(usize, usize)> {
         let found = self.strings.iter().enumerate().filter_map(|(index, string)| {
             let at = self.waiting.find(string.as_str())?;

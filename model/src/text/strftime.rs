@@ -1,4 +1,5 @@
-//! `strftime_now`: formats the date for templates. The time is an input, so that a prompt can be rendered again.
+//! `strftime_now`: formats the date for templates. The time is an input, so that a prompt
+//! can be rendered again.
 
 use std::fmt::Write;
 
@@ -29,8 +30,8 @@ struct Moment {
     second: i64,
 }
 
-/// Formats seconds since 1970, shifted to the user's time zone, like C's `strftime` in the C locale. Unknown codes are
-/// copied unchanged, as in glibc.
+/// Formats seconds since 1970, shifted to the user's time zone, like C's `strftime` in the C
+/// locale. Unknown codes are copied unchanged, as in glibc.
 pub(crate) fn strftime(format: &str, unix_seconds: i64) -> String {
     let moment = Moment::new(unix_seconds);
     let mut text = String::new();
@@ -59,7 +60,8 @@ pub(crate) fn strftime(format: &str, unix_seconds: i64) -> String {
 }
 
 impl Moment {
-    /// Days to a date by Howard Hinnant's `civil_from_days` (howardhinnant.github.io/date_algorithms.html).
+    /// Days to a date by Howard Hinnant's `civil_from_days`
+    /// (howardhinnant.github.io/date_algorithms.html).
     fn new(unix_seconds: i64) -> Self {
         let (days, seconds) = (unix_seconds.div_euclid(86_400), unix_seconds.rem_euclid(86_400));
         let shifted = days + 719_468; // days since 0000-03-01

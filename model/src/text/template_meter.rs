@@ -1,7 +1,7 @@
 //! The meter of a template's values. It limits the weight of one value and of all values made.
 //!
-//! Every operator, filter and method passes the values it makes through here (see `template_metering.rs`). If a single
-//! step could make a huge value, it is checked before it runs.
+//! Every operator, filter and method passes the values it makes through here (see
+//! `template_metering.rs`). If a single step could make a huge value, it is checked before it runs.
 
 use std::fmt;
 
@@ -23,7 +23,8 @@ use super::template_metering::{ABSENT, KEEP, METER, PERCENT, SHOWN, SLICE, TEXT,
 
 /// Bytes of a value besides its text: more than any entry of a list or a map takes.
 const ENTRY_BYTES: u64 = 64;
-/// Maximum levels of nested lists and maps. Dropping or printing deeper ones would exhaust the stack.
+/// Maximum levels of nested lists and maps. Dropping or printing deeper ones
+/// would exhaust the stack.
 const DEPTH_MAX: usize = 64;
 
 /// Limits on the values of one rendering.
@@ -161,8 +162,8 @@ impl MeterLimits {
         Ok(())
     }
 
-    /// Checks the result of `format` or `%` in advance. Widths are read from the text. Widths from arguments (`%*d`,
-    /// `{:{}}`) have at most four digits too: see `python_format`.
+    /// Checks the result of `format` or `%` in advance. Widths are read from the text. Widths from
+    /// arguments (`%*d`, `{:{}}`) have at most four digits too: see `python_format`.
     fn check_format(self, arguments: &[Value]) -> Result<(), Error> {
         let Some(text) = arguments.first().and_then(Value::as_str) else { return Ok(()) };
         let widest = text.split(|char: char| !char.is_ascii_digit()).map(str::len).max().unwrap_or(0);
@@ -178,7 +179,8 @@ impl MeterLimits {
         self.check((text.len() as u64).saturating_add(places.saturating_mul(largest)))
     }
 
-    /// Checks numbers among the arguments, which become widths and counts of characters, lines or entries.
+    /// Checks numbers among the arguments, which become widths and counts of
+    /// characters, lines or entries.
     fn check_counts(self, arguments: &[Value]) -> Result<(), Error> {
         let named = arguments.iter().filter(|argument| argument.is_kwargs());
         let named = named.flat_map(|named| named.try_iter().into_iter().flatten().map(|key| named.get_item(&key)));

@@ -1,8 +1,9 @@
 //! Rewrites a template so that every value it makes is weighed, and its operators do as Jinja2's.
 //!
-//! minijinja counts steps, but a step may double a text, and forty of those fill any machine. Its operators cannot be
-//! hooked, so the source is changed: `a + b` becomes `(a + b)|meter`, and so on. minijinja's own parser gives the
-//! places. Text is inserted on the same lines, so that errors keep their line numbers.
+//! minijinja counts steps, but a step may double a text, and forty of those fill any machine. Its
+//! operators cannot be hooked, so the source is changed: `a + b` becomes `(a + b)|meter`, and so
+//! on. minijinja's own parser gives the places. Text is inserted on the same lines, so that errors
+//! keep their line numbers.
 
 use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, Slice, Stmt, UnaryOpKind};
 use minijinja::machinery::{Token, tokenize};
@@ -11,7 +12,8 @@ use minijinja::{Error, ErrorKind};
 
 /// The filter that weighs a value.
 pub(super) const METER: &str = "__bursar_meter";
-/// The filter that weighs a value assigned to a namespace's attribute. A namespace must not hold another one.
+/// The filter that weighs a value assigned to a namespace's attribute. A namespace must
+/// not hold another one.
 pub(super) const KEEP: &str = "__bursar_keep";
 /// The filter that multiplies.
 pub(super) const TIMES: &str = "__bursar_times";
@@ -26,26 +28,27 @@ pub(super) const ABSENT: &str = "__bursar_absent";
 /// The function that weighs a number of bytes of the template's own text.
 pub(super) const TEXT: &str = "__bursar_text";
 
-/// Variables that a request may lack. They are undefined then, so that lengths and loops work, and they are also `none`
-/// in comparisons, as transformers passes them.
+/// Variables that a request may lack. They are undefined then, so that lengths and loops work, and
+/// they are also `none` in comparisons, as transformers passes them.
 pub(super) const OPTIONAL: [&str; 2] = ["tools", "documents"];
 
 /// Filters whose texts Jinja2 does not escape again.
 const SAFE: [&str; 4] = ["safe", "e", "escape", "forceescape"];
 
-/// Maximum levels of nested statements and expressions. Released templates have about ten; without a limit a long one
-/// would exhaust the stack.
+/// Maximum levels of nested statements and expressions. Released templates have about ten; without
+/// a limit a long one would exhaust the stack.
 const DEPTH_MAX: usize = 500;
 
-/// In a chain of sums, every eighth and the last are weighed. Between them the values may briefly exceed the limit by a
-/// few.
+/// In a chain of sums, every eighth and the last are weighed. Between them the values may briefly
+/// exceed the limit by a few.
 const SUMS_UNWEIGHED: usize = 8;
 
 /// Rewrites a template.
 ///
 /// # Errors
-/// The parser's errors, and an error for text that cannot be weighed: another template inside this one (which
-/// transformers does not support either), and `{% raw %}` inside text that becomes a value.
+/// The parser's errors, and an error for text that cannot be weighed: another template
+/// inside this one (which transformers does not support either), and `{% raw %}` inside text
+/// that becomes a value.
 pub(super) fn metered(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
     let source = &without_unary_plus(source, syntax)?;
     let template = minijinja::machinery::parse(source, "", syntax.clone())?;
@@ -89,8 +92,9 @@ impl Metering<'_> {
         rewritten
     }
 
-    /// Offset of an expression's first byte. The parser's spans of postfix expressions (`.a`, `[0]`, `|f`) begin after
-    /// their operand, and those of comparisons and choices before it, at the last token.
+    /// Offset of an expression's first byte. The parser's spans of postfix expressions (`.a`,
+    /// `[0]`, `|f`) begin after their operand, and those of comparisons and choices before it,
+    /// at the last token.
     fn start(&self, expression: &Expr<'_>) -> usize {
         let own = expression.span().start_offset as usize;
         let first = match expression {
@@ -116,8 +120,9 @@ impl Metering<'_> {
         self.edits.push(Edit { at, bytes: 0, text: text.into() });
     }
 
-    /// Puts parentheses around an expression, a filter after them, and parentheses around both, as `[0]` may follow. If
-    /// the expression begins with parentheses of its own, the new ones may end up inside them, which means the same.
+    /// Puts parentheses around an expression, a filter after them, and parentheses around both, as
+    /// `[0]` may follow. If the expression begins with parentheses of its own, the new ones may end
+    /// up inside them, which means the same.
     fn filter(&mut self, expression: &Expr<'_>, filter: &str) {
         let start = self.start(expression);
         self.insert(start, "((");
@@ -238,8 +243,8 @@ impl Metering<'_> {
     fn operand(&mut self, expression: &Expr<'_>, is_of_sum: bool) {
         self.depth += 1;
         self.parts(expression);
-        // Weighing each sum of a long chain would nest it in one more pair of parentheses, and the parser allows few
-        // levels.
+        // Weighing each sum of a long chain would nest it in one more pair of parentheses, and the
+        // parser allows few levels.
         if self.refused.is_none() && (!is_of_sum || sums(expression).is_multiple_of(SUMS_UNWEIGHED)) {
             self.whole(expression);
         }
@@ -340,7 +345,8 @@ impl Metering<'_> {
         }
     }
 
-    /// Replaces the first `sign` after a place, where nothing but parentheses and blanks is before it.
+    /// Replaces the first `sign` after a place, where nothing but parentheses and
+    /// blanks is before it.
     fn replace(&mut self, sign: &str, after: usize, text: String) -> usize {
         let at = after + self.source[after..].find(sign).expect("the sign follows");
         self.edits.push(Edit { at, bytes: sign.len(), text });
@@ -416,8 +422,8 @@ fn is_none(expression: &Expr<'_>) -> bool {
     expression.as_const().is_some_and(|value| value.is_none())
 }
 
-/// The template without plus signs that have no operand on their left, which minijinja's parser does not know. Blanks
-/// take their place.
+/// The template without plus signs that have no operand on their left, which minijinja's parser
+/// does not know. Blanks take their place.
 fn without_unary_plus(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
     const WORDS: [&str; 8] = ["and", "elif", "else", "if", "in", "is", "not", "or"];
     let mut plain = source.to_owned();

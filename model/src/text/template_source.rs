@@ -1,4 +1,5 @@
-//! The sources of a checkpoint's chat templates: a Jinja file, a JSON file, or the tokenizer's settings.
+//! The sources of a checkpoint's chat templates: a Jinja file, a JSON file,
+//! or the tokenizer's settings.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,8 @@ pub const DEFAULT_TEMPLATE: &str = "default";
 pub struct TemplateSources {
     /// Sources by name; a single unnamed template is "default".
     pub templates: BTreeMap<String, String>,
-    /// Texts of the special tokens in the tokenizer's settings, by name: `bos_token`, `eos_token`, `pad_token` ...
+    /// Texts of the special tokens in the tokenizer's settings, by name:
+    /// `bos_token`, `eos_token`, `pad_token` ...
     pub special_tokens: BTreeMap<String, String>,
 }
 
@@ -30,8 +32,9 @@ pub struct TemplateFiles<'a> {
 }
 
 impl TemplateSources {
-    /// Reads the files that are given. `chat_template.jinja` wins over `chat_template.json`, which wins over the
-    /// tokenizer's settings, as transformers 5.17 loads processors (`ProcessorMixin.from_pretrained`).
+    /// Reads the files that are given. `chat_template.jinja` wins over
+    /// `chat_template.json`, which wins over the tokenizer's settings, as transformers
+    /// 5.17 loads processors (`ProcessorMixin.from_pretrained`).
     ///
     /// # Errors
     /// [`TextError::TemplateShape`]. It is not an error to have no template;
@@ -77,7 +80,8 @@ fn named(value: &Value, file: &'static str) -> Result<BTreeMap<String, String>, 
     }
 }
 
-/// Reads each `*_token`: a text, or an object with its text as `content`. Missing and null ones stay undefined.
+/// Reads each `*_token`: a text, or an object with its text as `content`. Missing and
+/// null ones stay undefined.
 fn special_tokens(settings: &Value) -> BTreeMap<String, String> {
     let entries = settings.as_object().into_iter().flatten();
     let tokens = entries.filter(|(name, _)| name.ends_with("_token")).filter_map(|(name, value)| {

@@ -1,4 +1,5 @@
-//! A byte-level tokenizer from lists of tokens and merges and the name of its splitter, as GGUF files have it.
+//! A byte-level tokenizer from lists of tokens and merges and the name of its splitter, as
+//! GGUF files have it.
 
 use std::collections::BTreeSet;
 
@@ -14,11 +15,12 @@ pub const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 const UNUSED: i64 = 5;
 
-/// Llama 3's words (transformers 5.17, `convert_slow_tokenizer.py`, `TikTokenConverter`): Qwen2's, but for numbers of
-/// up to three digits.
+/// Llama 3's words (transformers 5.17, `convert_slow_tokenizer.py`, `TikTokenConverter`): Qwen2's,
+/// but for numbers of up to three digits.
 const LLAMA_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Mistral's words since Nemo (transformers 5.17, `tokenization_utils_tokenizers.py`, `_patch_mistral_regex`).
+/// Mistral's words since Nemo (transformers 5.17, `tokenization_utils_tokenizers.py`,
+/// `_patch_mistral_regex`).
 const TEKKEN_WORDS: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// How text is split before merges apply.
@@ -39,7 +41,8 @@ const fn splitter(name: &'static str, words: Option<&'static str>) -> Splitter {
     Splitter { name, words, has_single_digits: false, is_composed: false, has_whole_words: false }
 }
 
-/// Every splitter that is known: each splits as the `tokenizer.json` of the models that it stands for.
+/// Every splitter that is known: each splits as the `tokenizer.json` of the models
+/// that it stands for.
 pub const SPLITTERS: [Splitter; 5] = [
     splitter("gpt-2", None),
     Splitter { has_whole_words: true, ..splitter("llama-bpe", Some(LLAMA_WORDS)) },
@@ -64,7 +67,8 @@ impl TokenLists<'_> {
     /// Builds the `tokenizer.json`.
     ///
     /// # Errors
-    /// [`TextError::Tokenizer`]: lists of different lengths, a token that is there twice, a merge that is no pair.
+    /// [`TextError::Tokenizer`]: lists of different lengths, a token that is there twice, a merge
+    /// that is no pair.
     pub fn tokenizer_json(&self) -> Result<Vec<u8>, TextError> {
         let (tokens, kinds) = (self.tokens.len(), self.kinds.len());
         if tokens != kinds {

@@ -75,9 +75,9 @@ impl Tokenizer {
         Ok(Tokenizer { shared: Arc::new(shared) })
     }
 
-    /// Ids of `text`, in which names of special tokens become those tokens. Use it for text from this crate or the
-    /// checkpoint. For users' text use [`encode_plain`](Self::encode_plain) or a
-    /// [`PromptEncoder`](super::PromptEncoder).
+    /// Ids of `text`, in which names of special tokens become those tokens. Use it for text
+    /// from this crate or the checkpoint. For users' text use
+    /// [`encode_plain`](Self::encode_plain) or a [`PromptEncoder`](super::PromptEncoder).
     ///
     /// `add_special_tokens` also applies the file's post-processor (a leading bos, say).
     ///
@@ -87,9 +87,10 @@ impl Tokenizer {
         self.encode_up_to(text, add_special_tokens, usize::MAX)
     }
 
-    /// As [`encode`](Self::encode), but stops soon after `tokens_max` tokens, in time and memory that do not depend on the
-    /// rest of the text. Long texts are encoded in pieces that have the tokens of the whole. Only where 64 KiB of text
-    /// have no blank after a word may a word be split at a border; an added token never is.
+    /// As [`encode`](Self::encode), but stops soon after `tokens_max` tokens, in time and memory
+    /// that do not depend on the rest of the text. Long texts are encoded in pieces that have the
+    /// tokens of the whole. Only where 64 KiB of text have no blank after a word may a word be
+    /// split at a border; an added token never is.
     ///
     /// # Errors
     /// [`TextError::TooManyTokens`] and [`TextError::Encode`].
@@ -140,7 +141,8 @@ impl Tokenizer {
         self.encode_plain_up_to(text, usize::MAX)
     }
 
-    /// As [`encode_plain`](Self::encode_plain), with the limit of [`encode_up_to`](Self::encode_up_to).
+    /// As [`encode_plain`](Self::encode_plain), with the limit of
+    /// [`encode_up_to`](Self::encode_up_to).
     ///
     /// # Errors
     /// [`TextError::TooManyTokens`] and [`TextError::Encode`].
@@ -174,8 +176,8 @@ impl Tokenizer {
         self.shared.inner.decode(ids, skip_special_tokens).map_err(|_| TextError::Decode { tokens: ids.len() })
     }
 
-    /// One more than the largest id, added tokens included. A model's logits may be wider, because checkpoints pad
-    /// them.
+    /// One more than the largest id, added tokens included. A model's logits may be wider,
+    /// because checkpoints pad them.
     pub fn vocabulary_size(&self) -> usize {
         self.shared.vocabulary_size
     }
@@ -185,13 +187,14 @@ impl Tokenizer {
         self.shared.inner.token_to_id(token)
     }
 
-    /// The text of a token as the vocabulary spells it (byte-level tokens look odd; see [`decode`](Self::decode)).
+    /// The text of a token as the vocabulary spells it (byte-level tokens
+    /// look odd; see [`decode`](Self::decode)).
     pub fn token_of(&self, id: u32) -> Option<String> {
         self.shared.inner.id_to_token(id)
     }
 
-    /// The bytes of a token in text. A token may be a part of a character. `None` if it is unknown, or if this kind of
-    /// tokenizer is.
+    /// The bytes of a token in text. A token may be a part of a character. `None` if it is unknown,
+    /// or if this kind of tokenizer is.
     pub fn bytes_of(&self, id: u32) -> Option<Vec<u8>> {
         let spelling = self.shared.spelling.get_or_init(|| Spelling::of(self).ok()).as_ref()?;
         let added = self.added_tokens();
@@ -222,7 +225,8 @@ impl Tokenizer {
         &self.shared.guard
     }
 
-    /// The text after the tokenizer's normalizer, which may turn a full-width letter into an ASCII one.
+    /// The text after the tokenizer's normalizer, which may turn a full-width letter
+    /// into an ASCII one.
     pub(super) fn normalized<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let Some(normalizer) = self.shared.inner.get_normalizer() else { return Cow::Borrowed(text) };
         let mut whole = String::with_capacity(text.len());
@@ -261,7 +265,8 @@ impl Tokenizer {
     }
 }
 
-/// `get_vocab_size` would count tokens, but ids may have gaps, as in the demo's vocabulary or a pruned one.
+/// `get_vocab_size` would count tokens, but ids may have gaps, as in the demo's vocabulary
+/// or a pruned one.
 fn size_of(vocabulary: &HashMap<String, u32>) -> usize {
     vocabulary.values().max().map_or(0, |largest| *largest as usize + 1)
 }

@@ -1,5 +1,5 @@
-//! A tokenizer in parts: `vocab.json` and `merges.txt` as in GPT-2, combined as transformers does without a
-//! `tokenizer.json` (5.17, `tokenization_qwen2.py`).
+//! A tokenizer in parts: `vocab.json` and `merges.txt` as in GPT-2, combined as transformers does
+//! without a `tokenizer.json` (5.17, `tokenization_qwen2.py`).
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,8 @@ pub struct VocabularyFiles<'f> {
     pub vocabulary: &'f [u8],
     /// `merges.txt`: two tokens per line, the most frequent pair first.
     pub merges: &'f [u8],
-    /// `added_tokens.json`: ids by text. Newer checkpoints have a list in `tokenizer_config.json` instead.
+    /// `added_tokens.json`: ids by text. Newer checkpoints have a
+    /// list in `tokenizer_config.json` instead.
     pub added: Option<&'f [u8]>,
     /// `tokenizer_config.json`.
     pub config: Option<&'f [u8]>,
@@ -34,8 +35,8 @@ impl VocabularyFiles<'_> {
     /// Builds the `tokenizer.json`.
     ///
     /// # Errors
-    /// [`TextError::Tokenizer`] for a damaged file, an unknown tokenizer class, or special tokens without an id, which
-    /// would be encoded as other tokens.
+    /// [`TextError::Tokenizer`] for a damaged file, an unknown tokenizer class, or special tokens
+    /// without an id, which would be encoded as other tokens.
     pub fn tokenizer_json(&self) -> Result<Vec<u8>, TextError> {
         let config = self.config.map(|json| object("tokenizer_config.json", json)).transpose()?.unwrap_or_default();
         if let Some(class) = config.get("tokenizer_class").and_then(Value::as_str)

@@ -40,8 +40,8 @@ fn half(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Element `at` of 32 elements in 16 bytes: first the low nibbles of all bytes, then the high
-/// nibbles.
+/// Element `at` of 32 elements in 16 bytes: first the low nibbles of all bytes,
+/// then the high nibbles.
 fn nibble(bytes: &[u8], at: usize) -> u8 {
     bytes[at % 16] >> (at / 16 * 4) & 0xf
 }
@@ -87,8 +87,8 @@ fn q8_0(block: &[u8], out: &mut [f32]) {
 }
 
 /// The scale and the subtrahend of each of eight groups. They have six bits each, in the twelve
-/// bytes from byte 4 on, and are multiplied by the block's own scale and subtrahend, which start at
-/// byte 0.
+/// bytes from byte 4 on, and are multiplied by the block's own scale and subtrahend, which
+/// start at byte 0.
 fn group_scales(block: &[u8]) -> [(f32, f32); 8] {
     let (scale, least, six) = (half(block, 0), half(block, 2), &block[4..16]);
     std::array::from_fn(|group| {
@@ -123,8 +123,8 @@ fn q5_k(block: &[u8], out: &mut [f32]) {
     });
 }
 
-/// Block format: 256 nibbles, 256 pairs of bits, a one-byte scale for each 16 elements, the scale
-/// of the block.
+/// Block format: 256 nibbles, 256 pairs of bits, a one-byte scale for each 16 elements, the
+/// scale of the block.
 fn q6_k(block: &[u8], out: &mut [f32]) {
     let (nibbles, pairs, scales, scale) = (&block[..128], &block[128..192], &block[192..208], half(block, 208));
     each(out, |at| {

@@ -45,8 +45,8 @@ impl Cut {
 /// Converts a share of elements to a share of units of `unit` elements.
 ///
 /// # Errors
-/// [`WeightError::Cut`] if the share begins or ends within a unit. An end at the end of all
-/// elements is allowed.
+/// [`WeightError::Cut`] if the share begins or ends within a unit. An end at the end of
+/// all elements is allowed.
 pub(super) fn whole_units(
     name: &str,
     share: RankShard,

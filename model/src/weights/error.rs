@@ -1,5 +1,5 @@
-//! Errors about tensors of a checkpoint that do not match its configuration, or that a target or a
-//! rank cannot use.
+//! Errors about tensors of a checkpoint that do not match its configuration, or that a target or
+//! a rank cannot use.
 
 use bursar_kernels::DType;
 use thiserror::Error;
@@ -21,8 +21,8 @@ pub enum WeightError {
         /// The shape in the file.
         found: Vec<usize>,
     },
-    /// The file has tensors that no layer of the model reads: the file and the configuration belong
-    /// to different models.
+    /// The file has tensors that no layer of the model reads: the file and the configuration
+    /// belong to different models.
     #[error("config.json names no layer for {count} tensors of the checkpoint: {}", .first.join(", "))]
     Extra {
         /// The number of such tensors.
@@ -55,8 +55,8 @@ pub enum WeightError {
         /// The type in the file.
         found: DType,
     },
-    /// A tensor is FP8, but this tensor is supported only without quantization, regardless of the
-    /// configuration.
+    /// A tensor is FP8, but this tensor is supported only without quantization,
+    /// regardless of the configuration.
     #[error("tensor {name} holds {found}, but embeddings, lm_head, norms and routers must not be quantized")]
     AlwaysPlain {
         name: String,
@@ -109,8 +109,8 @@ pub enum WeightError {
         expected: DType,
         found: DType,
     },
-    /// A rank's share begins or ends within a group of numbers that cannot be separated in the
-    /// file.
+    /// A rank's share begins or ends within a group of numbers that cannot be
+    /// separated in the file.
     #[error("tensor {name} would be split at {at}, but its {what} cannot be split within {unit}")]
     Cut {
         name: String,

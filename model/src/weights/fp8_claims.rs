@@ -1,5 +1,5 @@
-//! Claims of FP8 weights: elements and scales, which are either in the checkpoint or computed while
-//! it is read.
+//! Claims of FP8 weights: elements and scales, which are either in the checkpoint or computed
+//! while it is read.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{
@@ -23,8 +23,8 @@ use crate::{
 /// The scale of activations for a checkpoint without weights, which has no scales either.
 const UNKNOWN_SCALE: f32 = 1.0;
 
-/// Matrices that a checkpoint has in one tensor. At most one of the three shares is less than the
-/// whole.
+/// Matrices that a checkpoint has in one tensor. At most one of the three shares is
+/// less than the whole.
 #[derive(Clone, Copy)]
 pub(super) struct Matrices {
     pub count: RankShard,
@@ -55,8 +55,8 @@ impl WeightMap<'_> {
         self.is_tower_plain = true;
     }
 
-    /// The format in which to claim the weights of modules that are computed as one; `None` if they
-    /// are not quantized.
+    /// The format in which to claim the weights of modules that are computed as one; `None` if
+    /// they are not quantized.
     pub(super) fn scheme_of<'n>(&self, modules: impl IntoIterator<Item = &'n str>) -> Result<Option<Fp8>, WeightError> {
         let found = match &self.formats {
             WeightFormats::Plain => None,
@@ -75,11 +75,11 @@ impl WeightMap<'_> {
         Ok(found)
     }
 
-    /// Whether a module outside the decoder is unquantized although no list names it: the file has
-    /// numbers of a wider type than FP8 and no scale. Lists of ModelOpt before 0.39 do not name the
-    /// vision tower, and vLLM (0.26, `modelopt.py`) takes it as unquantized. If the file is not
-    /// available, this is assumed only for ModelOpt and after
-    /// [`expect_plain_tower`](Self::expect_plain_tower).
+    /// Whether a module outside the decoder is unquantized although no list names it:
+    /// the file has numbers of a wider type than FP8 and no scale. Lists of ModelOpt
+    /// before 0.39 do not name the vision tower, and vLLM (0.26, `modelopt.py`) takes
+    /// it as unquantized. If the file is not available, this is assumed only for
+    /// ModelOpt and after [`expect_plain_tower`](Self::expect_plain_tower).
     fn is_found_plain(&self, module: &str, stored: &StoredFp8) -> bool {
         let weight = format!("{module}.weight");
         if self.checkpoint.tensors.random(&weight, 0).is_some() {
@@ -190,8 +190,8 @@ impl WeightMap<'_> {
         self.scaled(data, fp8, start, height, names.collect())
     }
 
-    /// The weight of `data`: the matrices of the tensor `name`, which must be the most recent
-    /// claim.
+    /// The weight of `data`: the matrices of the tensor `name`, which must be
+    /// the most recent claim.
     pub(super) fn scaled_matrices(
         &mut self,
         name: &str,
@@ -367,8 +367,8 @@ impl WeightMap<'_> {
         is_unread && ENDS.iter().any(|end| name.ends_with(end))
     }
 
-    /// Refuses values that are not valid scales. Call this after the last claim. It reads the
-    /// checkpoint's scales.
+    /// Refuses values that are not valid scales. Call this after the last claim. It
+    /// reads the checkpoint's scales.
     ///
     /// # Errors
     /// [`WeightError::Scale`].
@@ -384,9 +384,9 @@ impl WeightMap<'_> {
     }
 }
 
-/// Rows of a block. Each part of a weight must begin with a block, so this is the largest power of
-/// two, up to 128, that divides the start of every part. Usually all parts have whole blocks of 128
-/// rows.
+/// Rows of a block. Each part of a weight must begin with a block, so this is the largest
+/// power of two, up to 128, that divides the start of every part. Usually all parts have whole
+/// blocks of 128 rows.
 fn height(fp8: Fp8, parts: impl Iterator<Item = usize>) -> usize {
     if fp8.scheme.weights != ScaledBy::Block {
         return 1;
@@ -400,8 +400,8 @@ fn height(fp8: Fp8, parts: impl Iterator<Item = usize>) -> usize {
     starts.fold(FP8_BLOCK, |height, start| height.min(1 << start.trailing_zeros().min(7)))
 }
 
-/// Whether a tensor is a scale of queries or of probabilities, which attention in this project does
-/// not quantize.
+/// Whether a tensor is a scale of queries or of probabilities, which attention in this
+/// project does not quantize.
 pub(super) fn is_attention_scale(name: &str) -> bool {
     [".q_scale", ".q_proj.output_scale", ".prob_scale", ".prob_output_scale"].iter().any(|end| name.ends_with(end))
 }
@@ -427,9 +427,9 @@ enum ScaleOf {
     Activations,
 }
 
-/// Refuses a number that is not a valid scale. The largest E4M3 number times a scale must be finite
-/// in f32. A scale that activations are divided by must be a normal number, or the quotients become
-/// infinite.
+/// Refuses a number that is not a valid scale. The largest E4M3 number times a scale must
+/// be finite in f32. A scale that activations are divided by must be a normal number, or
+/// the quotients become infinite.
 fn check_scale(name: &str, value: f32, of: ScaleOf) -> Result<(), WeightError> {
     let is_scale = value.is_finite() && (value > 0.0 || value == 0.0 && of == ScaleOf::Parts);
     let expected = match of {

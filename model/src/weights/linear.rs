@@ -10,14 +10,14 @@ pub struct Linear {
     pub weight: Weight<'static>,
     /// `[out_features]`
     pub bias: Option<Tensor<'static>>,
-    /// Whether other ranks hold the rest of `in_features`, so that the result is part of a sum over
-    /// ranks.
+    /// Whether other ranks hold the rest of `in_features`, so that the result is part of
+    /// a sum over ranks.
     pub is_partial: bool,
 }
 
 impl Linear {
-    /// The activation format that the projection reads without having to round the activations
-    /// itself.
+    /// The activation format that the projection reads without having to
+    /// round the activations itself.
     pub fn reads(&self) -> ActivationFormat {
         ActivationFormat::of(self.weight.wants())
     }

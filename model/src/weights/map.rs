@@ -47,8 +47,8 @@ pub struct WeightMap<'c> {
     pub(super) formats: WeightFormats,
     /// The rank that holds the weights.
     rank: Rank,
-    /// Whether claims belong to the decoder. Only its projections are quantized at the user's
-    /// request.
+    /// Whether claims belong to the decoder. Only its projections are quantized
+    /// at the user's request.
     pub(super) is_in_decoder: bool,
     base: Address,
     pub(super) used: Bytes,
@@ -101,9 +101,9 @@ impl<'c> WeightMap<'c> {
     /// A map of the segment that starts at `base`.
     ///
     /// # Safety
-    /// `base` must be the start of at least [`used`](WeightMap::used) bytes of backed memory, as
-    /// counted after the last claim. The memory must stay backed for as long as a tensor of the map
-    /// is used.
+    /// `base` must be the start of at least [`used`](WeightMap::used) bytes of backed memory,
+    /// as counted after the last claim. The memory must stay backed for as long as a tensor of
+    /// the map is used.
     pub unsafe fn at(checkpoint: &'c Checkpoint, target: Target, formats: WeightFormats, base: Address) -> Self {
         WeightMap { base, ..WeightMap::dry(checkpoint, target, formats) }
     }
@@ -156,9 +156,9 @@ impl<'c> WeightMap<'c> {
     }
 
     /// Claims a projection `name.weight` `[out_features, in_features]`, and `name.bias`
-    /// `[out_features]` if `bias`. Either number may be a [share](RankShard). A share of
-    /// `in_features` gives a partial result, and only the first rank's partial result includes the
-    /// bias.
+    /// `[out_features]` if `bias`. Either number may be a [share](RankShard). A share
+    /// of `in_features` gives a partial result, and only the first rank's partial
+    /// result includes the bias.
     pub fn linear(
         &mut self,
         name: &str,
@@ -169,9 +169,9 @@ impl<'c> WeightMap<'c> {
         self.fused_linear(&[(name, out_features.into())], in_features, bias)
     }
 
-    /// Like [`linear`](Self::linear), for the convolution that embeds patches. Its kernel becomes a
-    /// matrix. It is never quantized: tools quantize only linear layers, and their lists need not
-    /// name other layers.
+    /// Like [`linear`](Self::linear), for the convolution that embeds patches. Its kernel becomes
+    /// a matrix. It is never quantized: tools quantize only linear layers, and their lists need
+    /// not name other layers.
     pub fn patch_embedding(
         &mut self,
         name: &str,
@@ -219,9 +219,9 @@ impl<'c> WeightMap<'c> {
         self.padded_linear(&parts, in_features.into(), bias, WeightLayout::default())
     }
 
-    /// Claims the projections `gate` and `up` `[intermediate, hidden]` as one layer, and `down`
-    /// `[hidden, intermediate]`. The target may pad `intermediate`; the added rows and columns are
-    /// zeros.
+    /// Claims the projections `gate` and `up` `[intermediate, hidden]` as one layer, and
+    /// `down` `[hidden, intermediate]`. The target may pad `intermediate`; the added rows
+    /// and columns are zeros.
     pub fn gated(
         &mut self,
         [gate, up, down]: [&str; 3],
@@ -243,11 +243,11 @@ impl<'c> WeightMap<'c> {
     /// `[experts * 2 * intermediate, hidden]`, and down as `[experts * hidden, intermediate]`.
     ///
     /// A checkpoint may have each expert's projections under separate names:
-    /// `name.{expert}.gate_proj.weight` and so on, or `name.gate_proj.{expert}.weight` (ModelOpt
-    /// 0.43, for Qwen3-VL; vLLM's issue 40885). Or it has all experts in `name.gate_up_proj` and
-    /// `name.down_proj`, where the two axes of each matrix may be swapped: Qwen3-VL was released as
-    /// `[experts, in, out]`, and transformers swaps the axes if the shape does not match (5.17,
-    /// `conversion_mapping.py`).
+    /// `name.{expert}.gate_proj.weight` and so on, or `name.gate_proj.{expert}.weight`
+    /// (ModelOpt 0.43, for Qwen3-VL; vLLM's issue 40885). Or it has all experts in
+    /// `name.gate_up_proj` and `name.down_proj`, where the two axes of each matrix may be
+    /// swapped: Qwen3-VL was released as `[experts, in, out]`, and transformers swaps the axes
+    /// if the shape does not match (5.17, `conversion_mapping.py`).
     ///
     /// # Errors
     /// A tensor is missing, or has the wrong shape.
@@ -260,8 +260,8 @@ impl<'c> WeightMap<'c> {
         let fused = [("gate_up_proj", 2 * intermediate, hidden), ("down_proj", hidden, intermediate)];
         let fused = fused.map(|(part, rows, columns)| (format!("{name}.{part}"), rows, columns));
         if self.has(&fused[0].0) {
-            // A tensor of square matrices is assumed to have the same orientation as the other
-            // tensor.
+            // A tensor of square matrices is assumed to have the same orientation
+            // as the other tensor.
             let mut is_swapped = false;
             for (name, rows, columns) in &fused {
                 is_swapped |=
@@ -322,8 +322,8 @@ impl<'c> WeightMap<'c> {
 
     /// The tensor at an address.
     pub(super) fn tensor_at(&self, to: Address, shape: impl Into<Shape>, dtype: DType) -> Tensor<'static> {
-        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never
-        // computed with.
+        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors
+        // are never computed with.
         unsafe { Tensor::persistent(to, shape, dtype) }
     }
 
@@ -365,8 +365,8 @@ impl<'c> WeightMap<'c> {
         self.align();
         let bytes = DType::F32.bytes(numbers.len());
         let to = self.place(bytes, (numbers.len(), 0), DType::F32, WeightSource::Constant(numbers.to_vec()));
-        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never
-        // computed with.
+        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors
+        // are never computed with.
         unsafe { Tensor::persistent(to, [numbers.len()], DType::F32) }
     }
 
@@ -376,8 +376,8 @@ impl<'c> WeightMap<'c> {
         self.align();
         let line = DType::U32.bytes(columns);
         let to = self.place(line * rows as u64, (columns, 0), DType::U32, WeightSource::Zeros);
-        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never
-        // computed with.
+        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors
+        // are never computed with.
         let tensor = |to, shape: [usize; 2]| unsafe { Tensor::persistent(to, shape, DType::U32) };
         let each = |row: usize| tensor(to.offset(line * row as u64), [1, columns]).into_shape([columns]);
         (tensor(to, [rows, columns]), (0..rows).map(each).collect())
@@ -395,10 +395,10 @@ impl<'c> WeightMap<'c> {
         self.twins.push((name.to_owned(), twin.to_owned()));
     }
 
-    /// Compares each tensor that a tie leaves out with the tensor that replaces it, byte by byte.
-    /// Call this after the last claim. If the file has both and they differ, the file or the
-    /// configuration is wrong; transformers 5.17 does not tie them in this case
-    /// (`modeling_utils.py`, `tie_weights`).
+    /// Compares each tensor that a tie leaves out with the tensor that replaces it, byte
+    /// by byte. Call this after the last claim. If the file has both and they differ,
+    /// the file or the configuration is wrong; transformers 5.17 does not tie them in
+    /// this case (`modeling_utils.py`, `tie_weights`).
     ///
     /// # Errors
     /// [`WeightError::Untied`].
@@ -454,8 +454,8 @@ impl<'c> WeightMap<'c> {
         self.used
     }
 
-    /// The number of parameters: the elements of the checkpoint's tensors, without padding. Tied
-    /// tensors count once.
+    /// The number of parameters: the elements of the checkpoint's tensors, without padding.
+    /// Tied tensors count once.
     pub fn parameters(&self) -> u64 {
         let elements = |copy: &WeightCopy| {
             let (row, zeros) = copy.row;
@@ -472,9 +472,9 @@ impl<'c> WeightMap<'c> {
         &self.copies
     }
 
-    /// Claims the given rows of tensors, with the columns `of_row` of each row, as one tensor of
-    /// `shape`. The inner axes of the tensors may be folded in `shape`: a convolution's kernel
-    /// becomes a matrix.
+    /// Claims the given rows of tensors, with the columns `of_row` of each row, as one tensor
+    /// of `shape`. The inner axes of the tensors may be folded in `shape`: a convolution's
+    /// kernel becomes a matrix.
     pub(super) fn stacked(
         &mut self,
         parts: &[(String, RankShard)],
@@ -508,8 +508,8 @@ impl<'c> WeightMap<'c> {
             }
         }
         let (to, dtype) = whole.expect("a claim names at least one tensor");
-        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never
-        // computed with.
+        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors
+        // are never computed with.
         let whole = unsafe {
             let dtype = place.kept.unwrap_or_else(|| self.target.weight(dtype));
             match (place.rows, place.columns) {

@@ -1,5 +1,5 @@
-//! Random routers that prefer some experts by Zipf's law, as the routers of trained mixtures do for
-//! text.
+//! Random routers that prefer some experts by Zipf's law, as the routers of trained
+//! mixtures do for text.
 
 /// The skew of a random router, which does not choose all experts equally often.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -11,9 +11,9 @@ pub struct RoutingSkew {
     pub exponent: f32,
 }
 
-/// The largest share of all rows that an expert gets. A logit that is above its mean as often as
-/// below it exceeds any higher threshold in less than half of all rows, however large its deviation
-/// is.
+/// The largest share of all rows that an expert gets. A logit that is above its mean as
+/// often as below it exceeds any higher threshold in less than half of all rows, however
+/// large its deviation is.
 const LARGEST_SHARE: f64 = 0.45;
 
 impl RoutingSkew {

@@ -17,8 +17,8 @@ const SCALED_AT_ONCE: usize = 1 << 23;
 const BY_A_THREAD: usize = 1 << 14;
 
 /// Calls `each` with the bytes of the rows of `found` as f32, in order. Each row is multiplied by
-/// its element of `scale`. The rows of a one-dimensional `found` have one element. `buffer` grows to
-/// 32 MiB or one row. A tensor that is not stored in place takes this memory twice.
+/// its element of `scale`. The rows of a one-dimensional `found` have one element. `buffer` grows
+/// to 32 MiB or one row. A tensor that is not stored in place takes this memory twice.
 ///
 /// # Panics
 /// If the number of rows differs from the number of elements of `scale`. The map has checked both.

@@ -9,8 +9,8 @@ use crate::checkpoint::TensorInfo;
 /// of a matrix are often 4 KiB apart, and the L1 cache can hold only a few such rows.
 const SIDE: usize = 32;
 
-/// Bytes of matrices that are swapped together, so that all threads have work and the copies that
-/// follow are long.
+/// Bytes of matrices that are swapped together, so that all threads have work and the copies
+/// that follow are long.
 const TOGETHER: usize = 64 << 20;
 
 /// Calls `each` with the matrices of `found` `[count, columns, rows]`, some at a time, as

@@ -1,5 +1,5 @@
-//! Reading of a tensor's elements from any storage: quantized blocks, other types, rows in a
-//! different order.
+//! Reading of a tensor's elements from any storage: quantized blocks, other types, rows
+//! in a different order.
 
 use rayon::prelude::*;
 

@@ -81,11 +81,11 @@ impl BudgetState {
         }
     }
 
-    /// Sends the ledger the smallest number of bytes that other processes can hold: used bytes that
-    /// are not ours. A lease of user code counts as used from the start, so it hides as many
-    /// foreign bytes until the code has allocated them. The driver answers within microseconds,
-    /// even while memory is being backed. Returns the driver's numbers, or `None` if the device is
-    /// lost.
+    /// Sends the ledger the smallest number of bytes that other processes can hold: used bytes
+    /// that are not ours. A lease of user code counts as used from the start, so it hides as
+    /// many foreign bytes until the code has allocated them. The driver answers within
+    /// microseconds, even while memory is being backed. Returns the driver's numbers, or `None`
+    /// if the device is lost.
     ///
     /// While memory of ours is being backed or unbacked, our use lies between two numbers. The
     /// larger one is used, and foreign memory is never assumed to have shrunk.
@@ -96,8 +96,8 @@ impl BudgetState {
         Ok(Some(memory))
     }
 
-    /// Whether other processes hold more than the ledger knows, or leases must still shrink for
-    /// them.
+    /// Whether other processes hold more than the ledger knows, or leases must
+    /// still shrink for them.
     pub(super) fn is_taken_from(&self) -> Result<bool, DeviceError> {
         let account = self.ledger.account(Memory::Device);
         let has_more = |(_, foreign): (DeviceMemory, Bytes)| foreign > account.foreign || !account.owed().is_zero();
@@ -116,8 +116,8 @@ impl BudgetState {
     }
 
     /// Measures each GPU. While a model is being sized, or memory of ours is being backed or
-    /// unbacked, memory that other processes hold on a GPU cannot be determined, and its last value
-    /// is kept.
+    /// unbacked, memory that other processes hold on a GPU cannot be determined, and its
+    /// last value is kept.
     fn look_at_cards(&mut self) -> Result<(), DeviceError> {
         let is_settled = self.is_settled();
         let before = self.in_use();
@@ -148,8 +148,8 @@ impl BudgetState {
 
     fn memory(&self) -> Result<Option<DeviceMemory>, DeviceError> {
         match self.device.memory() {
-            // Nothing is free and nothing is foreign on a lost device. The reported loss stops the
-            // other actors.
+            // Nothing is free and nothing is foreign on a lost device. The reported loss
+            // stops the other actors.
             Err(error) if error.is_lost() => Ok(None),
             memory => memory.map(Some),
         }
@@ -205,8 +205,8 @@ impl BudgetState {
         orders.iter().for_each(|orders| orders(order));
     }
 
-    /// Offers memory that has stayed free to the leases that gave it up, starting with the oldest
-    /// lease.
+    /// Offers memory that has stayed free to the leases that gave it up, starting
+    /// with the oldest lease.
     fn offer_growth(&mut self) {
         let account = *self.ledger.account(Memory::Device);
         let look = Probe {
@@ -237,8 +237,8 @@ impl BudgetState {
         !account.owed().is_zero() || account.canary < account.canary_wanted || self.ledger.is_profiling()
     }
 
-    /// Orders idle models to lend KV cache memory, and borrowers to return it when a lender needs
-    /// it.
+    /// Orders idle models to lend KV cache memory, and borrowers to return it when
+    /// a lender needs it.
     pub(super) fn lend(&mut self) {
         let leases = self.mailbox.lendable();
         if leases.is_empty() {

@@ -69,9 +69,9 @@ impl BudgetState {
         }
     }
 
-    /// Sets the gauges of the driver's numbers and, once a second, all gauges, for a metrics
-    /// recorder that was installed since. Probes are more frequent than that while another process
-    /// takes memory.
+    /// Sets the gauges of the driver's numbers and, once a second, all gauges, for a
+    /// metrics recorder that was installed since. Probes are more frequent than that while
+    /// another process takes memory.
     pub(super) fn show_look(&mut self, memory: DeviceMemory, drift: Option<Bytes>) {
         let device = &self.name;
         metric::DEVICE_TOTAL_BYTES.set(device, memory.total);

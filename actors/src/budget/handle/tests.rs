@@ -272,8 +272,8 @@ async fn a_frozen_gate_stays_frozen_and_lease_numbers_stay_unique() {
     drop((kept, mine));
 }
 
-/// Blocks calls of a device until it is dropped, also by a failing test, which would otherwise
-/// hang.
+/// Blocks calls of a device until it is dropped, also by a failing test,
+/// which would otherwise hang.
 struct Held(Arc<HostDevice>);
 
 impl Held {

@@ -28,8 +28,8 @@ impl GraphShape {
         DType::U32.bytes(self.layout(self.sequences).words()).round_up(page)
     }
 
-    /// The layout of the smallest size that holds a step of `rows` decoding sequences. `None` if no
-    /// size does.
+    /// The layout of the smallest size that holds a step of `rows` decoding sequences. `None`
+    /// if no size does.
     pub fn layout_holding(&self, rows: usize) -> Option<StepLayout> {
         bucket(rows, self.sequences).map(|rows| self.layout(rows))
     }

@@ -1,5 +1,5 @@
-//! The jobs that a lane has begun but not finished, oldest first, and the loop that begins and
-//! finishes jobs.
+//! The jobs that a lane has begun but not finished, oldest first, and the loop that
+//! begins and finishes jobs.
 
 use std::{
     collections::VecDeque,
@@ -31,8 +31,8 @@ pub(super) struct Begun<'b, B: Backend> {
     issued: VecDeque<(Ticket, bool)>,
     jobs: VecDeque<(Ticket, Pending)>,
     copies: VecDeque<(Ticket, CopyBegun)>,
-    /// A job that was taken from the queue while the lane looked for copies. It waits until another
-    /// job may begin.
+    /// A job that was taken from the queue while the lane looked for copies. It waits until
+    /// another job may begin.
     next: Option<Job>,
 }
 

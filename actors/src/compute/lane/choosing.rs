@@ -23,13 +23,13 @@ pub(super) enum TokenChoice {
 
 pub(super) struct Asked {
     pub(super) batch: SampleBatch,
-    /// Rows whose parameters could not be encoded, with the reason. Only the sequences of these
-    /// rows fail.
+    /// Rows whose parameters could not be encoded, with the reason. Only the sequences
+    /// of these rows fail.
     refused: Vec<(usize, SamplingError)>,
 }
 
-/// The logits that a step needs for `choices`. All ranks get the same choices, so they take part in
-/// the same collectives.
+/// The logits that a step needs for `choices`. All ranks get the same choices, so they take part
+/// in the same collectives.
 pub(super) fn logits_of(choices: &[Choice]) -> LogitsOf {
     if choices.iter().all(|choice| choice.sampler.is_plain_argmax()) { LogitsOf::OwnRank } else { LogitsOf::AllRanks }
 }
@@ -48,8 +48,8 @@ impl TokenChoice {
         TokenChoice::Asked(Box::new(Asked { batch, refused }))
     }
 
-    /// Starts the download of the tokens that kernels launched earlier choose in `buffers` for
-    /// `rows` rows.
+    /// Starts the download of the tokens that kernels launched earlier choose in
+    /// `buffers` for `rows` rows.
     pub(super) fn download<B: Backend>(
         self,
         scope: &Scope<'_, B>,
@@ -91,8 +91,8 @@ impl Choosing {
         self.results.has_come()
     }
 
-    /// Waits for the download. Returns one token per choice, or an error for a row that allows no
-    /// token.
+    /// Waits for the download. Returns one token per choice, or an error for a row
+    /// that allows no token.
     pub(super) fn finish(self, choices: &[Choice]) -> Result<Vec<Result<Token, SamplingError>>, KernelError> {
         let words = self.results.wait()?;
         let Some(Report { layout, report_words, refused }) = self.report else {

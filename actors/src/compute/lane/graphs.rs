@@ -1,5 +1,5 @@
-//! The captured CUDA graphs of a lane, two per size, and the steps that replay them or launch the
-//! same work.
+//! The captured CUDA graphs of a lane, two per size, and the steps that replay them or
+//! launch the same work.
 
 use std::{
     cell::{Cell, RefCell},
@@ -94,11 +94,11 @@ impl<B: Backend> ModelRunner<B> {
     }
 
     /// Runs a step that contains only decoding sequences, in the smallest size that holds it. That
-    /// takes an upload of the inputs, an upload of sampling parameters if a row needs more than its
-    /// likeliest token, one replay, and the download of tokens. If that size is not captured, the
-    /// same work is launched in the same size: the size determines how sums are split, and tokens
-    /// must not depend on which sizes are captured. Returns `None` for any other step, and on a
-    /// device without graphs.
+    /// takes an upload of the inputs, an upload of sampling parameters if a row needs more than
+    /// its likeliest token, one replay, and the download of tokens. If that size is not captured,
+    /// the same work is launched in the same size: the size determines how sums are split, and
+    /// tokens must not depend on which sizes are captured. Returns `None` for any other step, and
+    /// on a device without graphs.
     pub(super) fn decode_alone(&self, job: &StepJob) -> Option<Result<RunningStep, LaneError>> {
         let inputs = self.memory.graphs.as_ref()?;
         if !job.batch.is_decoding_alone() {

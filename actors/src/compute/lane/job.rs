@@ -30,8 +30,8 @@ pub enum LaneError {
 /// Called when the device refused memory to a serving job. It must not block.
 pub type RefusalSink = Arc<dyn Fn(LaneError) + Send + Sync>;
 
-/// Delivers the answer to a job. It is called exactly once, even if the lane panics. It must not
-/// block.
+/// Delivers the answer to a job. It is called exactly once, even if the lane panics.
+/// It must not block.
 pub struct Answer<T>(Option<Deliver<T>>);
 
 type Deliver<T> = Box<dyn FnOnce(Result<T, LaneError>) + Send>;
@@ -60,8 +60,8 @@ impl<T> Drop for Answer<T> {
 #[derive(Clone, Debug)]
 pub struct Choice {
     pub sampler: Arc<Sampler>,
-    /// Index of this token in the sequence, so that a seed gives the same token in any batch and
-    /// after any restart.
+    /// Index of this token in the sequence, so that a seed gives the same token in any batch
+    /// and after any restart.
     pub position: u64,
     /// The tokens before `position`, if the sampler reads them.
     pub past: Option<PastTokens>,
@@ -73,8 +73,8 @@ pub struct PastTokens {
     pub prompt: Arc<[u32]>,
     /// Tokens of the reply that the host has received so far.
     pub produced: Vec<u32>,
-    /// One more token that the host has not received, if the sampler need not
-    /// [see](Sampler::must_see) it.
+    /// One more token that the host has not received, if the sampler
+    /// need not [see](Sampler::must_see) it.
     pub unseen: Option<UnseenToken>,
 }
 

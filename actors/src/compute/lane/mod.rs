@@ -38,9 +38,9 @@ pub use model_runner::ModelRunner;
 /// in flight, and the scheduler two steps and six copies. The rest is for the profile.
 const QUEUE: usize = 10;
 
-/// Maximum jobs queued for the thread of a rank other than the first. The limit exceeds the number
-/// of jobs by which such a rank can lag, so every rank accepts a job that the first rank has
-/// accepted.
+/// Maximum jobs queued for the thread of a rank other than the first. The limit exceeds
+/// the number of jobs by which such a rank can lag, so every rank accepts a job that the
+/// first rank has accepted.
 const QUEUE_BEHIND: usize = 4 * QUEUE;
 
 /// A handle to a lane's threads.
@@ -64,15 +64,15 @@ struct Queues {
 type UnderWay = watch::Sender<usize>;
 
 impl Lane {
-    /// Starts a thread that runs jobs on `runner`. The thread ends when the last handle is dropped,
-    /// or with a panic. When the device has completed the work in flight, the remaining jobs are
-    /// answered with [`LaneError::Gone`].
+    /// Starts a thread that runs jobs on `runner`. The thread ends when the last handle is
+    /// dropped, or with a panic. When the device has completed the work in flight, the remaining
+    /// jobs are answered with [`LaneError::Gone`].
     pub fn start<B: Backend + Send + 'static>(name: &str, runner: ModelRunner<B>, timeline: Timeline) -> Lane {
         Lane::of_ranks(name, vec![(runner, timeline)])
     }
 
-    /// Starts a thread for each rank, as [`start`](Self::start) does for one. When one thread ends,
-    /// all end.
+    /// Starts a thread for each rank, as [`start`](Self::start) does for one. When one
+    /// thread ends, all end.
     ///
     /// # Panics
     /// If `ranks` is empty.
@@ -115,8 +115,8 @@ impl Lane {
     pub fn submit(&self, job: Job) {
         let is_counted = job.is_served();
         let jobs = job.for_each_of(self.queues.ranks.len());
-        // The jobs are counted first, because the threads may finish them before this function
-        // returns.
+        // The jobs are counted first, because the threads may finish them
+        // before this function returns.
         if is_counted {
             self.under_way.send_modify(|under_way| *under_way += jobs.len());
         }

@@ -39,8 +39,8 @@ pub struct ModelRunner<B> {
     pub(super) workspace: Workspace,
     pub(super) model: Arc<Model>,
     pub(super) memory: Arc<EngineMemory>,
-    /// Reused buffer for sampling parameters during upload. The past tokens of hundreds of
-    /// sequences take megabytes.
+    /// Reused buffer for sampling parameters during upload. The past tokens of hundreds
+    /// of sequences take megabytes.
     pub(super) question: Cell<Vec<u32>>,
     /// Whether the next job fails as if the device had refused memory.
     refuses: Cell<bool>,
@@ -63,9 +63,9 @@ impl<B: Backend> ModelRunner<B> {
         self.model.rank()
     }
 
-    /// Launches all work of a job without waiting for the device. Later jobs run after it. Only a
-    /// job that needs intermediate results waits for the device here, such as a worst case under
-    /// stress.
+    /// Launches all work of a job without waiting for the device. Later jobs run after it.
+    /// Only a job that needs intermediate results waits for the device here, such as a
+    /// worst case under stress.
     pub(super) fn begin(&self, job: Job) -> Pending {
         match job {
             Job::Step(job) => {
@@ -110,8 +110,8 @@ impl<B: Backend> ModelRunner<B> {
         }
     }
 
-    /// Waits until the device has completed all work launched here. Returns at once if the device
-    /// is lost.
+    /// Waits until the device has completed all work launched here. Returns at once if
+    /// the device is lost.
     pub(super) fn wait_for_device(&self) {
         drop(self.backend.wait_for_all());
     }

@@ -1,5 +1,5 @@
-//! A job that has begun: its launched work, the decoding of its results, and the delivery of its
-//! answer.
+//! A job that has begun: its launched work, the decoding of its results, and the
+//! delivery of its answer.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{Backend, ops::transfer::Later};
@@ -13,8 +13,8 @@ use super::{
 };
 use crate::compute::expert_loads::PendingLoads;
 
-/// A job and its launched work. Everything that the job holds stays alive until the device has
-/// completed the work.
+/// A job and its launched work. Everything that the job holds stays alive until the device
+/// has completed the work.
 pub(super) enum Pending {
     Step(Box<StepJob>, Result<RunningStep, LaneError>),
     Encode(Box<EncodeJob>, Result<Later<u32>, LaneError>),

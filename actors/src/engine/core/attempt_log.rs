@@ -36,8 +36,8 @@ impl AttemptLog {
         self.attempts.shrinks()
     }
 
-    /// The number of blocks that fit according to the measurement of an attempt, before any attempt
-    /// was refused memory.
+    /// The number of blocks that fit according to the measurement of an attempt, before any
+    /// attempt was refused memory.
     pub fn measured(&self) -> Option<usize> {
         self.attempts.measured()
     }

@@ -27,8 +27,8 @@ pub enum Effect<P: Parts> {
     Size(Size<P>),
     /// Stop the actor of an attempt that has reported its outcome.
     EndProfile,
-    /// Make the engine fail if the device is lost. Any other action would be useless then, and the
-    /// runtime takes over.
+    /// Make the engine fail if the device is lost. Any other action would be useless then, and
+    /// the runtime takes over.
     CheckDevice,
     /// End a failed attempt's threads and take back its memory.
     /// [`TakenBack`](super::Input::TakenBack) follows.

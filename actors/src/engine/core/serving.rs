@@ -150,8 +150,8 @@ impl<P: Parts> Serving<P> {
         step.effect(Effect::Start(start));
     }
 
-    /// Whether an injected fault refuses memory to a step of the current attempt. That happens once
-    /// per attempt.
+    /// Whether an injected fault refuses memory to a step of the current attempt. That
+    /// happens once per attempt.
     fn refuses_a_step(&mut self, step: &Step<'_, P>) -> bool {
         let number = step.log.number();
         let is_due = step.rules.faults.is_due(profile::Phase::Serve, number) && self.injected != Some(number);

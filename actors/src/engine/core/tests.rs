@@ -1,5 +1,5 @@
-//! Tests of the engine state machine, which compare its effects as text. All owned data is replaced
-//! by names.
+//! Tests of the engine state machine, which compare its effects as text. All owned data
+//! is replaced by names.
 
 use bursar_budgets::{Bytes, DeviceError};
 use bursar_kernels::KernelError;

@@ -11,9 +11,9 @@ pub enum Input {
     MayGrow(usize),
     /// Whether the scheduler serves (`true`) or is being replaced.
     Serving(bool),
-    /// Serving was refused memory and is stopped. Shrink to at most this many blocks, permanently.
-    /// If the pool is already this small, shrink by five per cent, so that the refused work finds
-    /// memory.
+    /// Serving was refused memory and is stopped. Shrink to at most this many blocks,
+    /// permanently. If the pool is already this small, shrink by five per cent, so that the
+    /// refused work finds memory.
     Cap(usize),
     /// Serving is stopped until pending orders are carried out.
     Pause,
@@ -62,8 +62,8 @@ pub struct PoolCore {
 }
 
 impl PoolCore {
-    /// A pool of `most` blocks that never shrinks below `floor`, and grows up to `limit` with
-    /// borrowed memory.
+    /// A pool of `most` blocks that never shrinks below `floor`, and grows up to
+    /// `limit` with borrowed memory.
     pub fn new(floor: usize, most: usize, limit: usize) -> Self {
         let (floor, limit) = (floor.min(most), limit.max(most));
         PoolCore {
@@ -164,8 +164,8 @@ impl PoolCore {
             self.quiet = false;
             return None;
         };
-        // The number is set at once, so that a scheduler that restarts during the change starts
-        // with this size.
+        // The number is set at once, so that a scheduler that restarts during the change
+        // starts with this size.
         self.blocks = to;
         self.under_way = Some(Change::Shrink { to });
         self.under_way

@@ -25,8 +25,8 @@ pub(crate) fn advice(
     let (kv, page) = (question.options.kv(), question.place.page);
     let least = needs.memory_plan_with(least_blocks(&needs, &kv, page)).total();
     let available = least.saturating_sub(missing).min(room.unwrap_or(Bytes::MAX));
-    // A fraction that the user set applied to the memory that was available then. Now the minimum
-    // is enough.
+    // A fraction that the user set applied to the memory that was available then. Now
+    // the minimum is enough.
     let options = question.options.clone().with_all_memory();
     let place = MemoryState { is_host: question.place.is_host, ..MemoryState::of_available(available, page) };
     let scarce = Question { options: &options, place, ..*question };
@@ -84,8 +84,8 @@ mod tests {
         let (knobs, _) = asked(&sized, Some(Bytes::mib(4)));
         assert!(knobs.len() > 1 && knobs.iter().all(|knob| knob.to.is_none()), "{knobs:?}");
         assert!(kv(&asked(&sized, Some(least - page)).0).is_none());
-        // A fixed size is suggested in the unit in which the user set it, and fits the available
-        // memory.
+        // A fixed size is suggested in the unit in which the user set it, and
+        // fits the available memory.
         for (pinned, name) in [
             (LoadOptions { kv_tokens: Some(1 << 20), ..sized.clone() }, "kv_tokens"),
             (LoadOptions { kv_bytes: Some(Bytes::gib(2)), ..sized.clone() }, "kv_bytes"),

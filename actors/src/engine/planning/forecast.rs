@@ -78,8 +78,8 @@ pub struct Forecast {
     pub available: Bytes,
     /// Bytes left by all claimants, without the canary. 0 if the model does not fit.
     pub free: Bytes,
-    /// Why the model will not become READY even if no other process takes memory. `None` if it
-    /// will.
+    /// Why the model will not become READY even if no other process takes memory.
+    /// `None` if it will.
     pub unfit: Option<Box<Unfit>>,
 }
 

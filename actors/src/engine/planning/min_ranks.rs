@@ -1,5 +1,5 @@
-//! The smallest number of devices that a model fits on, by plan: numbers of ranks are tried from
-//! one on.
+//! The smallest number of devices that a model fits on, by plan: numbers of ranks are
+//! tried from one on.
 
 use std::fmt;
 
@@ -104,9 +104,9 @@ pub struct PlacementQuery<'q> {
 }
 
 impl PlacementQuery<'_> {
-    /// Tries numbers of devices from one on. `at` takes a number of devices. It returns the target
-    /// of a rank and the memory of the device with the least available memory, or `None` if there
-    /// are fewer devices.
+    /// Tries numbers of devices from one on. `at` takes a number of devices. It returns the
+    /// target of a rank and the memory of the device with the least available memory, or `None`
+    /// if there are fewer devices.
     ///
     /// # Errors
     /// [`StartError::NoRanksFit`], or any other error of a plan.

@@ -51,8 +51,8 @@ pub struct Suggestion {
     pub name: String,
     /// Its current value, lowered to the limits of the model and its image processor.
     pub from: Change,
-    /// The nearest value with which the plan fits while all other knobs stay the same. `None` if no
-    /// value does.
+    /// The nearest value with which the plan fits while all other knobs stay the same. `None`
+    /// if no value does.
     pub to: Option<Change>,
     /// The setting that replaces the current setting of that name. `None` if there is no suggested
     /// value, and for the device's memory.
@@ -136,8 +136,8 @@ const PICTURE_TOKENS_LEAST: u64 = 16;
 /// Upper bound in MiB of the search for a capacity, which is more than any device has.
 const TOTAL_MIB_MOST: u64 = 1 << 30;
 
-/// The fraction of [`KvShare::expected_of`](crate::profile::KvShare::expected_of) for a host
-/// device.
+/// The fraction of [`KvShare::expected_of`](crate::profile::KvShare::expected_of)
+/// for a host device.
 const HOST_FRACTION: f64 = 0.9;
 
 impl Question<'_> {
@@ -209,8 +209,8 @@ impl Search<'_> {
         Some(self.suggestion("canary", Change::Size(now), to.map(Change::Size), frees))
     }
 
-    /// The limits that can be lowered. Pictures are limited in the unit that the user set, or in
-    /// pixels.
+    /// The limits that can be lowered. Pictures are limited in the unit that the user
+    /// set, or in pixels.
     fn limits(&self) -> Vec<Limit> {
         let Envelope {
             context_tokens, sequences, step_tokens, picture_patches, largest_pictures, launch_patches, ..
@@ -251,8 +251,8 @@ impl Search<'_> {
         let (shape, place, kv) = (self.needs.kv_shape, self.question.place, self.question.options.kv());
         let context = self.inputs.envelope.context_tokens.next_multiple_of(BLOCK_TOKENS) as u64;
         let bytes = |tokens: u64| KvMemory::bytes(shape, (tokens as usize).div_ceil(BLOCK_TOKENS), place.page);
-        // To grow, only the minimum is tried. To shrink, the search finds the largest value that
-        // fits.
+        // To grow, only the minimum is tried. To shrink, the search finds the
+        // largest value that fits.
         let nearest = |now: u64, least: u64, step: u64, fits: &dyn Fn(u64) -> bool| {
             if now < least {
                 Some(least.div_ceil(step)).filter(|steps| fits(*steps))

@@ -1,4 +1,5 @@
-//! Every known name is understood, contradictions are never silent, and unknown names are refused.
+//! Tests that every known name is accepted, that contradictions are reported, and that unknown
+//! names are refused.
 
 use bursar_budgets::{Bytes, Hint};
 use serde_json::json;
@@ -11,7 +12,7 @@ fn read(json: Value) -> Result<Knobs, KnobError> {
     Knobs::from_settings(map)
 }
 
-/// Two different values of this kind.
+/// Returns two different values of this kind.
 fn values(kind: Kind) -> [Value; 2] {
     match kind {
         Kind::Count(_) | Kind::CountOrNone(_) => [json!(640), json!("641")],

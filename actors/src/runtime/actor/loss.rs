@@ -22,8 +22,8 @@ impl RuntimeState {
         self.device().memory().err().filter(DeviceError::is_lost)
     }
 
-    /// Reports the loss to every request and ends the engines of `models`. A
-    /// [`RuntimeMessage::DeviceMade`] follows.
+    /// Reports the loss to every request and ends the engines of
+    /// `models`. A [`RuntimeMessage::DeviceMade`] follows.
     pub(super) fn lose_device(
         &self,
         myself: &ActorRef<RuntimeMessage>,
@@ -34,8 +34,8 @@ impl RuntimeState {
         metric::DEVICE_LOSSES_TOTAL.add(&DeviceLabel::of(self.device().as_ref()), 1);
         let reason: Arc<str> = error.to_string().into();
         self.settings.mailbox().events().tell(Event::DeviceLost { reason: error.to_string() });
-        // This comes first: a request that notices the end of its actors must not take it for an
-        // ordinary death.
+        // This comes first: a request that notices the end of its actors must not take it
+        // for an ordinary death.
         self.shown.losses.send_modify(|losses| *losses = Losses { count: losses.count + 1, reason });
         let engines: Vec<_> = models.iter().map(|name| self.engines[name].place()).collect();
         // Sleeping models stay asleep.

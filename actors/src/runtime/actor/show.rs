@@ -29,8 +29,8 @@ impl Known {
 }
 
 impl Engine {
-    /// Records the labels once the model has been READY. A model that stopped by itself was READY
-    /// before.
+    /// Records the labels once the model has been READY. A model that stopped by
+    /// itself was READY before.
     pub(super) fn publish_known(&mut self) {
         let weight_store = &self.arguments.weight_store;
         let was_ready = matches!(*self.arguments.status.look(), Status::Ready(_) | Status::Stopped { .. });

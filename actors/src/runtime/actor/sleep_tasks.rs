@@ -225,8 +225,8 @@ async fn drain(arguments: &EngineArguments, level: Option<SleepLevel>, within: D
     Ok(())
 }
 
-/// Releases the device memory of weights that no thread uses any more. Returns the sleep level that
-/// was reached.
+/// Releases the device memory of weights that no thread uses any more. Returns the sleep
+/// level that was reached.
 async fn put_weights_away(arguments: &EngineArguments, level: Option<SleepLevel>) -> SleepLevel {
     let EngineArguments { label, budget, weight_store, kept, .. } = arguments;
     if level != Some(SleepLevel::Level2) {
@@ -256,8 +256,8 @@ pub(super) fn await_ready(
     load: u64,
     arguments: &EngineArguments,
 ) -> impl Future<Output = ()> + use<> {
-    // After a failed wake, the status may again show the actors that served last. Their generation
-    // is below `first`.
+    // After a failed wake, the status may again show the actors that served last. Their
+    // generation is below `first`.
     let (mut status, first) = (arguments.status.watch(), arguments.serving_generation(0));
     let is_ready = move |status: &Status| matches!(status, Status::Ready(serving) if serving.generation >= first);
     let is_settled = |status: &Status| matches!(status, Status::Ready(_) | Status::NotWoken(_)) || status.is_over();

@@ -23,8 +23,8 @@ pub enum Effect<P: Parts> {
         generation: u64,
         order: P::LoadRequest,
     },
-    /// Report that a dead engine restarts, and release its memory. Then, after the wait, send
-    /// [`Respawn`](super::Input::Respawn).
+    /// Report that a dead engine restarts, and release its memory. Then, after
+    /// the wait, send [`Respawn`](super::Input::Respawn).
     RespawnAfter { name: String, load: u64, death: u64, wait: Duration, reason: String },
     /// Start another engine of a model.
     Respawn { name: String, generation: u64 },
@@ -57,8 +57,8 @@ pub enum Effect<P: Parts> {
     /// Start another budget. If it dies during its start, [`BudgetDied`](super::Input::BudgetDied)
     /// follows before any other input.
     SpawnBudget,
-    /// Report the loss of the device to every request, end everything on the device, and create a
-    /// successor. [`DeviceMade`](super::Input::DeviceMade) follows.
+    /// Report the loss of the device to every request, end everything on the device, and create
+    /// a successor. [`DeviceMade`](super::Input::DeviceMade) follows.
     LoseDevice {
         error: DeviceError,
         /// The models whose engines end. All other models are ending already.
@@ -67,8 +67,7 @@ pub enum Effect<P: Parts> {
         replace: bool,
     },
     /// Publish a device and start a budget for it, in place of the lost device and its budget.
-    /// Everything that models keep for their engines belongs to the lost device
-    /// and is replaced.
+    /// Everything that models keep for their engines belongs to the lost device and is replaced.
     TakeDevice(P::Device),
     /// End the runtime and everything that it supervises with an error.
     Fail { reason: String },
@@ -86,9 +85,9 @@ pub enum Effect<P: Parts> {
         /// the time doubles with each of them.
         stayed_busy: u32,
     },
-    /// End a model's engine and release its device memory. The weights move to the host memory that
-    /// was leased for them, unless `level` is level 2. [`FellAsleep`](super::Input::FellAsleep)
-    /// follows.
+    /// End a model's engine and release its device memory. The weights
+    /// move to the host memory that was leased for them, unless `level` is
+    /// level 2. [`FellAsleep`](super::Input::FellAsleep) follows.
     ReleaseEngine {
         name: String,
         load: u64,
@@ -124,8 +123,8 @@ pub enum Effect<P: Parts> {
     /// Collect idle reports of all models. [`IdleReports`](super::Input::IdleReports) follows,
     /// before any other input.
     ReportIdle,
-    /// Collect idle reports again when one of these models has no more requests, or after this
-    /// time.
+    /// Collect idle reports again when one of these models has no more requests,
+    /// or after this time.
     ReportIdleLater { busy: Vec<String>, within: Duration },
     /// Answer a caller that waited for a model to sleep.
     AnswerSleeper {

@@ -15,8 +15,8 @@ pub struct Model<W, S> {
     pub sleep_state: SleepState<S>,
     /// The model is put to sleep when it has had no request for this long.
     pub sleep_after: Option<Duration>,
-    /// Number of times in a row that the model had to make room and its requests did not end in
-    /// time.
+    /// Number of times in a row that the model had to make room and its requests did
+    /// not end in time.
     pub stayed_busy: u32,
     life: Life,
     /// Callers that wait for the end of the model. `Some` once the model was let go.
@@ -76,8 +76,8 @@ impl<W, S> Model<W, S> {
         }
     }
 
-    /// Whether the model takes no more requests: it was unloaded, its loader gave up, or the
-    /// runtime shuts down.
+    /// Whether the model takes no more requests: it was unloaded, its loader gave up, or
+    /// the runtime shuts down.
     pub fn is_forgotten(&self) -> bool {
         self.forgotten.is_some()
     }

@@ -98,10 +98,10 @@ impl<P: Parts> RuntimeCore<P> {
         self.admit_waiting();
     }
 
-    /// Lets the first model in the queue try to start, once no other model is in transition. If
-    /// that model was tried already and did not fit, an idle report is requested to find a model
-    /// that could make room. If models do not make room for other models, no model waits for
-    /// another.
+    /// Lets the first model in the queue try to start, once no other model is in
+    /// transition. If that model was tried already and did not fit, an idle report is
+    /// requested to find a model that could make room. If models do not make room for other
+    /// models, no model waits for another.
     fn admit_waiting(&mut self) {
         if self.lost.is_some() {
             return;
@@ -209,8 +209,8 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Called when a model did not start. `may_fit` says whether it would fit without another
-    /// model.
+    /// Called when a model did not start. `may_fit` says whether it would
+    /// fit without another model.
     pub(super) fn not_woken(&mut self, name: String, may_fit: bool) {
         let may_wait = may_fit && self.rules.turn.is_some();
         let Some(model) = self.models.get_mut(&name).filter(|model| model.is_going()) else { return };
@@ -343,8 +343,8 @@ impl<P: Parts> RuntimeCore<P> {
         self.answer_sleepers(sleepers, Err(SleepError::Stopped { reason: "it has ended".into() }));
     }
 
-    /// Tries waiting models again, because there may be room after a model has gone or its device
-    /// was replaced.
+    /// Tries waiting models again, because there may be room after a model has gone or
+    /// its device was replaced.
     pub(super) fn admit_waiting_again(&mut self) {
         self.try_again();
         self.admit_waiting();

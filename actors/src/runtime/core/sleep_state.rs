@@ -54,8 +54,8 @@ pub struct Releasing<S> {
 
 /// Next state of a model whose memory has been released.
 pub enum Next<S> {
-    /// The model sleeps, for the first reason. If there is a second reason, it wakes up again at
-    /// once.
+    /// The model sleeps, for the first reason. If there is a second reason, it wakes
+    /// up again at once.
     Sleep(SleepReason, Option<WakeReason>),
     /// The model stays asleep, because it could not wake up.
     StayAsleep,

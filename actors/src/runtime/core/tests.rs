@@ -1,5 +1,5 @@
-//! Scenarios of a runtime, with the effects that they cause. Loads, waiters and devices are only
-//! names.
+//! Scenarios of a runtime, with the effects that they cause. Loads, waiters and
+//! devices are only names.
 
 use super::*;
 

@@ -125,8 +125,8 @@ pub(in super::super) struct Blas {
     calls: Arc<Calls>,
     handle: Handle,
     device: Arc<CudaDevice>,
-    /// The algorithms measured on this device, for all lanes, including lanes that replace a lane
-    /// that died.
+    /// The algorithms measured on this device, for all lanes, including lanes that replace
+    /// a lane that died.
     measured: Mutex<BTreeMap<GemmProblem, GemmAlgorithm>>,
     /// Ungated GEMMs of many rows for which this project's kernel is faster.
     ours: Mutex<BTreeSet<GemmProblem>>,
@@ -136,8 +136,8 @@ pub(in super::super) struct Blas {
 
 // SAFETY: the library documents that several threads may use a handle at the same time.
 unsafe impl Send for Blas {}
-// SAFETY: the library documents that several threads may use a handle at the same time; locks guard
-// all other state.
+// SAFETY: the library documents that several threads may use a handle at the same time; locks
+// guard all other state.
 unsafe impl Sync for Blas {}
 
 /// An object created by the library: a description, a layout or a preference.
@@ -231,16 +231,16 @@ impl Blas {
     }
 
     pub(super) fn set<T: Copy>(&self, desc: &Object, attribute: i32, value: T) -> Result<(), DeviceError> {
-        // SAFETY: the value has the attribute's size, because each caller passes a value of the
-        // attribute's type.
+        // SAFETY: the value has the attribute's size, because each caller passes a value
+        // of the attribute's type.
         let set = unsafe { (self.calls.desc_set)(desc.raw, attribute, (&raw const value).cast(), size_of::<T>()) };
         said("cublasLtMatmulDescSetAttribute", set)
     }
 
     fn prefer<T: Copy>(&self, preference: &Object, attribute: i32, value: T) -> Result<(), DeviceError> {
         let set = self.calls.preference_set;
-        // SAFETY: the value has the attribute's size, because each caller passes a value of the
-        // attribute's type.
+        // SAFETY: the value has the attribute's size, because each caller passes a value
+        // of the attribute's type.
         let set = unsafe { set(preference.raw, attribute, (&raw const value).cast(), size_of::<T>()) };
         said("cublasLtMatmulPreferenceSetAttribute", set)
     }
@@ -365,8 +365,8 @@ fn find(candidates: &[PathBuf], folders: &[PathBuf]) -> Result<Calls, OpenError>
     for candidate in candidates {
         // SAFETY: the file is a library by NVIDIA, whose initializers may run at any time.
         let Ok(library) = (unsafe { Library::new(candidate) }) else { continue };
-        // SAFETY: the file is named like cuBLASLt; a library without one of the functions is
-        // refused.
+        // SAFETY: the file is named like cuBLASLt; a library without one of
+        // the functions is refused.
         match unsafe { Calls::of(library) } {
             Ok(calls) => return Ok(calls),
             Err(error) => {

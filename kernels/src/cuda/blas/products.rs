@@ -4,9 +4,9 @@
 //! proposal is often not the fastest. During autotuning (in the stress before READY, whose results
 //! are discarded), each new GEMM of many rows runs all proposals and keeps the fastest. At the end
 //! of autotuning, the GEMMs met so far are measured with few rows (`autotune.rs`). Afterwards, a
-//! size that was not measured uses the algorithm of the next larger measured size that supports it,
-//! so no kernel of the library is loaded while serving. Only a GEMM that autotuning never met takes
-//! the first proposal.
+//! size that was not measured uses the algorithm of the next larger measured size that supports
+//! it, so no kernel of the library is loaded while serving. Only a GEMM that autotuning never met
+//! takes the first proposal.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -58,8 +58,8 @@ const KEPT_MAX: usize = 4096;
 pub(in super::super) struct GemmProblem {
     #[serde(rename = "numbers")]
     pub scheme: QuantScheme,
-    /// Half of the features are gates for the other half, so only half as many features are
-    /// written.
+    /// Half of the features are gates for the other half, so only half as
+    /// many features are written.
     pub gates: bool,
     pub out_features: usize,
     pub in_features: usize,
@@ -353,8 +353,8 @@ fn measured_for(blas: &Blas, product: GemmProblem) -> Option<Algorithm> {
     }
 }
 
-/// The algorithm of the next larger measured GEMM that supports this one too, otherwise of the next
-/// smaller one.
+/// The algorithm of the next larger measured GEMM that supports this one too, otherwise of
+/// the next smaller one.
 fn tuned_for(blas: &Blas, described: &Described, places: GemmOperands) -> Option<Algorithm> {
     let (measured, product) = (blas.measured(), described.product);
     let alike = |rows| GemmProblem { rows, ..product };
@@ -403,8 +403,8 @@ impl Described {
                 if product.has_bias {
                     blas.set(&desc, number::DESC_BIAS_TYPE, activation)?;
                 }
-                // An algorithm may be checked before the scales have an address. This placeholder
-                // is not read.
+                // An algorithm may be checked before the scales have an address. This
+                // placeholder is not read.
                 for pointer in [number::DESC_A_SCALE_POINTER, number::DESC_B_SCALE_POINTER] {
                     blas.set(&desc, pointer, SOME_ADDRESS)?;
                 }
@@ -421,8 +421,8 @@ impl Described {
         })
     }
 
-    /// Whether an algorithm that was measured for another size or in another start supports this
-    /// GEMM within `workspace_bytes`.
+    /// Whether an algorithm that was measured for another size or in another start supports
+    /// this GEMM within `workspace_bytes`.
     pub(in super::super) fn is_served_by(&self, blas: &Blas, algorithm: &Algorithm, workspace_bytes: usize) -> bool {
         blas.serves(&self.operands(), algorithm, workspace_bytes)
     }

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-/// File names of cuBLASLt, newest version first. The few functions used here are the same in all
-/// versions.
+/// File names of cuBLASLt, newest version first. The few functions used here are the
+/// same in all versions.
 pub(super) const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
 
-/// Folders in which cuBLASLt, and NCCL if it is needed, are searched for, in addition to the
-/// system's folders.
+/// Folders in which cuBLASLt, and NCCL if it is needed, are searched for, in addition
+/// to the system's folders.
 ///
 /// This type does not read the environment. `bursar` fills it from `BURSAR_CUDA_LIB`, `CUDA_HOME`,
 /// `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`.

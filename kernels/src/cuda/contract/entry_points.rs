@@ -56,8 +56,8 @@ pub(in crate::cuda) struct EntryPoint {
     pub waits: bool,
 }
 
-/// A value `F` for each entry point, for one activation type. In a launch, `F` is the loaded
-/// function.
+/// A value `F` for each entry point, for one activation type. In a launch, `F`
+/// is the loaded function.
 pub(in crate::cuda) struct EntryPoints<F> {
     pub add_experts: F,
     pub add_experts_rms_norm: F,

@@ -7,8 +7,8 @@
 
 use super::sizes::{FewRows, HeadDim, PackedHeadDim};
 
-/// Threads that execute one `wgmma` instruction together on Hopper, and rows of the product that
-/// they compute.
+/// Threads that execute one `wgmma` instruction together on Hopper, and rows of the
+/// product that they compute.
 const WARPGROUP: usize = 128;
 const WGMMA_ROWS: usize = 64;
 
@@ -57,8 +57,8 @@ contract! {
         const BLOCK_TOKENS: usize = crate::BLOCK_TOKENS;
         /// Value that is written in place of a token when no token could be chosen.
         const NO_CHOICE: u32 = crate::ops::argmax::NO_CHOICE;
-        /// Bit of a token id: if it is set, the other bits are an index into the tokens that the
-        /// previous step chose.
+        /// Bit of a token id: if it is set, the other bits are an index into the tokens that
+        /// the previous step chose.
         const PREVIOUS: u32 = crate::input_token::PREVIOUS;
         /// Cache slot of padding rows of a captured graph. Their keys and values are not written.
         const NO_SLOT: u32 = crate::ops::rotary_kv_write::NO_SLOT;
@@ -121,8 +121,8 @@ contract! {
     mod rotary {
         /// Maximum threads per thread block.
         const THREADS_MAX: usize = 320;
-        /// Maximum number of position axes. A launch passes the number of element pairs per axis by
-        /// value.
+        /// Maximum number of position axes. A launch passes the number of element pairs
+        /// per axis by value.
         const AXES_MAX: usize = 4;
         /// Maximum number of query and key heads that are normalized.
         const NORMED_HEADS_MAX: usize = 256;
@@ -144,8 +144,8 @@ contract! {
         const THREADS: usize = EXPERTS_MAX;
     }
 
-    /// route_normed.cu: one cluster for all rows, with some experts per thread block. It accepts up
-    /// to `route::FEW_ROWS` rows.
+    /// route_normed.cu: one cluster for all rows, with some experts per thread block. It accepts
+    /// up to `route::FEW_ROWS` rows.
     mod route_normed {
         /// Thread blocks per cluster.
         const CLUSTER: usize = 8;
@@ -205,8 +205,8 @@ contract! {
     mod patchify {
         /// Maximum threads per thread block.
         const THREADS_MAX: usize = 256;
-        /// Adjacent pixels per thread if the side of a patch is even. If the side is odd, a thread
-        /// takes one pixel.
+        /// Adjacent pixels per thread if the side of a patch is even. If the side is odd, a
+        /// thread takes one pixel.
         const PIXELS: usize = 4;
         /// Number of color channels.
         const CHANNELS: usize = crate::ops::patchify::CHANNELS;
@@ -288,8 +288,8 @@ contract! {
         const PAGED_THREADS: usize = threads(PAGED_QUERIES);
         /// Bytes of dynamic shared memory.
         const PAGED_SHARED_BYTES: usize = shared_bytes(PAGED_HEAD_DIM, PAGED_QUERIES, PAGED_KEYS);
-        /// Threads per thread block over a cache in E4M3. An additional warpgroup widens the keys
-        /// and values.
+        /// Threads per thread block over a cache in E4M3. An additional warpgroup widens
+        /// the keys and values.
         const PAGED_E4M3_THREADS: usize = PAGED_THREADS + 128;
         /// Bytes of dynamic shared memory over a cache in E4M3, which adds stages for the keys and
         /// values to be widened.
@@ -323,8 +323,8 @@ contract! {
         fn packed_threads(head_dim) -> usize {
             threads(packed_queries(head_dim))
         }
-        /// Bytes of dynamic shared memory. Columns are rounded up to 16, the depth of the tensor
-        /// core products.
+        /// Bytes of dynamic shared memory. Columns are rounded up to 16, the depth of
+        /// the tensor core products.
         fn packed_shared_bytes(head_dim) -> usize {
             let columns = head_dim.elements().next_multiple_of(16);
             shared_bytes(columns, packed_queries(head_dim), packed_keys(head_dim))
@@ -347,16 +347,16 @@ contract! {
         const TEAM: usize = 2;
         /// Threads of a thread block that multiply.
         const MULTIPLIERS: usize = 2 * WARPGROUP;
-        /// Threads per thread block: those that multiply, one warp that copies and one warp that
-        /// writes the output.
+        /// Threads per thread block: those that multiply, one warp that copies and one warp
+        /// that writes the output.
         const THREADS: usize = MULTIPLIERS + 2 * 32;
         /// Maximum number of pipeline stages.
         const STAGES_MAX: usize = 40;
-        /// Bytes of shared memory for barriers (two per stage) and for values that the threads of a
-        /// block exchange.
+        /// Bytes of shared memory for barriers (two per stage) and for values that the threads
+        /// of a block exchange.
         const BARRIER_BYTES: usize = 2 * 8 * STAGES_MAX + 64;
-        /// Maximum number of streams that may launch at the same time. Each stream has separate
-        /// counters.
+        /// Maximum number of streams that may launch at the same time. Each
+        /// stream has separate counters.
         const STREAMS: usize = 8;
         /// Counters per stream, one per tile.
         const STREAM_COUNTERS: usize = 4096;
@@ -430,8 +430,8 @@ contract! {
         const PADDED: usize = 4;
     }
 
-    /// linear_e4m3.cu: GEMMs of FP8 weights on GPU generations that have no other kernels for FP8
-    /// weights.
+    /// linear_e4m3.cu: GEMMs of FP8 weights on GPU generations that have no other
+    /// kernels for FP8 weights.
     mod linear_e4m3 {
         /// Features per thread block of the kernel for few rows.
         const FEW_FEATURES: usize = 16;
@@ -481,8 +481,8 @@ contract! {
 
     /// linear_gated_hopper.cu: GEMMs of many rows.
     mod linear_many {
-        /// Thread blocks per cluster. They compute tiles of adjacent rows and share the weights of
-        /// these tiles.
+        /// Thread blocks per cluster. They compute tiles of adjacent rows and share the
+        /// weights of these tiles.
         const CLUSTER: usize = 2;
         /// Warpgroups per thread block that multiply; one more warpgroup copies.
         const MULTIPLIERS: usize = 2;
@@ -498,8 +498,8 @@ contract! {
         const THREADS: usize = (MULTIPLIERS + 1) * WARPGROUP;
         /// Pipeline stages of the ring.
         const STAGES: usize = 4;
-        /// Bytes of dynamic shared memory: the stages, and two output boxes for each multiplying
-        /// warpgroup.
+        /// Bytes of dynamic shared memory: the stages, and two output boxes
+        /// for each multiplying warpgroup.
         const SHARED_BYTES: usize =
             (STAGES * (TILE_ROWS + TILE_WEIGHTS) * STEP_COLUMNS + 2 * MULTIPLIERS * BOX * BOX) * ACTIVATION;
     }
@@ -517,8 +517,8 @@ contract! {
         const NO_MASK: u32 = crate::sampling::NO_MASK;
         /// Marks a row whose token is to be chosen, not given.
         const NONE_GIVEN: u32 = crate::sampling::NONE_GIVEN;
-        /// Index of the list of forbidden tokens. The starts of the lists are laid out in the order
-        /// of these indexes.
+        /// Index of the list of forbidden tokens. The starts of the lists are laid out in the
+        /// order of these indexes.
         const LIST_FORBIDDEN: usize = crate::sampling::SampleList::Forbidden as usize;
         /// Index of the list of tokens with a bias.
         const LIST_BIASED: usize = crate::sampling::SampleList::Biased as usize;
@@ -537,8 +537,8 @@ contract! {
         /// Threads per thread block of the kernel that copies the tokens chosen by the previous
         /// step, one token per thread.
         const PREVIOUS_THREADS: usize = 256;
-        /// Threads per thread block of the kernels that process one slice of a row per thread
-        /// block.
+        /// Threads per thread block of the kernels that process one slice of a
+        /// row per thread block.
         const SLICE_THREADS: usize = 256;
         /// Threads of the thread block that plans a row.
         const PLAN_THREADS: usize = 512;
@@ -559,16 +559,16 @@ contract! {
         /// Bytes of scratch per row that do not depend on the number of slices: the plan, two
         /// lists, and the weights and counts of the bins.
         const ROW_BYTES: usize = PLAN_BYTES + 2 * LIST * 8 + BINS * (8 + 4);
-        /// Bytes of scratch per slice: its weight, its facts, and two sets of the largest logits of
-        /// its groups.
+        /// Bytes of scratch per slice: its weight, its facts, and two sets of the largest
+        /// logits of its groups.
         const SLICE_BYTES: usize = 8 + FACTS_BYTES + 2 * (SLICE / GROUP) * 4;
         /// The bytes of a row are rounded up to a multiple of this number.
         const ROW_ALIGNMENT: usize = 128;
     }
 }
 
-/// Threads per thread block of attention on Hopper: one warpgroup for each 64 query vectors, and
-/// one that copies.
+/// Threads per thread block of attention on Hopper: one warpgroup for each 64 query vectors,
+/// and one that copies.
 const fn threads(queries: usize) -> usize {
     (queries / WGMMA_ROWS + 1) * WARPGROUP
 }

@@ -1,5 +1,5 @@
-//! Sizes that kernels are compiled for. Each is a template parameter on the device and a suffix of
-//! the kernel's name.
+//! Sizes that kernels are compiled for. Each is a template parameter on the device and a suffix
+//! of the kernel's name.
 
 use std::ops::Index;
 
@@ -119,12 +119,12 @@ impl<T> Index<FewRows> for ByFewRows<T> {
     }
 }
 
-/// Maximum number of rows of x per thread block, for each of `linear_e4m3.cu`'s kernels for few
-/// rows.
+/// Maximum number of rows of x per thread block, for each of `linear_e4m3.cu`'s
+/// kernels for few rows.
 pub(in crate::cuda) const TILED_ROWS: [usize; 3] = [8, 16, 32];
 
-/// Number of places (positions in the list of choices sorted by expert) per tile of
-/// `experts_few.cu`.
+/// Number of places (positions in the list of choices sorted by expert)
+/// per tile of `experts_few.cu`.
 pub(in crate::cuda) const PLACES: [usize; 4] = [8, 16, 24, 32];
 
 /// Number of features per tile of `gate_up_middle.cu`. A tile has this many rows of the gate weight

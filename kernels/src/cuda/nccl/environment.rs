@@ -21,16 +21,16 @@ pub fn keep_multicast_off() -> bool {
     }
     for (name, value) in DEFAULTS {
         if std::env::var_os(name).is_none() {
-            // SAFETY: no other thread exists that could read or write the environment at the same
-            // time.
+            // SAFETY: no other thread exists that could read or write the environment
+            // at the same time.
             unsafe { std::env::set_var(name, value) };
         }
     }
     true
 }
 
-/// Whether this process has a single thread. Returns `false` if the operating system does not
-/// report the number.
+/// Whether this process has a single thread. Returns `false` if the operating system does
+/// not report the number.
 fn is_single_threaded() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
 }

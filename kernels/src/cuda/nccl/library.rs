@@ -57,8 +57,8 @@ macro_rules! calls {
             /// # Safety
             /// The library is NCCL.
             unsafe fn of(library: Library) -> Result<Self, libloading::Error> {
-                // SAFETY: the symbols have these types in NCCL, and the caller guarantees that the
-                // library is NCCL.
+                // SAFETY: the symbols have these types in NCCL, and the caller guarantees that
+                // the library is NCCL.
                 unsafe {
                     $(let $field = *library.get($symbol)?;)*
                     let text = *library.get(b"ncclGetErrorString")?;
@@ -156,9 +156,9 @@ impl Calls {
         if unsafe { (self.version)(&mut version) } == number::SUCCESS { version } else { 0 }
     }
 
-    /// Turns a result code into an error. `device` is the device that the call concerned. NCCL
-    /// returns the same code for all CUDA errors, so the device is asked whether it is lost or out
-    /// of memory.
+    /// Turns a result code into an error. `device` is the device that the call concerned.
+    /// NCCL returns the same code for all CUDA errors, so the device is asked whether it is
+    /// lost or out of memory.
     pub(super) fn said(&self, call: &'static str, result: i32, device: Option<&CudaDevice>) -> Result<(), DeviceError> {
         if matches!(result, number::SUCCESS | number::IN_PROGRESS) {
             return Ok(());
@@ -176,14 +176,14 @@ impl Calls {
 
     /// NCCL's message for a result code.
     pub(super) fn words(&self, result: i32) -> String {
-        // SAFETY: the function accepts any number, and returns a text that lives as long as the
-        // library.
+        // SAFETY: the function accepts any number, and returns a text that lives as
+        // long as the library.
         let text = unsafe { (self.text)(result) };
         if text.is_null() {
             return format!("result {result}");
         }
-        // SAFETY: the pointer is not null, and NCCL's messages are C strings that live as long as
-        // the library.
+        // SAFETY: the pointer is not null, and NCCL's messages are C strings that live as
+        // long as the library.
         format!("{} ({result})", unsafe { CStr::from_ptr(text) }.to_string_lossy())
     }
 }

@@ -181,8 +181,8 @@ impl NcclLink {
             copy_rows(&cuda.stream, ByteRows::of(&partial), sums, [count, width])?;
             self.launch(cuda, "ncclAllReduce", |calls, communicator, stream| {
                 let (elements, kind) = (count * columns, number_of(dtype));
-                // SAFETY: `count` rows were copied there before, and the communicator and the
-                // stream are alive.
+                // SAFETY: `count` rows were copied there before, and the communicator and
+                // the stream are alive.
                 unsafe { (calls.all_reduce)(data.0, data.0, elements, kind, number::SUM, communicator, stream) }
             })?;
             if call.accumulate {
@@ -209,8 +209,8 @@ impl NcclLink {
         cuda.enter()?;
         let (rows, ranks, data) = (call.part.rows(), self.rank.of(), data_at(self.memory));
         let width = bytes(call.part.dtype(), call.part.columns());
-        // Both halves together hold the parts of all ranks. A row that is too wide for this is
-        // gathered in pieces.
+        // Both halves together hold the parts of all ranks. A row that is too wide for this
+        // is gathered in pieces.
         let [rows_at_once, piece] = gathered_at_once(2 * self.half, ranks, width);
         if piece == 0 && width > 0 {
             return Err(KernelError::NoKernel { op: "all_gather" });
@@ -259,8 +259,8 @@ impl Drop for NcclLink {
     }
 }
 
-/// Returns how many rows, and how many bytes of each row, are gathered at once into `scratch` bytes.
-/// Each of `ranks` ranks contributes rows of `width` bytes.
+/// Returns how many rows, and how many bytes of each row, are gathered at once into `scratch`
+/// bytes. Each of `ranks` ranks contributes rows of `width` bytes.
 fn gathered_at_once(scratch: usize, ranks: usize, width: usize) -> [usize; 2] {
     let of_rank = scratch / ranks / UNIT * UNIT;
     let piece = width.min(of_rank);
@@ -283,8 +283,8 @@ fn refuse_shared(devices: &[Arc<CudaDevice>]) -> Result<(), DeviceError> {
     }
 }
 
-/// Writes the row numbers into the part of exchange memory where a link through kernels has its
-/// control data.
+/// Writes the row numbers into the part of exchange memory where a link through kernels
+/// has its control data.
 ///
 /// # Safety
 /// The memory is exchange memory, and nothing uses it yet.
@@ -356,8 +356,8 @@ fn warm_up(
     while !ends.iter().all(Event::is_past) {
         if began.elapsed() > patience {
             let said = format!("the first collectives did not complete within {} s", patience.as_secs_f64());
-            // Otherwise the collectives would still wait for each other when the streams are
-            // dropped.
+            // Otherwise the collectives would still wait for each other when
+            // the streams are dropped.
             shared.break_off(&[], said.clone());
             return Err(DeviceError::Driver { call: "ncclAllReduce", said });
         }
@@ -366,8 +366,8 @@ fn warm_up(
     streams.iter().try_for_each(Stream::wait)
 }
 
-/// Returns what `make` makes. Its memory counts as overhead of all of these devices until it is
-/// dropped.
+/// Returns what `make` makes. Its memory counts as overhead of all of these devices
+/// until it is dropped.
 fn counted(
     devices: &[Arc<CudaDevice>],
     make: &mut dyn FnMut() -> Result<Communicators, DeviceError>,

@@ -38,9 +38,9 @@ pub(super) struct Shared {
     calls: Arc<Calls>,
     patience: Duration,
     ranks: Vec<OfRank>,
-    /// Returns the rank whose device is lost, if there is one. A lost device must be detected
-    /// separately, because the other ranks also wait for collectives that the lost rank has already
-    /// launched.
+    /// Returns the rank whose device is lost, if there is one. A lost device must be
+    /// detected separately, because the other ranks also wait for collectives that the lost
+    /// rank has already launched.
     lost: Lost,
     /// The reason why collectives have ended, once they have.
     broken: OnceLock<String>,
@@ -70,8 +70,8 @@ struct Signals {
 }
 
 impl Watch {
-    /// Creates the handles of all ranks, in order. [`Shared::watch`] must then run in a separate
-    /// thread.
+    /// Creates the handles of all ranks, in order. [`Shared::watch`] must then run
+    /// in a separate thread.
     pub(super) fn over(
         calls: &Arc<Calls>,
         communicators: &[Communicator],
@@ -400,8 +400,8 @@ mod tests {
             come(&watches[2], 2);
             let inside = watches[1].clone();
             let launch = move || {
-                // The launch returns when the link is broken, as NCCL does when its communicator is
-                // aborted.
+                // The launch returns when the link is broken, as NCCL does when
+                // its communicator is aborted.
                 while inside.check().is_ok() {
                     thread::park_timeout(Duration::from_millis(1));
                 }

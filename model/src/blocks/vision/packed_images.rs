@@ -68,9 +68,9 @@ impl PackedImages {
         }
     }
 
-    /// Packs pictures, each with the vision cache rows for its embeddings. Patches keep the order
-    /// of their picture: merged patches row by row, and the patches of each merged patch row by
-    /// row.
+    /// Packs pictures, each with the vision cache rows for its embeddings. Patches keep the
+    /// order of their picture: merged patches row by row, and the patches of each merged
+    /// patch row by row.
     ///
     /// # Panics
     /// As [`push`](Self::push).
@@ -135,8 +135,8 @@ impl PackedImages {
         Ok(PatchPlaces { places, layout })
     }
 
-    /// Uploads the frames and cuts them into `patches` `[patches, values]`. The uploaded bytes are
-    /// freed on return.
+    /// Uploads the frames and cuts them into `patches` `[patches, values]`. The uploaded bytes
+    /// are freed on return.
     pub fn cut<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -154,8 +154,8 @@ impl PackedImages {
         scope.patchify(&pixels, self.patch, patches)
     }
 
-    /// Uploads the stretches of patches, one for each picture, within which patches attend to each
-    /// other.
+    /// Uploads the stretches of patches, one for each picture, within which patches
+    /// attend to each other.
     pub fn frames<'s, B: Backend>(&self, scope: &'s Scope<'_, B>) -> Result<Stretches<'s>, KernelError> {
         stretches(scope, &self.frame_starts)
     }

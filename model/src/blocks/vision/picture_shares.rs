@@ -49,8 +49,8 @@ pub fn exchange_rows<B: Backend>(
         let scope = scope.scope();
         let end = most.min(first + ROWS_AT_ONCE);
         let in_turn = |rows: &[u32]| rows[first.min(rows.len())..end.min(rows.len())].to_vec();
-        // All ranks send the same number of rows. A rank that has fewer rows pads with row 0, which
-        // no rank reads.
+        // All ranks send the same number of rows. A rank that has fewer rows pads with row 0,
+        // which no rank reads.
         let mut own = in_turn(rows_of[rank]);
         own.resize(end - first, 0);
         let own = scope.gather_rows(cache, &scope.upload([own.len()], &own)?)?; // [count, width]

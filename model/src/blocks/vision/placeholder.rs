@@ -1,5 +1,5 @@
-//! Pictures and videos in a prompt: one placeholder token per merged patch, and positions on three
-//! axes.
+//! Pictures and videos in a prompt: one placeholder token per merged patch, and
+//! positions on three axes.
 
 use std::cmp::Ordering;
 
@@ -239,8 +239,8 @@ mod tests {
         assert_eq!(times(3.0), [0, 1, 2, 4]);
         assert_eq!(times(8.0), [0, 0, 1, 1]);
         assert_eq!(times(24.0), [0, 0, 0, 0]);
-        // 0.6 has no exact f64 representation, but no position is rounded to less than its whole
-        // number.
+        // 0.6 has no exact f64 representation, but no position is rounded to less
+        // than its whole number.
         assert_eq!(times(0.6), [0, 6, 13, 20]);
         assert_eq!(times(f64::MIN_POSITIVE), [0, 1 << 24, 1 << 24, 1 << 24]);
     }

@@ -10,8 +10,8 @@ use crate::blocks::ConfigError;
 pub struct PlaceholderTokens {
     /// The placeholder of one merged patch of a picture.
     pub image: u32,
-    /// The placeholder of one merged patch of a video step; `None` if the checkpoint has no such
-    /// token.
+    /// The placeholder of one merged patch of a video step; `None` if the checkpoint
+    /// has no such token.
     pub video: Option<u32>,
 }
 

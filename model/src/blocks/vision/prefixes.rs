@@ -1,5 +1,5 @@
-//! Prefixes of the weights of a vision tower and its decoder in checkpoints, before and since
-//! transformers 4.52.
+//! Prefixes of the weights of a vision tower and its decoder in checkpoints, before
+//! and since transformers 4.52.
 
 use crate::weights::WeightMap;
 

@@ -1,5 +1,5 @@
-//! The released processor settings of towers with 14-pixel patches, for checkpoints that lack these
-//! files.
+//! The released processor settings of towers with 14-pixel patches, for checkpoints
+//! that lack these files.
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
-//! Pictures in the prompt of a model that numbers all tokens consecutively, whether they belong to
-//! text or pictures.
+//! Pictures in the prompt of a model that numbers all tokens consecutively, whether they belong
+//! to text or pictures.
 
 use crate::{
     MergeSize,

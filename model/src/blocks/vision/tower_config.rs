@@ -58,8 +58,8 @@ impl TowerConfig {
         MergeSize::new(self.spatial_merge_size)
     }
 
-    /// The input format of the tower, for a family whose bounds on pixels apply to each frame of a
-    /// video.
+    /// The input format of the tower, for a family whose bounds on pixels apply to each
+    /// frame of a video.
     pub fn input(&self) -> TowerInput {
         let (patch, merge, channels) = (self.patch(), self.merge(), self.in_channels);
         TowerInput { patch, merge, channels, tile: None, counts_whole_videos: false }

@@ -12,8 +12,8 @@ use crate::{
 /// Base of the frequencies. All released towers use this value.
 pub const THETA: f64 = 10_000.0;
 
-/// Refuses a `vision_config` that scales its frequencies or has another base. `place` is the prefix
-/// of its keys.
+/// Refuses a `vision_config` that scales its frequencies or has another base. `place` is the
+/// prefix of its keys.
 pub fn check(place: &str, fields: &Map<String, Value>) -> Result<(), ConfigError> {
     let rope = RopeConfig::read(place, fields, &["default", "axial"], &[])?;
     if rope != (RopeConfig { theta: THETA, ..RopeConfig::default() }) {

@@ -1,6 +1,6 @@
 //! The `config.json` that is generated for a GGUF file: its settings under the names of
-//! transformers (5.17, `integrations/ggml.py`). A setting that changes results and has no such name
-//! is refused.
+//! transformers (5.17, `integrations/ggml.py`). A setting that changes results and has no
+//! such name is refused.
 
 use serde_json::{Map, Value, json};
 
@@ -104,8 +104,8 @@ impl Config {
     }
 }
 
-/// Settings that follow from the tensors: the vocabulary size, biases, a tied head, and the type of
-/// the matrices.
+/// Settings that follow from the tensors: the vocabulary size, biases, a tied head, and the
+/// type of the matrices.
 fn of_tensors(header: &Header<'_>, fields: &mut Map<String, Value>) {
     let has = |name: &str| header.tensors.iter().any(|tensor| tensor.name == name);
     if let Some(embedding) = header.tensors.iter().find(|tensor| tensor.name == "token_embd.weight") {
@@ -118,8 +118,8 @@ fn of_tensors(header: &Header<'_>, fields: &mut Map<String, Value>) {
     let dtype = match matrices_type(header) {
         TensorType::F16 => "float16",
         TensorType::F32 if header.tensors.iter().all(|tensor| is_whole(tensor.kind)) => "float32",
-        // Quantized blocks do not show the original type. These architectures are trained in
-        // bfloat16.
+        // Quantized blocks do not show the original type. These architectures
+        // are trained in bfloat16.
         TensorType::F32 | TensorType::BF16 | TensorType::F8E4M3 => "bfloat16",
     };
     fields.insert("dtype".to_owned(), dtype.into());

@@ -19,8 +19,8 @@ use super::shard::{Content, Shard};
 /// A family's description of its GGUF files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GgufArchitecture {
-    /// `general.architecture`, the prefix of the settings, and `model_type` in the generated
-    /// `config.json`.
+    /// `general.architecture`, the prefix of the settings, and `model_type`
+    /// in the generated `config.json`.
     pub name: &'static str,
     /// `architectures` in the generated `config.json`.
     pub class: &'static str,

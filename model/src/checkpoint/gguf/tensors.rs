@@ -1,5 +1,5 @@
-//! The tensors of a GGUF file under the names of a Hugging Face checkpoint, and their locations in
-//! the file.
+//! The tensors of a GGUF file under the names of a Hugging Face checkpoint, and their
+//! locations in the file.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -33,8 +33,8 @@ const INSIDE: [(&str, &str); 11] = [
 const QUERIES: &str = "attn_q";
 const KEYS: &str = "attn_k";
 
-/// All tensors of a file of `file_bytes` bytes, except the rotary divisors, which become part of
-/// the configuration.
+/// All tensors of a file of `file_bytes` bytes, except the rotary divisors, which become
+/// part of the configuration.
 pub(super) fn places(
     settings: &Settings<'_>,
     header: &Header<'_>,
@@ -62,8 +62,8 @@ pub(super) fn places(
     }
 }
 
-/// The byte range of a tensor in the file. It is empty for an unknown type, whose size is not
-/// known.
+/// The byte range of a tensor in the file. It is empty for an unknown type, whose
+/// size is not known.
 pub(super) fn bytes(tensor: &Listed<'_>, header: &Header<'_>, file_bytes: usize) -> Result<Range<usize>, String> {
     let Listed { name, shape, offset, .. } = tensor;
     let start = usize::try_from(*offset).ok().and_then(|offset| header.data.checked_add(offset));
@@ -105,8 +105,8 @@ fn dtype(stored: Stored, tensor: &Listed<'_>, matrices: TensorType) -> TensorTyp
     }
 }
 
-/// Number of heads with paired rows, for queries and keys of an architecture that pairs them;
-/// otherwise 0.
+/// Number of heads with paired rows, for queries and keys of an architecture that
+/// pairs them; otherwise 0.
 fn paired_heads(tensor: &Listed<'_>, config: &Config) -> Result<usize, String> {
     let heads = match part(tensor.name) {
         Some(QUERIES) => config.heads,
@@ -126,8 +126,8 @@ fn part(name: &str) -> Option<&str> {
     Some(part.rsplit_once('.')?.0)
 }
 
-/// The tensor's name in a Hugging Face checkpoint. An unknown name is not changed, and no layer
-/// claims it.
+/// The tensor's name in a Hugging Face checkpoint. An unknown name is not changed, and
+/// no layer claims it.
 fn translated(name: &str) -> String {
     let within = || {
         let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;

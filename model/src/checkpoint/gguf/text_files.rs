@@ -103,8 +103,8 @@ impl<'f> Ids<'_, 'f> {
         Ok(Value::Object(config))
     }
 
-    /// The ids of special tokens whose names are in [`NAMED_ENDS`]. Most files declare only one of
-    /// their end tokens.
+    /// The ids of special tokens whose names are in [`NAMED_ENDS`]. Most files declare only one
+    /// of their end tokens.
     fn named_ends(&self) -> Result<Vec<u64>, CheckpointError> {
         let kinds = self.settings.numbers(KINDS)?.unwrap_or_default();
         let tokens = self.tokens.iter().zip(kinds).zip(0..);

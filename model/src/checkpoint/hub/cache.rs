@@ -176,8 +176,8 @@ impl Blob {
         }
     }
 
-    /// Turns the partial file into the blob, or deletes it and fails if it does not have
-    /// `bytes_total` bytes.
+    /// Turns the partial file into the blob, or deletes it and fails if it does
+    /// not have `bytes_total` bytes.
     pub fn finish(&self, bytes_total: u64) -> Result<(), HubError> {
         let (file, bytes) = self.continued()?;
         if bytes != bytes_total {

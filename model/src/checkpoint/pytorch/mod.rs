@@ -1,6 +1,6 @@
-//! A file of weights that `torch.save` has written, `pytorch_model.bin`: a zip archive of storages,
-//! and a pickle that has the location of each tensor. Tensors are read in place, and nothing in the
-//! pickle is executed.
+//! A file of weights that `torch.save` has written, `pytorch_model.bin`: a zip archive of
+//! storages, and a pickle that has the location of each tensor. Tensors are read in place, and
+//! nothing in the pickle is executed.
 
 mod archive;
 mod pickle;
@@ -94,8 +94,8 @@ impl State<'_> {
         }
     }
 
-    /// The arguments of the call that rebuilds a tensor in torch. The tensor may be wrapped in a
-    /// parameter.
+    /// The arguments of the call that rebuilds a tensor in torch. The tensor may be
+    /// wrapped in a parameter.
     fn arguments(&self, value: Node) -> Option<&[Node]> {
         let Value::Call(callable, arguments) = *self.pickle.value(value) else { return None };
         let arguments = self.pickle.tuple(arguments)?;

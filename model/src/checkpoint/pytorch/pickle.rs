@@ -2,8 +2,8 @@
 //! is executed. A value is a node that is stored once and referred to by its index, so no file
 //! creates more nodes than it has bytes.
 //!
-//! The format: CPython, `Lib/pickletools.py`, protocols 2 to 4; `torch/_utils.py` for the meaning
-//! of the calls.
+//! The format: CPython, `Lib/pickletools.py`, protocols 2 to 4; `torch/_utils.py` for the
+//! meaning of the calls.
 
 use std::collections::HashMap;
 

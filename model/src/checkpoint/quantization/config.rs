@@ -19,8 +19,8 @@ const MODELOPT_PART: &str = "quantization";
 /// The key of compressed-tensors' settings that describes the compression of zeros.
 const SPARSITY: &str = "sparsity_config";
 
-/// Formats of compressed-tensors with one byte per element. Early releases also wrote the second
-/// format for FP8.
+/// Formats of compressed-tensors with one byte per element. Early releases also wrote the
+/// second format for FP8.
 const FLOAT_QUANTIZED: [&str; 2] = ["float-quantized", "naive-quantized"];
 
 /// Reads the quantization format of a checkpoint; `None` if its weights are not quantized. `place`
@@ -76,8 +76,8 @@ fn block(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
     Ok(StoredFp8 { method, scheme, scale: "weight_scale_inv", plain })
 }
 
-/// Reads the FP8 format of compressed-tensors as llm-compressor writes it: one group of all linear
-/// layers.
+/// Reads the FP8 format of compressed-tensors as llm-compressor writes it: one group
+/// of all linear layers.
 fn compressed(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
     part.among("format", &FLOAT_QUANTIZED.map(Value::from), "float-quantized")?;
     part.among("quantization_status", &[json!("compressed"), json!("frozen"), Value::Null], "compressed")?;

@@ -1,5 +1,5 @@
-//! The FP8 weights of a checkpoint and their format, from its configuration or from the user's
-//! choice.
+//! The FP8 weights of a checkpoint and their format, from its configuration or
+//! from the user's choice.
 
 mod config;
 mod modules;
@@ -56,8 +56,8 @@ impl WeightQuantization {
         }
     }
 
-    /// The scheme of weights that are quantized while they load; `None` if no weights are quantized
-    /// then.
+    /// The scheme of weights that are quantized while they load; `None` if no
+    /// weights are quantized then.
     fn scheme(self) -> Option<Fp8Scheme> {
         match self {
             WeightQuantization::Fp8 | WeightQuantization::Fp8PerChannel => Some(Fp8Scheme::CHANNEL),

@@ -218,9 +218,9 @@ fn merge(config: &Map<String, Value>) -> Result<MergeSize, ConfigError> {
     }
 }
 
-/// Reads the text model's part. If the top level does not say whether the head is tied and the
-/// checkpoint has a head, that head is used: transformers ties by default, but only if the tensors
-/// are equal.
+/// Reads the text model's part. If the top level does not say whether the head is tied and
+/// the checkpoint has a head, that head is used: transformers ties by default, but only if
+/// the tensors are equal.
 fn decoder(checkpoint: &Checkpoint, layout: Layout, read: ReadText) -> Result<DecoderConfig, ConfigError> {
     let (key, none) = (layout.text_key(), Map::new());
     let text = config_keys::part(&checkpoint.config, key)?.unwrap_or(&none);

@@ -23,8 +23,8 @@ impl Names {
     pub fn of(config: &Config, map: &WeightMap<'_>) -> Self {
         let mut names = match config.layout {
             Layout::Released => Names::released(),
-            // transformers has renamed the weights when loading since 4.56, and may write either
-            // set of names.
+            // transformers has renamed the weights when loading since 4.56, and may write
+            // either set of names.
             Layout::Converted if map.has("vision_tower.embeddings.cls_token") => {
                 Names::converted("", "language_model.model", "language_model.lm_head.weight")
             }
@@ -36,8 +36,8 @@ impl Names {
         names
     }
 
-    /// Names of `modeling_intern_vit.py` and `modeling_internvl_chat.py`, which come with released
-    /// checkpoints.
+    /// Names of `modeling_intern_vit.py` and `modeling_internvl_chat.py`, which
+    /// come with released checkpoints.
     fn released() -> Self {
         let tower = |part: &str| format!("vision_model.{part}");
         Names {

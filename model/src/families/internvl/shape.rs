@@ -60,8 +60,8 @@ const fn untied(decoder: DecoderShape) -> DecoderShape {
     DecoderShape { text: TEXT, is_tied: false, ..decoder }
 }
 
-/// Columns: hidden width, MLP width, layers, query heads, key and value heads of the text model;
-/// vision tower.
+/// Columns: hidden width, MLP width, layers, query heads, key and value heads of the
+/// text model; vision tower.
 pub const SHAPES: [Shape; 13] = [
     three("internvl3-1b", [896, 4864, 24, 14, 2], SMALL_TOWER),
     three("internvl3-2b", [1536, 8960, 28, 12, 2], SMALL_TOWER),

@@ -22,8 +22,8 @@ use crate::{
     weights::{WeightError, WeightMap},
 };
 
-/// Added to the variance in the merger's norm. This is torch's default, which no configuration file
-/// names.
+/// Added to the variance in the merger's norm. This is torch's default, which
+/// no configuration file names.
 const MERGER_EPSILON: f32 = 1e-5;
 
 pub struct VisionTower {

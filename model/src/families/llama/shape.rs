@@ -28,8 +28,8 @@ const TEXT: ShapeText = ShapeText {
 
 #[derive(Clone, Copy)]
 enum Maker {
-    /// Meta. Rotary frequencies are divided by this number from 8,192 tokens on. 1 leaves them
-    /// unchanged.
+    /// Meta. Rotary frequencies are divided by this number from 8,192 tokens on.
+    /// 1 leaves them unchanged.
     Llama(u32),
     SmolLm,
     Mistral,
@@ -55,8 +55,8 @@ const fn released(name: &'static str, maker: Maker, sizes: [usize; 5], is_tied: 
     Shape { name, maker, decoder }
 }
 
-/// Columns: hidden width, MLP width, layers, query heads, key and value heads; whether the head is
-/// tied.
+/// Columns: hidden width, MLP width, layers, query heads, key and value heads; whether
+/// the head is tied.
 pub const SHAPES: [Shape; 11] = [
     released("llama-3-8b", Maker::Llama(1), [4096, 14_336, 32, 32, 8], false),
     released("llama-3-70b", Maker::Llama(1), [8192, 28_672, 80, 64, 8], false),

@@ -1,5 +1,5 @@
-//! Order in which the tower reads a picture's patches: window by window, so that each window is a
-//! range of rows.
+//! Order in which the tower reads a picture's patches: window by window, so that each window is
+//! a range of rows.
 
 use crate::{MergeSize, flow::Grid};
 
@@ -13,8 +13,8 @@ pub(super) struct WindowOrder {
 }
 
 impl WindowOrder {
-    /// Cuts a grid of patches into windows of `side` by `side` merged patches, frame by frame, row
-    /// by row.
+    /// Cuts a grid of patches into windows of `side` by `side` merged patches, frame by
+    /// frame, row by row.
     pub(super) fn of(grid: Grid, merge: MergeSize, side: usize) -> Self {
         let (rows, columns) = grid.merged(merge);
         let mut order =

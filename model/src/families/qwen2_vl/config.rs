@@ -84,8 +84,8 @@ impl Config {
     }
 }
 
-/// Defaults of `Qwen2VLTextConfig` (transformers 5.17, `configuration_qwen2_vl.py`; the sections
-/// are from `modeling_qwen2_vl.py`).
+/// Defaults of `Qwen2VLTextConfig` (transformers 5.17, `configuration_qwen2_vl.py`; the
+/// sections are from `modeling_qwen2_vl.py`).
 fn defaults() -> DecoderDefaults {
     let fields = json!({
         "vocab_size": 152_064,

@@ -1,7 +1,7 @@
 //! Settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers are from `config.json` and `preprocessor_config.json` of Qwen/Qwen2-VL-*-Instruct on
-//! huggingface.co (arXiv 2409.12191).
+//! The numbers are from `config.json` and `preprocessor_config.json` of Qwen/Qwen2-VL-*-Instruct
+//! on huggingface.co (arXiv 2409.12191).
 
 use serde_json::{Value, json};
 

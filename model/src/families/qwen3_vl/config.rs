@@ -86,8 +86,8 @@ impl VisionConfig {
         self.check_parts(decoder.layers)
     }
 
-    /// Checks that each part has a separate tower layer to be taken from and a decoder layer to be
-    /// added after.
+    /// Checks that each part has a separate tower layer to be taken from and a decoder layer
+    /// to be added after.
     fn check_parts(&self, decoder_layers: usize) -> Result<(), ConfigError> {
         const KEY: &str = "vision_config.deepstack_visual_indexes";
         let (taken, depth) = (&self.deepstack_visual_indexes, self.tower.depth);
@@ -126,8 +126,8 @@ impl Config {
     }
 }
 
-/// Reads `text_config`. `tie_word_embeddings` may be in it, at the top level, or in both if they
-/// agree.
+/// Reads `text_config`. `tie_word_embeddings` may be in it, at the top level, or in
+/// both if they agree.
 fn decoder(config: &Map<String, Value>, is_mixed: bool) -> Result<DecoderConfig, ConfigError> {
     config_keys::refuse_unknown("", config)?;
     let none = Map::new();
@@ -178,8 +178,8 @@ fn mixed_defaults() -> DecoderDefaults {
     DecoderDefaults { fields, ..defaults() }
 }
 
-/// Defaults of `Qwen3VLTextConfig` (transformers 5.17, `configuration_qwen3_vl.py`; the sections
-/// are from `modeling_qwen3_vl.py`).
+/// Defaults of `Qwen3VLTextConfig` (transformers 5.17, `configuration_qwen3_vl.py`; the
+/// sections are from `modeling_qwen3_vl.py`).
 fn defaults() -> DecoderDefaults {
     let fields = json!({
         "vocab_size": 151_936,

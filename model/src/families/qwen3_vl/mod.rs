@@ -1,7 +1,7 @@
-//! Qwen3-VL (arXiv 2511.21631), with or without experts: a vision tower with full attention and a
-//! learned grid of positions, followed by a Qwen3 decoder with interleaved multimodal rotary
-//! positions. Intermediate outputs of the tower are added after the decoder's first layers
-//! (DeepStack, arXiv 2406.04334).
+//! Qwen3-VL (arXiv 2511.21631), with or without experts: a vision tower with full attention
+//! and a learned grid of positions, followed by a Qwen3 decoder with interleaved multimodal
+//! rotary positions. Intermediate outputs of the tower are added after the decoder's first
+//! layers (DeepStack, arXiv 2406.04334).
 
 mod config;
 mod shape;

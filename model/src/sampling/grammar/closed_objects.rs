@@ -2,11 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-/// Sets `additionalProperties` to false in each object schema that names its members and does not say whether it has
-/// others. Small models otherwise add members until a reply has no tokens left.
+/// Sets `additionalProperties` to false in each object schema that names its members and does not
+/// say whether it has others. Small models otherwise add members until a reply has no tokens left.
 ///
-/// Schemas that are joined by `allOf` stay open, with all definitions beside them, because each names only some members
-/// of the same object. Objects that name no members stay open too: they are maps.
+/// Schemas that are joined by `allOf` stay open, with all definitions beside them, because
+/// each names only some members of the same object. Objects that name no members stay open
+/// too: they are maps.
 pub fn close_objects(schema: &mut Value) {
     let has_joined = has_joined(schema);
     close(schema, has_joined);

@@ -18,8 +18,8 @@ use crate::text::{Thinking, Tokenizer, error::PrivateText};
 /// Maximum bytes of a reason that is passed on.
 const REASON_BYTES_MAX: usize = 400;
 
-/// Compiles grammars for one model. Creating it walks the whole vocabulary, so a model has one, created at the first
-/// request with a form.
+/// Compiles grammars for one model. Creating it walks the whole vocabulary, so a model has one,
+/// created at the first request with a form.
 pub struct GrammarCompiler {
     factory: ParserFactory,
     vocabulary: Arc<Vocabulary>,
@@ -32,16 +32,16 @@ impl GrammarCompiler {
     /// [`GrammarError::Spelling`], [`GrammarError::Vocabulary`], [`GrammarError::NoEndToken`].
     pub fn new(tokenizer: &Tokenizer, vocabulary: usize, end_tokens: &[u32]) -> Result<Self, GrammarError> {
         let vocabulary = Arc::new(Vocabulary::new(tokenizer, vocabulary, end_tokens)?);
-        // `new_simple` enables slices: sets of tokens that most strings allow as a whole, which make masks cheap inside
-        // strings.
+        // `new_simple` enables slices: sets of tokens that most strings allow as a whole, which
+        // make masks cheap inside strings.
         let mut factory = ParserFactory::new_simple(&vocabulary.tokens).map_err(|_| GrammarError::TooComplex)?;
         factory.quiet();
         *factory.limits_mut() = limits();
         Ok(GrammarCompiler { factory, vocabulary })
     }
 
-    /// Compiles a form. It takes milliseconds, or tens of them for a large one, so keep it off threads that others wait
-    /// for.
+    /// Compiles a form. It takes milliseconds, or tens of them for a large one, so keep it off
+    /// threads that others wait for.
     ///
     /// # Errors
     /// [`GrammarError`] if the form is too large, malformed, unsupported or too complex.
@@ -50,7 +50,8 @@ impl GrammarCompiler {
         self.tried(parser, |reason| refusal(format, reason))
     }
 
-    /// Compiles the form of a whole reply, which may begin with reasoning. Reasoning is free, and ends with its tag.
+    /// Compiles the form of a whole reply, which may begin with reasoning. Reasoning is free, and
+    /// ends with its tag.
     ///
     /// # Errors
     /// As [`compile`](Self::compile); with the index of the tool if one tool is at fault.
@@ -67,13 +68,15 @@ impl GrammarCompiler {
         Ok(self.tried(Parser::new(parser), whole_refusal)?)
     }
 
-    /// Finds the part that is refused on its own, for an error of the whole with which a schema is refused. A form that
-    /// is too complex is not compiled again: its parts may each be allowed, and take as long as all together.
+    /// Finds the part that is refused on its own, for an error of the whole with which a schema is
+    /// refused. A form that is too complex is not compiled again: its parts may each be allowed,
+    /// and take as long as all together.
     fn explained(&self, form: &ReplyForm, error: GrammarError) -> ReplyFormError {
         if !matches!(error, GrammarError::Schema { .. }) {
             return error.into();
         }
-        // In the order of the grammar, so that what comes before the fault was within the limits of the whole.
+        // In the order of the grammar, so that what comes before the fault was within the
+        // limits of the whole.
         let refused = |tool| {
             let part = form.part(tool)?;
             let error = self.parser(&part).err()?;
@@ -83,8 +86,8 @@ impl GrammarCompiler {
         parts.find_map(refused).unwrap_or_else(|| error.into())
     }
 
-    /// A form that is too complex for its first token fails here, in the caller, and not in the lane. This also warms
-    /// the caches.
+    /// A form that is too complex for its first token fails here, in the caller, and not in the
+    /// lane. This also warms the caches.
     fn tried(&self, parser: Parser, refused: impl Fn(&str) -> GrammarError) -> Result<Grammar, GrammarError> {
         let grammar = Grammar::new(parser, self.vocabulary.clone());
         match grammar.allowed(&[]) {
@@ -110,8 +113,9 @@ impl GrammarCompiler {
     }
 }
 
-/// Limits against hostile forms, because other sequences wait for each token. 1,000 units of a token's fuel take up to
-/// a millisecond; llguidance's default is 200,000. Its default of 250,000 lexer states takes about 400 MB.
+/// Limits against hostile forms, because other sequences wait for each token. 1,000 units of a
+/// token's fuel take up to a millisecond; llguidance's default is 200,000. Its default of 250,000
+/// lexer states takes about 400 MB.
 fn limits() -> ParserLimits {
     ParserLimits {
         max_items_in_row: 1_000,

@@ -6,8 +6,8 @@ use thiserror::Error;
 use super::schema_rules::SchemaPlace;
 use crate::text::error::PrivateText;
 
-/// A form that was refused, or a grammar that failed. No variant shows generated text. Quotes of the schema or the
-/// pattern are private.
+/// A form that was refused, or a grammar that failed. No variant shows generated text. Quotes of
+/// the schema or the pattern are private.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum GrammarError {
@@ -26,7 +26,8 @@ pub enum GrammarError {
     /// The list of choices is empty.
     #[error("the list of choices is empty")]
     NoChoice,
-    /// The schema cannot be followed: it is not a schema, contradicts itself, or uses a keyword that is not supported.
+    /// The schema cannot be followed: it is not a schema, contradicts itself, or uses a keyword
+    /// that is not supported.
     #[error("the JSON schema cannot be used")]
     Schema {
         /// The place and the reason. It may quote the schema: show it to the caller, never log it.
@@ -102,8 +103,8 @@ pub enum GrammarError {
 }
 
 impl GrammarError {
-    /// The part of the reason that the error's text leaves out because it may quote the schema or the pattern. Show it
-    /// to their author, never log it.
+    /// The part of the reason that the error's text leaves out because it may quote the schema or
+    /// the pattern. Show it to their author, never log it.
     pub fn reason(&self) -> Option<&str> {
         match self {
             GrammarError::Schema { reason } | GrammarError::UnsupportedRegex { reason } => Some(&reason.0),
@@ -161,7 +162,8 @@ impl Hint for GrammarError {
 #[derive(Debug, Error, PartialEq)]
 #[error("{source}")]
 pub struct ReplyFormError {
-    /// The index of the tool at fault, from 0; none if it is the form of the caller, or all together.
+    /// The index of the tool at fault, from 0; none if it is the form of the
+    /// caller, or all together.
     pub tool: Option<usize>,
     /// Why.
     pub source: GrammarError,

@@ -5,8 +5,8 @@ use serde_json::Value;
 /// Maximum parts to try; each is compiled.
 const TRIED_MAX: usize = 256;
 
-/// A JSON pointer to the innermost part of `schema` that `is_refused` on its own, with the definitions of the whole
-/// schema. `None` if only the whole is refused.
+/// A JSON pointer to the innermost part of `schema` that `is_refused` on its own, with the
+/// definitions of the whole schema. `None` if only the whole is refused.
 pub(super) fn place(schema: &Value, is_refused: impl Fn(Value) -> bool) -> Option<String> {
     let (mut place, mut part, mut tried) = (String::new(), schema, 0);
     loop {

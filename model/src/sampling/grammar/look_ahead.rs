@@ -1,12 +1,13 @@
-//! Rewrites a pattern with look-ahead, as Pydantic and Zod generate it, to several patterns without look-ahead. The
-//! grammar compiler does not support look-ahead, but it can require a text to match several patterns.
+//! Rewrites a pattern with look-ahead, as Pydantic and Zod generate it, to several patterns
+//! without look-ahead. The grammar compiler does not support look-ahead, but it can require a text
+//! to match several patterns.
 
 use std::fmt::Write;
 
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look};
 
-/// Patterns whose intersection matches the same texts as `pattern`, if all its look-aheads are at the start. `None` if
-/// there is no look-ahead, or one that cannot be rewritten.
+/// Patterns whose intersection matches the same texts as `pattern`, if all its look-aheads are at
+/// the start. `None` if there is no look-ahead, or one that cannot be rewritten.
 pub(super) fn without_look_ahead(pattern: &str) -> Option<Vec<String>> {
     let mut rest = pattern.strip_prefix('^')?;
     let mut patterns = Vec::new();
@@ -36,7 +37,8 @@ fn has_alternatives(text: &str) -> bool {
     plain(text).any(|(_, byte, depth)| depth == 0 && byte == b'|')
 }
 
-/// The bytes that are neither escaped nor in a class, each with its offset and the number of groups that are open after it.
+/// The bytes that are neither escaped nor in a class, each with its offset and the number of groups
+/// that are open after it.
 fn plain(text: &str) -> impl Iterator<Item = (usize, u8, i32)> {
     let (mut is_escaped, mut is_class) = (false, false);
     let plain = text.bytes().enumerate().filter(move |(_, byte)| {

@@ -21,9 +21,9 @@ const CHOICES_MAX: usize = 2048;
 const CHOICES_BYTES_MAX: usize = 64 * 1024;
 /// The largest `multipleOf`. Remainders of larger ones overflow in the lexer.
 const MULTIPLE_OF_MAX: f64 = 1e8;
-/// Maximum patterns that one text may have to match at once. The library multiplies out their derivatives, so each
-/// pattern at least doubles them, and it checks its limits only between such steps. Thirty would take more memory than
-/// any machine has.
+/// Maximum patterns that one text may have to match at once. The library multiplies out their
+/// derivatives, so each pattern at least doubles them, and it checks its limits only between such
+/// steps. Thirty would take more memory than any machine has.
 const PATTERNS_AT_ONCE_MAX: usize = 8;
 /// Keywords that do not narrow an applicator beside them.
 const ANNOTATIONS: [&str; 12] = [
@@ -49,10 +49,11 @@ pub enum JsonWhitespace {
     /// None: `{"a":1,"b":2}`. It takes the fewest tokens.
     #[default]
     Compact,
-    /// A space after each comma and colon: `{"a": 1, "b": 2}`. Python's `json.dumps` writes this, so it is common in
-    /// training data.
+    /// A space after each comma and colon: `{"a": 1, "b": 2}`. Python's `json.dumps` writes this,
+    /// so it is common in training data.
     Spaced,
-    /// Up to 32 spaces and line breaks at each place, as the model chooses. A small model may fill its reply with them.
+    /// Up to 32 spaces and line breaks at each place, as the model chooses. A small model may fill
+    /// its reply with them.
     Free,
 }
 
@@ -70,8 +71,8 @@ impl JsonWhitespace {
     }
 }
 
-/// The form of a reply: tokens that would break it cannot be chosen. A reply that reaches `max_tokens` is cut off in
-/// the middle of its form, as its finish reason says.
+/// The form of a reply: tokens that would break it cannot be chosen. A reply that reaches
+/// `max_tokens` is cut off in the middle of its form, as its finish reason says.
 ///
 /// ```
 /// use bursar_model::sampling::OutputFormat;
@@ -129,8 +130,9 @@ impl OutputFormat {
     /// Checks the limits and returns llguidance's form of the grammar.
     ///
     /// # Errors
-    /// [`GrammarError::TooLarge`], [`GrammarError::NoChoice`], [`GrammarError::Regex`], [`GrammarError::Schema`],
-    /// [`GrammarError::Keyword`], [`GrammarError::Number`], [`GrammarError::TooComplex`].
+    /// [`GrammarError::TooLarge`], [`GrammarError::NoChoice`], [`GrammarError::Regex`],
+    /// [`GrammarError::Schema`], [`GrammarError::Keyword`], [`GrammarError::Number`],
+    /// [`GrammarError::TooComplex`].
     pub(super) fn grammar(&self) -> Result<TopLevelGrammar, GrammarError> {
         match self {
             OutputFormat::JsonSchema { schema, whitespace } => {
@@ -177,8 +179,8 @@ pub(super) fn schema_bytes(schema: &Value) -> Result<usize, GrammarError> {
     Ok(bytes)
 }
 
-/// Levels of a value. It counts iteratively and stops just above the limit, so a very deep value does not overflow the
-/// stack.
+/// Levels of a value. It counts iteratively and stops just above the limit, so a very deep value
+/// does not overflow the stack.
 fn depth(value: &Value) -> usize {
     let mut level = vec![value];
     for depth in 0..=SCHEMA_DEPTH_MAX {
@@ -195,11 +197,13 @@ fn has_large_multiple(value: &Value) -> bool {
         || inner(value).into_iter().any(has_large_multiple)
 }
 
-/// An upper bound on the patterns that one text may have to match. It counts patterns of different texts together.
+/// An upper bound on the patterns that one text may have to match. It counts patterns
+/// of different texts together.
 struct Patterns {
     /// Patterns and formats.
     count: usize,
-    /// Places where two schemas of one value are combined. At most this many patterns and one more can meet in a text.
+    /// Places where two schemas of one value are combined. At most this many patterns and one more
+    /// can meet in a text.
     meetings: usize,
 }
 
@@ -210,7 +214,8 @@ impl Patterns {
         let has = |keyword: &str| usize::from(object.contains_key(keyword));
         let length = |keyword: &str| object.get(keyword).and_then(Value::as_array).map_or(0, Vec::len);
         count += has("pattern") + has("format");
-        // Each entry of `allOf` counts, each other applicator counts once, and all narrowing keywords together once.
+        // Each entry of `allOf` counts, each other applicator counts once, and all
+        // narrowing keywords together once.
         let applied = length("allOf") + has("anyOf") + has("oneOf") + has("$ref");
         let is_narrowing =
             |keyword: &str| !ANNOTATIONS.contains(&keyword) && !["allOf", "anyOf", "oneOf", "$ref"].contains(&keyword);
@@ -262,8 +267,8 @@ fn pattern_of(choices: &[String]) -> Result<String, GrammarError> {
     Ok(format!("(?:{})", escaped.collect::<Vec<_>>().join("|")))
 }
 
-/// Escapes every character that is not alphanumeric by its number, because the text passes through two notations with
-/// special characters.
+/// Escapes every character that is not alphanumeric by its number, because the text passes through
+/// two notations with special characters.
 fn escape(character: char) -> String {
     if character.is_alphanumeric() { character.to_string() } else { format!("\\x{{{:x}}}", u32::from(character)) }
 }

@@ -8,8 +8,8 @@ use super::error::GrammarError;
 
 /// A parser at some point of a reply. After an error it returns only errors.
 ///
-/// llguidance's own `Matcher` does nearly the same, but replaces the reason of a stop with a sentence that may quote
-/// generated text.
+/// llguidance's own `Matcher` does nearly the same, but replaces the reason of a stop with a
+/// sentence that may quote generated text.
 #[derive(Clone)]
 pub(super) struct Parser {
     inner: TokenParser,

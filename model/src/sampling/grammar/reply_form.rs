@@ -82,8 +82,8 @@ pub enum ReplyForm {
 }
 
 impl ReplyForm {
-    /// The part that can be refused for its own sake: the arguments of the tool of this index, or without one the
-    /// caller's form.
+    /// The part that can be refused for its own sake: the arguments of the tool of this index, or
+    /// without one the caller's form.
     pub(super) fn part(&self, tool: Option<usize>) -> Option<OutputFormat> {
         match tool {
             Some(index) => self.tools().get(index).map(CallableTool::arguments),
@@ -115,7 +115,8 @@ impl ReplyForm {
         }
     }
 
-    /// The grammar of the whole reply: rules of ours, and the caller's forms as grammars of their own beside them.
+    /// The grammar of the whole reply: rules of ours, and the caller's forms as grammars of
+    /// their own beside them.
     ///
     /// # Errors
     /// As the forms', and [`GrammarError::TooLarge`].

@@ -1,5 +1,5 @@
-//! Rewrites JSON schemas of Pydantic and Zod with the keywords that the grammar compiler supports. Keywords that no
-//! grammar can enforce are left to the model and reported.
+//! Rewrites JSON schemas of Pydantic and Zod with the keywords that the grammar compiler supports.
+//! Keywords that no grammar can enforce are left to the model and reported.
 
 use std::{collections::HashSet, fmt, slice};
 
@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 
 use super::{look_ahead::without_look_ahead, schema_rules::SchemaPlace};
 
-/// The `format`s of strings that the compiler follows. Others are annotations (JSON Schema 2020-12, Validation, 7.2.1).
+/// The `format`s of strings that the compiler follows. Others are annotations (JSON
+/// Schema 2020-12, Validation, 7.2.1).
 const FORMATS: [&str; 11] =
     ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"];
 /// Keywords that hold a schema, a list of schemas, or schemas under the caller's names.
@@ -76,7 +77,8 @@ fn rewrite_at(schema: &mut Value, place: &SchemaPlace, left: &mut Vec<NotFollowe
     follow_pattern(keywords);
 }
 
-/// Adds the type of an object with named members, unless another keyword says what else the value may be.
+/// Adds the type of an object with named members, unless another keyword says what else
+/// the value may be.
 fn is_object(keywords: &mut Map<String, Value>) {
     const OTHERS: [&str; 7] = ["$ref", "allOf", "anyOf", "const", "enum", "oneOf", "type"];
     if !OTHERS.iter().any(|keyword| keywords.contains_key(*keyword)) {
@@ -89,7 +91,8 @@ fn is_never(keywords: &Map<String, Value>) -> bool {
     keywords.get("not").is_some_and(|not| *not == json!({}) || *not == Value::Bool(true))
 }
 
-/// Whether the `format` is enforced or needs no enforcement. Renames aliases such as `url` to the compiler's name.
+/// Whether the `format` is enforced or needs no enforcement. Renames aliases such as `url`
+/// to the compiler's name.
 fn follow_format(keywords: &mut Map<String, Value>) -> bool {
     let Some(Value::String(format)) = keywords.get_mut("format") else { return true };
     if FORMATS.contains(&format.as_str()) {
@@ -118,8 +121,9 @@ fn takes_text(keywords: &Map<String, Value>) -> bool {
     }
 }
 
-/// Removes `propertyNames` that allow every string. In an object without named properties, rewrites names to
-/// `properties` and a pattern or a length to `patternProperties`, as for `Record<Key, Value>`.
+/// Removes `propertyNames` that allow every string. In an object without named
+/// properties, rewrites names to `properties` and a pattern or a length to
+/// `patternProperties`, as for `Record<Key, Value>`.
 fn follow_names(keywords: &mut Map<String, Value>) {
     let says_nothing = |names: &Value| {
         let Some(names) = names.as_object() else { return *names == Value::Bool(true) };

@@ -1,4 +1,5 @@
-//! Checks of a JSON schema: keywords that the compiler supports, and numbers that it does not round.
+//! Checks of a JSON schema: keywords that the compiler supports, and numbers that
+//! it does not round.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -7,8 +8,8 @@ use serde_json::{Map, Number, Value};
 use super::error::GrammarError;
 use crate::text::error::PrivateText;
 
-/// Keywords that narrow the valid values and that the compiler does not support. It would refuse them without a place
-/// or, in a schema of an older draft, ignore them.
+/// Keywords that narrow the valid values and that the compiler does not support. It would refuse
+/// them without a place or, in a schema of an older draft, ignore them.
 const UNSUPPORTED: [&str; 17] = [
     "$dynamicAnchor",
     "$dynamicRef",
@@ -31,7 +32,8 @@ const UNSUPPORTED: [&str; 17] = [
 /// Keywords whose numbers limit a value or are values.
 const NUMBERS: [&str; 7] =
     ["const", "enum", "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"];
-/// Keywords that hold one schema or a list of them, and keywords that hold schemas under the caller's names.
+/// Keywords that hold one schema or a list of them, and keywords that hold schemas
+/// under the caller's names.
 const SCHEMAS: [&str; 7] =
     ["additionalItems", "additionalProperties", "allOf", "anyOf", "items", "oneOf", "prefixItems"];
 const NAMED_SCHEMAS: [&str; 2] = ["patternProperties", "properties"];
@@ -39,7 +41,8 @@ const NAMED_SCHEMAS: [&str; 2] = ["patternProperties", "properties"];
 /// The compiler uses f64, in which adjacent integers beyond this are equal.
 const EXACT_MAX: u64 = 1 << 53;
 
-/// A place in a schema. It displays without the names that the caller chose; [`path`](Self::path) has them.
+/// A place in a schema. It displays without the names that the caller
+/// chose; [`path`](Self::path) has them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchemaPlace {
     outline: String,
@@ -47,8 +50,8 @@ pub struct SchemaPlace {
 }
 
 impl SchemaPlace {
-    /// A JSON pointer to it, such as `#/properties/age/minimum`. It quotes the schema: show it to the caller, never log
-    /// it.
+    /// A JSON pointer to it, such as `#/properties/age/minimum`. It quotes the schema: show it to
+    /// the caller, never log it.
     pub fn path(&self) -> &str {
         &self.path.0
     }
@@ -95,7 +98,8 @@ pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
     Ok(())
 }
 
-/// Walks through a schema and everything that it refers to. Definitions without a reference are not checked.
+/// Walks through a schema and everything that it refers to. Definitions without a
+/// reference are not checked.
 struct Walk<'s> {
     references: Vec<&'s str>,
 }

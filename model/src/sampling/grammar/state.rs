@@ -8,9 +8,9 @@ use super::{error::GrammarError, parser::Parser, vocabulary::Vocabulary};
 
 /// A compiled form, for one sequence.
 ///
-/// The allowed tokens depend only on the tokens produced, so a sequence may be lost and computed again. A parser is
-/// kept at the last position. It continues from there if it can, and else starts over. A clone has a parser and caches
-/// of its own.
+/// The allowed tokens depend only on the tokens produced, so a sequence may be lost and computed
+/// again. A parser is kept at the last position. It continues from there if it can, and else starts
+/// over. A clone has a parser and caches of its own.
 pub struct Grammar {
     vocabulary: Arc<Vocabulary>,
     state: Mutex<State>,
@@ -37,12 +37,13 @@ impl Grammar {
         Grammar { vocabulary, state: Mutex::new(state) }
     }
 
-    /// The tokens that may follow `produced`. They include end tokens exactly when the form is complete, and never
-    /// special tokens.
+    /// The tokens that may follow `produced`. They include end tokens exactly when the form is
+    /// complete, and never special tokens.
     ///
     /// # Errors
-    /// [`GrammarError::TooComplex`]; [`GrammarError::DeadEnd`]; [`GrammarError::NotFollowed`] if `produced` has a token
-    /// that was not allowed; [`GrammarError::Broken`]. The grammar can be used again after an error.
+    /// [`GrammarError::TooComplex`]; [`GrammarError::DeadEnd`]; [`GrammarError::NotFollowed`] if
+    /// `produced` has a token that was not allowed; [`GrammarError::Broken`]. The grammar can be
+    /// used again after an error.
     pub fn allowed(&self, produced: &[u32]) -> Result<AllowedTokens, GrammarError> {
         let mut set = self.state().ask(produced)?;
         set.and(&self.vocabulary.allowed);
@@ -55,7 +56,8 @@ impl Grammar {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Poisoning is harmless: `Parser` catches panics, and `advance` compares `seen` with the tokens produced.
+        // Poisoning is harmless: `Parser` catches panics, and `advance` compares `seen`
+        // with the tokens produced.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -86,7 +88,8 @@ impl State {
     }
 }
 
-/// Gives the clone a parser and caches of its own, so that sequences cannot use up each other's limits.
+/// Gives the clone a parser and caches of its own, so that sequences cannot use
+/// up each other's limits.
 impl Clone for Grammar {
     fn clone(&self) -> Self {
         let fresh = self.state().fresh.apart();

@@ -9,7 +9,8 @@ use crate::text::{Spelling, Tokenizer};
 
 /// Maximum bytes of all tokens: the trie addresses 2^22 nodes and has at most one per byte.
 const BYTES_MAX: usize = (1 << 22) - 1;
-/// Maximum bytes of a token: the trie steps back at most 1,024 levels. Shorter tokens can spell a longer one.
+/// Maximum bytes of a token: the trie steps back at most 1,024 levels. Shorter tokens can
+/// spell a longer one.
 const TOKEN_BYTES_MAX: usize = 1000;
 /// Maximum ids: the trie has 24 bits for an id, and the largest value means none.
 const TOKENS_MAX: usize = (1 << 24) - 1;
@@ -40,13 +41,14 @@ impl Vocabulary {
         let mut allowed = ends.clone();
         let text = words.iter().zip(0u32..).filter(|(word, _)| !word.is_empty());
         text.for_each(|(_, id)| allowed.allow_token(id));
-        // "Approximate" means that forced text is not tokenized for the model, which chooses among all ways to spell
-        // it.
+        // "Approximate" means that forced text is not tokenized for the model, which chooses among
+        // all ways to spell it.
         Ok(Vocabulary { tokens: Arc::new(ApproximateTokEnv::new(trie)), allowed, ends })
     }
 }
 
-/// The bytes of each id: empty for special tokens, end tokens, ids without a token, and tokens over 1,000 bytes.
+/// The bytes of each id: empty for special tokens, end tokens, ids without a token, and
+/// tokens over 1,000 bytes.
 fn words(tokenizer: &Tokenizer, logits: usize, end_tokens: &[u32]) -> Result<Vec<Vec<u8>>, GrammarError> {
     let spelling = Spelling::of(tokenizer).map_err(|_| GrammarError::Spelling)?;
     let spell = |id| tokenizer.token_of(id).map(|token| spelling.bytes(&token)).unwrap_or_default();

@@ -33,8 +33,8 @@ impl Filled {
         Filled { bed, lease, segment, heard }
     }
 
-    /// Advances time by this many seconds. Returns the orders received meanwhile, without
-    /// repetitions.
+    /// Advances time by this many seconds. Returns the orders
+    /// received meanwhile, without repetitions.
     async fn pass(&self, seconds: u64) -> Vec<ResizeOrder> {
         for _ in 0..seconds {
             self.pass_for(Duration::from_secs(1)).await;
@@ -46,8 +46,8 @@ impl Filled {
 
     async fn pass_for(&self, time: Duration) {
         tokio::time::advance(time).await;
-        // All actors share this thread. Yielding lets the timer fire, so that the probe runs before
-        // the next question.
+        // All actors share this thread. Yielding lets the timer fire, so that the probe runs
+        // before the next question.
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
@@ -114,8 +114,8 @@ async fn unbacked_bytes_still_leased_do_not_hide_a_neighbour() {
     filled.bed.device.foreign_takes(MIB(6));
     assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(54) }]);
     filled.segment.shrink_to(MIB(54), &Fence::passed()).expect("it is there");
-    // The resize is half done: the other process is as large as before, and the canary must not
-    // change.
+    // The resize is half done: the other process is as large as before, and the
+    // canary must not change.
     assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(54) }]);
     let ledger = filled.bed.snapshot().await;
     assert_eq!((ledger.foreign, ledger.canary), (MIB(6), MIB(0)), "{ledger}");
@@ -142,8 +142,8 @@ async fn bytes_free_for_ten_seconds_refill_the_canary_then_grow_caches() {
     filled.resize(MIB(54)).await;
     assert_eq!(filled.pass(30).await, [], "nothing is free but the canary");
     filled.bed.device.foreign_gives_back(MIB(3));
-    // The first probe that sees the memory is a second later, and the tenth probe after that offers
-    // growth.
+    // The first probe that sees the memory is a second later, and the tenth probe
+    // after that offers growth.
     let may = |to| ResizeOrder::MayGrow { to: MIB(to) };
     assert_eq!(filled.pass(10).await, []);
     assert_eq!(filled.pass(1).await, [may(57)]);

@@ -1,5 +1,5 @@
-//! Tests of suggestions: each suggested value fits if no other knob is changed, and no nearer value
-//! does.
+//! Tests of suggestions: each suggested value fits if no other knob is changed, and
+//! no nearer value does.
 
 use std::sync::Arc;
 
