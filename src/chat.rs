@@ -22,11 +22,11 @@ enum Over {
     Well,
     /// Something failed and was reported.
     Failed,
-    /// By Ctrl-C.
+    /// The user pressed Ctrl-C.
     Interrupted,
 }
 
-/// As in shells: 128 plus the number of the signal.
+/// The exit code of shells for SIGINT: 128 plus the number of the signal.
 const INTERRUPTED: u8 = 130;
 
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {

@@ -42,22 +42,21 @@ pub struct Options {
 
 #[derive(Debug, Serialize)]
 struct Drilled {
-    /// In the order in which they ran.
+    /// In the order in which the attempts ran.
     attempts: Vec<AttemptReport>,
     /// Whether the model serves at the end.
     ready: bool,
-    /// Why it does not serve.
+    /// The error, if the model does not serve.
     error: Option<String>,
     hint: Option<String>,
     /// Bytes still missing from the device at the end.
     leaked_bytes: Bytes,
 }
 
-/// The name of the model.
 const NAME: &str = "drill";
 
-/// Runs the command. It succeeds if the model serves in the end, or if the start fails because of the refused memory.
-/// It fails on any other error and on lost bytes.
+/// Runs the command. It succeeds if the model serves in the end, or if the start fails because of
+/// the refused memory. It fails on any other error and on leaked bytes.
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     let faults = match options.fault.parse() {
         Ok(faults) => faults,
@@ -82,7 +81,8 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     }
 }
 
-/// The exit code for faults that cannot be read, as for any bad flag. Lost bytes have another.
+/// The exit code for faults that cannot be parsed, as for any bad flag. Leaked bytes have another
+/// exit code.
 const CANNOT_BE_READ: u8 = 2;
 
 fn refuse(error: FaultPlanError, is_json: bool) -> ExitCode {
@@ -97,7 +97,7 @@ fn refuse(error: FaultPlanError, is_json: bool) -> ExitCode {
 
 async fn drill(device: &DeviceOptions, faults: FaultPlan, options: &Options) -> Result<Drilled, Failure> {
     let host = |_| HostDevice::new(HostConfig::small(device.capacity())).map(Arc::new);
-    // Numbers that differ are refused.
+    // Refuses --device and --tensor-parallel-size with different numbers of devices.
     device.choice()?;
     let ranks = device.ranks();
     let hosts = (0..ranks).map(host).collect::<Result<Vec<_>, _>>().map_err(RuntimeError::from)?;
@@ -114,24 +114,25 @@ async fn drill(device: &DeviceOptions, faults: FaultPlan, options: &Options) -> 
     let asks = faults.has(Phase::Serve);
     let load = options.knobs.over(LoadOptions { name: Some(NAME.to_owned()), faults, ..LoadOptions::small() })?;
     let (attempts, outcome) = start(&runtime, model::source(&options.model), load, asks).await;
-    // Taken before the runtime ends, which would free everything.
+    // Measured before the runtime ends, because its end would free everything.
     runtime.unload(NAME).await?;
     let ledger = runtime.budget().snapshot().await.map_err(RuntimeError::from)?;
-    // What is leased is leased on each.
+    // A lease is backed on every device, so the fullest device has all leaked bytes.
     let backed = hosts.iter().map(|host| host.counts().backed).max().unwrap_or_default();
     let leaked_bytes = ledger.granted.max(backed);
     runtime.shutdown().await;
     let is_refused = attempts.iter().any(|report| matches!(report.outcome, Outcome::Refused { .. }));
     let (error, hint) = match outcome {
         Ok(()) => (None, None),
-        // A start that met no refusal was not a drill.
+        // The start failed for another reason than refused memory, so the drill did not run.
         Err(failure) if !is_refused && leaked_bytes.is_zero() => return Err(failure),
         Err(Failure { error, hint }) => (Some(error), Some(hint)),
     };
     Ok(Drilled { attempts, ready: error.is_none(), error, hint, leaked_bytes })
 }
 
-/// Starts the model. If memory is to be refused while it serves, also gives it work. Returns each attempt.
+/// Starts the model. If memory is to be refused while it serves, also sends it a request. Returns
+/// each attempt.
 async fn start(
     runtime: &Runtime,
     source: ModelSource,
@@ -143,7 +144,8 @@ async fn start(
     let listen = move |progress| {
         if let Progress::Attempt(report) = progress {
             let mut attempts = heard.lock().unwrap_or_else(PoisonError::into_inner);
-            // An attempt that was ready and is refused memory while serving is reported again.
+            // An attempt that became ready, and is then refused memory while serving, is reported
+            // again.
             attempts.retain(|earlier| earlier.attempt != report.attempt);
             attempts.push(report);
         }

@@ -1,4 +1,4 @@
-//! How a failure is reported: what happened and why, and what to change, in terms of flags.
+//! Reports of failures: what happened and why, and what to change, in terms of flags.
 
 use std::{collections::BTreeSet, error::Error, fmt, io, process::ExitCode, sync::LazyLock};
 
@@ -16,17 +16,19 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The error and the hint in this program's terms: a setting in backticks becomes its flag.
+    /// Returns the error and the hint in this program's terms: a setting in backticks becomes its
+    /// flag.
     pub fn told(&self) -> (String, String) {
         (with_flags(&self.error), with_flags(&self.hint))
     }
 
-    /// An error in its own words, with its hint.
+    /// A failure with the text of an error and its hint.
     pub fn of<E: Error + Hint>(error: &E) -> Self {
         Failure { error: error.to_string(), hint: error.hint().into().unwrap_or_default() }
     }
 
-    /// An error with its chain of reasons, each once: most already quote their source.
+    /// A failure with the text of an error and of its chain of sources. A source that the text
+    /// already quotes, as most do, is not repeated.
     fn with_reasons<E: Error + Hint>(error: &E) -> Self {
         let mut failure = Failure::of(error);
         let mut source = error.source();
@@ -38,14 +40,14 @@ impl Failure {
     }
 }
 
-/// Adds a reason unless the text has it already.
+/// Appends a reason unless the text already contains it.
 fn add(told: &mut String, reason: &str) {
     if !told.contains(reason) {
         *told = format!("{told}: {reason}");
     }
 }
 
-/// Fields of the library whose flag has another name.
+/// Library fields whose flag or environment variable has another name.
 const FIELDS: [(&str, &str); 5] = [
     ("ImageLimits::bytes_max", "--picture-file-bytes"),
     ("ImageLimits::pixels_max", "--picture-source-pixels"),
@@ -64,7 +66,7 @@ static FLAGS: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
     flags(&Cli::command()).into_iter().collect()
 });
 
-/// The text with settings in backticks replaced by flags.
+/// Replaces settings in backticks by their flags.
 fn with_flags(text: &str) -> String {
     let (mut told, mut rest) = (String::with_capacity(text.len()), text);
     while let Some((before, (name, after))) = rest.split_once('`').and_then(|(b, on)| Some((b, on.split_once('`')?))) {

@@ -1,15 +1,16 @@
-//! The command line, in the spellings that other engines take.
+//! Other engines' spellings of flags, converted to ours.
 
 use std::ffi::OsString;
 
-/// The words with our spelling of each flag: an underscore counts as a hyphen, as in vLLM. What follows `--` stays.
+/// Converts each flag to our spelling: an underscore counts as a hyphen, as in vLLM. Words after
+/// `--` stay unchanged.
 pub fn as_ours(words: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let (mut are_flags, mut is_server) = (true, false);
     words.into_iter().map(move |word| {
         are_flags &= word != "--";
         is_server |= word == "serve";
         match word.to_str() {
-            // Clients of a server may use several names.
+            // For `serve`, this vLLM flag maps to --name, which accepts several names for a model.
             Some(text) if are_flags && is_server => match ours(text) {
                 name if name == "--served-model-name" => "--name".into(),
                 flag => flag.replacen("--served-model-name=", "--name=", 1).into(),
@@ -23,7 +24,7 @@ pub fn as_ours(words: impl IntoIterator<Item = OsString>) -> impl Iterator<Item 
 fn ours(word: &str) -> String {
     let (name, value) = word.find('=').map_or((word, ""), |end| word.split_at(end));
     let name = match name {
-        // One hyphen before two letters, which clap cannot say.
+        // clap cannot define a flag with one hyphen and two letters.
         "-tp" => "--tensor-parallel-size".to_owned(),
         _ if name.starts_with("--") => name.replace('_', "-"),
         _ => return word.to_owned(),

@@ -1,10 +1,10 @@
-//! Settings of the hub from the environment variables that all Hugging Face tools read.
+//! Settings of the Hugging Face hub, from the environment variables that all Hugging Face tools
+//! read.
 
 use std::{env, fs, path::PathBuf};
 
 use bursar::HubOptions;
 
-/// Endpoint, token, cache and proxy.
 pub fn options() -> HubOptions {
     let named = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
     let text = |name: &str| named(name).and_then(|value| value.into_string().ok());

@@ -1,5 +1,5 @@
-//! Everything that a command prints on standard error: progress, notices, errors and panics. Nothing else writes there,
-//! so with `--log json` each line is an object.
+//! Output on standard error: progress, notices, errors and panics. No other module writes there, so
+//! that with `--log json` each line is a JSON object.
 
 use std::{
     any::Any,
@@ -43,41 +43,43 @@ enum Form {
     Json,
 }
 
-/// The target of the command's own messages, which pass at every level.
+/// Target of the command's own messages, which are logged at every level.
 const SAID: &str = "bursar::said";
 
-/// Where the lines of leases and restarts come from, whose spans report their duration when they close.
+/// Target of lease and restart events. Their spans log their duration when they close.
 const LASTING: &str = "bursar_actors::event";
-/// Those of leases. A server has many, and its requests are what its log is read for.
+/// Target of lease events. A server hides them by default, because there are many and its log is
+/// mainly read for requests.
 #[cfg(feature = "serve")]
 const LEASES: &str = "bursar_actors::event::lease";
-/// Where the lines of requests come from, and of what actors do for them.
+/// Targets of request events, including what actors do for a request.
 #[cfg(feature = "serve")]
 const REQUESTS: [&str; 4] =
     [SERVED, "bursar_actors::chat::driver", "bursar_actors::scheduler::actor", "bursar_actors::compute::lane::pending"];
-/// Where the one line of each request comes from that a server has answered.
+/// Target of the access log: one line for each request that the server has answered.
 #[cfg(feature = "serve")]
 const SERVED: &str = "bursar::serve::access";
 
-/// What is logged of requests.
+/// How much is logged about requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requests {
-    /// Each step, and how long it took in all.
+    /// Each step and the total duration.
     Steps,
-    /// One line when it is answered; each step at a finer level.
+    /// One line for each answered request. At debug level, also each step.
     #[cfg(feature = "serve")]
     Answered,
-    /// Only what goes wrong.
+    /// Only warnings and errors.
     #[cfg(feature = "serve")]
     Nothing,
 }
 
 impl Requests {
-    /// Targets of which only warnings are logged, and up to which level that holds.
+    /// Returns targets that log only warnings, and the most verbose log level at which that
+    /// applies.
     fn hushed(self) -> (&'static [&'static str], Level) {
         match self {
             Requests::Steps => (&[], Level::TRACE),
-            // The server's line says the same.
+            // The access log has the same information.
             #[cfg(feature = "serve")]
             Requests::Answered => (&REQUESTS[1..], Level::INFO),
             #[cfg(feature = "serve")]
@@ -95,7 +97,7 @@ impl LogOptions {
 }
 
 fn begin(form: Form, level: Level, requests: Requests) {
-    // Libraries log under their own targets, and may log a lot.
+    // Libraries log under their own targets and may log a lot, so only their warnings are shown.
     let mut ours =
         Targets::new().with_default(LevelFilter::WARN).with_target("bursar", level).with_target(SAID, Level::INFO);
     let (hushed, up_to) = requests.hushed();
@@ -133,7 +135,7 @@ fn begin(form: Form, level: Level, requests: Requests) {
     }
 }
 
-/// Whether standard error is JSON; then nothing may be drawn there.
+/// Whether standard error carries JSON lines. If so, nothing may be drawn there.
 pub fn is_json() -> bool {
     // Only the JSON form enables this target.
     tracing::enabled!(target: SAID, Level::INFO)
@@ -149,7 +151,6 @@ pub fn note(text: impl Display) {
     if is_json() { info!(target: SAID, "{text}") } else { print(text) }
 }
 
-/// Reports progress.
 pub fn progress(what: &str, done: u64, total: u64) {
     info!(target: SAID, done, total, "{what}");
 }
@@ -159,7 +160,8 @@ pub fn fail(error: &str, hint: &str) {
     if is_json() { error!(target: SAID, hint, "{error}") } else { print(format_args!("error: {error}\n hint: {hint}")) }
 }
 
-/// Reports a bad command line and exits. It finds the `--log` form itself, as nothing has been parsed yet.
+/// Reports a bad command line and exits. Looks for the `--log` form itself, because no options have
+/// been parsed yet.
 pub fn refuse(error: &clap::Error) -> ! {
     if !error.use_stderr() || !asks_for_json() {
         error.exit();
@@ -178,7 +180,7 @@ fn asks_for_json() -> bool {
     said || env::var_os("BURSAR_LOG").is_some_and(|form| form == "json")
 }
 
-/// Ignores a closed standard error: that is no reason to end.
+/// Prints a line to standard error. Ignores a closed standard error, which is no reason to exit.
 fn print(text: impl Display) {
     drop(writeln!(io::stderr(), "{text}"));
 }

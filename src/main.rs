@@ -1,4 +1,4 @@
-//! The command line.
+//! The `bursar` program: command line and commands.
 
 #[macro_use]
 mod output;
@@ -74,7 +74,7 @@ enum Command {
 }
 
 impl Command {
-    /// What is logged of requests.
+    /// How much is logged about requests.
     fn requests(&self) -> Requests {
         match self {
             #[cfg(feature = "serve")]
@@ -84,11 +84,11 @@ impl Command {
     }
 }
 
-/// How long threads that wait for a disk or a network may hold up the end of the program.
+/// How long threads that wait for a disk or a network may delay the exit of the program.
 const LAST_THREADS: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    // While this is the only thread.
+    // Changes the environment, so it must run while this is the only thread.
     bursar::keep_multicast_off();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -1,4 +1,4 @@
-//! Where a command serves its metrics.
+//! The flag for a command's metrics server.
 
 use std::net::SocketAddr;
 

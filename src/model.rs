@@ -1,4 +1,4 @@
-//! Starting a runtime and a model for a command.
+//! Start of a runtime and a model for a command.
 
 use std::{path::Path, slice};
 
@@ -38,7 +38,7 @@ fn exponent(text: &str) -> Result<f32, String> {
 }
 
 impl ModelOptions {
-    /// The model, or a stand-in with weights drawn from `seed`.
+    /// Returns the model, or a model of the given shape with weights drawn from `seed`.
     pub fn source(&self, seed: u64) -> Result<ModelSource, Failure> {
         match &self.shape {
             None => Ok(source(&self.model)),
@@ -46,7 +46,7 @@ impl ModelOptions {
         }
     }
 
-    /// Whether the weights are random instead of a checkpoint's.
+    /// Whether the weights are random instead of loaded from a checkpoint.
     pub fn is_random(&self) -> bool {
         self.random
     }
@@ -55,27 +55,29 @@ impl ModelOptions {
 /// The models that a command will load, with their options.
 pub type Models = Vec<(ModelSource, LoadOptions)>;
 
-/// A runtime on the chosen device for these models, for a command that names the device itself.
+/// Starts a runtime on the chosen device for these models. Does not print the device: the command
+/// does that itself.
 pub async fn start(device: &DeviceOptions, config: RuntimeConfig, models: Models) -> Result<Runtime, Failure> {
     let runtime = Runtime::start(RuntimeConfig { device: device.choice_for(models)?, ..config }).await?;
     device.show(slice::from_ref(&runtime)).await?;
     Ok(runtime)
 }
 
-/// A runtime on the chosen device, with the knobs that concern the runtime.
+/// Starts a runtime on the chosen device, with the knobs that concern the runtime.
 pub async fn start_knowing(device: &DeviceOptions, knobs: &KnobOptions, models: Models) -> Result<Runtime, Failure> {
     knobs.tell_notes()?;
     start_with(device, knobs.runtime(RuntimeConfig::default().host_bytes, 1, device.ranks())?, models).await
 }
 
-/// The same with `config` for everything except the device.
+/// Starts a runtime on the chosen device, with all other settings from `config`. Reports on a
+/// terminal why no GPU is used, if one was expected.
 pub async fn start_with(device: &DeviceOptions, config: RuntimeConfig, models: Models) -> Result<Runtime, Failure> {
     let runtime = start(device, config, models).await?;
     device.tell(&runtime);
     Ok(runtime)
 }
 
-/// `demo`, the checkpoint in a folder, a GGUF file, or a model of the hub.
+/// Returns the source for `demo`, a checkpoint folder, a GGUF file or a model of the hub.
 pub fn source(model: &str) -> ModelSource {
     source_of(
         model,
@@ -84,7 +86,7 @@ pub fn source(model: &str) -> ModelSource {
     )
 }
 
-/// The same with other settings of the hub.
+/// Like [`source`], with the given settings of the hub.
 pub fn source_of(model: &str, #[cfg(feature = "hub")] hub: bursar::HubOptions) -> ModelSource {
     match model {
         "demo" => ModelSource::demo(),
@@ -99,7 +101,8 @@ pub fn source_of(model: &str, #[cfg(feature = "hub")] hub: bursar::HubOptions) -
     }
 }
 
-/// A model of this shape, with weights drawn from `seed`, and experts that are chosen by Zipf's law if `zipf` says so.
+/// Returns a model of this shape with weights drawn from `seed`. With `zipf`, its experts are
+/// chosen by Zipf's law with that exponent.
 pub fn shape(shape: &str, seed: u64, zipf: Option<f32>) -> Result<ModelSource, Failure> {
     let random = random_checkpoint(shape, seed).map_err(|error| Failure::of(&error))?;
     Ok(ModelSource::random(match zipf {
@@ -114,7 +117,7 @@ pub async fn load(runtime: &Runtime, device: &DeviceOptions, model: &str, shown:
     load_with(runtime, source(model), options, shown).await
 }
 
-/// The same with options.
+/// Like [`load`], with the given options.
 pub async fn load_with(
     runtime: &Runtime,
     source: ModelSource,

@@ -1,6 +1,7 @@
-//! Standard output. Its reader may close it at any time (`bursar plan | head -1`), which is no failure: the rest is
-//! dropped and the command ends as usual. The standard library's `println!` panics there, so these macros replace it
-//! throughout the program. Therefore `main.rs` declares this module first.
+//! Printing to standard output, whose reader may close it at any time (`bursar plan | head -1`).
+//! That is not a failure: the rest of the output is dropped and the command ends as usual. The
+//! standard library's `println!` panics in that case, so the macros here replace it throughout the
+//! program. Macros must be declared before they are used, so `main.rs` declares this module first.
 
 use std::{
     fmt,
@@ -10,10 +11,10 @@ use std::{
 
 use crate::logging;
 
-/// From `sysexits.h`; no command uses it for anything else.
+/// `EX_IOERR` of `sysexits.h`. No command uses this exit code for anything else.
 const CANNOT_BE_WRITTEN: i32 = 74;
 
-/// Writes to standard output. False once it is closed.
+/// Writes to standard output. Returns `false` once standard output is closed.
 pub fn out(text: fmt::Arguments<'_>) -> bool {
     let mut out = stdout().lock();
     match out.write_fmt(text).and_then(|()| out.flush()) {

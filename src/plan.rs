@@ -1,4 +1,5 @@
-//! `bursar plan`: what a model would take of a device and serve there, without a GPU and without its weights.
+//! `bursar plan`: the memory that a model takes on a device and what it can serve there, without a
+//! GPU and without the model's weights.
 
 mod device_spec;
 mod gpu;
@@ -57,11 +58,12 @@ pub struct Options {
     knobs: KnobOptions,
 }
 
-/// The exit code for a plan that does not fit; a plan that cannot be made has another.
+/// Exit code if the model does not fit, distinct from the code for a plan that cannot be made.
 const DOES_NOT_FIT: u8 = 1;
 const CANNOT_BE_PLANNED: u8 = 2;
 
-/// Runs the command: 0 if the model fits, 1 if it does not, 2 if that cannot be determined.
+/// Runs the command. Exits with 0 if the model fits, 1 if it does not, and 2 if that cannot be
+/// determined.
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     if options.shapes {
         return list(device, options).await;
@@ -82,7 +84,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     }
 }
 
-/// Lists all shapes: 0, or 2 if they cannot be planned.
+/// Lists all shapes. Exits with 0, or with 2 if they cannot be planned.
 async fn list(device: &DeviceOptions, options: Options) -> ExitCode {
     let (device, is_json) = (device.clone(), options.json);
     let ranks = if device.is_any_number() { 1 } else { device.ranks() };
@@ -156,7 +158,8 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     Ok(Report::of(&name, &planned, model, &forecast, unquantized, notes))
 }
 
-/// The fewest of the found devices that the model fits on, or the most that can share it out.
+/// Returns the smallest number of the found devices that the model fits on. If it fits on none,
+/// returns the largest number of devices that can share it.
 fn min_ranks_for(
     sought: &PlacementQuery<'_>,
     planned: &Planned,
@@ -178,7 +181,7 @@ fn min_ranks_for(
     }
 }
 
-/// The checkpoint, or its `config.json` alone if there are no weights.
+/// Opens the checkpoint, or only its `config.json` if there are no weights.
 fn open(files: CheckpointSource, notes: &mut Vec<String>) -> Result<Checkpoint, Failure> {
     let (checkpoint, missing) = open_settings(files)?;
     notes.extend(missing.map(|name| format!("{name} lacks weights, so their sizes are taken from config.json")));

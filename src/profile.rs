@@ -36,18 +36,18 @@ pub struct Options {
     knobs: KnobOptions,
 }
 
-/// The seed of random weights; no measurement here depends on it.
+/// The seed of random weights. No measurement here depends on it.
 const SEED: u64 = 0;
 
 #[derive(Debug, Serialize)]
 struct Profile {
-    /// In the order in which they ran.
+    /// In the order in which the attempts ran.
     attempts: Vec<AttemptReport>,
-    /// Seconds of the last attempt by phase, and of the whole start.
+    /// Seconds of each phase of the last attempt, and of the whole start.
     seconds: BTreeMap<&'static str, f64>,
     /// What may run at once while serving.
     record: ProfileRecord,
-    /// What this process holds outside leases, by source; empty for a host device.
+    /// Memory that this process holds outside leases, by source. Empty for a host device.
     overhead: BTreeMap<&'static str, Bytes>,
     ledger: Snapshot,
 }
@@ -110,12 +110,13 @@ async fn size(
     let ledger = runtime.budget().measure().await.map_err(RuntimeError::from)?;
     let StartEvents { attempts, phases } = std::mem::take(&mut *heard.lock().unwrap_or_else(PoisonError::into_inner));
     let ends = phases.iter().skip(1).map(|(_, at)| *at).chain([ready]);
-    // A repeated phase belongs to a later attempt, so the last one counts.
+    // If a phase is repeated, the later one belongs to a later attempt and replaces the earlier
+    // one.
     let mut seconds: BTreeMap<_, _> =
         phases.iter().zip(ends).map(|((phase, at), end)| (phase.name(), (end - *at).as_secs_f64())).collect();
     seconds.insert("start", (ready - begun).as_secs_f64());
     let mut overhead: BTreeMap<_, _> = runtime.device().overhead_by_source().into_iter().collect();
-    // The rest of what the budget found outside leases.
+    // The remaining overhead that the budget measured, which no source of the device accounts for.
     let beside = ledger.overhead.saturating_sub(overhead.values().sum());
     if !overhead.is_empty() && !beside.is_zero() {
         overhead.insert("loaded at first use", beside);

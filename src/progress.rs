@@ -1,5 +1,6 @@
-//! A progress bar for loading and profiling, on standard error, with notices above it. Without a terminal there are
-//! only notices; with `--log json` progress is logged as lines.
+//! A progress bar for loading and profiling, on standard error, with notices above it. If standard
+//! error is not a terminal, only notices are printed. With `--log json`, progress is logged as
+//! lines.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -16,21 +17,21 @@ use crate::logging;
 pub struct Bar {
     bar: ProgressBar,
     is_shown: bool,
-    /// The last line and its time, if progress is logged as lines.
+    /// The last logged line and its time, if progress is logged as lines.
     told: Arc<Mutex<Option<(String, Instant)>>>,
 }
 
-/// The least time between two lines about the same thing.
+/// The minimum time between two logged lines about the same activity.
 const APART: Duration = Duration::from_secs(1);
 
 impl Bar {
-    /// A visible or a hidden bar.
+    /// A single bar, visible or hidden.
     pub fn new(is_shown: bool) -> Self {
         let is_drawn = is_shown && !logging::is_json();
         Bar::around(if is_drawn { ProgressBar::new(1) } else { ProgressBar::hidden() }, is_shown, "")
     }
 
-    /// A visible bar of several at once, which says whose it is.
+    /// One of several visible bars, prefixed with the name of its model.
     pub fn among(bars: &MultiProgress, whose: &str) -> Self {
         let bar = if logging::is_json() { ProgressBar::hidden() } else { bars.add(ProgressBar::new(1)) };
         Bar::around(bar, true, &format!("{whose}: "))
@@ -57,7 +58,7 @@ impl Bar {
             }
             Progress::Attempt(_) => {}
             Progress::Notice(notice) if self.is_shown => {
-                // A suspended bar cannot be asked.
+                // Read the prefix first: while a bar is suspended, it cannot be read.
                 let text = format!("{}{notice}", self.bar.prefix());
                 self.bar.suspend(|| logging::note(text));
             }
@@ -80,7 +81,7 @@ impl Bar {
         self.bar.set_position(done);
     }
 
-    /// Logs the first line about each thing, then one a second.
+    /// Logs the first line about each activity, then at most one line per second.
     fn tell(&self, what: &str, done: u64, total: u64) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = told.as_ref().is_none_or(|(before, at)| before != what || at.elapsed() >= APART);

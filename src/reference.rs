@@ -1,4 +1,5 @@
-//! `docs/cli.md` is generated from clap. `BURSAR_WRITE_PAGES=1 cargo test --bin bursar reference` writes it.
+//! Generator and test of `docs/cli.md`, which is derived from clap's definitions.
+//! `BURSAR_WRITE_PAGES=1 cargo test --bin bursar reference` writes the page.
 
 use std::fs;
 

@@ -19,7 +19,7 @@ use futures_util::future::join_all;
 
 use crate::{DeviceOptions, failure::Failure, logging, signals::Signals};
 
-/// Serves until it is told to end; then running replies may end.
+/// Serves until a signal arrives, then waits for running replies as long as the drain time allows.
 pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure> {
     bursar_budgets::give_large_blocks_back();
     let wanted = options.models()?;
@@ -27,7 +27,8 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     let knobs = options.knobs();
     knobs.tell_notes()?;
     let plans = loading::plans(wanted, &options, device)?;
-    // Before signals are heard, since it may fetch settings.
+    // This step may fetch settings from the hub. It runs before signals are caught, so that Ctrl-C
+    // can end it.
     let placed = device.placed(plans.iter().map(loading::Plan::model).collect(), knobs.canary()?).await?;
     let mut signals = Signals::hear()?;
     let drain = serve.drain;
@@ -69,17 +70,17 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     let ending = end(runtimes, server, drain);
     tokio::select! {
         () = ending => {}
-        // Asked twice: at once.
+        // A second signal ends the program at once.
         _ = signals.next() => {}
     }
     outcome
 }
 
-/// Ends with an error if no model can be loaded, and otherwise never.
+/// Returns an error if no model can be loaded. Otherwise never returns.
 async fn loaded_or_served(loading: tokio::task::JoinHandle<Result<(), Failure>>, served: &str) -> Result<(), Failure> {
     match loading.await {
         Ok(Ok(())) => {
-            // A person looks for this where the lines of a start end.
+            // Print the address again after the messages of the start, where a user looks for it.
             if logging::is_watched() {
                 logging::note(served);
             }
@@ -95,7 +96,7 @@ async fn loaded_or_served(loading: tokio::task::JoinHandle<Result<(), Failure>>,
 async fn end(runtimes: Vec<Runtime>, server: Server, drain: Duration) {
     let until = Instant::now() + drain;
     server.shutdown().await;
-    // What runs in the background has the rest of the time.
+    // Requests in the background get the rest of the drain time.
     let rest = until.saturating_duration_since(Instant::now());
     join_all(runtimes.into_iter().map(|runtime| runtime.shutdown_within(rest))).await;
 }
@@ -112,7 +113,7 @@ impl From<KeyError> for Failure {
     }
 }
 
-/// A file's text, or a failure that names it.
+/// Reads a text file. A failure names the file.
 fn text_of(file: &std::path::Path) -> Result<String, Failure> {
     fs::read_to_string(file).map_err(|error| Failure {
         error: format!("{}: {error}", file.display()),

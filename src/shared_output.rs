@@ -12,7 +12,7 @@ pub fn failure(failure: &Failure) -> Value {
     json!({ "type": "error", "error": error, "hint": hint })
 }
 
-/// Prints one line an attempt.
+/// Prints one line per attempt.
 pub fn attempts(attempts: &[AttemptReport]) {
     for AttemptReport { attempt, target_tokens, phase, outcome } in attempts {
         let came = match outcome {

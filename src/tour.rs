@@ -6,7 +6,8 @@ use bursar::{Chat, Image, LoadOptions, ModelHandle, ModelSource, Runtime, Runtim
 
 use crate::{DeviceOptions, failure::Failure, model};
 
-/// How long the ledger may take to return to its earlier state after the last answer: leases are returned by note.
+/// How long the ledger may take to return to its earlier state after the last answer. Dropped
+/// leases are returned by message.
 const SETTLING_MAX: Duration = Duration::from_secs(5);
 
 pub async fn run(device: &DeviceOptions) -> Result<(), Failure> {
@@ -64,7 +65,7 @@ async fn snapshot(runtime: &Runtime) -> Result<Snapshot, Failure> {
     })
 }
 
-/// The ledger once it equals `before`, or as it is after `SETTLING_MAX`.
+/// Returns the ledger once it equals `before`, or its state after `SETTLING_MAX`.
 async fn settled(runtime: &Runtime, before: &Snapshot) -> Result<Snapshot, Failure> {
     let patience = Instant::now() + SETTLING_MAX;
     let mut looks = tokio::time::interval(Duration::from_millis(5));

@@ -1,4 +1,4 @@
-//! Asks a lane to capture decode steps as graphs, one size after another.
+//! Capture of decode steps as graphs on a lane, one size after another.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{
     tree::{self, Question},
 };
 
-/// A size that was not captured. The sizes before it were.
+/// A size that was not captured. The sizes before it were captured.
 #[derive(Debug, Error)]
 pub enum CaptureError {
     /// The lane refused, and gave a reason.
@@ -22,7 +22,6 @@ pub enum CaptureError {
     Refused {
         /// Rows of the decode step.
         rows: usize,
-        /// The lane's reason.
         source: LaneError,
     },
     /// The lane did not answer.
@@ -30,9 +29,9 @@ pub enum CaptureError {
     Unanswered(#[from] AskError),
 }
 
-/// Has `lane` capture the decode step in every size of `shape`, and counts each in `captured`. The largest goes first,
-/// because memory that the driver takes for it often serves the smaller ones too. Returns the bytes that the driver
-/// took for all of them.
+/// Makes `lane` capture the decode step in every size of `shape`, and counts each size in
+/// `captured`. The largest size goes first, because memory that the driver takes for it often
+/// serves the smaller sizes too. Returns the bytes that the driver took for all sizes.
 ///
 /// # Errors
 /// The first size that was not captured.
@@ -51,7 +50,8 @@ pub async fn capture(
     Ok(taken)
 }
 
-/// Captures one size. Returns the bytes that the driver took for it, 0 on a device without graphs.
+/// Captures one size. Returns the bytes that the driver took for it, which are 0 on a device
+/// without graphs.
 pub(crate) async fn capture_one(lane: &Lane, rows: usize, question: Question) -> Result<Bytes, CaptureError> {
     let (reply, answer) = Responder::new();
     lane.submit(Job::Capture(CaptureJob { rows, answer: Answer::to(|outcome| reply.answer(outcome)) }));
@@ -71,16 +71,17 @@ async fn forget(lane: &Lane, rows: usize) -> Result<(), CaptureError> {
 pub enum Recaptured {
     /// Every size was captured.
     All,
-    /// Only this size and larger ones were captured, or none. Smaller ones would exceed the lease, so they are
-    /// launched.
+    /// Only this size and larger sizes were captured, or no size if `None`. Graphs of smaller sizes
+    /// would exceed the lease, so these steps run without a graph, launch by launch.
     From(Option<usize>),
 }
 
-/// Captures again on a lane that replaces a dead one, while it decodes; the old lane's graphs died with it. The lease
-/// of `paid` bytes keeps its size: it was measured for the same graphs, and cannot grow after READY.
+/// Captures again on a lane that replaces a dead lane, whose graphs died with it. The new lane
+/// decodes meanwhile. The lease of `paid` bytes keeps its size: it was measured for the same graphs
+/// and cannot grow after READY.
 ///
 /// # Errors
-/// The first size that was not captured, for instance because this lane dies too.
+/// The first size that was not captured, for example because this lane died too.
 pub async fn recapture(
     lane: Lane,
     shape: GraphShape,
@@ -109,7 +110,8 @@ mod tests {
 
     const SHAPE: GraphShape = GraphShape { sequences: 10, context_tokens: 64, axes: 1 };
 
-    /// A lane whose graphs take 1 MiB each, except those of `free` rows. The thread returns what the lane was asked.
+    /// A lane whose graphs take 1 MiB each, except the graph of `free` rows, which takes none. The
+    /// thread returns the requests that the lane received.
     fn lane(free: usize) -> (Lane, thread::JoinHandle<Vec<String>>) {
         let (lane, jobs) = Lane::by_hand();
         let asked = thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! Credits: a limit on how many of a thing may be in progress at once.
+//! Credits, which limit how many operations of a kind are in progress at once.
 
 use std::sync::Arc;
 
@@ -7,7 +7,8 @@ use tokio::sync::watch;
 
 use crate::metric;
 
-/// A fixed number of credits. Taking one never waits: when none is left, the answer is [`NoCredit::Full`].
+/// A fixed number of credits. Taking a credit never waits. If none is left, the call returns
+/// [`NoCredit::Full`].
 #[derive(Clone, Debug)]
 pub struct Credits {
     counts: Arc<watch::Sender<Counts>>,
@@ -18,23 +19,23 @@ pub struct Credits {
 struct Counts {
     taken: usize,
     closed: bool,
-    /// For credits of requests, the model whose gauge shows them.
+    /// For credits of requests, the model whose gauge shows the credits in use.
     model: Option<Label>,
 }
 
 impl Counts {
-    /// Sets the gauge. Callers do so inside the update that changes the count, so that two changes never show in the
-    /// wrong order.
+    /// Sets the gauge. Callers must call this inside the update that changes the count, so that two
+    /// changes never show in the wrong order.
     fn show(&self) {
         self.model.iter().for_each(|model| metric::REQUESTS_ACTIVE.set(model, self.taken));
     }
 }
 
-/// One credit. Dropping it gives it back.
+/// One credit. Dropping it returns it.
 #[derive(Debug)]
 pub struct Credit(Arc<watch::Sender<Counts>>);
 
-/// Why no credit was given.
+/// The reason for which no credit was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoCredit {
     /// All credits are taken.
@@ -49,12 +50,12 @@ impl Credits {
         Credits { counts: Arc::default(), limit }
     }
 
-    /// Creates `limit` credits for requests to `model`. A gauge shows how many are taken.
+    /// Creates `limit` credits for requests to `model`. A gauge shows the number of credits in use.
     pub fn of_requests(limit: usize, model: Label) -> Self {
         Credits { counts: Arc::new(watch::Sender::new(Counts { model: Some(model), ..Counts::default() })), limit }
     }
 
-    /// Sets the gauge again, for a recorder installed since.
+    /// Sets the gauge again, for a recorder that was installed since.
     pub fn show(&self) {
         self.counts.send_if_modified(|counts| {
             counts.show();
@@ -62,10 +63,11 @@ impl Credits {
         });
     }
 
-    /// Takes `count` credits or none. A caller that held some while waiting for the rest would keep others out.
+    /// Takes `count` credits or none. If a caller could hold some credits while it waits for the
+    /// rest, it would block other callers.
     ///
     /// # Errors
-    /// At once, if fewer than `count` are free or the credits are closed.
+    /// Returned at once if fewer than `count` credits are free or the credits are closed.
     pub fn take(&self, count: usize) -> Result<Vec<Credit>, NoCredit> {
         let mut outcome = Ok(());
         self.counts.send_if_modified(|counts| {
@@ -83,7 +85,7 @@ impl Credits {
         outcome.map(|()| (0..count).map(|_| Credit(self.counts.clone())).collect())
     }
 
-    /// Stops giving out credits. Those already taken stay valid until they are dropped.
+    /// Stops giving out credits. Credits already taken stay valid until they are dropped.
     pub fn close(&self) {
         self.counts.send_modify(|counts| counts.closed = true);
     }

@@ -2,22 +2,22 @@
 
 use std::time::Duration;
 
-/// What must have happened when a deadline passes. All count from the moment at which the request was asked.
+/// A deadline of a request, named after the event that must happen before it passes. All deadlines
+/// count from the moment at which the request was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Deadline {
-    /// Its first step is planned. With several samples, the first of one of them.
+    /// The request's first step is planned. With several samples, it is enough that one sample's
+    /// first step is planned.
     Queue,
-    /// The first token of its reply is ready.
+    /// The first token of the reply is ready.
     FirstToken,
-    /// Its reply is complete.
     Reply,
 }
 
 impl Deadline {
-    /// All of them, in the order in which they usually pass.
+    /// All deadlines, in the order in which they usually pass.
     pub const ALL: [Deadline; 3] = [Deadline::Queue, Deadline::FirstToken, Deadline::Reply];
 
-    /// The name in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Deadline::Queue => "queue",
@@ -26,7 +26,7 @@ impl Deadline {
         }
     }
 
-    /// The knob with the model's default.
+    /// The knob that sets the model's default.
     pub const fn knob(self) -> &'static str {
         match self {
             Deadline::Queue => "queue_deadline",
@@ -35,7 +35,7 @@ impl Deadline {
         }
     }
 
-    /// What has not happened, for errors.
+    /// The event that has not happened, as error messages word it.
     pub(crate) const fn missing(self) -> &'static str {
         match self {
             Deadline::Queue => "the request did not start",
@@ -45,10 +45,10 @@ impl Deadline {
     }
 }
 
-/// A time for each deadline; none where there is no deadline.
+/// The time allowed for each deadline. `None` means no deadline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deadlines {
-    /// Until its first step is planned.
+    /// Until the first step is planned.
     pub queue: Option<Duration>,
     /// Until the first token of the reply.
     pub first_token: Option<Duration>,
@@ -57,7 +57,7 @@ pub struct Deadlines {
 }
 
 impl Deadlines {
-    /// The time of one of them.
+    /// The time allowed for `deadline`.
     pub fn of(&self, deadline: Deadline) -> Option<Duration> {
         match deadline {
             Deadline::Queue => self.queue,
@@ -66,7 +66,7 @@ impl Deadlines {
         }
     }
 
-    /// These, and `usual` ones where there is none.
+    /// These times, with those of `usual` where no time is set.
     pub fn or(self, usual: Deadlines) -> Deadlines {
         Deadlines {
             queue: self.queue.or(usual.queue),
@@ -75,7 +75,7 @@ impl Deadlines {
         }
     }
 
-    /// Each time that there is, changed.
+    /// Applies `change` to each time that is set.
     #[must_use]
     pub fn map(self, change: impl Fn(Deadline, Duration) -> Option<Duration>) -> Deadlines {
         let changed = |deadline| self.of(deadline).and_then(|time| change(deadline, time));

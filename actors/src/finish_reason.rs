@@ -1,14 +1,14 @@
-//! Why a reply ended, as callers and metrics see it.
+//! The reasons for which a reply ends, as callers and metrics see them.
 
-/// Why a reply ended.
+/// The reason for which a reply ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FinishReason {
-    /// The model ended the reply, or it contains a stop string.
+    /// The model ended the reply, or the reply contained a stop string.
     Stop,
-    /// The reply has reached its limit of tokens.
+    /// The reply reached its maximum number of tokens.
     Length,
-    /// The model ended the reply, and it has a whole call of a tool.
+    /// The model ended the reply, and the reply has a complete tool call.
     ToolCalls,
 }
 

@@ -1,11 +1,12 @@
 //! The actors that hold leases and serve requests.
 //!
-//! Six modules are actors: `runtime`, `budget`, `engine`, `profile`, `vision` and `scheduler`. In each, `message.rs` lists
-//! what it can be asked, `core.rs` decides without a clock, a device or ractor, and `actor.rs` is a thin shell. The other
-//! modules are what the actors share. [`tree`] holds the supervision tree and the one table of which actor may ask
-//! which.
+//! Six modules are actors: `runtime`, `budget`, `engine`, `profile`, `vision` and `scheduler`. In
+//! each of them, `message.rs` lists the messages that the actor accepts, `core.rs` makes decisions
+//! without a clock, a device or ractor, and `actor.rs` is a thin shell. The actors share the other
+//! modules. [`tree`] contains the supervision tree and the one table of which actor may ask which.
 //!
-//! This crate knows messages and deaths. It must never know mathematics, files, or the name of a model family.
+//! This crate knows messages and deaths. It must never know mathematics, files, or the name of a
+//! model family.
 
 pub mod budget;
 pub mod capture;

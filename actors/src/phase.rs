@@ -1,4 +1,4 @@
-//! The phases of a start, and serving. Memory may be refused in any of them.
+//! The phases of a model's start, and serving. Memory may be refused in any phase.
 
 use std::{fmt, str::FromStr};
 
@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 pub enum Phase {
     /// Weights are leased, backed and copied.
     Load,
-    /// Workspaces and a small cache of keys and values are backed, and every worst case is run.
+    /// Workspaces and a small KV cache are backed, and every worst case is run.
     Probe,
-    /// Decode steps are captured as graphs, on devices that have them.
+    /// Decode steps are captured as graphs, on devices that support graphs.
     Capture,
-    /// The remaining memory is measured, and keys and values are backed up to the target size.
+    /// The remaining memory is measured, and the KV cache is backed up to its target size.
     Back,
     /// The worst cases run again at the final size, with both lanes at once.
     Validate,
@@ -49,7 +49,6 @@ impl fmt::Display for Phase {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no phase {name:?}")]
 pub struct UnknownPhase {
-    /// The name that was given.
     pub name: String,
 }
 

@@ -1,4 +1,4 @@
-//! Questions between actors: each is answered once, within a deadline.
+//! Questions between actors. Each question is answered once, within a deadline.
 
 use ractor::{ActorRef, Message};
 use thiserror::Error;
@@ -7,7 +7,8 @@ use tracing::Span;
 
 use crate::tree::{Question, Role};
 
-/// The answering end of a question. If it is dropped without an answer, the asker gets [`AskError::Gone`] at once.
+/// The answering end of a question. If it is dropped without an answer, the asker gets
+/// [`AskError::Gone`] at once.
 #[derive(Debug)]
 pub struct Responder<T> {
     asker: oneshot::Sender<T>,
@@ -21,7 +22,7 @@ impl<T> Responder<T> {
         (Responder { asker: sender, span: Span::current() }, receiver)
     }
 
-    /// Sends the answer. If the asker has given up, the answer is dropped here.
+    /// Sends the answer. If the asker has given up, the answer is dropped.
     pub fn answer(self, answer: T) {
         drop(self.asker.send(answer));
     }
@@ -53,7 +54,6 @@ pub enum AskError {
         /// The question, in words.
         what: &'static str,
     },
-    /// The deadline passed.
     #[error("{role:?} did not answer within {seconds} s: {what}")]
     TimedOut {
         /// The role that was asked.

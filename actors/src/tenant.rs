@@ -1,12 +1,13 @@
-//! Whose a request is, and what share of a model each has.
+//! Tenants of requests, and their shares of a model.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-/// Whose a request is: a customer, a team, an application. Requests without one share a tenant without a name. Its name may
-/// be a person's, so `Debug` does not show it.
+/// The party that a request is charged to: a customer, a team, an application. Requests without a
+/// tenant share one tenant with an empty name. A name may be a person's, so `Debug` does not print
+/// it.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tenant(Arc<str>);
 
@@ -16,12 +17,10 @@ impl Tenant {
     /// The name under which metrics count all tenants without a weight.
     pub(crate) const OTHER: &'static str = "other";
 
-    /// A tenant of this name.
     pub fn new(name: impl Into<Arc<str>>) -> Self {
         Tenant(name.into())
     }
 
-    /// Its name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -39,18 +38,17 @@ impl Serialize for Tenant {
     }
 }
 
-/// The shares of tenants that wait at the same time: one of weight 3 gets three times the tokens of one of weight 1, which
-/// is the weight of all that have none.
+/// The relative shares of tenants that wait at the same time. A tenant of weight 3 gets three times
+/// the tokens of a tenant of weight 1. Tenants that are not listed have weight 1.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TenantWeights(BTreeMap<Tenant, u32>);
 
 impl TenantWeights {
-    /// The most tenants with a weight of their own.
+    /// Maximum number of tenants with a weight.
     pub const TENANTS_MAX: usize = 64;
-    /// The largest weight.
     pub const WEIGHT_MAX: u32 = 1000;
 
-    /// None if there are too many, or a name or weight is out of its range.
+    /// Returns `None` if there are no tenants or too many, or if a name or weight is out of range.
     pub fn of<N: Into<Arc<str>>>(weights: impl IntoIterator<Item = (N, u32)>) -> Option<Self> {
         let weights: BTreeMap<_, _> = weights.into_iter().map(|(name, weight)| (Tenant::new(name), weight)).collect();
         let is_right = |(tenant, weight): (&Tenant, &u32)| {
@@ -60,24 +58,24 @@ impl TenantWeights {
         are_right.then_some(TenantWeights(weights))
     }
 
-    /// The weight of a tenant.
     pub fn weight(&self, tenant: &Tenant) -> u32 {
         self.0.get(tenant).copied().unwrap_or(1)
     }
 
-    /// The tenants with a weight of their own.
+    /// The tenants that are listed with a weight.
     pub fn tenants(&self) -> impl Iterator<Item = &Tenant> {
         self.0.keys()
     }
 
-    /// The tenant under which metrics count this one: itself if it has a weight, and otherwise `other`. None if no tenant
-    /// has one.
+    /// The tenant under which metrics count `tenant`: `tenant` itself if it is listed with a
+    /// weight, otherwise `other`. `None` if no tenant is listed.
     pub(crate) fn counted(&self, tenant: &Tenant) -> Option<Tenant> {
         let named = self.0.get_key_value(tenant).map(|(named, _)| named.clone());
         (!self.0.is_empty()).then(|| named.unwrap_or_else(|| Tenant::new(Tenant::OTHER)))
     }
 
-    /// Reads `gold=4,free=1`, or an object of numbers.
+    /// Parses `gold=4,free=1`, or an object of numbers. Returns `None` if the value is invalid or
+    /// names a tenant twice.
     pub(crate) fn read(value: &Value) -> Option<Self> {
         let whole = |weight: u64| u32::try_from(weight).ok();
         let of_object = |object: &Map<String, Value>| {
@@ -93,7 +91,7 @@ impl TenantWeights {
         };
         let weights = match value {
             Value::Object(object) => of_object(object)?,
-            // The JSON of a flag is text too.
+            // The value of a flag is always text, even if it contains JSON.
             Value::String(text) if text.trim_start().starts_with('{') => of_object(&serde_json::from_str(text).ok()?)?,
             Value::String(text) => of_text(text)?,
             _ => return None,

@@ -1,4 +1,4 @@
-//! Hooks for tests: what only actors of this crate ask the budget otherwise.
+//! Hooks for tests: requests to the budget that otherwise only actors of this crate make.
 
 use bursar_budgets::{Bytes, Gate, GateError, Label, Lease, Owner, Request, Snapshot};
 
@@ -8,7 +8,7 @@ use crate::{
     tree::Question,
 };
 
-/// A lease of any class. With `wait` it waits until there is memory for it.
+/// Requests a lease of any class. With `wait`, the request waits until enough memory is free.
 ///
 /// # Errors
 /// [`LeaseError`].
@@ -24,7 +24,8 @@ pub async fn resize(budget: &Budget, question: Question, lease: &Lease, to: Byte
     budget.resize(question, lease, to).await
 }
 
-/// Takes back everything that `owner` holds, as after its death, and waits until all of it is back.
+/// Takes back all bytes that `owner` holds, as after its death, and waits until they have been
+/// returned.
 ///
 /// # Errors
 /// The budget actor did not answer.
@@ -32,15 +33,15 @@ pub async fn clear(budget: &Budget, owner: Owner) -> Result<(), AskError> {
     budget.clear(owner).await
 }
 
-/// Moves a model's gate.
+/// Moves the gate of a model to another state.
 ///
 /// # Errors
-/// The budget actor did not answer. The inner error means that the gate cannot move there.
+/// The budget actor did not answer. The inner error means that the gate cannot move to that state.
 pub async fn move_gate(budget: &Budget, model: Label, to: Gate) -> Result<Result<(), GateError>, AskError> {
     budget.move_gate(model, to).await
 }
 
-/// The ledger after an attempt at sizing was refused memory.
+/// The state of the ledger, as recorded after an attempt at sizing was refused memory.
 ///
 /// # Errors
 /// The budget actor did not answer.

@@ -5,14 +5,15 @@
 //! ├── budget              one per device; asks no other actor
 //! └── engine              one per model
 //!     ├── profile         until READY
-//!     ├── vision          its death restarts the scheduler, whose sequences may point at its pictures
-//!     └── scheduler       keeps the blocks of keys and values too
-//! lane                    threads of an engine, one for steps and one for pictures; they answer and never ask
-//! chat                    one task per request, outside the tree, so that no death below can lose the request
+//!     ├── vision          its death restarts the scheduler, whose sequences point at cache rows
+//!     └── scheduler       also manages the KV blocks
+//! lane                    threads of an engine, for steps and for pictures; they never ask
+//! chat                    one task per request, outside the tree, so it survives the actors
 //! ```
 //!
-//! One message is not a question: the budget sends orders to the owners of elastic leases (`Budget::obey`), such as an
-//! engine. It repeats each order until the owner resizes the lease; there is no other reply.
+//! One message is not a question: the budget sends orders to the owners of elastic leases
+//! (`Budget::obey`), such as an engine. The budget repeats each order until the owner resizes the
+//! lease. The owner sends no other reply.
 
 use std::time::Duration;
 
@@ -31,9 +32,8 @@ pub enum Role {
     Profile,
     /// The actor that decodes pictures and owns the vision cache.
     Vision,
-    /// The actor that plans steps and gives out the blocks of keys and values.
+    /// The actor that plans steps and allocates KV blocks.
     Scheduler,
-    /// A device thread.
     Lane,
     /// The actor that keeps the ledger.
     Budget,
@@ -59,21 +59,20 @@ impl Role {
     }
 }
 
-/// A permitted question. It is answered exactly once within its deadline, including on error and shutdown.
+/// A permitted question. It is answered exactly once within its deadline, including on error and
+/// shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// The role that asks.
     pub from: Role,
-    /// The role that answers.
     pub to: Role,
-    /// What is asked, as error messages word it.
+    /// The question, as error messages word it.
     pub what: &'static str,
-    /// How long the asker waits.
     pub deadline: Duration,
 }
 
 impl Question {
-    /// The same question with `duration` added to its deadline, for an answer that itself takes that long.
+    /// The same question with `duration` added to its deadline, for an answer that itself takes
+    /// that long.
     pub fn after(self, duration: Duration) -> Question {
         Question { deadline: self.deadline.saturating_add(duration), ..self }
     }
@@ -84,65 +83,72 @@ macro_rules! questions {
         $($(#[$doc])* pub const $name: Question = Question {
             from: Role::$from, to: Role::$to, what: $what, deadline: Duration::from_secs($seconds),
         };)*
-        /// Every permitted question.
         pub const QUESTIONS: &[Question] = &[$($name),*];
     };
 }
 
 questions! {
-    /// A user loads a model. The deadline is a day because the files may have to be fetched first.
+    /// A user loads a model. The deadline is a day, because the files may have to be downloaded
+    /// first.
     LOAD_MODEL: User -> Runtime, "load a model", 86_400;
-    /// A user unloads a model or ends the runtime. The time that the user allows running requests is added.
+    /// A user unloads a model or ends the runtime. The time that the user allows running requests
+    /// is added.
     SHUT_DOWN: User -> Runtime, "shut down", 60;
     /// A user puts a model to sleep. The time that the user allows running requests is added.
     PUT_TO_SLEEP: User -> Runtime, "put a model to sleep", 600;
-    /// A user asks for the supervised actors.
+    /// A user asks for handles to the supervised actors.
     SUPERVISED: User -> Runtime, "supervised actors", 5;
     /// A user or an outside monitor asks whether the runtime is alive.
     HEALTH: User -> Runtime, "health", 1;
-    /// A user asks for a lease, which may wait for others to give memory back.
+    /// A user requests a lease, which may wait until other owners return memory.
     LEASE_FOR_USER: User -> Budget, "lease", 3600;
     /// A user reads the ledger.
     SNAPSHOT_FOR_USER: User -> Budget, "snapshot", 5;
-    /// A user asks for a fresh look at what other processes hold.
+    /// A user requests a new measurement of the memory that other processes hold.
     MEASURE_FOR_USER: User -> Budget, "measure", 5;
-    /// The lease for a model's weights.
+    /// The engine requests the lease for a model's weights.
     LEASE_FOR_ENGINE: Engine -> Budget, "lease", 60;
-    /// Waits until other models have given way for a start. One whose memory was just called back does so after ten seconds.
+    /// The engine waits until other models have given up memory for a start. A model that has just
+    /// reclaimed memory that it had lent gives up memory only after ten seconds.
     ROOM_FOR_ENGINE: Engine -> Budget, "room", 30;
-    /// Host memory for the weights of a model that falls asleep, and the size of the lease of its weights.
+    /// The runtime leases host memory for the weights of a model that is put to sleep, and resizes
+    /// the lease of its weights.
     LEASE_FOR_SLEEP: Runtime -> Budget, "lease memory for weights", 60;
-    /// Waits until a dead actor's bytes are back, before its successor starts.
+    /// The engine waits until a dead actor's bytes have been returned, before it starts the
+    /// successor.
     CLEAR_OWNER: Engine -> Budget, "clear a dead owner", 60;
-    /// Reads the canary, on which a profile depends.
+    /// The engine reads the canary, on which a profile depends.
     LEDGER_FOR_ENGINE: Engine -> Budget, "snapshot", 5;
-    /// Opens, freezes or tears down a model's gate.
+    /// The engine opens, freezes or tears down a model's gate.
     MOVE_GATE: Engine -> Budget, "move the gate", 5;
-    /// Reads what our process already holds, for a limit on its share of the whole device.
+    /// The profile reads the memory that this process already holds, for a limit on its fraction of
+    /// the whole device.
     SNAPSHOT_FOR_PROFILE: Profile -> Budget, "snapshot", 5;
-    /// Leases for workspaces, the probe and the final cache.
+    /// The profile requests leases for workspaces, the probe and the final cache.
     LEASE_FOR_PROFILE: Profile -> Budget, "lease or resize", 60;
-    /// Reads the memory left to size the cache by.
+    /// The profile reads the remaining memory, which determines the size of the cache.
     ROOM_FOR_PROFILE: Profile -> Budget, "room", 5;
-    /// Reads every holder's bytes after a refusal.
+    /// The profile reads the bytes of every owner after a refusal.
     EVIDENCE_FOR_PROFILE: Profile -> Budget, "evidence", 5;
-    /// Runs a worst case.
+    /// The profile runs a worst case.
     STRESS: Profile -> Lane, "run a worst case", 600;
-    /// Captures the decode step of one size as a graph.
+    /// The profile captures the decode step of one size as a graph.
     CAPTURE: Profile -> Lane, "capture a graph", 600;
-    /// Captures again, on a lane that replaces a dead one.
+    /// The engine captures graphs again, on a lane that replaces a dead lane.
     RECAPTURE: Engine -> Lane, "capture a graph again", 600;
-    /// Host memory in which to decode a picture.
+    /// Vision leases host memory in which to decode a picture.
     LEASE_FOR_VISION: Vision -> Budget, "lease host memory", 600;
-    /// Decodes pictures and writes their embeddings to the vision cache.
+    /// A driver asks for pictures to be decoded, and for their embeddings to be written to the
+    /// vision cache.
     EMBED_PICTURES: Chat -> Vision, "embed pictures", 600;
-    /// The names of pictures that were decoded before.
+    /// A driver asks for the hashes of pictures that were decoded before.
     NAME_PICTURES: Chat -> Vision, "name pictures", 600;
-    /// How much of a prompt blocks hold.
+    /// A driver asks how many tokens of a prompt are in the prefix cache.
     LOOK_UP_PREFIX: Chat -> Scheduler, "look up a prefix", 600;
-    /// Changes the number of blocks after READY. Answered once no running step uses a block that goes.
+    /// The engine changes the number of blocks after READY. The scheduler answers when no running
+    /// step uses a block that is removed.
     RESIZE_POOL: Engine -> Scheduler, "use another number of blocks", 600;
-    /// Resizes the lease of keys and values after READY.
+    /// The engine resizes the lease of the KV cache after READY.
     RESIZE_FOR_ENGINE: Engine -> Budget, "resize keys and values", 60;
 }
 

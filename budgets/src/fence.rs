@@ -6,8 +6,8 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::SeqCst},
 };
 
-/// One lane's count of issued and finished work. A lane is an ordered stream: work finishes in the order in which it
-/// was issued. Clones share the count.
+/// The counts of a lane's issued and finished work. A lane is an ordered stream: work finishes in
+/// the order in which it was issued. Clones share the counts.
 ///
 /// ```
 /// use bursar_budgets::Timeline;
@@ -37,7 +37,7 @@ struct Counts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// The end of all work issued before the fence was made. Once passed, it stays passed.
+/// The end of all work issued before the fence was made. A passed fence stays passed.
 #[derive(Clone, Debug, Default)]
 #[must_use = "a fence does nothing unless a caller waits for it"]
 pub struct Fence(Vec<Mark>);
@@ -165,7 +165,7 @@ impl Timelines {
         self.lock().open.iter().map(Timeline::fence_here).fold(Fence::passed(), Fence::and)
     }
 
-    /// Injects a fault: no fence passes, on lanes opened later neither, until
+    /// Injects a fault: no fence passes, including on lanes opened later, until
     /// [`Timelines::let_pass`].
     pub fn hold(&self) {
         let mut lanes = self.lock();

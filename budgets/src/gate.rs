@@ -101,7 +101,7 @@ impl Reservations {
         *self.0.entry((owner.name.clone(), class.clone())).or_default() += bytes;
     }
 
-    /// What this claimant held when the gate froze; `None` if it held nothing.
+    /// The bytes that this claimant held when the gate froze; `None` if it held nothing.
     pub fn seat(&self, owner: &Owner, class: &Class) -> Option<Bytes> {
         self.0.get(&(owner.name.clone(), class.clone())).copied()
     }

@@ -76,7 +76,6 @@ impl Request {
         Request { owner, class, model: model.into(), bytes, priority }
     }
 
-    /// Sets the priority.
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self

@@ -77,11 +77,10 @@ pub struct LeaseLine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseState {
-    /// In use.
     Held,
-    /// In use; its tail waits for a fence.
+    /// Still in use, but the tail waits for a fence.
     Shrinking,
-    /// Ended; all of it waits for a fence.
+    /// Ended, and the whole lease waits for a fence.
     Revoking,
 }
 

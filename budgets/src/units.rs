@@ -11,11 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Hint;
 
-/// 1,024 bytes.
 pub const KIB: u64 = 1 << 10;
-/// 1,048,576 bytes.
 pub const MIB: u64 = 1 << 20;
-/// 1,073,741,824 bytes.
 pub const GIB: u64 = 1 << 30;
 
 /// A number of bytes.
@@ -44,17 +41,14 @@ impl Bytes {
     /// More than any device has. This is the capacity of a dry workspace.
     pub const MAX: Bytes = Bytes(u64::MAX);
 
-    /// `n` KiB.
     pub const fn kib(n: u64) -> Bytes {
         Bytes(n * KIB)
     }
 
-    /// `n` MiB.
     pub const fn mib(n: u64) -> Bytes {
         Bytes(n * MIB)
     }
 
-    /// `n` GiB.
     pub const fn gib(n: u64) -> Bytes {
         Bytes(n * GIB)
     }

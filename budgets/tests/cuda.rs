@@ -1,14 +1,17 @@
-//! A GPU's memory: what the host device promises holds on a real one. Without a GPU, each test says so and passes.
+//! Tests of a GPU's memory: the GPU behaves as the host device does. Without a GPU, each test
+//! prints that and passes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bursar_budgets::{Address, Bytes, CudaDevice, Device, DeviceError, Hint};
 use cudarc::driver::sys;
 
-/// A test's turn on the GPU. Each test reads how much is free, and one takes all of it.
+/// Exclusive use of the GPU by one test. This is needed because each test reads how much memory is
+/// free, and one test takes all memory.
 type Turn = MutexGuard<'static, ()>;
 
-/// The first GPU, if there is one. The tests share a context, but each has its own device, and they take turns.
+/// The first GPU; `None` if there is no GPU. The tests share a context, but each opens its own
+/// device, and only one test runs at a time.
 fn gpu() -> Option<(Turn, CudaDevice)> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -24,7 +27,7 @@ fn gpu() -> Option<(Turn, CudaDevice)> {
 
 fn write(device: &CudaDevice, address: Address, numbers: &[u32]) {
     device.enter().expect("the device is there");
-    // SAFETY: tests write only to what they have backed.
+    // SAFETY: tests write only to memory that they have backed.
     let written = unsafe { sys::cuMemcpyHtoD_v2(address.0, numbers.as_ptr().cast(), size_of_val(numbers)) };
     assert_eq!(written, sys::CUresult::CUDA_SUCCESS);
 }
@@ -32,7 +35,7 @@ fn write(device: &CudaDevice, address: Address, numbers: &[u32]) {
 fn read(device: &CudaDevice, address: Address, count: usize) -> Vec<u32> {
     device.enter().expect("the device is there");
     let mut numbers = vec![u32::MAX; count];
-    // SAFETY: tests read only from what they have backed.
+    // SAFETY: tests read only from memory that they have backed.
     let read = unsafe { sys::cuMemcpyDtoH_v2(numbers.as_mut_ptr().cast(), address.0, 4 * count) };
     assert_eq!(read, sys::CUresult::CUDA_SUCCESS);
     numbers
@@ -53,7 +56,7 @@ fn memory_that_is_backed_is_zero_and_keeps_its_addresses_and_content_as_its_tail
         assert_eq!(read(&device, address.offset(page * number), 4), [0; 4], "page {number}");
         write(&device, address.offset(page * number), &[number as u32 + 1; 4]);
     }
-    // Down in steps of one page, through pieces of many pages, and up again.
+    // Shrink in steps of one page, through pieces of many pages, and then grow again.
     for left in (1..pages).rev() {
         device.unback(address.offset(page * left), page).expect("the tail goes");
         for number in 0..left {
@@ -148,14 +151,15 @@ fn pinned_memory_carries_bytes_to_the_device_and_back_and_is_gone_when_it_drops(
     assert_eq!((pinned.len(), device.counts().pinned), (1_000_003, Bytes(1_000_003)));
     assert_eq!(device.counts().allocations, before.allocations + 1);
     assert_eq!(pinned.address() as usize % 4096, 0);
-    // SAFETY: no other code has the address.
+    // SAFETY: no other code uses this address.
     let bytes = unsafe { std::slice::from_raw_parts_mut(pinned.address(), pinned.len()) };
     bytes.iter_mut().enumerate().for_each(|(index, byte)| *byte = (index * 7 % 251) as u8);
-    // From another thread, as a lane would.
+    // Copy on another thread, as a lane would.
     std::thread::scope(|threads| {
         let copied = threads.spawn(|| {
             device.enter().expect("the device is there");
-            // SAFETY: both are equally long, and the copies are done once the stream is synchronised.
+            // SAFETY: both ranges are equally long, and the copies are done once the stream is
+            // synchronized.
             unsafe {
                 let there =
                     sys::cuMemcpyHtoDAsync_v2(address.0, pinned.address().cast(), pinned.len(), std::ptr::null_mut());
@@ -175,7 +179,7 @@ fn pinned_memory_carries_bytes_to_the_device_and_back_and_is_gone_when_it_drops(
     drop(device.pinned(Bytes::ZERO).expect_err("of nothing"));
 }
 
-/// Memory of the driver's allocator, which no lease can hold.
+/// Memory from the driver's allocator, which no lease can cover.
 struct Beside(sys::CUdeviceptr);
 
 impl Beside {
@@ -189,7 +193,7 @@ impl Beside {
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        // SAFETY: it was taken once.
+        // SAFETY: the memory was allocated once and is freed only here.
         assert_eq!(unsafe { sys::cuMemFree_v2(self.0) }, sys::CUresult::CUDA_SUCCESS);
     }
 }
@@ -200,7 +204,7 @@ fn what_is_made_beside_leases_is_counted_once_and_until_it_goes_and_the_driver_a
     let device = Arc::new(device);
     let (address, counted) = (device.reserve(Bytes::gib(8)).expect("addresses"), device.overhead());
     let before = device.counts().allocations;
-    // Other threads back and unback meanwhile, which must not be counted.
+    // Other threads back and unback meanwhile. Their memory must not be counted.
     std::thread::scope(|threads| {
         let other = threads.spawn(|| {
             for _ in 0..20 {
@@ -256,11 +260,12 @@ fn a_card_that_is_filled_to_the_last_byte_gives_a_page_of_a_large_piece_back() {
     device.back(holes, Bytes::mib(16)).expect("there is room");
     write(&device, holes, &[42; 4]);
     write(&device, holes.offset(Bytes::mib(14)), &[43; 4]);
-    // The rest, page by page, until the driver refuses.
+    // Take the rest page by page, until the driver refuses.
     let rest = device.reserve(Bytes::gib(1)).expect("addresses");
     let pages = (0..).find(|number| device.back(rest.offset(page * *number), page).is_err()).expect("there is an end");
     println!("{most} in large pieces, {pages} pages more; free: {}", device.memory().expect("it says").free);
-    // The tail of a large piece, then a hole that leaves both of its sides, with no free memory to copy to.
+    // First unback the tail of a large piece, and then a hole inside a piece. No memory is free for
+    // the copies.
     device.unback(address.offset(most - page), page).expect("the tail goes");
     assert_eq!(read(&device, address.offset(most - page * 2), 4), [41; 4]);
     device.back(rest.offset(page * pages), page).expect("what went can be had");

@@ -1,4 +1,4 @@
-//! Stories of a group of devices: what is done is done on all of its ranks or on none.
+//! Stories of a group of devices: each operation is done on all ranks or on none.
 
 use bursar_budgets::testing::HostControl;
 use bursar_budgets::testing::Script;
@@ -129,7 +129,7 @@ fn devices_of_two_kinds_are_no_group() {
     assert_eq!((pair.name(), pair.label().as_str(), pair.ranks().len()), ("2 x one", "host:2", 2));
 }
 
-/// Segments that grow, shrink and drop while ranks refuse at random.
+/// Segments grow, shrink and drop while ranks refuse calls at random.
 #[test]
 fn all_ranks_have_the_same_sizes_whatever_one_refuses() {
     for seed in 0..200_u64 {
@@ -189,7 +189,7 @@ fn a_copy_in_host_memory_brings_back_what_each_rank_had() {
     group.back(start, PAGE * 2).unwrap();
     group.copy_in(&copy, start).unwrap();
     for (rank, address) in group.addresses(start).into_iter().enumerate() {
-        // SAFETY: as above.
+        // SAFETY: two pages of host memory are backed here, and nothing else uses them.
         let bytes = unsafe { slice::from_raw_parts(address.0 as *const u8, (PAGE * 2).as_usize()) };
         assert!(bytes.iter().all(|byte| *byte == rank as u8 + 1), "rank {rank}");
     }

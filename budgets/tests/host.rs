@@ -1,4 +1,4 @@
-//! Stories of the host device: what it counts, what it refuses, and its scripted faults.
+//! Stories of the host device: its counters, its refusals, and its scripted faults.
 
 use bursar_budgets::testing::HostControl;
 use bursar_budgets::testing::HostCounts;
@@ -120,7 +120,7 @@ fn a_reservation_has_one_byte_to_128_tib() {
     for bytes in [Bytes::ZERO, most + Bytes(1), Bytes::MAX] {
         assert!(said(bytes).ends_with(limits), "{bytes}");
     }
-    // The system may refuse a size that we allow, with an error text of its own.
+    // The system may refuse a size that the device allows, with a different error text.
     assert!(!said(most).ends_with(limits) && said(Bytes(1)).is_empty());
 }
 
@@ -132,7 +132,8 @@ fn reservations_start_on_pages_and_do_not_overlap() {
         assert!(start.0.is_multiple_of(Bytes::mib(2).0));
         device.back(*start, Bytes::mib(6)).unwrap();
         for byte in [start.0, start.offset(Bytes::mib(6)).0 - 1] {
-            // SAFETY: `byte` is the first or last byte of what was just backed.
+            // SAFETY: `byte` is the address of the first or last byte of memory that was just
+            // backed.
             unsafe { (byte as *mut u8).write_volatile(1) };
         }
     }
@@ -227,7 +228,7 @@ fn a_neighbour_takes_before_the_backs_that_the_script_names() {
     assert_eq!(device.counts().foreign, PAGE * 3);
 }
 
-/// The size of this process's address space, with the system's libraries.
+/// The size of this process's address space, including system libraries.
 #[cfg(target_os = "linux")]
 fn addresses() -> Bytes {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -245,7 +246,7 @@ fn a_device_that_ends_gives_all_addresses_back() {
     assert!(addresses() < before + Bytes::gib(100), "what other tests have is far less");
 }
 
-/// Waits until all calls are blocked, except `ended` that have returned.
+/// Waits until all calls are blocked, except `ended` calls that have returned.
 fn until_held(device: &HostDevice, calls: &[ScopedJoinHandle<'_, ()>], ended: usize) {
     while device.counts().held_calls as usize + ended != calls.len() {
         if calls.iter().filter(|call| call.is_finished()).count() > ended {
@@ -261,9 +262,10 @@ fn held_calls_pass_one_by_one_and_then_all() {
     let device = device(8);
     let address = device.reserve(PAGE * 8).unwrap();
     device.hold_calls();
-    device.let_one_call_pass(); // This lets the next one pass.
+    device.let_one_call_pass(); // The next call may pass.
     device.back(address, PAGE).unwrap();
-    // A panic in here would wait for the blocked calls, so the results are checked after it.
+    // A panic inside this scope would wait for the blocked calls, so the results are checked after
+    // the scope.
     let seen = std::thread::scope(|scope| {
         let device = &device;
         let calls = [1, 2, 3].map(|page| scope.spawn(move || device.back(address.offset(PAGE * page), PAGE).unwrap()));

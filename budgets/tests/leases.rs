@@ -1,4 +1,5 @@
-//! Stories of single leases and segments: what they report, and what they leave when they end.
+//! Stories of single leases and segments: their reports, and the notes that they leave at their
+//! end.
 
 mod notes;
 
@@ -11,7 +12,7 @@ use notes::Notes;
 const PAGE: Bytes = Bytes::kib(64);
 
 impl Notes {
-    /// The only note posted since the last call.
+    /// Returns the only note posted since the last call.
     #[track_caller]
     fn only(&self) -> ReleaseNote {
         let mut posted = self.posted.lock().unwrap();
@@ -20,7 +21,7 @@ impl Notes {
     }
 }
 
-/// A device of eight pages, and a ledger that grants.
+/// A device of eight pages, and a ledger that grants leases on it.
 struct House {
     device: Arc<HostDevice>,
     ledger: Ledger,
@@ -118,7 +119,7 @@ fn a_lease_is_released_after_the_fence_it_was_given() {
 #[test]
 fn a_segment_is_released_after_the_fence_it_was_given() {
     let mut house = House::new();
-    let lane = Timeline::new(); // Not a timeline of the device, which is idle.
+    let lane = Timeline::new(); // This timeline does not belong to the device, which is idle.
     let (segment, step) = (house.segment(2), lane.issue());
     segment.release_after(lane.fence_here());
     assert_eq!(house.device.counts().backed, PAGE * 2, "its memory waits too");
@@ -153,7 +154,7 @@ fn a_meter_says_when_memory_is_on_its_way() {
             used
         })
     };
-    // Counted before the device backs, and until after it has unbacked.
+    // Bytes count before the device backs them, and until after the device has unbacked them.
     assert_eq!(seen_during(&|| segment.back_to(PAGE * 2).unwrap()), PAGE * 2);
     assert_eq!(seen_during(&|| segment.shrink_to(PAGE, &Fence::passed()).unwrap()), PAGE * 2);
     assert_eq!(meter.used(PAGE * 2), PAGE);

@@ -1,4 +1,4 @@
-//! The ledger against a naive model, over thousands of random histories.
+//! Comparison of the ledger with a naive model, over thousands of random histories.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ const TOTAL: u64 = 1000;
 const HOST_TOTAL: u64 = 300;
 const WAITING_MAX: usize = 4;
 
-/// One event. Leases and requests are chosen by a number modulo how many there are.
+/// One event. A lease or request is selected by a number modulo the count of leases or requests.
 #[derive(Clone, Debug)]
 enum Op {
     Ask { name: usize, class: usize, bytes: u64, priority: usize, wait: bool },
@@ -51,7 +51,7 @@ fn priority_of(number: usize) -> Priority {
     [Priority::Background, Priority::Serving, Priority::Startup][number]
 }
 
-/// The outcome of a step, simplified so that the naive model can give it too.
+/// An effect of a step, reduced to what the naive model can predict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Said {
     Yes(u64),
@@ -89,7 +89,7 @@ struct NaiveLease {
     host: bool,
     priority: Priority,
     bytes: u64,
-    /// The smaller size that it takes after a fence, and the request that this answers.
+    /// The smaller size that the lease takes after a fence, and the request that asked for it.
     shrinks: Option<(u64, u64)>,
     ends: bool,
 }
@@ -100,13 +100,13 @@ struct NaiveWish {
     host: bool,
     priority: Priority,
     more: u64,
-    /// For a new lease: the name and generation of its owner.
+    /// For a new lease: the index of its owner's name, and the owner's generation.
     new_for: Option<(usize, u64)>,
     /// For a lease that grows: its number and new size.
     grows: Option<(u64, u64)>,
 }
 
-/// The same rules, as simple loops.
+/// The rules of the ledger, implemented as simple loops.
 #[derive(Clone, Debug, Default)]
 struct Naive {
     leases: Vec<NaiveLease>,
@@ -189,7 +189,7 @@ impl Naive {
         self.leases.iter_mut().find(|lease| lease.id == id)
     }
 
-    /// Refuses waiting requests for which this is true, in the order in which they are served.
+    /// Refuses the waiting requests for which `leaves` is true, in the order of service.
     fn refuse(&mut self, leaves: impl Fn(&NaiveWish) -> bool) {
         while let Some(place) = self.in_order().into_iter().find(|place| leaves(&self.waiting[*place])) {
             let wish = self.waiting.remove(place);
@@ -197,7 +197,8 @@ impl Naive {
         }
     }
 
-    /// Device before host, high priority before low, old before new.
+    /// Indices of the waiting requests in the order of service: device before host, high priority
+    /// before low, old before new.
     fn in_order(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.waiting.len()).collect();
         order.sort_by_key(|place| {
@@ -261,7 +262,7 @@ impl Naive {
     }
 }
 
-/// The ledger and the model, with what a runtime would remember.
+/// The ledger and the naive model, with the state that a runtime would keep.
 struct Life {
     ledger: Ledger,
     naive: Naive,
@@ -318,12 +319,14 @@ impl Life {
         assert_eq!(leases, naive.leases.iter().map(|lease| (lease.id, lease.bytes)).collect::<Vec<_>>());
         let waiting: Vec<_> = seen.waiting.iter().map(|wish| wish.request.0).collect();
         assert_eq!(waiting, naive.in_order().into_iter().map(|place| naive.waiting[place].id).collect::<Vec<_>>());
-        // Every request is answered: one is open only if it waits, or a fence will answer it.
+        // Every request is answered. A request is open only if it is waiting, or if a fence will
+        // answer it.
         let shrinks = naive.leases.iter().filter_map(|lease| Some(lease.shrinks?.1));
         assert_eq!(self.open, waiting.into_iter().chain(shrinks).collect());
     }
 
-    /// Tells the model of an event. Returns the ledger's input, or `None` if the event applies to nothing.
+    /// Applies an event to the naive model. Returns the ledger's input, or `None` if the event does
+    /// not apply.
     fn input(&mut self, op: &Op) -> Option<Input> {
         let leases = self.naive.leases.len();
         let picked = |pick: usize, naive: &Naive| naive.leases[pick % leases].id;

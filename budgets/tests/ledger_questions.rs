@@ -1,4 +1,4 @@
-//! What a ledger answers to queries, and the limits of what it grants.
+//! Queries of the ledger, and the limits of its grants.
 
 use bursar_budgets::testing::HostControl;
 use bursar_budgets::*;
@@ -259,12 +259,12 @@ fn a_reminder_asks_for_more_and_says_what_nobody_covers() {
     let kv = hold(&mut ledger, 1, request("kv", 0, Class::Kv, "demo", 200));
     hold(&mut ledger, 2, request("weights", 0, Class::Weights, "demo", 600));
     ledger.step(Input::Canary(Bytes(100)));
-    ledger.step(Input::Foreign(Bytes(210))); // The canary goes: the deficit is 10, and 110 are owed.
+    ledger.step(Input::Foreign(Bytes(210))); // The canary is given up. The deficit is 10, and 110 bytes are owed.
     let order = |to| Effect::GiveUp { lease: kv, owner: Owner::new("kv", 0), class: Class::Kv, to: Bytes(to) };
     let said = |uncovered| Effect::Deficit { short_by: Bytes(10), uncovered: Bytes(uncovered) };
     assert_eq!(ledger.step(Input::Remind { ahead: Bytes(40) }), [said(0), order(50)]);
     ledger.step(Input::Floor { lease: kv, to: Bytes(193) });
-    // 7 of the 110 owed can be given up, which leaves 3 of the deficit of 10 uncovered.
+    // `kv` can free 7 of the 110 bytes owed. This leaves 3 bytes of the deficit of 10 uncovered.
     assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), [said(3), order(193)]);
     assert_eq!(ledger.step(Input::Remind { ahead: Bytes(40) }), [said(3), order(193)]);
 }

@@ -1,4 +1,5 @@
-//! Stories of the ledger: what it grants, refuses and takes back, and in which order.
+//! Stories of the ledger: requests that it grants and refuses, leases that it takes back, and the
+//! order of these effects.
 
 use bursar_budgets::*;
 
@@ -204,13 +205,14 @@ fn what_the_canary_gave_is_asked_back_from_elastic_leases() {
     let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 700));
     ledger.step(Input::Canary(Bytes(200)));
     assert!(ledger.step(Input::Remind { ahead: Bytes::ZERO }).is_empty(), "it is whole");
-    // A neighbour can only take what is free: here, the canary.
+    // Another process can only take memory that is free, which is the canary here.
     assert_eq!(ledger.step(Input::Foreign(Bytes(260))), [Effect::CanaryGiven { bytes: Bytes(200) }]);
     let order = |to| Effect::GiveUp { lease: kv, owner: Owner::new("kv", 0), class: Class::Kv, to: Bytes(to) };
     assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), [order(540)]);
     let shrink = Input::Resize { id: RequestId(2), lease: kv, to: Bytes(540), wait: false, passed: true };
     assert!(ledger.step(shrink).contains(&Effect::CanaryTaken { bytes: Bytes(200) }));
-    // A larger neighbour breaks rule 1, which comes first: 100 can be given up, and 50 restore it.
+    // When the other process takes more, it breaks rule 1. The floor of KV lets 100 bytes be freed.
+    // The deficit of 50 is covered first, so none of it is uncovered.
     ledger.step(Input::Floor { lease: kv, to: Bytes(440) });
     ledger.step(Input::Foreign(Bytes(510)));
     let said = Effect::Deficit { short_by: Bytes(50), uncovered: Bytes(0) };
@@ -425,7 +427,7 @@ fn bytes_already_on_their_way_home_are_not_ordered_a_second_time() {
         lease: cache,
         owner: Owner::new("vision", 0),
         class: Class::VisionCache,
-        to: Bytes(250), // 250 short, 100 of kv's tail under way, 150 from the cache
+        to: Bytes(250), // Of the deficit of 250, the shrinking tail of `kv` covers 100, and the cache must free 150.
     };
     assert_eq!(effects, [Effect::Deficit { short_by: Bytes(250), uncovered: Bytes(0) }, order]);
 }

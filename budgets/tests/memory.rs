@@ -1,4 +1,5 @@
-//! Stories of segments on the host device: what is backed never exceeds the lease, whatever fails.
+//! Stories of segments on the host device: the backed memory never exceeds the lease, whatever
+//! fails.
 
 mod notes;
 
@@ -12,7 +13,7 @@ use proptest::prelude::*;
 
 const PAGE: Bytes = Bytes::kib(64);
 
-/// A budget without an actor: the ledger, the fences, and the notes that leases post.
+/// A budget without an actor: the ledger, the fence watch, and the notes that leases post.
 struct Budget {
     device: Arc<HostDevice>,
     ledger: Ledger,
@@ -73,16 +74,17 @@ impl Budget {
 }
 
 fn write(address: Address, value: u8) {
-    // SAFETY: tests write only to the first byte of what one of their segments has backed.
+    // SAFETY: tests write only to the first byte of memory that one of their segments has backed.
     unsafe { (address.0 as *mut u8).write_volatile(value) }
 }
 
 fn read(address: Address) -> u8 {
-    // SAFETY: as above.
+    // SAFETY: tests read only the first byte of memory that one of their segments has backed.
     unsafe { (address.0 as *const u8).read_volatile() }
 }
 
-/// Whether using this address would fault, without faulting: the kernel returns EFAULT.
+/// Whether an access to this address would fault. The check itself does not fault, because the
+/// kernel returns EFAULT.
 #[cfg(unix)]
 fn faults(address: Address) -> bool {
     use std::{io::ErrorKind, os::fd::AsRawFd};
@@ -399,7 +401,8 @@ fn memory_may_be_brought_home_elsewhere_and_the_ledger_hears_of_it_last() {
     let mut reclaim = due.pop().expect("its fence has passed");
     assert!(due.is_empty() && !reclaim.is_light() && reclaim.lease() == lease);
     assert!(budget.watch.due().is_empty() && budget.watch.waits_for(lease) && budget.watch.is_coming_home(lease));
-    // The owner's handle drops while another thread gives its memory back. The ledger must not hear of it earlier.
+    // The owner's handle drops while another thread returns the memory. The ledger must not be
+    // informed before that is done.
     let bringing = std::thread::spawn(move || {
         reclaim.bring().unwrap();
         reclaim

@@ -1,4 +1,4 @@
-//! Stories of the workspace, and its stack against a naive one.
+//! Stories of the workspace, and a comparison of its stack with a naive stack.
 
 use bursar_budgets::testing::HostControl;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -104,7 +104,8 @@ fn a_workspace_is_empty_again_after_a_panic_inside_nested_frames() {
     assert!(workspace.frame().take(Bytes(1)).is_ok());
 }
 
-/// A program of nested frames: take this many bytes, or open a frame and run a program in it.
+/// A program of nested frames. Each step takes a number of bytes, or opens a frame and runs a
+/// program in it.
 #[derive(Clone, Debug)]
 enum Op {
     Take(u64),
@@ -117,7 +118,7 @@ fn program() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 0..12)
 }
 
-/// The same with lists: start and end of everything in use.
+/// A naive stack: the start and end of each temporary in use.
 #[derive(Default)]
 struct Naive {
     living: Vec<(u64, u64)>,

@@ -1,4 +1,5 @@
-//! The device that a plan is made for: one in this machine, or one by its properties.
+//! The device that a plan is made for: a device in this machine, or a GPU described by its
+//! properties.
 
 use bursar::{Bytes, CudaDevice, Device, DeviceChoice, DeviceError};
 use bursar_actors::{profile::MemoryState, profile::OVERHEAD_AT_READY, runtime::gpus, runtime::roomiest_first};
@@ -7,22 +8,23 @@ use bursar_kernels::{CudaTarget, Target};
 use super::gpu::Gpu;
 use crate::{device::RANKS_MAX, failure::Failure};
 
-/// The page size of a GPU and of a host device.
+/// Page size of both GPUs and host devices.
 const PAGE: Bytes = Bytes::mib(2);
 
 const TOTAL: &str = "--total";
 
 pub struct Planned {
-    /// Its name, and why it was chosen.
+    /// The device's name, and why it was chosen if the user did not name it.
     pub name: String,
-    /// Whether it is in this machine.
+    /// Whether the device is in this machine.
     pub is_here: bool,
     pub target: Target,
-    /// The devices, the roomiest first; one where all are alike.
+    /// The memory state of each device, the one with the most available memory first. A single
+    /// entry if all devices are alike.
     pub places: Vec<MemoryState>,
-    /// How many such devices there are to share a model out.
+    /// Number of such devices that can share the model.
     pub found: usize,
-    /// The flag that sets its memory.
+    /// The flag that sets the device's memory.
     pub total_flag: &'static str,
 }
 
@@ -31,21 +33,22 @@ pub struct DeviceSpec<'w> {
     pub gpu: Option<&'w Gpu>,
     pub total: Option<Bytes>,
     pub canary: Option<Bytes>,
-    /// For a host device.
+    /// CPU threads of a host device.
     pub threads: usize,
-    /// Whether the host is a sensible default for this model without a GPU.
+    /// Whether a host device is a sensible default for this model if there is no GPU.
     pub is_small: bool,
-    /// Whether as many devices as the model needs may share it out.
+    /// Whether the model may be shared by as many devices as it needs.
     pub is_any_number: bool,
 }
 
-/// The memory of a card that is not here, and that nothing else uses.
+/// The memory state of a GPU that is not in this machine, as if no other process used it.
 pub fn absent_place(total: Bytes, canary: Option<Bytes>) -> MemoryState {
     MemoryState { total, overhead: OVERHEAD_AT_READY, foreign: Bytes::ZERO, canary, page: PAGE, is_host: false }
 }
 
 impl Planned {
-    /// Finds the requested device. Opening one in this machine takes about 300 ms and only a context's memory.
+    /// Finds the requested device. Opening a GPU in this machine takes about 300 ms, and only the
+    /// memory of a CUDA context.
     pub fn of(spec: &DeviceSpec<'_>) -> Result<Self, Failure> {
         if let Some(gpu) = spec.gpu {
             return Planned::absent(gpu, &format!("{} by its specifications", gpu.name), spec);
@@ -62,7 +65,8 @@ impl Planned {
                     _ => 1,
                 };
                 match Planned::present(&(0..count).collect::<Vec<_>>(), spec) {
-                    // One GPU is no reason to plan for none: the error says how many there are.
+                    // There are GPUs, but fewer than requested. Report how many there are, instead
+                    // of planning for a machine without a GPU.
                     Err(why @ DeviceError::NoDevice { .. }) if gpus() > 0 => Err(why.into()),
                     Err(DeviceError::NoDevice { .. }) if spec.is_small => Ok(Planned::host(capacity, 1, spec)),
                     Err(DeviceError::NoDevice { .. }) => Planned::expected("this machine has no GPU", spec),
@@ -79,7 +83,8 @@ impl Planned {
         let (overhead, foreign) = (Bytes::ZERO, Bytes::ZERO);
         let place = MemoryState { total, overhead, foreign, canary: spec.canary, page: PAGE, is_host: true };
         let name = "the host, in place of a GPU".to_owned();
-        // A start has no other flag, and no typed flag contradicts it.
+        // Suggestions name --capacity, the only such flag that a start accepts, unless the user
+        // typed --total, which overrides --capacity here.
         let total_flag = if spec.total.is_some() { TOTAL } else { "--capacity" };
         let target = Target::Cpu { threads: spec.threads };
         Planned { name, is_here: true, target, places: vec![place], found, total_flag }
@@ -114,14 +119,15 @@ impl Planned {
             Ok(MemoryState { total: spec.total.unwrap_or(place.total), ..place })
         };
         let places = devices.iter().map(place).collect::<Result<Vec<_>, DeviceError>>()?;
-        // As a start takes them.
+        // In the order in which a start uses them.
         let free: Vec<Bytes> = places.iter().map(MemoryState::available).collect();
         let places: Vec<MemoryState> = roomiest_first(&free).into_iter().map(|number| places[number]).collect();
         let (name, found) = (devices[0].name().to_owned(), devices.len());
         Ok(Planned { name, is_here: true, target, places, found, total_flag: TOTAL })
     }
 
-    /// The fullest of the devices that so many ranks would have, which bounds them all.
+    /// Returns the memory state of the fullest device among the `ranks` devices that a start would
+    /// use. It limits all ranks.
     pub fn place_of(&self, ranks: usize) -> MemoryState {
         let first = &self.places[..ranks.min(self.places.len())];
         *first.iter().min_by_key(|place| place.available()).expect("there is a device")

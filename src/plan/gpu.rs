@@ -1,4 +1,4 @@
-//! GPUs that are not in this machine, by their properties.
+//! GPUs that need not be in this machine, described by their properties.
 
 use std::str::FromStr;
 
@@ -15,8 +15,8 @@ pub struct Gpu {
     pub total: Option<Bytes>,
 }
 
-/// Name, compute capability, multiprocessors, and memory in MiB. The H200 was measured; the others are what their
-/// drivers commonly report, rounded down.
+/// Name, compute capability, number of multiprocessors, and memory in MiB. The H200 was measured.
+/// The other values are what the GPUs' drivers commonly report, rounded down.
 const KNOWN: [(&str, (u32, u32), usize, u64); 9] = [
     ("h200", (9, 0), 132, 143_155),
     ("h100", (9, 0), 132, 80_900),
@@ -29,22 +29,22 @@ const KNOWN: [(&str, (u32, u32), usize, u64); 9] = [
     ("t4", (7, 5), 40, 14_900),
 ];
 
-/// NVIDIA's architectures from the oldest one that the kernels run on.
+/// NVIDIA's architectures, from the oldest one that the kernels support.
 const SERVED: [u32; 11] = [75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121];
 
-/// More than any GPU has.
+/// Above the number of multiprocessors of any GPU.
 const PROCESSORS_MOST: usize = 1024;
 
-/// One card of each size of memory, by name: 24, 48, 80 and 141 GB.
+/// One GPU for each memory size, by name: 24, 48, 80 and 141 GB.
 const OF_EACH_SIZE: [&str; 4] = ["rtx4090", "l40s", "h100", "h200"];
 
 impl Gpu {
-    /// A card of each common size of memory, the smallest first.
+    /// Returns a GPU for each common memory size, the smallest first.
     pub fn of_each_size() -> impl Iterator<Item = Self> {
         OF_EACH_SIZE.into_iter().filter_map(|wanted| KNOWN.into_iter().find(|(name, ..)| *name == wanted).map(Gpu::of))
     }
 
-    /// The default if no GPU is here and none is named.
+    /// The default if this machine has no GPU and the user names none.
     pub fn expected() -> Self {
         Gpu::of(KNOWN[0])
     }
@@ -53,7 +53,7 @@ impl Gpu {
         Gpu { name: name.to_owned(), capability, processors, total: Some(Bytes::mib(mib)) }
     }
 
-    /// The target that a device of this kind would have.
+    /// The kernel target of such a GPU.
     pub fn target(&self) -> CudaTarget {
         let activation = if self.capability >= (8, 0) { DType::BF16 } else { DType::F16 };
         CudaTarget { capability: self.capability, processors: self.processors, activation }
@@ -63,7 +63,8 @@ impl Gpu {
 impl FromStr for Gpu {
     type Err = String;
 
-    /// Parses `h200`, `sm_90` (as wide as the first known GPU of that capability) or `sm_90:114`.
+    /// Parses `h200`, `sm_90` (with as many multiprocessors as the first known GPU of that compute
+    /// capability) or `sm_90:114`.
     fn from_str(typed: &str) -> Result<Self, String> {
         let named = typed.to_ascii_lowercase();
         if let Some(known) = KNOWN.into_iter().find(|(name, ..)| *name == named) {

@@ -11,49 +11,53 @@ use serde::Serialize;
 use super::{device_spec::Planned, unquantized::Unquantized};
 use crate::knobs;
 
-/// Common sequence lengths, prompt and reply together; the context length is added.
+/// Common sequence lengths in tokens, prompt and reply together. The report adds the context
+/// length.
 const LENGTHS: [usize; 3] = [512, 2048, 8192];
 
 #[derive(Serialize)]
 pub struct Report {
     model: String,
-    /// Cards that share the model out. All that follows is of one of them.
+    /// Number of GPUs that share the model. All other fields describe one of these GPUs.
     ranks: usize,
     device: DeviceReport,
-    /// What rounds weights to FP8, or has rounded the checkpoint's; none if all are plain.
+    /// The method that rounds weights to FP8 at load, or that quantized the checkpoint. `None` if
+    /// all weights are unquantized.
     quantization: Option<&'static str>,
-    /// The type of keys and values.
+    /// Data type of the KV cache.
     kv_cache_dtype: &'static str,
-    /// The same in the plain type; none if nothing but the checkpoint's own weights is FP8.
+    /// The plan without FP8, for comparison. `None` if neither the KV cache is FP8 nor weights are
+    /// rounded to FP8 at load.
     unquantized: Option<Unquantized>,
     /// Whether the model would become READY.
     pub fits: bool,
-    /// Tokens of keys and values if it fits.
+    /// Capacity of the KV cache in tokens, if the model fits.
     kv_tokens: usize,
-    /// Bytes by class. If the plan fits, these plus `free`, overhead and foreign bytes are the device's memory.
+    /// Bytes by class. If the plan fits, the sum of these, `free`, overhead and foreign bytes is
+    /// the device's memory.
     claims: BTreeMap<String, Bytes>,
     free: Bytes,
-    /// Why it does not fit, in the words of a start.
+    /// The error that a start would report, if the model does not fit.
     error: Option<String>,
-    /// Missing bytes.
     short_by: Bytes,
-    /// Sequences at once, by their length.
+    /// Number of concurrent sequences, by their length.
     concurrency: Vec<Concurrency>,
-    /// The largest picture; none for a text model.
+    /// The largest picture. `None` for a text model.
     picture: Option<PictureReport>,
-    /// The largest inputs, after the model's own limits.
+    /// The largest inputs, after the model's own limits are applied.
     envelope: Envelope,
-    /// Changes each of which alone makes it fit.
+    /// Changes, each of which is enough to make the model fit.
     suggestions: Vec<SuggestionLine>,
-    /// Knobs that no value makes sufficient alone, by the names that they were set by.
+    /// Knobs that cannot make the model fit without other changes, by the names under which they
+    /// were set.
     not_enough_alone: Vec<String>,
-    /// Settings without effect, files that the plan had to do without, and what it found.
+    /// Settings without effect, missing files, and what the plan found out.
     notes: Vec<String>,
-    /// One line a claimant.
+    /// One line per claimant.
     plan: MemoryPlan,
 }
 
-/// A suggestion as the user would type it, under the name that was typed.
+/// A suggestion as the user would type it, with the flag's name that the user already used.
 #[derive(Serialize)]
 struct SuggestionLine {
     knob: &'static str,
@@ -63,7 +67,6 @@ struct SuggestionLine {
     /// The value to type after the flag.
     value: String,
     frees: Bytes,
-    /// The current value.
     #[serde(skip)]
     name: String,
     #[serde(skip)]
@@ -74,9 +77,9 @@ struct SuggestionLine {
 struct DeviceReport {
     name: String,
     target: &'static str,
-    /// Type of activations, and on a GPU of weights that are not FP8.
+    /// Data type of activations and, on a GPU, of weights that are not FP8.
     dtype: String,
-    /// Whether it is in this machine; otherwise its overhead is an estimate.
+    /// Whether the device is in this machine. Otherwise, `overhead` is an estimate.
     is_here: bool,
     total: Bytes,
     overhead: Bytes,
@@ -89,7 +92,7 @@ struct Concurrency {
     /// Tokens of each sequence, prompt and reply together.
     tokens: usize,
     sequences: usize,
-    /// As many as keys and values hold; a step takes at most `sequences`.
+    /// Number of sequences that the KV cache holds. A step takes at most `sequences`.
     held: usize,
 }
 
@@ -98,13 +101,13 @@ struct PictureReport {
     pixels: u64,
     patches: usize,
     tokens: usize,
-    /// In pixels, for a square picture.
+    /// Side of a square picture, in pixels.
     side: u64,
-    /// Tiles of the largest picture, with the thumbnail, if pictures are cut into tiles.
+    /// Tiles of the largest picture including the thumbnail, if pictures are cut into tiles.
     tiles: Option<u64>,
-    /// Pixels of the model's own largest picture, if that is larger and no knob limits pictures.
+    /// Pixels of the model's own largest picture, if `pixels` is lower and no knob limits pictures.
     model_pixels: Option<u64>,
-    /// Whether a request has room for it and one word.
+    /// Whether the context has room for the picture and one word.
     fits_context: bool,
 }
 
@@ -164,7 +167,7 @@ impl Report {
     }
 }
 
-/// The largest picture that the processor produces.
+/// Describes the largest picture that the processor produces.
 fn picture(inputs: &EffectiveLimits, model: &Model) -> Option<PictureReport> {
     let (merge, patch) = (model.config().merge()?, model.config().patch()?);
     let config = inputs.pictures.as_ref()?.config();
@@ -179,7 +182,7 @@ fn picture(inputs: &EffectiveLimits, model: &Model) -> Option<PictureReport> {
     Some(PictureReport { pixels, patches, tokens, side, tiles, model_pixels: inputs.own_pixels, fits_context })
 }
 
-/// A suggestion under its flag; `total` is the flag of the device's memory.
+/// Converts a suggestion to its flag. `total` is the flag that sets the device's memory.
 fn told(suggestion: &Suggestion, total: &str) -> Option<SuggestionLine> {
     let Suggestion { knob, name, from, to, setting, frees } = suggestion.clone();
     let to = to?;

@@ -1,4 +1,4 @@
-//! `bursar plan --shapes`: every shape, and which cards it fits.
+//! `bursar plan --shapes`: every shape, and the GPUs that it fits on.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -14,19 +14,18 @@ use serde::Serialize;
 use super::{device_spec::absent_place, gpu::Gpu};
 use crate::failure::Failure;
 
-/// All shapes, each planned for each card as `bursar plan --shape NAME --gpu CARD` does.
+/// All shapes, each planned for each GPU as `bursar plan --shape NAME --gpu GPU` does.
 #[derive(Serialize)]
 pub struct Shapes {
     cards: Vec<GpuModel>,
     shapes: Vec<Shape>,
-    /// How many cards share each shape out.
+    /// Number of GPUs that share each shape.
     ranks: usize,
-    /// What the decoder's projections are rounded to.
+    /// Format to which the decoder's projections are rounded, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     quantization: Option<WeightQuantization>,
 }
 
-/// A card, by its numbers.
 #[derive(Serialize)]
 struct GpuModel {
     name: String,
@@ -37,16 +36,19 @@ struct GpuModel {
 struct Shape {
     name: &'static str,
     parameters: u64,
-    /// On each GPU, in 16 bits, with what tiles are padded by.
+    /// Weights on each GPU, including the padding of tiles. Weights that are not quantized have 16
+    /// bits.
     weight_bytes: Bytes,
-    /// Keys and values of a token on each GPU.
+    /// Bytes of a token's keys and values on each GPU.
     kv_bytes_per_token: Bytes,
-    /// Tokens of keys and values by the card's name; none if it does not fit there or cannot be shared out.
+    /// Capacity of the KV cache in tokens, by the GPU's name. `None` if the shape does not fit on
+    /// that GPU or cannot be split across `ranks` GPUs.
     kv_tokens: BTreeMap<String, Option<usize>>,
 }
 
 impl Shapes {
-    /// Plans every shape with `load` for cards of which so many share it out, leaving `canary` free on each.
+    /// Plans every shape with `load` for groups of `ranks` equal GPUs, and leaves `canary` free on
+    /// each GPU.
     pub fn of(load: &LoadOptions, ranks: usize, canary: Option<Bytes>) -> Result<Self, Failure> {
         let cards: Vec<Gpu> = Gpu::of_each_size().collect();
         let shape = |name| Shape::of(name, &cards, ranks, load, canary);
@@ -74,7 +76,7 @@ impl Shape {
         let checkpoint = checkpoint.with_cache(load.kv_cache_dtype.on(&usual).map_err(StartError::from)?);
         let whole = Model::plan(&checkpoint, &usual)?;
         let parameters = whole.parameters();
-        // Its heads may not be shared out by so many.
+        // The shape's heads may not be divisible among this many ranks.
         let (model, is_shared) = match Model::plan_heaviest(&checkpoint, &usual, ranks) {
             Ok(model) => (model, true),
             Err(LoadError::Weights(WeightError::Ranks(_) | WeightError::Cut { .. })) => (whole, false),
@@ -131,7 +133,7 @@ impl fmt::Display for Shapes {
     }
 }
 
-/// As models are named: 7.62 B, 494 M.
+/// Formats a parameter count the way model names do: 7.62 B, 494 M.
 fn rounded(parameters: u64) -> String {
     match parameters as f64 {
         many if many >= 1e9 => format!("{:.2} B", many / 1e9),

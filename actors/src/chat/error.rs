@@ -153,7 +153,7 @@ pub enum ChatError {
     /// deadline.
     #[error("the model is shutting down and takes no more requests")]
     ShuttingDown,
-    /// The model's actors died too often under this request.
+    /// The model's actors died too often while they served this request.
     #[error("the model's actors died {deaths} times during this request")]
     GivenUp { deaths: u32 },
 }

@@ -118,13 +118,14 @@ impl Chat {
         self
     }
 
-    /// Equal seeds give equal replies, even under other load. Without a seed, sampled replies differ.
+    /// Equal seeds give equal replies, even under other load. Without a seed, sampled replies
+    /// differ.
     pub fn seed(mut self, seed: impl Into<Option<u64>>) -> Self {
         self.generation.seed = seed.into().or(self.generation.seed);
         self
     }
 
-    /// Ends the reply before this text, also within reasoning or a tool call. The text has at most
+    /// Ends the reply before this text, even within reasoning or a tool call. The text has at most
     /// 1,024 bytes, and a chat may have 16 stop texts.
     pub fn stop(mut self, text: impl Into<String>) -> Self {
         self.generation.stop.push(text.into());

@@ -173,7 +173,8 @@ pub(super) fn counted_max(limit: usize) -> usize {
     limit.saturating_mul(2).saturating_add(MORE)
 }
 
-/// Returns the tokens, or [`ChatError::TooLong`] if there are more than `limit`.
+/// Converts the error for a count that was stopped into [`ChatError::TooLong`] with the prompt's
+/// `limit`.
 pub(super) fn counted(tokens: Result<Vec<u32>, TextError>, limit: usize) -> Result<Vec<u32>, ChatError> {
     tokens.map_err(|error| match error {
         TextError::TooManyTokens { limit: tokens } => ChatError::TooLong { tokens, has_more: true, limit },

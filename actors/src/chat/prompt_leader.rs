@@ -9,7 +9,7 @@ use super::request_pictures::RequestPictures;
 #[derive(Clone)]
 pub(super) enum Lead {
     Computed {
-        /// The generation of the actors that computed it.
+        /// The generation of the actors that computed the prompt.
         generation: u64,
         pictures: RequestPictures,
     },

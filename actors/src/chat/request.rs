@@ -15,7 +15,8 @@ use super::{ToolChoice, generation::Generation, scheduling::ChatScheduling};
 /// Maximum bytes read from a file before the model is known, as a bound against endless files.
 const FILE_BYTES_MAX: Bytes = Bytes::gib(1);
 
-/// A picture for a chat: encoded as PNG, JPEG, WebP, GIF (first frame), BMP or TIFF, or given as pixels.
+/// A picture for a chat: encoded as PNG, JPEG, WebP, GIF (first frame), BMP or TIFF, or given as
+/// pixels.
 #[derive(Clone, Debug)]
 pub struct Image(pub(super) EncodedImage);
 
@@ -25,6 +26,7 @@ impl Image {
     /// when the chat is sent.
     ///
     /// # Errors
+    /// The file cannot be read or is too large.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ImageError> {
         Image::open_within(path, &ImageLimits { bytes_max: FILE_BYTES_MAX, ..ImageLimits::default() })
     }
@@ -32,6 +34,7 @@ impl Image {
     /// Reads a file within `limits`, usually the limits of the model that the chat will be sent to.
     ///
     /// # Errors
+    /// The file cannot be read or is too large.
     pub fn open_within(path: impl AsRef<Path>, limits: &ImageLimits) -> Result<Self, ImageError> {
         EncodedImage::open(path, limits).map(Image)
     }
@@ -58,8 +61,8 @@ impl Image {
         Image(EncodedImage::new(encoded))
     }
 
-    /// Takes decoded pixels: `[height, width, 3]` bytes of red, green and blue, rows from the top. For pictures from a
-    /// camera, a renderer or another decoder.
+    /// Takes decoded pixels: `[height, width, 3]` bytes of red, green and blue, rows from the top.
+    /// For pictures from a camera, a renderer or another decoder.
     ///
     /// # Errors
     /// A side is zero, or the number of bytes does not match.
@@ -178,7 +181,7 @@ impl fmt::Debug for Content {
 /// let colours = ["red", "blue"].map(str::to_owned).to_vec();
 /// let formed = chat.clone().format(OutputFormat::Choice(colours));
 /// let scored = chat.clone().log_probabilities(5).deadline(Duration::from_secs(10)).stop("\n\n");
-/// let next_turn = chat.assistant("blue").user("And the circle?"); // what was computed before is found again
+/// let next_turn = chat.assistant("blue").user("And the circle?"); // reuses the cached first turn
 /// ```
 #[derive(Clone, Default)]
 pub struct Chat {

@@ -13,6 +13,8 @@ pub(super) struct ChatScheduling {
 }
 
 impl ChatScheduling {
+    /// Checks the length of the tenant's name.
+    ///
     /// # Errors
     /// [`ChatError::TenantName`].
     pub(super) fn check(&self) -> Result<(), ChatError> {

@@ -27,7 +27,7 @@ use super::{ChatError, ChatEvent};
 ///     match event? {
 ///         ChatEvent::Text(piece) => heard += &piece,
 ///         ChatEvent::Done { text, usage, .. } => assert!(text == heard && usage.completion_tokens <= 5),
-///         _ => {} // Log-probabilities, calls and reasoning, which are not for this chat and model.
+///         _ => {} // Other events, which this chat and model do not produce.
 ///     }
 /// }
 /// # runtime.shutdown().await;

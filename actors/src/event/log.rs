@@ -139,7 +139,8 @@ impl Events {
     }
 }
 
-/// The latest events of all devices as JSON, oldest first. With several devices, each event has a field `device`.
+/// The latest events of all devices as JSON, oldest first. With several devices, each event has a
+/// field `device`.
 pub fn latest_of<D: Serialize>(devices: impl ExactSizeIterator<Item = (D, Vec<Recorded>)>) -> Vec<Value> {
     let are_several = devices.len() > 1;
     let of_device = |(device, events): (D, Vec<Recorded>)| {

@@ -19,20 +19,10 @@ pub enum KnobError {
     },
     /// The knob does not accept the value.
     #[error("`{name}` is {value}; expected {expected}")]
-    Value {
-        name: String,
-        value: String,
-        expected: &'static str,
-    },
+    Value { name: String, value: String, expected: &'static str },
     /// Two names of one knob were set to different values.
     #[error("`{first}` is {first_value} and `{second}` is {second_value}, but both set `{knob}`")]
-    Twice {
-        knob: &'static str,
-        first: String,
-        first_value: String,
-        second: String,
-        second_value: String,
-    },
+    Twice { knob: &'static str, first: String, first_value: String, second: String, second_value: String },
     /// Two knobs that exclude each other were set.
     #[error("`{first}` and `{second}` are both set, but each of them sets {what}; set one")]
     Contradiction {
@@ -43,22 +33,13 @@ pub enum KnobError {
     },
     /// A number of videos was set without their number of frames.
     #[error("`{name}` allows {videos} videos, but Bursar limits the frames of all videos of a request")]
-    Videos {
-        name: String,
-        videos: u64,
-    },
+    Videos { name: String, videos: u64 },
     /// The setting belongs to the runtime, which may have several models.
     #[error("`{name}` is a setting of the runtime, not a knob of a model")]
-    OfRuntime {
-        name: String,
-    },
+    OfRuntime { name: String },
     /// The setting allows a kind of input that no supported model takes.
     #[error("`{name}` is {value}, but no supported model takes {what}")]
-    Modality {
-        name: String,
-        value: String,
-        what: String,
-    },
+    Modality { name: String, value: String, what: String },
 }
 
 impl KnobError {

@@ -49,8 +49,8 @@ pub struct LoadOptions {
     /// have, up to 8,192 and one block each.
     pub kv_tokens: Option<usize>,
     /// The fraction of the whole device that Bursar may use, including weights, workspaces and
-    /// overhead; above 0 and up to 1, instead of `memory_fraction`. Memory of other processes is
-    /// not part of this fraction, so a busy device may have less to give.
+    /// overhead; above 0 and up to 1, instead of `memory_fraction`. Memory of other processes does
+    /// not count toward this fraction, so a busy device may have less memory available.
     pub device_fraction: Option<f64>,
     /// The size of the KV cache in bytes, instead of `kv_tokens`. Rounded down to whole pages for
     /// each layer.
@@ -122,7 +122,8 @@ pub struct LoadOptions {
 /// How a checkpoint's `generation_config.json` sets defaults for sampling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SamplingDefaults {
-    /// As transformers reads it: greedy unless the file sets `do_sample`, and `top_k` is 50 unless the file sets it.
+    /// As transformers reads it: greedy unless the file sets `do_sample`, and `top_k` is 50 unless
+    /// the file sets it.
     #[default]
     Transformers,
     /// As vLLM reads it: the file's values apply, the temperature is 1 unless the file sets it, and
@@ -185,8 +186,8 @@ impl LoadOptions {
         KvChoice { memory_fraction, device_fraction, kv_tokens, kv_bytes }
     }
 
-    /// The same options, with a KV cache that takes all memory left on the device. For a model that
-    /// is already limited to its part of the device.
+    /// The same options, but the KV cache takes all memory left on the device instead of a
+    /// fraction. Used when the size of the cache is already decided.
     pub(crate) fn with_all_memory(self) -> Self {
         LoadOptions { memory_fraction: Some(1.0), device_fraction: None, ..self }
     }

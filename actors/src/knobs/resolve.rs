@@ -153,6 +153,7 @@ impl Knobs {
     /// ([`RuntimeConfig`](crate::runtime::RuntimeConfig)).
     ///
     /// # Errors
+    /// The same as for [`check`](Self::check).
     pub fn over(&self, base: LoadOptions) -> Result<LoadOptions, KnobError> {
         self.check()?;
         let mut options = base;
@@ -204,6 +205,7 @@ impl Knobs {
     /// Like [`over`](Self::over), with the default options as the base.
     ///
     /// # Errors
+    /// The same as for [`check`](Self::check).
     pub fn options(&self) -> Result<LoadOptions, KnobError> {
         self.over(LoadOptions::default())
     }

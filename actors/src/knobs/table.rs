@@ -1,4 +1,4 @@
-//! The table of knobs: their names, meanings and units, and what vLLM, SGLang and LightLLM call them.
+//! The table of knobs: names, meanings and units, and their names in vLLM, SGLang and LightLLM.
 
 use bursar_budgets::Bytes;
 use bursar_model::checkpoint::WeightQuantization;
@@ -12,25 +12,25 @@ use crate::tenant::TenantWeights;
 /// The kind of value that a knob takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A whole number of these things, at least 1.
+    /// A whole number of the named items, at least 1.
     Count(&'static str),
-    /// A whole number of these things, or 0 for none.
+    /// A whole number of the named items, or 0 for none.
     CountOrNone(&'static str),
     /// A size of at least 1 byte: a number of bytes, or a text such as `2GiB`.
     Size,
-    /// A size, or 0 for none.
+    /// A size in the same form as `Size`, or 0 for none.
     SizeOrNone,
-    /// A share, above 0 and at most 1.
+    /// A fraction, above 0 and at most 1.
     Share,
     /// A number of GiB, as in vLLM.
     Gibibytes,
-    /// A text that is not empty.
+    /// Text that is not empty.
     Name,
     /// The name of an element type.
     Type,
-    /// The name of a type of keys and values.
+    /// The name of an element type of the KV cache.
     CacheType,
-    /// The name of a format that weights are rounded to.
+    /// The name of a format to which weights are rounded.
     Format,
     /// Names, each with a weight.
     Weights,
@@ -54,7 +54,7 @@ impl Kind {
         }
     }
 
-    /// What a valid value looks like, for error texts.
+    /// A description of valid values, for error messages.
     pub fn expected(self) -> &'static str {
         match self {
             Kind::Count(_) => "a whole number of at least 1",
@@ -89,32 +89,27 @@ pub enum Peer {
 /// A name that another server uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alias {
-    /// The name, with underscores.
     pub name: &'static str,
-    /// The server that uses it.
     pub of: Peer,
 }
 
-/// One line of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Knob {
-    /// Our name: a field of [`Knobs`] and, with hyphens, a flag.
+    /// Bursar's name: a field of [`Knobs`] and, with hyphens, a flag.
     pub name: &'static str,
-    /// What it does, in sentences.
+    /// The effect of the knob, in sentences.
     pub meaning: &'static str,
-    /// The kind of its value.
     pub kind: Kind,
     /// Its names in other servers.
     pub aliases: &'static [Alias],
 }
 
 impl Knob {
-    /// The meaning, trimmed.
     pub fn sentence(&self) -> &'static str {
         self.meaning.trim()
     }
 
-    /// Finds a knob by our name or another server's.
+    /// Finds a knob by Bursar's name or another server's name.
     pub fn named(name: &str) -> Option<&'static Knob> {
         TABLE.iter().find(|knob| knob.name == name || knob.aliases.iter().any(|alias| alias.name == name))
     }
@@ -135,7 +130,7 @@ impl Set for u64 {
     fn of(value: &Value) -> Option<Self> {
         match value {
             Value::String(typed) => product(typed),
-            // 1e3 and 8192.0 are whole numbers too.
+            // Accept whole numbers in floating-point notation too, such as 1e3 and 8192.0.
             value => value.as_u64().or_else(|| whole(value.as_f64()?)),
         }
     }
@@ -205,10 +200,11 @@ impl Set for bool {
 
 macro_rules! knobs {
     ($($(#[doc = $meaning:literal])+ $name:ident: $type:ty, $kind:expr, [$($peer:ident $alias:ident),*];)*) => {
-        /// What a user has set. Unset knobs follow from the device.
+        /// Knobs that a user has set. Knobs that are not set depend on the device.
         ///
-        /// Its JSON form is an object that accepts our names and those of other servers (see [`TABLE`]), and is written
-        /// with ours. Two names of one knob may both be given with the same value.
+        /// The JSON form is an object. Reading accepts Bursar's names and those of other servers
+        /// (see [`TABLE`]), and writing uses Bursar's names. Two names of one knob may both be
+        /// given if their values are equal.
         ///
         /// ```
         /// use bursar_actors::knobs::Knobs;
@@ -224,7 +220,6 @@ macro_rules! knobs {
             $($(#[doc = $meaning])+ #[serde(skip_serializing_if = "Option::is_none")] pub $name: Option<$type>,)*
         }
 
-        /// Every knob.
         pub const TABLE: &[Knob] = &[$(Knob {
             name: stringify!($name),
             meaning: concat!($($meaning),+),
@@ -233,7 +228,8 @@ macro_rules! knobs {
         },)*];
 
         impl Knobs {
-            /// Sets a knob by our name or another server's. Returns whether it had another value before.
+            /// Sets a knob by Bursar's name or another server's name. Returns whether the knob had
+            /// a different value before.
             ///
             /// # Errors
             /// [`KnobError::Unknown`] and [`KnobError::Value`].
@@ -343,15 +339,14 @@ knobs! {
 /// A name whose value is an object that sets several knobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nested {
-    /// The name, with underscores.
     pub name: &'static str,
     /// The servers that use it.
     pub of: &'static [Peer],
-    /// What the object may contain.
+    /// The possible contents of the object.
     pub meaning: &'static str,
 }
 
-/// Names that set several knobs at once.
+/// All names that set several knobs at once.
 pub const NESTED: &[Nested] = &[
     Nested {
         name: "mm_processor_kwargs",

@@ -327,7 +327,7 @@ words! { "reason":
 }
 
 words! { "reason":
-    /// The reason for which a token came later after the previous token than the target interval.
+    /// The reason for which the interval before a token exceeded the target.
     Late {
         /// Prompts took too much of a step.
         Prompt = "prompt",
@@ -337,8 +337,7 @@ words! { "reason":
         Preemption = "preemption",
         /// The KV cache was resized.
         Resize = "resize",
-        /// Decoding took this long without any of the other reasons, or the cause is outside the
-        /// engine.
+        /// Decoding itself took this long, or the cause is outside the engine.
         Other = "other",
     }
 }

@@ -1,4 +1,4 @@
-//! A device with injected faults.
+//! A wrapper that injects faults into a device.
 
 use std::sync::{
     Arc,
@@ -8,24 +8,25 @@ use std::sync::{
 use super::{Address, CudaDevice, Device, DeviceError, DeviceMemory, HostCopy, HostDevice, HostMemory};
 use crate::{Bytes, Fence, Timeline};
 
-/// A device that can be made to refuse memory. Until then it is the device that it wraps.
+/// A device that can be made to refuse memory. Without an injected fault, it behaves like the
+/// wrapped device.
 pub struct FaultyDevice {
     device: Arc<dyn Device>,
     refuses_next_back: AtomicBool,
 }
 
-/// While this lives, the device refuses the next [`back`](Device::back), once.
+/// Until this guard is dropped, the device refuses the next call to [`back`](Device::back), once.
 #[derive(Debug)]
 #[must_use = "dropped, it refuses nothing"]
 pub struct NextBackRefused(Arc<FaultyDevice>);
 
 impl FaultyDevice {
-    /// Wraps `device`, without faults.
     pub fn over(device: Arc<dyn Device>) -> Arc<Self> {
         Arc::new(FaultyDevice { device, refuses_next_back: AtomicBool::new(false) })
     }
 
-    /// Refuses the next [`back`](Device::back), however much is free, unless the guard is dropped before.
+    /// Refuses the next call to [`back`](Device::back), no matter how much memory is free. Dropping
+    /// the guard cancels the refusal.
     pub fn refuse_next_back(self: &Arc<Self>) -> NextBackRefused {
         self.refuses_next_back.store(true, Relaxed);
         NextBackRefused(self.clone())

@@ -1,4 +1,5 @@
-//! Several devices that hold the same amounts of memory, each for its rank of a model.
+//! A device made of several devices, one for each rank of a model, that hold the same amounts of
+//! memory.
 
 use std::{
     collections::BTreeMap,
@@ -8,25 +9,26 @@ use std::{
 use super::{Address, Device, DeviceError, DeviceMemory, HostCopy, HostDevice, of_another_device};
 use crate::{Bytes, Fence, Timeline};
 
-/// Devices that the ranks of a model run on, as one device: what is backed is backed on all of them or on none, so all
-/// ranks always have the same sizes. One ledger counts the bytes of one rank, which every rank has; the rank with the
-/// least room decides.
+/// The devices of a model's ranks, combined into one device. Memory is backed on all of them or on
+/// none, so all ranks always have the same sizes. The ledger counts the bytes of one rank. The rank
+/// with the least free memory is the limit for all ranks.
 ///
-/// An address is the first rank's; [`addresses`](Device::addresses) gives those of all.
+/// An address of the group is an address on the first rank. [`addresses`](Device::addresses)
+/// returns the addresses on all ranks.
 pub struct DeviceGroup {
     ranks: Vec<Arc<dyn Device>>,
     name: String,
     label: String,
     page: Bytes,
-    /// What each reservation's addresses are on all ranks.
+    /// The start of each reservation on all ranks, by its start on the first rank.
     reservations: Mutex<BTreeMap<Address, Vec<Address>>>,
 }
 
 impl DeviceGroup {
-    /// Joins devices, in the order of the ranks. `label` is the word that selects them.
+    /// Combines devices in the order of the ranks. `label` is the word that selects this group.
     ///
     /// # Errors
-    /// [`DeviceError::Unusable`] if there is none, or they are not of one kind.
+    /// [`DeviceError::Unusable`] if `ranks` is empty, or the devices are not of the same kind.
     pub fn of(ranks: Vec<Arc<dyn Device>>, label: impl Into<String>) -> Result<Self, DeviceError> {
         let Some(first) = ranks.first() else {
             let reason = "the group has no device".to_owned();
@@ -41,7 +43,8 @@ impl DeviceGroup {
         Ok(DeviceGroup { name, label: label.into(), page, reservations: Mutex::default(), ranks })
     }
 
-    /// Calls `change` with the device and address of each of the first ranks, also after an error. Returns the first one.
+    /// Calls `change` for each address with the device of the same rank, even after an error.
+    /// `addresses` may cover only the first ranks. Returns the first error.
     fn on_each(
         &self,
         addresses: &[Address],
@@ -56,17 +59,17 @@ impl DeviceGroup {
         self.ranks.iter().enumerate()
     }
 
-    /// The outcome of a call to this rank's card, which an error names.
+    /// Adds the name of this rank's GPU to an error.
     fn named<T>(&self, rank: usize, outcome: Result<T, DeviceError>) -> Result<T, DeviceError> {
         outcome.map_err(|error| error.on_rank(self, rank))
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Address, Vec<Address>>> {
-        // Each change is one insertion or removal.
+        // Each change is a single insertion or removal, so a poisoned lock guards a valid map.
         self.reservations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The rank that holds the most that no lease can hold.
+    /// The rank with the most overhead.
     fn heaviest(&self) -> &Arc<dyn Device> {
         self.ranks.iter().max_by_key(|rank| rank.overhead()).expect("a group has a device")
     }
@@ -93,7 +96,7 @@ impl Device for DeviceGroup {
         self.ranks[0].is_host_memory()
     }
 
-    /// The last rank: what happens in a drill happens to one alone.
+    /// The host device of the last rank, so that the faults of a drill affect only one rank.
     fn as_host(self: Arc<Self>) -> Option<Arc<HostDevice>> {
         self.ranks.last()?.clone().as_host()
     }
@@ -129,7 +132,8 @@ impl Device for DeviceGroup {
     }
 
     fn process_bytes(&self) -> Option<Bytes> {
-        // Beyond its overhead, so that the rank that drifts is not hidden behind one with more overhead.
+        // Compare only the bytes beyond each rank's overhead. Otherwise a rank with more overhead
+        // could hide the drift of another rank.
         let beyond = |rank: &Arc<dyn Device>| Some(rank.process_bytes()?.saturating_sub(rank.overhead()));
         let most = self.ranks.iter().map(beyond).collect::<Option<Vec<_>>>()?.into_iter().max()?;
         Some(self.overhead() + most)
@@ -153,7 +157,7 @@ impl Device for DeviceGroup {
 
     fn release_reservation(&self, address: Address) -> Result<(), DeviceError> {
         let addresses = self.addresses(address);
-        // First forgotten: the ranks may give the same addresses out again at once.
+        // Remove the entry first, because the ranks may reuse the addresses at once.
         self.lock().remove(&address);
         self.on_each(&addresses, |rank, address| rank.release_reservation(address))
     }
@@ -162,7 +166,7 @@ impl Device for DeviceGroup {
         let addresses = self.addresses(address);
         for ((rank, device), address) in self.numbered().zip(&addresses) {
             self.named(rank, device.back(*address, bytes)).inspect_err(|_| {
-                // Fails on a lost device alone, which has lost the memory too.
+                // This fails only on a lost device, which has lost the memory too.
                 drop(self.on_each(&addresses[..rank], |device, address| device.unback(address, bytes)));
             })?;
         }

@@ -1,4 +1,4 @@
-//! Host memory that stands in for a GPU: real memory, a fixed capacity, and scripted faults.
+//! Host memory that simulates a GPU: real memory with a fixed capacity and scripted faults.
 
 pub mod testing;
 
@@ -15,26 +15,26 @@ use crate::{Bytes, Fence, Timeline, Timelines};
 /// Settings of a host device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostConfig {
-    /// The name that users see, in metrics too.
+    /// The name shown to users, also in metrics.
     pub name: String,
-    /// Its total memory.
     pub capacity: Bytes,
-    /// Page size: 2 MiB as on CUDA, unless a test wants many small pages.
+    /// The page size: 2 MiB as on CUDA, unless a test needs many small pages.
     pub page: Bytes,
-    /// Stands in for what a context takes. Counted, but not allocated.
+    /// Simulated memory of a context. It is counted, but not allocated.
     pub overhead: Bytes,
-    /// Stands in for the driver's name and version: the operating system's, unless a test sets it.
+    /// Simulated driver name and version. The default is the operating system's name and
+    /// architecture.
     pub driver: String,
 }
 
 impl HostConfig {
-    /// A device with this much memory and CUDA's page of 2 MiB.
+    /// A device with this capacity and CUDA's page size of 2 MiB.
     pub fn new(capacity: Bytes) -> Self {
         let driver = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
         HostConfig { name: "host".into(), capacity, page: Bytes::mib(2), overhead: Bytes::ZERO, driver }
     }
 
-    /// Checks that the machine has as much memory as this device is to have.
+    /// Checks that the capacity is at least one page and at most the memory of the machine.
     ///
     /// # Errors
     /// [`DeviceError::Capacity`].
@@ -49,7 +49,8 @@ impl HostConfig {
     }
 }
 
-/// Host memory at reserved addresses, with a fixed capacity, to try every rule without a GPU.
+/// Host memory at reserved addresses with a fixed capacity. It makes every memory rule testable
+/// without a GPU.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -75,27 +76,29 @@ struct State {
     script: Script,
     lost: Option<String>,
     holds_calls: bool,
-    /// How many calls may pass while calls are held.
+    /// The number of calls that may pass while calls are held.
     passes: u64,
-    /// Overhead beyond the configured one.
+    /// Overhead beyond the configured overhead.
     overhead: Bytes,
-    /// Bytes that our process holds and no count includes.
+    /// Bytes that our process holds but no count includes.
     drift: Bytes,
 }
 
 #[derive(Debug)]
 struct Reservation {
     bytes: Bytes,
-    /// One entry for each page, up to the last one ever backed: reservations are far larger than what they back.
+    /// One entry per page, up to the last page ever backed. Reservations are much larger than their
+    /// backed part.
     backed: Vec<bool>,
 }
 
 impl HostDevice {
-    /// A device with all of its memory free.
+    /// A device whose memory is all free, except for the configured overhead.
     ///
     /// # Errors
-    /// [`DeviceError::BadPage`] if the page is not a power of two or is smaller than the system's.
-    /// [`DeviceError::Capacity`] if the machine has less memory.
+    /// [`DeviceError::BadPage`] if the page size is not a power of two, or is smaller than the
+    /// system's page size. [`DeviceError::Capacity`] if the machine has less memory than the
+    /// capacity.
     pub fn new(config: HostConfig) -> Result<HostDevice, DeviceError> {
         let system = pages::system_page();
         if !config.page.0.is_power_of_two() || config.page < system {
@@ -106,7 +109,7 @@ impl HostDevice {
         Ok(HostDevice { config, timelines: Timelines::default(), state: Mutex::default(), let_pass: Condvar::new() })
     }
 
-    /// The state, once calls are no longer blocked.
+    /// Locks the state after waiting until the call is no longer held.
     fn lock_at_length(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         state.counts.held_calls += 1;
@@ -120,7 +123,8 @@ impl HostDevice {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Each change below is complete before anything can panic, so a poisoned lock guards a valid state.
+        // Each change below is complete before any code can panic, so a poisoned lock guards a
+        // valid state.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -144,7 +148,8 @@ impl State {
         }
     }
 
-    /// Finds whole pages of one reservation that are all backed, or all not, as `backed` says.
+    /// Finds a range of whole pages in one reservation. All its pages must be backed if `backed` is
+    /// `true`, and unbacked otherwise.
     fn stretch(
         &mut self,
         page: Bytes,
@@ -178,7 +183,8 @@ impl State {
         Ok(stretch)
     }
 
-    /// Applies the faults due at this back. Returns whether it is refused.
+    /// Applies the faults that are scripted for this call to `back`. Returns whether the script
+    /// refuses it.
     fn run_script(&mut self, config: &HostConfig) -> bool {
         let nth = self.counts.backs;
         let taken: Bytes = self.script.foreign_takes.iter().filter(|(at, _)| *at == nth).map(|(_, bytes)| bytes).sum();
@@ -189,7 +195,7 @@ impl State {
         self.script.refused_backs.contains(&nth)
     }
 
-    /// Counts a call that takes something. Returns whether the script refuses it.
+    /// Counts a call that takes addresses or memory. Returns whether the script refuses it.
     fn refuses_call(&mut self) -> bool {
         self.counts.calls += 1;
         self.script.refused_calls.contains(&self.counts.calls)
@@ -245,7 +251,7 @@ impl Device for HostDevice {
         state.check_lost()?;
         let page = self.config.page;
         let none = |reason: String| DeviceError::NoAddresses { bytes, reason };
-        // 2^47: the most that a 64-bit process can address on today's machines.
+        // 2^47: the largest address space of a process on common 64-bit machines.
         if bytes.is_zero() || bytes > Bytes(1 << 47) {
             return Err(none("expected from 1 byte to 128 TiB".into()));
         }
@@ -268,8 +274,8 @@ impl Device for HostDevice {
         })?;
         let backed = reservation.backed.iter().filter(|backed| **backed).count() as u64;
         state.counts.backed -= self.config.page * backed;
-        // SAFETY: this device reserved the stretch, which is in no list any more. A caller that releases addresses no
-        // longer uses them.
+        // SAFETY: this device reserved the range and has removed it from the list, and the caller
+        // no longer uses it.
         unsafe { pages::release(address, reservation.bytes, self.config.page) };
         Ok(())
     }
@@ -289,7 +295,7 @@ impl Device for HostDevice {
             };
             return Err(DeviceError::Refused { asked: bytes, free, hint });
         }
-        // SAFETY: `stretch` found whole pages of one of our reservations.
+        // SAFETY: `stretch` found whole pages of a reservation of this device.
         unsafe { pages::open(address, bytes) }.map_err(|error| DeviceError::Refused {
             asked: bytes,
             free,
@@ -304,8 +310,8 @@ impl Device for HostDevice {
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         let mut state = self.lock_at_length();
         state.stretch(self.config.page, address, bytes, true, "unbacked")?;
-        // SAFETY: the stretch is backed pages of ours, and the caller guarantees that the device is past their last
-        // use.
+        // SAFETY: the range is backed pages of this device, and the caller guarantees that they are
+        // unused.
         unsafe { pages::close(address, bytes) }.map_err(|error| DeviceError::Lost {
             reason: format!("the operating system did not take memory back: {error}"),
         })?;
@@ -323,8 +329,8 @@ impl Device for HostDevice {
             return Err(DeviceError::HostRefused { asked: bytes, said: "the test script refused it".into() });
         }
         let mut copy = Box::<[u8]>::new_uninit_slice(bytes.as_usize());
-        // SAFETY: the stretch is backed pages of ours, which stay so while the state is locked, and the caller guarantees
-        // that nothing writes them. The copy is as long, and whole afterwards.
+        // SAFETY: the range stays backed while the state is locked, and the caller guarantees that
+        // nothing writes to it. The copy has the same length, and is fully initialized afterwards.
         let copy = unsafe {
             std::ptr::copy_nonoverlapping(address.0 as *const u8, copy.as_mut_ptr().cast(), copy.len());
             copy.assume_init()
@@ -337,7 +343,8 @@ impl Device for HostDevice {
         let mut state = self.lock_at_length();
         state.check_lost()?;
         state.stretch(self.config.page, address, Bytes(copy.len() as u64), true, "copied")?;
-        // SAFETY: as above, and nothing uses them.
+        // SAFETY: the range stays backed while the state is locked, and the caller guarantees that
+        // nothing uses it.
         unsafe { std::ptr::copy_nonoverlapping(copy.as_ptr(), address.0 as *mut u8, copy.len()) };
         Ok(())
     }
@@ -355,7 +362,7 @@ impl Drop for HostDevice {
     fn drop(&mut self) {
         let page = self.config.page;
         for (address, reservation) in std::mem::take(&mut self.lock().reservations) {
-            // SAFETY: segments keep the device alive, so none uses these addresses any more.
+            // SAFETY: segments keep the device alive, so no segment uses these addresses any more.
             unsafe { pages::release(address, reservation.bytes, page) };
         }
     }

@@ -1,26 +1,28 @@
-//! Host memory that a device copies from and to for as long as a model serves.
+//! Host memory for copies to and from a device, held for as long as a model serves.
 
 use std::mem::MaybeUninit;
 
 use super::{DeviceError, Pinned};
 use crate::Bytes;
 
-/// Host memory for a device's copies, uninitialised. An owner that has given its address to the device must keep it until
-/// the device is past that.
+/// Uninitialized host memory for copies to and from a device. An owner that has given the address
+/// to the device must keep this memory until the device is past those copies.
 #[derive(Debug)]
 pub struct HostMemory(Kind);
 
 #[derive(Debug)]
 enum Kind {
-    /// For a GPU.
+    /// For copies of a GPU.
     Pinned(Pinned),
-    /// For host memory that stands in for one. A pointer, because it is written through others too.
+    /// For copies of a host device. A raw pointer, because other pointers to the memory write to it
+    /// too.
     Pages(*mut [MaybeUninit<u8>]),
 }
 
-// SAFETY: it is memory, reached only through its address. Code that does so must ensure exclusive access.
+// SAFETY: this is plain memory. Code that accesses it through its address must ensure exclusive
+// access.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above: nothing here reads or writes it.
+// SAFETY: no method reads or writes the memory, so shared references cannot race.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
@@ -28,7 +30,7 @@ impl HostMemory {
         HostMemory(Kind::Pinned(pinned))
     }
 
-    /// Memory of the system, which backs its pages when they are first written.
+    /// Memory of the operating system, which backs each page when it is first written.
     ///
     /// # Errors
     /// [`DeviceError::HostRefused`].
@@ -37,12 +39,12 @@ impl HostMemory {
         let said = |error: std::collections::TryReserveError| error.to_string();
         let reserved = pages.try_reserve_exact(bytes.as_usize());
         reserved.map_err(|error| DeviceError::HostRefused { asked: bytes, said: said(error) })?;
-        // SAFETY: that much was reserved, and nothing of it has to be initialised.
+        // SAFETY: the capacity was reserved above, and `MaybeUninit` elements need no
+        // initialization.
         unsafe { pages.set_len(bytes.as_usize()) };
         Ok(HostMemory(Kind::Pages(Box::into_raw(pages.into_boxed_slice()))))
     }
 
-    /// Its address.
     pub fn address(&self) -> *mut u8 {
         match &self.0 {
             Kind::Pinned(pinned) => pinned.address(),
@@ -50,7 +52,6 @@ impl HostMemory {
         }
     }
 
-    /// Its length.
     pub fn bytes(&self) -> Bytes {
         match &self.0 {
             Kind::Pinned(pinned) => Bytes(pinned.len() as u64),
@@ -62,7 +63,7 @@ impl HostMemory {
 impl Drop for HostMemory {
     fn drop(&mut self) {
         if let Kind::Pages(pages) = self.0 {
-            // SAFETY: it came from a box, and is given back once.
+            // SAFETY: the pointer came from `Box::into_raw` and is freed only here.
             drop(unsafe { Box::from_raw(pages) });
         }
     }

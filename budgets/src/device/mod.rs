@@ -1,4 +1,4 @@
-//! The interface to memory: addresses are reserved, then backed with pages, then unbacked.
+//! The interface to device memory: addresses are reserved, then backed with pages, then unbacked.
 
 mod cuda;
 mod faulty;
@@ -21,27 +21,25 @@ pub use system_memory::{give_back_freed_memory, give_large_blocks_back, system_m
 
 use crate::{Bytes, Fence, Hint, Timeline};
 
-/// An address on a device. Not a pointer: only the device's own code may make one of it.
+/// An address on a device. It is not a pointer: only the device's own code may turn it into one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
 
 impl Address {
-    /// The address this many bytes further.
     pub fn offset(self, bytes: Bytes) -> Address {
         Address(self.0.checked_add(bytes.0).expect("an address within u64"))
     }
 
-    /// The first address from here on that is aligned to `bytes`.
+    /// Rounds up to a multiple of `bytes`.
     pub(crate) fn round_up(self, bytes: Bytes) -> Address {
         Address(self.0.next_multiple_of(bytes.0))
     }
 
-    /// Whether this is aligned to `bytes`.
     pub fn is_multiple_of(self, bytes: Bytes) -> bool {
         self.0.is_multiple_of(bytes.0)
     }
 
-    /// How far this is behind `start`.
+    /// The distance from `start`, which must not be after this address.
     pub fn distance_from(self, start: Address) -> Bytes {
         Bytes(self.0) - Bytes(start.0)
     }
@@ -53,34 +51,35 @@ impl fmt::Display for Address {
     }
 }
 
-/// How much memory the driver reports.
+/// Memory as the driver reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceMemory {
-    /// All memory of the device.
     pub total: Bytes,
     /// Memory that no process uses.
     pub free: Bytes,
 }
 
-/// One GPU, or host memory that stands in for one.
+/// One GPU, or host memory that simulates a GPU.
 ///
-/// `back`, `unback` and `release_reservation` may take a third of a second for a whole card, so call them where a
-/// thread may block. A lost device still accepts memory and addresses back, as a GPU's driver does, but gives none.
+/// `back`, `unback` and `release_reservation` may take a third of a second for the memory of a
+/// whole GPU, so call them where a thread may block. A lost device still accepts the return of
+/// memory and addresses, as a GPU's driver does, but grants none.
 ///
-/// The calls are those of the driver's virtual-memory interface: `reserve` is `cuMemAddressReserve`, `back` is
-/// `cuMemCreate` + `cuMemMap` + `cuMemSetAccess`, `unback` is `cuMemUnmap` + `cuMemRelease`. Sizes and addresses are
-/// whole pages. A call that fails changes nothing.
+/// The calls correspond to the driver's virtual memory interface: `reserve` is
+/// `cuMemAddressReserve`, `back` is `cuMemCreate` + `cuMemMap` + `cuMemSetAccess`, and `unback` is
+/// `cuMemUnmap` + `cuMemRelease`. Sizes and addresses are whole pages. A call that fails changes
+/// nothing.
 pub trait Device: Send + Sync + 'static {
     /// The name that users see.
     fn name(&self) -> &str;
 
-    /// The word that selects it on this machine: `host`, or `cuda:0`.
+    /// The word that selects this device on this machine: `host`, or `cuda:0`.
     fn label(&self) -> String {
         if self.is_host_memory() { "host" } else { "device" }.to_owned()
     }
 
-    /// The name and version of its driver; empty if unknown. Measurements taken with one driver may not hold with
-    /// another. The call may take a moment.
+    /// The name and version of the device's driver; empty if unknown. Measurements taken with one
+    /// driver may not hold with another. The call may be slow.
     fn driver(&self) -> String {
         String::new()
     }
@@ -88,10 +87,10 @@ pub trait Device: Send + Sync + 'static {
     /// The smallest size that can be backed; 2 MiB on CUDA.
     fn page(&self) -> Bytes;
 
-    /// Whether the host can read and write its addresses.
+    /// Whether the host can read and write the device's addresses.
     fn is_host_memory(&self) -> bool;
 
-    /// This device as host memory that stands in for a GPU, for drills.
+    /// This device as host memory that simulates a GPU, for drills.
     fn as_host(self: Arc<Self>) -> Option<Arc<HostDevice>> {
         None
     }
@@ -106,8 +105,9 @@ pub trait Device: Send + Sync + 'static {
         &[]
     }
 
-    /// A name for each card that it consists of: its [label](Device::label), or those of a [group](DeviceGroup)'s ranks,
-    /// each with its rank where some are the same, as those of host devices are.
+    /// A name for each GPU of this device: the device's [label](Device::label), or the labels of a
+    /// [group](DeviceGroup)'s ranks. If labels repeat, as they do for host devices, the rank is
+    /// added to each.
     fn card_labels(&self) -> Vec<String> {
         let labels: Vec<String> = match self.ranks() {
             [] => vec![self.label()],
@@ -121,68 +121,73 @@ pub trait Device: Send + Sync + 'static {
         }
     }
 
-    /// What an address of this device is on each rank of a [group](DeviceGroup).
+    /// The address on each rank of a [group](DeviceGroup) that corresponds to `address` of this
+    /// device.
     fn addresses(&self, address: Address) -> Vec<Address> {
         vec![address]
     }
 
-    /// Lets each rank of a [group](DeviceGroup) use what those that it can reach have backed here. Does nothing on one
-    /// device.
+    /// Lets each rank of a [group](DeviceGroup) access the memory that its reachable peers have
+    /// backed at these addresses. Does nothing on a single device.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// An error of the driver, if the driver refuses.
     fn open_to_ranks(&self, _address: Address, _bytes: Bytes) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// How much memory the driver reports now.
+    /// The memory that the driver reports now.
     fn memory(&self) -> Result<DeviceMemory, DeviceError>;
 
-    /// Whether the device works, as far as is known without asking the driver. Results of a lost device are worthless,
-    /// even where a computation reported success.
+    /// Whether the device works, as far as is known without a call to the driver. Results of a lost
+    /// device are worthless, even if a computation reported success.
     ///
     /// # Errors
-    /// [`DeviceError::Lost`], once any call has reported it.
+    /// [`DeviceError::Lost`] if any earlier call has reported a loss.
     fn check(&self) -> Result<(), DeviceError>;
 
-    /// Bytes of our process that no lease can hold: context, loaded modules, library handles. It is read often, and
-    /// must be quick.
+    /// Bytes of this process that no lease can cover: context, loaded modules, library handles.
+    /// This is read often, so it must be fast.
     fn overhead(&self) -> Bytes;
 
-    /// The parts of [`overhead`](Device::overhead) by source. Empty if unknown.
+    /// [`overhead`](Device::overhead) by source. Empty if unknown.
     fn overhead_by_source(&self) -> Vec<(&'static str, Bytes)> {
         vec![]
     }
 
-    /// All that our process has taken since this was made, leased or not, by the driver's count; `None` if the driver
-    /// does not tell processes apart. What exceeds leases and overhead is drift.
+    /// All bytes that this process has taken since the device was opened, leased or not, according
+    /// to the driver; `None` if the driver does not distinguish processes. The bytes beyond leases
+    /// and overhead are drift.
     fn process_bytes(&self) -> Option<Bytes> {
         None
     }
 
-    /// Reserves addresses, without memory, for this many bytes.
+    /// Reserves addresses for this many bytes, without memory.
     fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError>;
 
-    /// Releases a reservation, with any memory still backed. `address` is what `reserve` returned.
+    /// Releases a reservation, including any memory that is still backed. `address` is the return
+    /// value of `reserve`.
     fn release_reservation(&self, address: Address) -> Result<(), DeviceError>;
 
-    /// Backs these addresses with zeroed memory. None of them may be backed.
+    /// Backs these addresses with zeroed memory. All of them must be unbacked.
     fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError>;
 
-    /// Takes the memory of these addresses away; a later use of them faults. All of them must be backed, and the device
-    /// must be past their last use.
+    /// Removes the memory of these addresses, so that a later access faults. All of them must be
+    /// backed, and the device must be past their last use.
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError>;
 
-    /// Copies what is backed here into host memory, and waits for it. Nothing may write it meanwhile.
+    /// Copies the backed memory at these addresses into host memory, and waits for the copy.
+    /// Nothing may write to the memory meanwhile.
     ///
     /// # Errors
-    /// [`DeviceError::HostRefused`] if the host lacks the memory. Others of the device.
+    /// [`DeviceError::HostRefused`] if the host lacks the memory, or any other error of the device.
     fn copy_out(self: Arc<Self>, address: Address, bytes: Bytes) -> Result<HostCopy, DeviceError> {
         let _ = (address, bytes);
         Err(copies_nothing(self.name()))
     }
 
-    /// Copies `copy` back to where as much is backed, and waits for it. Nothing may use that meanwhile.
+    /// Copies `copy` back to `address`, and waits for the copy. As many bytes as `copy` holds must
+    /// be backed there. Nothing may use that memory meanwhile.
     ///
     /// # Errors
     /// Any error of the device.
@@ -191,11 +196,12 @@ pub trait Device: Send + Sync + 'static {
         Err(copies_nothing(self.name()))
     }
 
-    /// Takes host memory for copies of one device, which is page-locked for a GPU. For a [group](DeviceGroup), ask each
-    /// of its devices. It may take some milliseconds per 100 MiB.
+    /// Allocates host memory for copies to and from this device. For a GPU, the memory is
+    /// page-locked. For a [group](DeviceGroup), call this on each of its devices. The call may take
+    /// a few milliseconds per 100 MiB.
     ///
     /// # Errors
-    /// [`DeviceError::HostRefused`] if the host lacks the memory. [`DeviceError::Lost`].
+    /// [`DeviceError::HostRefused`] if the host lacks the memory, or [`DeviceError::Lost`].
     fn host_memory(self: Arc<Self>, bytes: Bytes) -> Result<HostMemory, DeviceError> {
         HostMemory::pages(bytes)
     }
@@ -207,23 +213,23 @@ pub trait Device: Send + Sync + 'static {
     fn fence_here(&self) -> Fence;
 }
 
-/// What stood in a device's memory, in host memory.
+/// A copy of a device's memory in host memory.
 #[derive(Debug)]
 pub enum HostCopy {
-    /// Of a GPU, page-locked.
+    /// A copy of a GPU's memory, in page-locked memory.
     Pinned(Pinned),
-    /// Of host memory that stands in for a GPU.
+    /// A copy of a host device's memory.
     Pages(Box<[u8]>),
-    /// Of each rank of a [group](DeviceGroup).
+    /// One copy for each rank of a [group](DeviceGroup).
     OfRanks(Vec<HostCopy>),
 }
 
-/// The error of a copy that another device made.
+/// The error for a copy that was made by another device.
 fn of_another_device(address: Address) -> DeviceError {
     DeviceError::BadRange { address, bytes: Bytes::ZERO, verb: "copied", reason: "the copy was made by another device" }
 }
 
-/// The error of a device that has no copies.
+/// The error of a device that cannot copy its memory.
 fn copies_nothing(device: &str) -> DeviceError {
     DeviceError::Unusable {
         reason: format!("{device} cannot copy its memory to the host"),
@@ -231,117 +237,102 @@ fn copies_nothing(device: &str) -> DeviceError {
     }
 }
 
-/// Why a device call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// Not enough memory. A smaller request may succeed.
+    /// There is not enough memory. A smaller request may succeed.
     #[error("the device refused {} ({asked}); {} ({free}) are free", asked.exact(), free.exact())]
     Refused {
-        /// How much was wanted.
         asked: Bytes,
-        /// How much was free.
         free: Bytes,
-        /// What to change.
         hint: String,
     },
-    /// The device is gone. Every lane, lease and address on it is worthless, and only a new context can help.
+    /// The device is lost. All lanes, leases and addresses on it are worthless, and only a new
+    /// context can help.
     #[error("the device is lost: {reason}")]
     Lost {
-        /// The driver's own words.
+        /// The driver's message.
         reason: String,
     },
-    /// The addresses are not whole pages of one reservation, or are not backed or unbacked as the call needs.
+    /// The range is not made of whole pages of one reservation, or its pages are not in the state
+    /// (backed or unbacked) that the call requires.
     #[error("{bytes} at {address} cannot be {verb}: {reason}", bytes = bytes.exact())]
     BadRange {
-        /// The first address.
         address: Address,
-        /// The length.
         bytes: Bytes,
-        /// What was tried: backed, unbacked or released.
+        /// The attempted operation: backed, unbacked, copied or released.
         verb: &'static str,
-        /// Why not.
         reason: &'static str,
     },
-    /// The operating system refused addresses, not memory.
+    /// The operating system refused to reserve addresses. This is not about memory.
     #[error("{} of addresses cannot be reserved: {reason}", bytes.exact())]
     NoAddresses {
-        /// The length.
         bytes: Bytes,
-        /// The operating system's own words.
+        /// The operating system's message.
         reason: String,
     },
-    /// The host has no page-locked memory of this size.
+    /// The host cannot provide page-locked memory of this size.
     #[error("the host refused to page-lock {}: {said}", asked.exact())]
     HostRefused {
-        /// How much was wanted.
         asked: Bytes,
-        /// The driver's own words.
+        /// The driver's message.
         said: String,
     },
-    /// A call to one card of a [group](DeviceGroup) failed.
+    /// A call to one GPU of a [group](DeviceGroup) failed.
     #[error("{card}: {source}")]
     OfCard {
-        /// The card's label.
+        /// The GPU's label.
         card: String,
-        /// Its error.
         source: Box<DeviceError>,
     },
-    /// There is no such device on this machine.
     #[error("{reason}")]
     NoDevice {
-        /// What is missing.
         reason: String,
-        /// What to install or choose.
         hint: String,
     },
-    /// The device, or the driver or library that it needs, exists but cannot be used as it is.
+    /// The device exists, but it, its driver or a required library cannot be used in its current
+    /// state.
     #[error("{reason}")]
     Unusable {
-        /// What is wrong.
         reason: String,
-        /// What to change.
         hint: String,
     },
-    /// A driver call failed for another reason than memory or a lost device: our bug.
+    /// A driver call failed for a reason other than memory or a lost device. This is a bug in
+    /// Bursar.
     #[error("{call}: {said}")]
     Driver {
-        /// The driver's function.
+        /// The name of the driver's function.
         call: &'static str,
-        /// The driver's own words.
+        /// The driver's message.
         said: String,
     },
-    /// A host device of this capacity cannot be made.
+    /// A host device cannot have this capacity.
     #[error("the capacity of the host device is {capacity}; expected {least} to {most}")]
     Capacity {
-        /// The capacity that was wanted.
         capacity: Bytes,
-        /// The least possible: one page.
+        /// The minimum: one page.
         least: Bytes,
-        /// The most possible: the machine's memory.
+        /// The maximum: the memory of the machine.
         most: Bytes,
     },
-    /// A device cannot have this page size.
     #[error("the page size is {}: {reason}", page.exact())]
     BadPage {
-        /// The page that was configured.
         page: Bytes,
-        /// Why not.
         reason: String,
     },
 }
 
 impl DeviceError {
-    /// Whether the same call for fewer bytes may succeed.
+    /// Whether the same call with fewer bytes may succeed.
     pub fn is_refused(&self) -> bool {
         matches!(self.of_any_card(), DeviceError::Refused { .. })
     }
 
-    /// Whether everything on the device has failed.
+    /// Whether the device is lost.
     pub fn is_lost(&self) -> bool {
         matches!(self.of_any_card(), DeviceError::Lost { .. })
     }
 
-    /// The error without the name of the card, if it is one of a [group](DeviceGroup).
+    /// The error without the GPU's label, if the error comes from a GPU of a [group](DeviceGroup).
     pub fn of_any_card(&self) -> &DeviceError {
         match self {
             DeviceError::OfCard { source, .. } => source.of_any_card(),
@@ -349,7 +340,7 @@ impl DeviceError {
         }
     }
 
-    /// The card of a [group](DeviceGroup) whose error this is.
+    /// The label of the GPU of a [group](DeviceGroup) that caused this error.
     pub fn card(&self) -> Option<&str> {
         match self {
             DeviceError::OfCard { card, .. } => Some(card),
@@ -357,7 +348,8 @@ impl DeviceError {
         }
     }
 
-    /// This error of rank `rank` of `device`, with the card's name if the device is a [group](DeviceGroup).
+    /// Converts to an error of this rank of `device`. If the device is a [group](DeviceGroup), the
+    /// error names the GPU.
     pub fn on_rank(self, device: &dyn Device, rank: usize) -> DeviceError {
         match (device.ranks(), self) {
             ([], error) | (_, error @ DeviceError::OfCard { .. }) => error,

@@ -1,4 +1,4 @@
-//! Pages of host memory: addresses without memory, and the memory at them.
+//! Pages of host memory: reserving addresses, and backing them with memory.
 
 #[cfg(unix)]
 pub(super) use unix::{close, open, release, reserve, system_memory, system_page};
@@ -16,23 +16,24 @@ mod unix {
     };
 
     pub fn system_page() -> Bytes {
-        // SAFETY: queries a constant of the system.
+        // SAFETY: the call only queries a constant of the system.
         Bytes(unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64)
     }
 
-    /// The memory of the machine.
+    /// The physical memory of the machine.
     pub fn system_memory() -> Bytes {
-        // SAFETY: queries a constant of the system.
+        // SAFETY: the call only queries a constant of the system.
         let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
         // A system that does not report its memory is treated as unlimited.
         u64::try_from(pages).ok().and_then(|pages| system_page().checked_mul(pages)).unwrap_or(Bytes::MAX)
     }
 
-    /// Reserves addresses, aligned to `align`. Any use of them faults.
+    /// Reserves addresses, aligned to `align`. Any access to them faults.
     pub fn reserve(bytes: Bytes, align: Bytes) -> io::Result<Address> {
         let padded = bytes.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
         let length = usize::try_from(padded.0).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        // SAFETY: a fresh private mapping at an address of the system's choice touches nothing of ours.
+        // SAFETY: a new private mapping at an address of the system's choice affects no existing
+        // memory.
         let start = unsafe {
             libc::mmap(std::ptr::null_mut(), length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
         };
@@ -41,49 +42,52 @@ mod unix {
         }
         let start = Address(start as u64);
         let aligned = start.round_up(align);
-        // The ends outside the aligned stretch are released, so that exactly `bytes` stay reserved.
+        // Release the ends outside the aligned range, so that exactly `bytes` stay reserved.
         for (from, to) in [(start, aligned), (aligned.offset(bytes), start.offset(padded))] {
-            // SAFETY: both ends are in the mapping made above, and not in use yet. The system rejects an empty end.
+            // SAFETY: both ends belong to the mapping made above and are unused. The system rejects
+            // an empty end.
             unsafe { libc::munmap(from.0 as *mut _, to.distance_from(from).as_usize()) };
         }
         Ok(aligned)
     }
 
     /// # Safety
-    /// The stretch was reserved here, and is no longer used.
+    /// `reserve` returned the range, and nothing uses the range any more.
     pub unsafe fn release(address: Address, bytes: Bytes, _align: Bytes) {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees that the range is a reservation made here and unused.
         unsafe { libc::munmap(address.0 as *mut _, bytes.as_usize()) };
     }
 
-    /// Makes the stretch readable and writable; it reads as zeroes.
+    /// Makes the range readable and writable. Its bytes read as zero.
     ///
     /// # Safety
-    /// The stretch is whole pages of a reservation made here.
+    /// The range must be whole pages of a reservation made here.
     pub unsafe fn open(address: Address, bytes: Bytes) -> io::Result<()> {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees that the range is whole pages of a reservation made here.
         match unsafe { libc::mprotect(address.0 as *mut _, bytes.as_usize(), PROT_READ | PROT_WRITE) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// Gives the memory back and makes any use of the stretch a fault.
+    /// Returns the memory to the system. Any later access to the range faults.
     ///
     /// # Safety
-    /// The stretch was opened, and is no longer used.
+    /// The range was opened, and nothing uses it any more.
     pub unsafe fn close(address: Address, bytes: Bytes) -> io::Result<()> {
-        // Some Unixes do not empty private pages on MADV_DONTNEED, so there the stretch is mapped anew.
+        // Some Unix systems do not discard private pages on MADV_DONTNEED, so the range is mapped
+        // again there.
         #[cfg(not(target_os = "linux"))]
         {
-            // SAFETY: by contract; MAP_FIXED replaces exactly the stretch.
+            // SAFETY: the caller guarantees that the range is open and unused. MAP_FIXED replaces
+            // only the range.
             let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | libc::MAP_FIXED;
             let _ = MADV_DONTNEED;
             let mapped = unsafe { libc::mmap(address.0 as *mut _, bytes.as_usize(), PROT_NONE, flags, -1, 0) };
             return if mapped == MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) };
         }
         #[cfg(target_os = "linux")]
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees that the range is open and unused.
         unsafe {
             if libc::madvise(address.0 as *mut _, bytes.as_usize(), MADV_DONTNEED) != 0
                 || libc::mprotect(address.0 as *mut _, bytes.as_usize(), PROT_NONE) != 0
@@ -95,7 +99,8 @@ mod unix {
     }
 }
 
-/// Without `mmap`, the whole reservation is allocated, and use after `close` is not caught. Enough to run the demo.
+/// Fallback without `mmap`: the whole reservation is allocated, and accesses after `close` are not
+/// caught. This is sufficient to run the demo.
 #[cfg(not(unix))]
 mod other {
     use std::{alloc, io};
@@ -116,13 +121,13 @@ mod other {
     }
 
     pub fn reserve(bytes: Bytes, align: Bytes) -> io::Result<Address> {
-        // SAFETY: the layout is not empty: the device reserves at least one page.
+        // SAFETY: the layout is not empty, because the device reserves at least one page.
         let start = unsafe { alloc::alloc_zeroed(layout(bytes, align)?) };
         if start.is_null() { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(Address(start as u64)) }
     }
 
     pub unsafe fn release(address: Address, bytes: Bytes, align: Bytes) {
-        // SAFETY: by contract, it was reserved above with this layout.
+        // SAFETY: the caller guarantees that `reserve` allocated this range with the same layout.
         unsafe { alloc::dealloc(address.0 as *mut u8, layout(bytes, align).expect("the layout it was reserved with")) }
     }
 
@@ -131,7 +136,8 @@ mod other {
     }
 
     pub unsafe fn close(address: Address, bytes: Bytes) -> io::Result<()> {
-        // SAFETY: by contract, no other code uses the stretch. It reads as zeroes when it is opened again.
+        // SAFETY: the caller guarantees that nothing uses the range. Zeroing it makes it read as
+        // zero when it is opened again.
         unsafe { std::ptr::write_bytes(address.0 as *mut u8, 0, bytes.as_usize()) };
         Ok(())
     }
@@ -143,7 +149,7 @@ mod tests {
     use super::{release, reserve};
     use crate::Bytes;
 
-    /// The size of this process's address space.
+    /// The size of this process's address space, in bytes.
     fn addresses() -> u64 {
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
         4096 * statm.split(' ').next().unwrap().parse::<u64>().unwrap()
@@ -151,8 +157,8 @@ mod tests {
 
     #[test]
     fn a_reservation_keeps_no_addresses_before_or_after_it() {
-        // Far more than all other tests reserve. In each mapping, a stretch of half of `align` lies before or after the
-        // aligned half.
+        // Much more than all other tests reserve. Each reservation maps 1.5 times `align`, and
+        // keeps half of `align`. The rest, before and after the kept part, must be released.
         let align = Bytes(1 << 40);
         let before = addresses();
         let starts = [(); 4].map(|()| reserve(align / 2, align).unwrap());
@@ -160,7 +166,7 @@ mod tests {
         assert!(kept.abs_diff(2 * align.0) < align.0 / 8, "{kept}");
         for start in starts {
             assert!(start.is_multiple_of(align));
-            // SAFETY: it was reserved above, and is no longer used.
+            // SAFETY: the range was reserved above, and nothing uses it any more.
             unsafe { release(start, align / 2, align) };
         }
         assert!(addresses() < before + align.0 / 8);

@@ -1,4 +1,4 @@
-//! How much host memory is left, for the process and its container.
+//! Available host memory of the process and its container, and settings of the memory allocator.
 
 use std::{
     fs,
@@ -7,15 +7,16 @@ use std::{
 
 use crate::Bytes;
 
-/// Host memory that the system and the control groups of the process have left; `None` where the system does not tell.
+/// The host memory that is available within the system and the control groups of the process;
+/// `None` if the system does not report it.
 pub fn system_memory_left() -> Option<Bytes> {
     let system = available(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     groups.lines().flat_map(groups_of).filter_map(|group| group.left()).chain([system]).min()
 }
 
-/// Gives memory that was freed, and that the allocator keeps, back to the system. It takes some milliseconds. Does nothing
-/// with another allocator than glibc's.
+/// Returns memory that the allocator keeps after it was freed to the system. This takes a few
+/// milliseconds. Does nothing if the allocator is not glibc's.
 pub fn give_back_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: `malloc_trim` only returns free heap pages to the system; no live allocation is touched.
@@ -24,8 +25,9 @@ pub fn give_back_freed_memory() {
     }
 }
 
-/// Makes the allocator give blocks of 4 MiB and more back to the system as soon as they are freed, for a program whose large
-/// blocks are bodies of requests. Without it, glibc keeps some of up to 32 MiB each. Does nothing with another allocator.
+/// Makes the allocator return blocks of 4 MiB and more to the system as soon as they are freed.
+/// This is for a program whose large blocks are request bodies. By default, glibc keeps some freed
+/// blocks of up to 32 MiB each. Does nothing if the allocator is not glibc's.
 pub fn give_large_blocks_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: `mallopt` takes plain integers and only changes a tuning parameter of the allocator.
@@ -34,14 +36,16 @@ pub fn give_large_blocks_back() {
     }
 }
 
-/// A control group's folder, and how its files are named.
+/// The folder of a control group, and the names of its files: limit, use, and the statistics key
+/// for inactive cached files.
 struct Group {
     folder: PathBuf,
     files: [&'static str; 3],
 }
 
-/// Memory cgroups named by a line of /proc/self/cgroup, from the process's group up to the root. In a container the
-/// process's group may be mounted as the root, so that the folders of its path do not exist.
+/// The memory cgroups in a line of /proc/self/cgroup, from the process's group up to the root. In a
+/// container the process's group may be mounted as the root, so some of these folders may not
+/// exist.
 fn groups_of(line: &str) -> Vec<Group> {
     let mut parts = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { return Vec::new() };
@@ -58,19 +62,20 @@ fn groups_of(line: &str) -> Vec<Group> {
 }
 
 impl Group {
-    /// None where there is no limit. Files that are only cached can go.
+    /// The memory that the group has left; `None` if it has no limit. Inactive cached files count
+    /// as available, because the kernel can evict them.
     fn left(&self) -> Option<Bytes> {
         let [limit, used, cached] = self.files;
         let read = |file: &str| fs::read_to_string(self.folder.join(file)).ok();
         let number = |text: &str| text.trim().parse().ok().map(Bytes);
         let cached = read("memory.stat")?.lines().find_map(|line| number(line.strip_prefix(cached)?));
-        // "max" is no number.
+        // Without a limit, the file contains "max", which is not a number.
         let left = number(&read(limit)?)?.saturating_sub(number(&read(used)?)?);
         Some(left.saturating_add(cached.unwrap_or_default()))
     }
 }
 
-/// What /proc/meminfo says is available.
+/// The available memory in the text of /proc/meminfo.
 fn available(told: &str) -> Option<Bytes> {
     let line = told.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix(" kB")?.parse().ok().map(Bytes::kib)

@@ -19,8 +19,9 @@ pub enum Effect {
     },
     /// A lease has a new size. Apply the size to the lease's handle with [`crate::Lease::resize`].
     Resized(Resized),
-    /// A dead owner's lease is revoked. Make a fence after everything issued so far, wait for the
-    /// fence, unback the memory, then send `FencePassed` ([`crate::FenceWatch::revoke`] does this).
+    /// A dead owner's lease is revoked. Make a fence after everything issued so far, and pass it to
+    /// [`crate::FenceWatch::revoke`], which unbacks the memory once the fence has passed. Then send
+    /// `FencePassed`.
     Revoking { lease: LeaseId },
     /// A lease has ended and its bytes are free.
     Freed { lease: LeaseId, bytes: Bytes },

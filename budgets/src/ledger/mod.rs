@@ -98,12 +98,12 @@ pub(crate) struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Held,
-    /// Held; the tail waits for a fence.
+    /// Held, but the tail waits for a fence.
     Shrinking {
         to: Bytes,
         request: RequestId,
     },
-    /// Ended; all of it waits for a fence.
+    /// Ended, and the whole lease waits for a fence.
     Revoking,
 }
 

@@ -1,4 +1,4 @@
-//! Keeps the release notes of leases, for tests without a budget actor.
+//! A receiver of release notes, for tests without a budget actor.
 
 use std::sync::Mutex;
 

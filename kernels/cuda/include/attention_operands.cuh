@@ -19,8 +19,8 @@ struct Barriers {
     uint64_t keys_empty[STAGES];
     uint64_t values_full[STAGES];
     uint64_t values_empty[STAGES];
-    // With a cache in E4M3, for keys and values as stored; the barriers above are then for the
-    // widened ones.
+    // Only with a cache in E4M3: barriers for keys and values as stored. The barriers above are
+    // then for the widened ones.
     uint64_t raw_full[STAGES];
     uint64_t raw_empty[STAGES];
     uint32_t raw_is[STAGES];  // RAW_KEYS, RAW_VALUES or RAW_END

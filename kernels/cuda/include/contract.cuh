@@ -41,234 +41,241 @@
 
 namespace contract {
 
-// What several families share.
+// Numbers that several families share.
 namespace common {
-// Tokens per block of the cache.
+// Tokens per block of the KV cache.
 constexpr uint32_t BLOCK_TOKENS = 16;
-// What stands for a token where none could be chosen.
+// Value that is written in place of a token when no token could be chosen.
 constexpr uint32_t NO_CHOICE = 0xffffffffu;
-// Bit of a token id that makes the rest an index into what the previous step chose.
+// Bit of a token id: if it is set, the other bits are an index into the tokens that the previous step chose.
 constexpr uint32_t PREVIOUS = 0x80000000u;
-// Where the keys and values of a row go that fills up a captured step.
+// Cache slot of padding rows of a captured graph. Their keys and values are not written.
 constexpr uint32_t NO_SLOT = 0xffffffffu;
 }  // namespace common
 
-// all_reduce.cu: units a grid apart; block b of a rank meets block b of the others.
+// all_reduce.cu: a grid-stride loop over units; thread block b of a rank synchronizes with thread block b of the other
+// ranks.
 namespace all_reduce {
-// Threads of a block.
+// Threads per thread block.
 constexpr uint32_t THREADS = 512;
-// Most blocks, all of which run at once.
+// Maximum number of thread blocks, all of which must be resident at the same time.
 constexpr uint32_t BLOCKS_MAX = 128;
-// Most ranks.
+// Maximum number of ranks.
 constexpr uint32_t RANKS_MAX = 8;
-// Bytes of a unit, which is copied or added up at once.
+// Bytes of a unit, which a thread copies or adds at once.
 constexpr uint32_t UNIT = 16;
-// Of one where rows have no whole ones of those.
+// Bytes of a unit where a row is not a whole number of `UNIT` bytes.
 constexpr uint32_t ODD_UNIT = 2;
-// Where the failure stands among the bytes of exchange memory.
+// Offset of the failure word in the exchange memory, in bytes.
 constexpr uint32_t FAILED_AT = 8200;
-// Most threads of a block that normalises: one for each unit of a row.
+// Maximum threads per thread block of the fused norm: one thread for each unit of a row.
 constexpr uint32_t NORM_THREADS_MAX = 1024;
-// Most units that are pushed at once. Each takes two, for the epoch beside it.
+// Maximum number of units that are pushed at once. A pushed unit takes the space of two, because each 4 bytes of data
+// are followed by the epoch.
 constexpr uint32_t PUSHED_UNITS = 8192;
-// Where stands what other ranks push.
+// Offset in the exchange memory, in bytes, of the area that the other ranks push to.
 constexpr uint32_t PUSHED_AT = 32768;
-// Where its data begin.
+// Offset in the exchange memory, in bytes, of the data.
 constexpr uint32_t DATA_AT = 4227072;
 }  // namespace all_reduce
 
-// argmax.cu: a cluster of blocks shares a row in Hopper's machine code; elsewhere a row has one block.
+// argmax.cu: in Hopper's machine code a cluster of thread blocks shares a row; elsewhere a row has one thread block.
 namespace argmax {
-// Threads of a block.
+// Threads per thread block.
 constexpr uint32_t THREADS = 512;
-// Blocks of a cluster.
+// Thread blocks per cluster.
 constexpr uint32_t CLUSTER = 8;
 }  // namespace argmax
 
-// embed.cu, gather_rows.cu, scatter_rows.cu and add_rows.cu: a block a row.
+// embed.cu, gather_rows.cu, scatter_rows.cu and add_rows.cu: one thread block per row.
 namespace copy_rows {
-// Threads of a block.
+// Threads per thread block.
 constexpr uint32_t THREADS = 128;
 }  // namespace copy_rows
 
-// rms_norm.cu and layer_norm.cu: rows a grid apart, and columns shared by whole warps.
+// rms_norm.cu and layer_norm.cu: a grid-stride loop over rows; whole warps share the columns.
 namespace norm {
-// Most threads of a block.
+// Maximum threads per thread block.
 constexpr uint32_t THREADS_MAX = 512;
 }  // namespace norm
 
-// silu_mul.cu and gelu.cu: a row in x, its columns in y.
+// silu_mul.cu and gelu.cu: grid x is the row, grid y covers the columns of the row.
 namespace gate {
-// Threads of a block.
+// Threads per thread block.
 constexpr uint32_t THREADS = 256;
 }  // namespace gate
 
-// rotary.cu: a block a token.
+// rotary.cu: one thread block per token.
 namespace rotary {
-// Most threads of a block.
+// Maximum threads per thread block.
 constexpr uint32_t THREADS_MAX = 320;
-// Axes of positions, whose pairs of elements a launch gives by value.
+// Maximum number of position axes. A launch passes the number of element pairs per axis by value.
 constexpr uint32_t AXES_MAX = 4;
-// Most query and key heads that are normalised.
+// Maximum number of query and key heads that are normalized.
 constexpr uint32_t NORMED_HEADS_MAX = 256;
 }  // namespace rotary
 
-// route.cu: a warp a row, then a thread a choice.
+// route.cu: one warp per row, then one thread per choice.
 namespace route {
-// Most rows of the kernel that does all of it.
+// Maximum number of rows of the kernel that does everything in one launch.
 constexpr uint32_t FEW_ROWS = 16;
-// Rows of a block where one block sorts all.
+// Rows per thread block of `route_choose` when a single thread block sorts all choices.
 constexpr uint32_t SORTED_BLOCK_ROWS = 4;
-// Most choices that one block sorts.
+// Maximum number of choices that a single thread block sorts.
 constexpr uint32_t SORTED_CHOICES = 2048;
-// Rows of a block where each block sorts its own.
+// Rows per thread block when each thread block sorts its own choices.
 constexpr uint32_t BLOCK_ROWS = 64;
-// Most experts.
+// Maximum number of experts.
 constexpr uint32_t EXPERTS_MAX = 512;
-// Threads of a block.
+// Threads per thread block.
 constexpr uint32_t THREADS = 512;
 }  // namespace route
 
-// route_normed.cu: a cluster for all rows, of which each block has some experts; no more rows than `route` calls few.
+// route_normed.cu: one cluster for all rows, with some experts per thread block. It accepts up to `route::FEW_ROWS`
+// rows.
 namespace route_normed {
-// Blocks of the cluster.
+// Thread blocks per cluster.
 constexpr uint32_t CLUSTER = 8;
-// Most experts.
+// Maximum number of experts.
 constexpr uint32_t EXPERTS_MAX = 128;
 // Columns that a warp multiplies at once.
 constexpr uint32_t COLUMNS = 32;
-// Most columns.
+// Maximum number of columns.
 constexpr uint32_t HIDDEN_MAX = 4096;
-// Bytes between two rows in shared memory.
+// Padding bytes between two rows in shared memory.
 constexpr uint32_t ROW_GAP_BYTES = 64;
-// Bytes of the sums of each warp.
+// Bytes of shared memory for the f32 sums of all warps.
 constexpr uint32_t SUM_BYTES = 16384;
 }  // namespace route_normed
 
-// experts.cu: a block a tile of an expert's weights and of its places.
+// experts.cu: one thread block per tile of an expert's weights and places. A place is a position in the list of choices
+// sorted by expert.
 namespace experts {
-// Most experts.
+// Maximum number of experts.
 constexpr uint32_t EXPERTS_MAX = 512;
-// Threads of a block.
+// Threads per thread block.
 constexpr uint32_t THREADS = 128;
-// Rows of the weight of a tile; gated, half of them are gate and half up.
+// Weight rows per tile. In a gated GEMM, half of them are gate rows and half are up rows.
 constexpr uint32_t TILE_ROWS = 64;
-// Places of a tile.
+// Places per tile.
 constexpr uint32_t TILE_PLACES = 32;
-// Threads of a block that adds up a row.
+// Threads per thread block of the kernel that adds up a row.
 constexpr uint32_t ADD_THREADS = 256;
 }  // namespace experts
 
-// experts_few.cu: stretches of a line of tiles of experts' weights.
+// experts_few.cu: the tiles of all experts' weights in one sequence, of which each thread block takes a contiguous
+// range.
 namespace experts_few {
-// Most experts.
+// Maximum number of experts.
 constexpr uint32_t EXPERTS_MAX = 512;
-// Rows of the weight of a tile; gated, half of them are gate and half up.
+// Weight rows per tile. In a gated GEMM, half of them are gate rows and half are up rows.
 constexpr uint32_t TILE_ROWS = 64;
-// Bytes of a row of a step.
+// Bytes per row and pipeline step.
 constexpr uint32_t STEP_BYTES = 256;
-// Bytes of a row that one copy brings, which one swizzle spans.
+// Bytes of a row that one copy transfers, which is the span of one swizzle.
 constexpr uint32_t ROW_BYTES = 128;
-// Threads of a block: those that multiply, and a warp that copies.
+// Threads per thread block: one warpgroup that multiplies and one warp that copies.
 constexpr uint32_t THREADS = 160;
-// Bytes of a stage: a tile's rows of a step.
+// Bytes of a pipeline stage: the rows of one tile for one step.
 constexpr uint32_t STAGE_BYTES = 16384;
-// Most stages of a ring.
+// Maximum number of pipeline stages.
 constexpr uint32_t STAGES_MAX = 12;
 }  // namespace experts_few
 
-// fill_random.cu: an element a thread, a grid apart.
+// fill_random.cu: one thread per element, in a grid-stride loop.
 namespace random {
-// Threads of a block.
+// Threads per thread block.
 constexpr uint32_t THREADS = 256;
 }  // namespace random
 
-// patchify.cu: patches in y, a patch's pixels in x.
+// patchify.cu: in a thread block, y is the patch and x covers the pixels of the patch.
 namespace patchify {
-// Most threads of a block.
+// Maximum threads per thread block.
 constexpr uint32_t THREADS_MAX = 256;
-// Neighbouring pixels that a thread takes where the side of a patch is even; one where it is odd.
+// Adjacent pixels per thread if the side of a patch is even. If the side is odd, a thread takes one pixel.
 constexpr uint32_t PIXELS = 4;
-// Colour channels.
+// Number of color channels.
 constexpr uint32_t CHANNELS = 3;
-// Numbers that say where a picture is.
+// Numbers that locate a picture: its first byte, patches down, patches across, frames.
 constexpr uint32_t LAYOUT_NUMBERS = 4;
-// Numbers that normalise a picture's levels.
+// Numbers that normalize a picture's color levels.
 constexpr uint32_t LEVEL_NUMBERS = 7;
 }  // namespace patchify
 
-// position_grid.cu: patches in y, a patch's elements in x.
+// position_grid.cu: in a thread block, y is the patch and x covers the elements of the patch.
 namespace position_grid {
-// Threads of a block.
+// Threads per thread block.
 constexpr uint32_t THREADS = 256;
 }  // namespace position_grid
 
-// attention_decode.cu: single rows over the cache.
+// attention_decode.cu: single rows over the KV cache.
 namespace attention_decode {
 // Query vectors per tile.
 constexpr uint32_t TILE_QUERIES = 8;
-// Most warps of a block.
+// Maximum warps per thread block.
 constexpr uint32_t WARPS_MAX = 8;
-// Tiles that a block may leave for others to add up: of the run that its share begins in, and of the one that it ends
-// in.
+// Maximum number of partial tiles that a thread block leaves for another to add up: one of the run in which its share
+// begins, and one of the run in which its share ends.
 constexpr uint32_t PARTS = 2;
-// Counters in the module, one per block of a launch.
+// Counters in the module, one per thread block of a launch.
 constexpr uint32_t COUNTERS = 2048;
-// Bit of `flags`: no kernel in front writes what stands in front of a sequence's rows.
+// Bit of `flags`: the preceding kernel does not write the cached tokens before a sequence's rows of this step.
 constexpr uint32_t PAST_IS_THERE = 1;
-// Bit of `flags`: weights are the first to go from the L2 cache, and so keys and values should be.
+// Bit of `flags`: weights are read with the hint that the L2 cache evicts them first, so keys and values should be read
+// with the same hint.
 constexpr uint32_t OTHERS_READ_ONCE = 2;
-// Blocks of the cache in the ring of one warp.
+// Pipeline stages of one warp's ring; a stage holds one block of the KV cache.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t RING_STAGES =
     HEAD_DIM == 32 ? 6 : HEAD_DIM == 64 ? 6 : HEAD_DIM == 80 ? 4 : HEAD_DIM == 128 ? 3 : 0;
-// Bytes of shared memory of that ring: keys and values of one head.
+// Bytes of shared memory of one warp's ring. A stage has the keys and values of one head.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t RING_BYTES =
     HEAD_DIM == 32 ? 12288 : HEAD_DIM == 64 ? 24576 : HEAD_DIM == 80 ? 20480 : HEAD_DIM == 128 ? 24576 : 0;
-// f32 numbers of a part: for each query vector of a tile a weighted sum of values, the highest score and the sum of
+// f32 numbers of a partial tile: for each query vector, a weighted sum of values, the maximum score and the sum of
 // weights.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t PART_NUMBERS =
     HEAD_DIM == 32 ? 272 : HEAD_DIM == 64 ? 528 : HEAD_DIM == 80 ? 656 : HEAD_DIM == 128 ? 1040 : 0;
 }  // namespace attention_decode
 
-// attention_prefill.cu: many rows, on every device.
+// attention_prefill.cu: many rows, on every GPU generation.
 namespace attention_prefill {
-// Query vectors per tile, 16 a warp.
+// Query vectors per tile, 16 per warp.
 constexpr uint32_t TILE_QUERIES = 64;
-// Threads of a block, which has one tile.
+// Threads per thread block. A thread block computes one tile.
 constexpr uint32_t THREADS = 128;
-// Most rows of a stretch that is one tile.
+// Maximum number of rows of a packed sequence that is processed as one tile.
 constexpr uint32_t WINDOW_ROWS = 64;
 }  // namespace attention_prefill
 
-// attention_prefill_hopper.cu and attention_paged_combine.cu: over the cache (paged), and within packed rows.
+// attention_prefill_hopper.cu and attention_paged_combine.cu: attention over the KV cache (paged) and within packed
+// sequences.
 namespace attention_hopper {
-// Stages of queries, of keys and of values.
+// Pipeline stages of queries, of keys and of values.
 constexpr uint32_t STAGES = 2;
-// Elements of a head.
+// Elements per head.
 constexpr uint32_t PAGED_HEAD_DIM = 128;
 // Query vectors per tile.
 constexpr uint32_t PAGED_QUERIES = 128;
 // Keys per step.
 constexpr uint32_t PAGED_KEYS = 128;
-// Fewest keys in one part of a split tile; with fewer, the second launch costs more than it saves.
+// Minimum number of keys in one part of a split tile; with fewer, the second launch costs more than it saves.
 constexpr uint32_t SPLIT_KEYS = 512;
-// Threads of a block.
+// Threads per thread block.
 constexpr uint32_t PAGED_THREADS = 384;
 // Bytes of dynamic shared memory.
 constexpr uint32_t PAGED_SHARED_BYTES = 196608;
-// Threads of a block over a cache in E4M3, which a warpgroup of its own widens.
+// Threads per thread block over a cache in E4M3. An additional warpgroup widens the keys and values.
 constexpr uint32_t PAGED_E4M3_THREADS = 512;
-// Bytes of dynamic shared memory likewise: stages of what is to be widened are added.
+// Bytes of dynamic shared memory over a cache in E4M3, which adds stages for the keys and values to be widened.
 constexpr uint32_t PAGED_E4M3_SHARED_BYTES = 229376;
-// f32 numbers of a part of a split tile: for each query vector a weighted sum of values, the highest score and the sum
-// of weights.
+// f32 numbers of one part of a split tile: for each query vector, a weighted sum of values, the maximum score and the
+// sum of weights.
 constexpr uint32_t PAGED_PART_NUMBERS = 16640;
-// Warps of a block that adds up parts, one query vector each.
+// Warps per thread block of the kernel that combines parts, one query vector per warp.
 constexpr uint32_t COMBINE_WARPS = 8;
-// Rows per tile of packed rows.
+// Query rows per tile.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t PACKED_QUERIES =
     HEAD_DIM == 32 ? 192 : HEAD_DIM == 64 ? 192 : HEAD_DIM == 72 ? 192 : HEAD_DIM == 80 ? 192 : HEAD_DIM == 128 ? 128 : 0;
@@ -276,122 +283,123 @@ constexpr uint32_t PACKED_QUERIES =
 template <uint32_t HEAD_DIM>
 constexpr uint32_t PACKED_KEYS =
     HEAD_DIM == 32 ? 128 : HEAD_DIM == 64 ? 128 : HEAD_DIM == 72 ? 112 : HEAD_DIM == 80 ? 112 : HEAD_DIM == 128 ? 128 : 0;
-// Columns that one copy brings, which one swizzle spans.
+// Columns that one copy transfers, which is the span of one swizzle.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t PACKED_CHUNK =
     HEAD_DIM == 32 ? 16 : HEAD_DIM == 64 ? 64 : HEAD_DIM == 72 ? 16 : HEAD_DIM == 80 ? 16 : HEAD_DIM == 128 ? 64 : 0;
-// Threads of a block.
+// Threads per thread block.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t PACKED_THREADS =
     HEAD_DIM == 32 ? 512 : HEAD_DIM == 64 ? 512 : HEAD_DIM == 72 ? 512 : HEAD_DIM == 80 ? 512 : HEAD_DIM == 128 ? 384 : 0;
-// Bytes of dynamic shared memory, where products are 16 columns deep.
+// Bytes of dynamic shared memory. Columns are rounded up to 16, the depth of the tensor core products.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t PACKED_SHARED_BYTES =
     HEAD_DIM == 32 ? 57344 : HEAD_DIM == 64 ? 114688 : HEAD_DIM == 72 ? 133120 : HEAD_DIM == 80 ? 133120 : HEAD_DIM == 128 ? 196608 : 0;
 }  // namespace attention_hopper
 
-// linear_few.cu: products of few rows.
+// linear_few.cu: GEMMs of few rows.
 namespace linear_few {
-// Most rows of x.
+// Maximum number of rows of x.
 constexpr uint32_t ROWS_MAX = 64;
-// Most weight rows of a tile.
+// Maximum weight rows per tile.
 constexpr uint32_t TILE_ROWS = 128;
-// Columns of a step.
+// Columns per step.
 constexpr uint32_t STEP_COLUMNS = 128;
-// Columns that one copy brings, which one swizzle spans.
+// Columns that one copy transfers, which is the span of one swizzle.
 constexpr uint32_t CHUNK_COLUMNS = 64;
-// Rows of the gate that stand before as many rows of up.
+// Gate rows that are followed by as many up rows in a tile.
 constexpr uint32_t GATE_ROWS = 8;
-// Blocks of a cluster.
+// Thread blocks per cluster.
 constexpr uint32_t TEAM = 2;
-// Threads that multiply.
+// Threads of a thread block that multiply.
 constexpr uint32_t MULTIPLIERS = 256;
-// Threads of a block: those, a warp that copies and one that writes.
+// Threads per thread block: those that multiply, one warp that copies and one warp that writes the output.
 constexpr uint32_t THREADS = 320;
-// Most stages of a ring.
+// Maximum number of pipeline stages.
 constexpr uint32_t STAGES_MAX = 40;
-// Bytes of barriers: two a stage, and what the block tells itself.
+// Bytes of shared memory for barriers (two per stage) and for values that the threads of a block exchange.
 constexpr uint32_t BARRIER_BYTES = 704;
-// Streams that may launch at the same time, each with counters of its own.
+// Maximum number of streams that may launch at the same time. Each stream has separate counters.
 constexpr uint32_t STREAMS = 8;
-// Counters of a stream, one a tile.
+// Counters per stream, one per tile.
 constexpr uint32_t STREAM_COUNTERS = 4096;
 // Bit of `flags`: the product is added to the output.
 constexpr uint32_t ADD_TO_OUT = 1;
 // Bit of `flags`: the output is f32.
 constexpr uint32_t OUT_IS_F32 = 2;
-// Bytes for stages.
+// Bytes of shared memory for pipeline stages.
 template <uint32_t ROWS>
 constexpr uint32_t STAGES_BYTES =
     ROWS == 8 ? 159744 : ROWS == 16 ? 159744 : ROWS == 32 ? 147456 : ROWS == 64 ? 184320 : 0;
-// Bytes in which warps tell each other sums: those of the tallest tile, and what a cluster's blocks send.
+// Bytes of shared memory for sums that warpgroups exchange: the sums of the tallest tile, and the sums that the thread
+// blocks of a cluster send.
 template <uint32_t ROWS>
 constexpr uint32_t TOLD_BYTES =
     ROWS == 8 ? 12288 : ROWS == 16 ? 12288 : ROWS == 32 ? 16384 : ROWS == 64 ? 32768 : 0;
-// Bytes of dynamic shared memory: more than half of a multiprocessor's, so that it runs one block at a time, but not
-// all, so that small kernels fit beside it.
+// Bytes of dynamic shared memory. It is more than half of an SM's shared memory, so that the SM runs one of these
+// thread blocks at a time, but not all of it, so that thread blocks of small kernels still fit on the SM.
 template <uint32_t ROWS>
 constexpr uint32_t SHARED_BYTES =
     ROWS == 8 ? 172736 : ROWS == 16 ? 172736 : ROWS == 32 ? 164544 : ROWS == 64 ? 217792 : 0;
-// f32 numbers that a block leaves of a tile for others to add up.
+// f32 numbers of a partial tile that a thread block leaves for another to add up.
 template <uint32_t ROWS>
 constexpr uint32_t PART_NUMBERS =
     ROWS == 8 ? 1024 : ROWS == 16 ? 2048 : ROWS == 32 ? 4096 : ROWS == 64 ? 8192 : 0;
 }  // namespace linear_few
 
-// quantize.cu, and what products of FP8 know of it.
+// quantize.cu, and the FP8 constants that the FP8 GEMMs share with it.
 namespace fp8 {
-// Columns of a row of activations, and of a weight's block, with a common scale.
+// Columns that share a scale, in a row of activations and in a block of a weight.
 constexpr uint32_t GROUP = 128;
-// Fewest rows of a weight's block.
+// Minimum number of rows in a block of a weight.
 constexpr uint32_t BLOCK_ROWS_MIN = 8;
-// Numbers that a thread rounds at once.
+// Numbers that a thread rounds at once (one vector).
 constexpr uint32_t VECTOR = 8;
-// Most threads of a block, which has a row.
+// Maximum threads per thread block. A thread block rounds one row.
 constexpr uint32_t THREADS_MAX = 512;
-// Blocks of a cluster, which shares a row of gates.
+// Thread blocks of the cluster that shares one row of gate and up values.
 constexpr uint32_t GATE_BLOCKS = 8;
-// Vectors that a thread keeps of a long row.
+// Vectors of a long row that a thread keeps in registers.
 constexpr uint32_t LONG_HELD = 4;
-// Most threads of a block that has one of those, where two blocks are on a multiprocessor.
+// Maximum threads per thread block for a long row if two thread blocks fit on an SM.
 constexpr uint32_t LONG_THREADS_MAX = 640;
-// The same, where one is.
+// Maximum threads per thread block for a long row if one thread block fits on an SM.
 constexpr uint32_t LONGER_THREADS_MAX = 1024;
-// Each group of a row has a scale.
+// Scale kind: each group of a row has a scale.
 constexpr uint32_t BY_GROUPS = 0;
-// Each row has one.
+// Scale kind: each row has a scale.
 constexpr uint32_t BY_ROWS = 1;
-// All have one, which is given.
+// Scale kind: all rows share one scale, which is given.
 constexpr uint32_t FIXED = 2;
 }  // namespace fp8
 
-// turn_scales.cu: scales as cuBLASLt reads them.
+// turn_scales.cu: transposes scales into the layout that cuBLASLt reads.
 namespace turn_scales {
-// Rows and groups of a tile, which a block turns.
+// Rows and groups of the tile that a thread block transposes.
 constexpr uint32_t TILE = 32;
-// Threads of a block.
+// Threads per thread block.
 constexpr uint32_t THREADS = 256;
-// What the scales of a block's row are filled up to a multiple of.
+// The scales of a row of weight blocks are padded to a multiple of this number.
 constexpr uint32_t PADDED = 4;
 }  // namespace turn_scales
 
-// linear_e4m3.cu: products of FP8 weights on generations that have no other kernels for them.
+// linear_e4m3.cu: GEMMs of FP8 weights on GPU generations that have no other kernels for FP8 weights.
 namespace linear_e4m3 {
-// Features of a block that has few rows.
+// Features per thread block of the kernel for few rows.
 constexpr uint32_t FEW_FEATURES = 16;
-// Warps of such a block, which share the columns.
+// Warps per thread block of the kernel for few rows. The warps share the columns.
 constexpr uint32_t FEW_WARPS = 4;
-// Threads of such a block.
+// Threads per thread block of the kernel for few rows.
 constexpr uint32_t FEW_THREADS = 128;
-// Features of a block's tile where rows are many.
+// Features per tile of the kernel for many rows.
 constexpr uint32_t MANY_FEATURES = 128;
-// Rows of x of that tile.
+// Rows of x per tile of the kernel for many rows.
 constexpr uint32_t MANY_ROWS = 64;
-// Threads of such a block.
+// Threads per thread block of the kernel for many rows.
 constexpr uint32_t MANY_THREADS = 256;
-// Bytes of dynamic shared memory of such a block: two stages of a group's columns.
+// Bytes of dynamic shared memory of the kernel for many rows: two stages, each with the columns of one group.
 constexpr uint32_t MANY_SHARED_BYTES = 49152;
-// Bit of `flags`: scales are for blocks of the weight and groups of x, not for rows.
+// Bit of `flags`: there is a scale for each block of the weight and each group of x, instead of each row.
 constexpr uint32_t BY_BLOCKS = 1;
 // Bit of `flags`: the product is added to the output.
 constexpr uint32_t ADD_TO_OUT = 2;
@@ -401,101 +409,102 @@ constexpr uint32_t OUT_IS_F32 = 4;
 constexpr uint32_t IS_BF16 = 8;
 }  // namespace linear_e4m3
 
-// gate_up_middle.cu: gated products of some hundred rows.
+// gate_up_middle.cu: gated GEMMs of some hundred rows.
 namespace gate_up_middle {
-// Blocks of a cluster, one below the other.
+// Thread blocks per cluster. They compute tiles of adjacent rows.
 constexpr uint32_t CLUSTER = 2;
-// Warpgroups of a block that multiply; one more copies.
+// Warpgroups per thread block that multiply; one more warpgroup copies.
 constexpr uint32_t MULTIPLIERS = 2;
-// Rows of x that each of them has, which one copy brings.
+// Rows of x per multiplying warpgroup, which one copy transfers.
 constexpr uint32_t PART_ROWS = 64;
-// Most rows of x of a block.
+// Maximum number of rows of x per thread block.
 constexpr uint32_t BLOCK_ROWS = 128;
-// Columns of a step.
+// Columns per step.
 constexpr uint32_t STEP_COLUMNS = 64;
-// Threads of a block.
+// Threads per thread block.
 constexpr uint32_t THREADS = 384;
-// Most stages, each of rows of x, of gate and of up.
+// Maximum number of pipeline stages. A stage has rows of x, of gate and of up.
 constexpr uint32_t STAGES_MAX = 8;
-// Bytes of dynamic shared memory, which has as many stages as fit.
+// Bytes of dynamic shared memory, which holds as many stages as fit.
 constexpr uint32_t SHARED_BYTES = 229376;
 }  // namespace gate_up_middle
 
-// linear_gated_hopper.cu: products of many rows.
+// linear_gated_hopper.cu: GEMMs of many rows.
 namespace linear_many {
-// Blocks of a cluster, one below the other, which share their weights.
+// Thread blocks per cluster. They compute tiles of adjacent rows and share the weights of these tiles.
 constexpr uint32_t CLUSTER = 2;
-// Warpgroups of a block that multiply; one more copies.
+// Warpgroups per thread block that multiply; one more warpgroup copies.
 constexpr uint32_t MULTIPLIERS = 2;
-// Rows of x of a block's tile.
+// Rows of x per tile.
 constexpr uint32_t TILE_ROWS = 128;
-// Rows of the weight of a tile, of which each block of a cluster copies half.
+// Weight rows per tile. Each thread block of a cluster copies half of them.
 constexpr uint32_t TILE_WEIGHTS = 256;
-// Columns of a step.
+// Columns per step.
 constexpr uint32_t STEP_COLUMNS = 64;
-// Rows and columns of the output that one copy takes.
+// Rows and columns of the output that one copy transfers (a box).
 constexpr uint32_t BOX = 64;
-// Threads of a block.
+// Threads per thread block.
 constexpr uint32_t THREADS = 384;
-// Stages of a ring.
+// Pipeline stages of the ring.
 constexpr uint32_t STAGES = 4;
-// Bytes of dynamic shared memory: the stages, and two boxes of output for each warpgroup that multiplies.
+// Bytes of dynamic shared memory: the stages, and two output boxes for each multiplying warpgroup.
 constexpr uint32_t SHARED_BYTES = 229376;
 }  // namespace linear_many
 
-// sampling.cu and include/sampling: what a row asks for, and what its kernels hand on.
+// sampling.cu and include/sampling: the sampling request of a row, and the data that the kernels pass on to each other.
 namespace sampling {
-// 32-bit words of what a row asks for.
+// 32-bit words of a row's sampling request.
 constexpr uint32_t ROW_WORDS = 20;
-// The likeliest tokens that may be asked for.
+// Maximum number of likeliest tokens that may be requested.
 constexpr uint32_t TOP_MAX = 20;
-// A row without a report.
+// Marks a row without a report.
 constexpr uint32_t NO_REPORT = 0xffffffffu;
-// A row without a mask.
+// Marks a row without a mask.
 constexpr uint32_t NO_MASK = 0xffffffffu;
-// A row whose token is to be chosen.
+// Marks a row whose token is to be chosen, not given.
 constexpr uint32_t NONE_GIVEN = 0xffffffffu;
-// Lists of tokens, in the order in which their places are laid out: these may not follow.
+// Index of the list of forbidden tokens. The starts of the lists are laid out in the order of these indexes.
 constexpr uint32_t LIST_FORBIDDEN = 0;
-// These have a bias.
+// Index of the list of tokens with a bias.
 constexpr uint32_t LIST_BIASED = 1;
-// Those biases.
+// Index of the list with the biases of those tokens.
 constexpr uint32_t LIST_BIASES = 2;
-// The prompt.
+// Index of the list of the prompt's tokens.
 constexpr uint32_t LIST_PROMPT = 3;
-// What was produced.
+// Index of the list of the tokens produced so far.
 constexpr uint32_t LIST_PRODUCED = 4;
-// There are NaN or infinity among the logits.
+// Fault: the logits contain NaN or +infinity.
 constexpr uint32_t FAULT_NOT_NUMBERS = 1;
-// No token is left.
+// Fault: no token is allowed.
 constexpr uint32_t FAULT_NOTHING_ALLOWED = 2;
-// The row is padding.
+// Fault: the row is padding.
 constexpr uint32_t FAULT_IGNORED = 3;
-// Threads of a block that copies what the previous step chose, a token each.
+// Threads per thread block of the kernel that copies the tokens chosen by the previous step, one token per thread.
 constexpr uint32_t PREVIOUS_THREADS = 256;
-// Threads of a block that has a slice of a row.
+// Threads per thread block of the kernels that process one slice of a row per thread block.
 constexpr uint32_t SLICE_THREADS = 256;
-// Threads of the block that plans a row.
+// Threads of the thread block that plans a row.
 constexpr uint32_t PLAN_THREADS = 512;
-// Threads of the block that chooses for a row, each with a bin.
+// Threads of the thread block that chooses a row's token, one histogram bin per thread.
 constexpr uint32_t CHOICE_THREADS = 1024;
-// Tokens of a slice, which is one block's share of a row.
+// Tokens per slice. A thread block processes one slice of a row.
 constexpr uint32_t SLICE = 4096;
-// Tokens of a group, whose largest logit is remembered.
+// Tokens per group. The largest logit of each group is recorded.
 constexpr uint32_t GROUP = 128;
-// Candidates that fit in a list.
+// Maximum number of candidates in a list.
 constexpr uint32_t LIST = 2048;
 // Bins of a histogram.
 constexpr uint32_t BINS = 1024;
-// Bytes of what is known of a row.
+// Bytes of the plan of a row (`RowPlan`).
 constexpr uint32_t PLAN_BYTES = 128;
-// Bytes of what is known of a slice.
+// Bytes of the facts about a slice (`SliceFacts`).
 constexpr uint32_t FACTS_BYTES = 40;
-// Bytes of scratch for a row, whatever its slices: the plan, two lists, and weights and counts of the bins.
+// Bytes of scratch per row that do not depend on the number of slices: the plan, two lists, and the weights and counts
+// of the bins.
 constexpr uint32_t ROW_BYTES = 45184;
-// Bytes of scratch for a slice: its weight, what is known of it, and the largest of its groups twice.
+// Bytes of scratch per slice: its weight, its facts, and two sets of the largest logits of its groups.
 constexpr uint32_t SLICE_BYTES = 304;
-// What the bytes of a row are rounded up to.
+// The bytes of a row are rounded up to a multiple of this number.
 constexpr uint32_t ROW_ALIGNMENT = 128;
 }  // namespace sampling
 

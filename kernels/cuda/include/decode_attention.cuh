@@ -3,8 +3,8 @@
 // (Flash-Decoding, Dao et al. 2023), in equal shares for all thread blocks (Stream-K, Osama et al.
 // 2023, arXiv 2301.03598), so that contexts of 1 and of 100,000 tokens may be in one batch.
 //
-// queries         [rows, heads * head_dim], rows queries_pitch elements apart; heads = kv_heads *
-//                 group
+// queries         [rows, heads * head_dim], rows queries_pitch elements apart;
+//                 heads = kv_heads * group
 // cache           [blocks, 2, kv_heads, 16, head_dim]: one layer, keys then values, including this
 //                 step's
 // query_starts    [sequences + 1] u32: the row of sequence s is query_starts[s]
@@ -43,11 +43,12 @@
 // or block_tables. With PAST_IS_THERE, the first whole blocks of past tokens are read early, too,
 // so the previous kernel must not write tokens before a sequence's new rows.
 //
-// Suppose that GEMMs read weights with the hint to evict them from the L2 cache first, but keys and
-// values are read without it. Keys and values then fill the cache, stay until other keys and values
-// replace them, and leave little space to the weights. With 64 sequences of 576 tokens, which are
-// too much to remain in the cache until the next step, a step with the GEMMs of linear_few.cu took
-// 4 us longer per layer. So keys and values are read with the same hint if they are large.
+// If GEMMs read weights with the hint to evict them from the L2 cache first, but keys and values
+// are read without it, then keys and values fill the cache, stay until other keys and values
+// replace them, and leave little space to the weights. With 64 sequences of 576 tokens, whose keys
+// and values are too large to remain in the cache until the next step, a step with the GEMMs of
+// linear_few.cu took 4 us longer per layer. So keys and values are read with the same hint if they
+// are large.
 
 #pragma once
 
@@ -63,11 +64,11 @@ using contract::attention_decode::PARTS;
 using contract::attention_decode::PAST_IS_THERE;
 
 // MiB of a layer's keys and values above which they are read with the hint to evict them from the
-// L2 cache first: if GEMMs read weights with that hint, and if they read weights without it.
-// Smaller amounts partly remain in the cache until the next step, which is worth more. The limit
-// for the first case was measured between 16 sequences of 576 tokens (18 MiB) and 20 sequences. In
-// the second case, with cuBLASLt's GEMMs, the hint cost 1 us per layer at 96 and 128 sequences and
-// saved 3 us at 256.
+// L2 cache first. READ_ONCE_MIB applies if GEMMs read weights with that hint, the other limit if
+// they read weights without it. Smaller amounts partly remain in the cache until the next step,
+// which is worth more. READ_ONCE_MIB is between the measured sizes of 16 sequences of 576 tokens
+// (18 MiB) and of 20. With cuBLASLt's GEMMs, which read weights without the hint, reading keys and
+// values with it cost 1 us per layer at 96 and 128 sequences and saved 3 us at 256.
 constexpr uint32_t READ_ONCE_MIB = 20, READ_ONCE_BESIDE_OTHERS_MIB = 240;
 
 struct DecodeCall {
@@ -419,7 +420,8 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
 // (contract::attention_decode). Above 48 KiB, the function's limit must be raised first. Scratch is
 // workers * PARTS * PART_NUMBERS f32 for `partials` and workers u32 for `counters`; all kernels of
 // a stream may share it. The result is correct with any number of warps from 1 to WARPS_MAX, any
-// number of workers and any piece > 0. The fastest values on an H200:
+// number of workers and any piece > 0. The fastest values on an H200 are in the first line that
+// applies with its own number of workers:
 //
 //   runs = sequences * kv_heads * div_ceil(rows of a sequence * group, 8)
 //   workers = multiprocessors * 8 / warps

@@ -1,10 +1,10 @@
 // Adding up the results of several warps or thread blocks for the same eight query vectors over
 // different keys.
 //
-// A part is [8, head_dim + 2] f32: for each query vector, its values weighted by 2^(score -
-// highest), the highest score (as a power of two) and the sum of the weights. Query vector q is in
-// row `part_row(q)`, so that lanes with adjacent query vectors write to different banks of shared
-// memory.
+// A part is [8, head_dim + 2] f32. For each query vector, it has the values weighted by 2^(score -
+// highest), the highest score (as an exponent of 2) and the sum of the weights. Query vector q is
+// in row `part_row(q)`, so that lanes with adjacent query vectors write to different banks of
+// shared memory.
 #pragma once
 
 #include "decode_share.cuh"

@@ -259,7 +259,7 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
 #pragma unroll 1
     for (uint32_t sequence = first; sequence < last; ++sequence) {
         const DecodeSequence next = sequence_of(batch, sequence);
-        // Rounding up to twice the size is the same as halving the number of pieces, rounded up.
+        // Halving the number of pieces, rounded up, gives the number of pieces of twice the size.
         uint32_t pieces = (next.blocks + piece - 1) / piece;
 #pragma unroll
         for (uint32_t way = 0; way < PIECES; ++way) {

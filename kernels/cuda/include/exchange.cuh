@@ -20,8 +20,8 @@ struct Control {
     uint32_t epoch;
     uint32_t done;
     uint32_t failed;
-    // By block and announcing rank: the epoch in the upper half, and the number of its pieces that
-    // have arrived in the lower half.
+    // By block and announcing rank: in the upper half the epoch, in the lower half the number of
+    // the announcing rank's pieces that have arrived.
     uint64_t pieces[BLOCKS_MAX][RANKS_MAX];
 };
 static_assert(offsetof(Control, failed) == contract::all_reduce::FAILED_AT, "the host reads it there");
@@ -103,7 +103,7 @@ __device__ __forceinline__ bool meet(const Exchange& all, uint32_t meeting, uint
         const uint64_t start = nanoseconds();
         // Only `epoch` and `epoch + 1` count as arrived: the other rank cannot arrive at a
         // collective beyond the next one before this rank has finished this one. The stored epoch
-        // may be from long ago, when this block last took part in a launch, and may be larger than
+        // may be from long ago, when a launch last had this many blocks, and may be larger than
         // `epoch` because the epoch has wrapped since.
         while (load_acquire(theirs) - epoch > 1) {
             if (load_acquire(&own->failed) != 0 || nanoseconds() - start > all.patience) {

@@ -1,10 +1,10 @@
 // The items of a GEMM with expert weights that a block processes, and their order (Hopper).
 //
-// An item is a tile of the weight's rows times a tile of an expert's places. The items of experts
-// with only one tile of places, which most experts have, are laid out along a line, of which each
-// block takes a contiguous range. The weights of an expert with several tiles of places are needed
-// for each of these tiles. Different blocks process them and read the same rows of the weight at
-// the same time: one block reads memory, and the others find the rows in the L2 cache.
+// An item is a tile of the weight's rows times a tile of an expert's places. Most experts have only
+// one tile of places. Their items are laid out along a line, of which each block takes a contiguous
+// range. The weights of an expert with several tiles of places are needed for each of these tiles.
+// Different blocks process these tiles and read the same rows of the weight at the same time: one
+// block reads memory, and the others find the rows in the L2 cache.
 //
 // To make this possible, every block processes experts with several tiles first, in rounds. A
 // block's round is a part of the weight's rows that fits into the block's share of items, for one

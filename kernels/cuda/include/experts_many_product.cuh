@@ -1,8 +1,8 @@
 // GEMMs of many rows with the weights of their experts on Hopper (sm_90a only): prompt steps.
 // Tiles, the ring and the order of warpgroups are those of linear_gated_hopper.cu.
 //
-// gated_experts_many_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)   (SwiGLU, arXiv
-//                             2002.05202)
+// gated_experts_many_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)
+//                             (SwiGLU, arXiv 2002.05202)
 // experts_many_<type>         out[place] = weight of the choice * (x[place] * w^T)
 //
 // experts_many_e4m3.cu has both with weights and x in E4M3, as in linear_many_e4m3.cu:
@@ -14,12 +14,12 @@
 // rows. A NaN affects only its row and column.
 //
 // A cluster of two blocks has a tile of 2 * 128 places of one expert, 128 per block, and 256 rows
-// of its weight, half of which each block loads for both. If an expert's last tile has at most 128
-// places, both blocks take all of these places and each takes half of the weight's rows, so that
-// the remainder costs half a tile. A warpgroup whose 64 places are past the end multiplies nothing.
-// The rows of x are not contiguous, so they are not loaded as boxes by the copy engine: 128 threads
-// each copy pieces of 16 bytes (cp.async), and announce that a stage is full two stages later,
-// after their copies have completed.
+// of its weight. Each block loads half of these rows for both blocks. If an expert's last tile has
+// at most 128 places, both blocks take all of these places, and each takes half of the weight's
+// rows, so that the remainder costs half a tile. A warpgroup whose 64 places are past the end
+// multiplies nothing. The rows of x are not contiguous, so the copy engine cannot load them as
+// boxes: 128 threads each copy pieces of 16 bytes (cp.async), and announce that a stage is full two
+// stages later, after their copies have completed.
 
 #pragma once
 
@@ -552,5 +552,7 @@ __device__ __forceinline__ void many(const TensorMap& weight, const Arguments<Fo
 // programmatic stream serialization.
 //
 // The tensor map of the weight: type BFLOAT16 or FLOAT16, rank 2, element strides 1, interleave
-// NONE, swizzle 128B, out of bounds NONE (zeros), dimensions {in, all experts' rows}, stride {2 *
-// in} bytes, box {64, 64}. For E4M3: type UINT8, stride {in} and box {128, 64}.
+// NONE, swizzle 128B, out of bounds NONE (zeros), and
+//
+//   dimensions {in, all experts' rows}, stride {2 * in} bytes, box {64, 64}
+//   in E4M3: type UINT8, stride {in} bytes, box {128, 64}

@@ -19,8 +19,8 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
     const uint32_t begin = tile * arguments.steps;
     const uint32_t first = line.block_of(begin), others = line.block_of(begin + arguments.steps - 1) - first;
     float* flat = &c[0][0];
-    // A block has at most two parts of shared tiles: its first one, if it starts inside the tile,
-    // and its last one, if the tile starts in the block.
+    // A block has at most two parts of shared tiles: its first part, if the block starts inside the
+    // tile, and its last part, if the tile starts inside the block.
     const auto part = [&](uint32_t block) {
         const uint32_t slot = 2 * block + (line.start(block) <= begin ? 1u : 0u);
         return arguments.parts + static_cast<uint64_t>(slot) * (VALUES * MULTIPLIERS) + threadIdx.x * 4;
@@ -224,8 +224,8 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
     const uint32_t warpgroup = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
     const uint32_t own = cluster_rank() * IN_BLOCK + warpgroup % IN_BLOCK;
     const auto barrier = [&](uint32_t warpgroup) { return steps.shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup; };
-    // The address at which `warpgroup` receives the sums of group `group` that warpgroup `from` of
-    // the sharers sends to `to`.
+    // The address at which `warpgroup` receives, from sharer `from`, the sums of group `group` that
+    // sharer `to` finishes.
     const auto place = [&](uint32_t warpgroup, uint32_t from, uint32_t to, uint32_t group) {
         const uint32_t at = (from < to ? from : from - 1) * SENT_BYTES + (group * WARPGROUP + thread) * 16;
         return steps.shared + Shared<ROWS>::told_at(warpgroup) + at;

@@ -73,7 +73,7 @@ __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts
 }
 
 // Uses the smallest variant that holds all experts. Otherwise, with 128 experts, each lane would
-// process its elements of 512.
+// process its share of 512.
 __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalised,
                                            float& weight) {
     if (experts <= 4 * LANES) {

@@ -116,8 +116,8 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
 
 // C [64, N] = A * B^T, or += if `add`. A [64, DEPTH] and B [N, DEPTH] are in shared memory, and the
 // product runs along their rows. The macro parameters A, B and ADD are the numbers of the operands
-// after those of C. END is the text after the last operand, which says whether A and B are
-// transposed; E4M3 does not support it.
+// after those of C. END is the text after the last operand: whether A and B are transposed, which
+// the E4M3 instructions do not take.
 #define BURSAR_MULTIPLY_DEEP(TYPE, DEPTH, END, N, NAMES, A, B, ADD, ...)                                               \
     static __device__ __forceinline__ void multiply(float (&c)[N / 8][4], uint64_t a, uint64_t b, int add) {           \
         asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #ADD                                                     \

@@ -1,4 +1,5 @@
-//! Cuts a piece of memory that is in use: what remains is copied to smaller pieces, which replace it.
+//! Splitting a piece of memory that is in use: the part to keep is copied to smaller pieces, which
+//! replace the original piece.
 
 use std::sync::PoisonError;
 
@@ -11,24 +12,25 @@ use super::{
 };
 use crate::{Address, Bytes, DeviceError};
 
-/// Pages kept aside and counted as overhead. What remains of a piece must be copied before the piece can go, even on a
-/// full card. Both ends of a hole may lie in one piece, so this is the size of a whole one.
+/// The size of the spare pages, which are counted as overhead. The part of a piece that stays
+/// backed must be copied before the piece can be freed, even on a full GPU. Both ends of the
+/// unbacked range may lie in one piece, so the spare pages have the size of a whole piece.
 pub(super) const SPARE: Bytes = pieces::LARGE;
 
 impl CudaDevice {
-    /// Refills the spare pages, as far as the device has memory.
+    /// Refills the spare pages, as far as the device has free memory.
     pub(super) fn replenish(&self) {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         while self.page * (spare.len() as u64) < SPARE {
             match self.create(self.page) {
                 Ok(page) => spare.push(page),
-                // The memory is taken. The next carve tries again.
+                // There is no free memory now. The next carve tries again.
                 Err(_) => return,
             }
         }
     }
 
-    /// A new page or, if the device has none left, a spare one.
+    /// Allocates a page. If the device has no free memory, returns a spare page.
     fn page_for_a_copy(&self, bytes: Bytes) -> Result<Piece, DeviceError> {
         assert_eq!(bytes, self.page, "a copy is made of pages");
         self.create(bytes).or_else(|error| {
@@ -37,8 +39,8 @@ impl CudaDevice {
         })
     }
 
-    /// Replaces a piece by pages that hold the first `kept` bytes of its content. Until the piece is gone, this takes
-    /// that much more memory.
+    /// Replaces a piece by pages that contain its first `kept` bytes. Until the piece is freed,
+    /// this needs `kept` bytes of additional memory.
     pub(super) fn carve(
         &self,
         start: Address,
@@ -58,17 +60,18 @@ impl CudaDevice {
                 }
             }
         });
-        // SAFETY: nothing is mapped there any more.
+        // SAFETY: nothing is mapped at these temporary addresses any more.
         drop(check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(aside.0, kept.as_usize()) }));
         self.replenish();
         Ok(carved?.into_iter().map(|(place, copy)| (offset + place, copy)).collect())
     }
 
-    /// Copies the content of a stretch to pages elsewhere.
+    /// Copies the content of a range to new pages at temporary addresses.
     fn copy_aside(&self, aside: Address, from: Address, bytes: Bytes) -> Result<Vec<(Bytes, Piece)>, DeviceError> {
         let pages: Vec<_> = (0..bytes.pages(self.page).0).map(|page| (self.page * page, self.page)).collect();
         let copies = self.fill(aside, &pages, |bytes| self.page_for_a_copy(bytes))?;
-        // SAFETY: both stretches are mapped, accessible and equally long; the stream is ours.
+        // SAFETY: both ranges are mapped, accessible and equally long, and the stream belongs to
+        // this device.
         let copied = unsafe {
             check("cuMemcpyDtoDAsync", sys::cuMemcpyDtoDAsync_v2(aside.0, from.0, bytes.as_usize(), self.stream.raw()))
                 .and_then(|()| check("cuStreamSynchronize", sys::cuStreamSynchronize(self.stream.raw())))
@@ -77,7 +80,7 @@ impl CudaDevice {
         Ok(copies)
     }
 
-    /// Moves the mappings of pages from where they were filled to their final addresses.
+    /// Moves the mappings of pages from their temporary addresses to their final addresses.
     fn move_home(
         &self,
         aside: Address,
@@ -87,7 +90,8 @@ impl CudaDevice {
     ) -> Result<(), DeviceError> {
         let moved = copies.iter().try_for_each(|(place, copy)| {
             let (from, to, bytes) = (aside.offset(*place), there.offset(*place), copy.bytes.as_usize());
-            // SAFETY: we keep the handle while its mapping moves, and nothing is mapped at the new address.
+            // SAFETY: the handle stays valid while its mapping moves, and nothing is mapped at the
+            // new address.
             unsafe {
                 check("cuMemUnmap", sys::cuMemUnmap(from.0, bytes))?;
                 check("cuMemMap", sys::cuMemMap(to.0, bytes, 0, copy.handle, 0))

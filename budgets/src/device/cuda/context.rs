@@ -1,11 +1,13 @@
-//! A device's context and a stream in it. Each is released on drop, even if a later step of opening fails.
+//! A device's context and streams in it. Each is released on drop, even if a later step of opening
+//! the device fails.
 
 use cudarc::driver::sys;
 
 use super::driver::{self, check};
 use crate::DeviceError;
 
-/// The retained primary context of a device. A process has only one, which all users share.
+/// The retained primary context of a device. A process has only one per device, shared by all
+/// users.
 pub(super) struct Context {
     context: sys::CUcontext,
     device: sys::CUdevice,
@@ -14,17 +16,18 @@ pub(super) struct Context {
 /// A stream that does not wait for other streams.
 pub(super) struct Stream {
     stream: sys::CUstream,
-    /// Kept alive by the stream's owner.
+    /// The owner of the stream keeps the context alive.
     context: sys::CUcontext,
 }
 
-// SAFETY: a context may be made current on any thread, and is before each call that needs it.
+// SAFETY: a context may be made current on any thread, and code does so before each call that needs
+// it.
 unsafe impl Send for Context {}
-// SAFETY: as above; the driver takes its own locks.
+// SAFETY: the driver's functions are thread-safe, so threads may share a context.
 unsafe impl Sync for Context {}
 // SAFETY: a stream may be used from any thread.
 unsafe impl Send for Stream {}
-// SAFETY: as above; the driver takes its own locks.
+// SAFETY: the driver's functions are thread-safe, so threads may share a stream.
 unsafe impl Sync for Stream {}
 
 impl Context {
@@ -34,7 +37,7 @@ impl Context {
         Ok(Context { context, device })
     }
 
-    /// Makes it the calling thread's context.
+    /// Makes the context current on the calling thread.
     pub(super) fn enter(&self) -> Result<(), DeviceError> {
         enter(self.context)
     }
@@ -42,13 +45,13 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: it was retained once, and this is its last use.
+        // SAFETY: the context was retained once, and this is its last use.
         drop(check("cuDevicePrimaryCtxRelease", unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) }));
     }
 }
 
 impl Stream {
-    /// A stream in this context, which must outlive the stream.
+    /// Creates a stream in this context, which must outlive the stream.
     pub(super) fn new(context: &Context) -> Result<Stream, DeviceError> {
         context.enter()?;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -60,18 +63,18 @@ impl Stream {
         self.stream
     }
 
-    /// Waits until all that was given to it is done.
+    /// Waits until all work in the stream is done.
     pub(super) fn wait(&self) -> Result<(), DeviceError> {
-        // SAFETY: the stream is ours.
+        // SAFETY: the stream belongs to this value and is valid.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // A lost context takes its streams with it.
+        // If the context is lost, its streams are gone with it.
         if enter(self.context).is_ok() {
-            // SAFETY: the stream is ours, and this is its last use.
+            // SAFETY: the stream belongs to this value, and this is its last use.
             drop(check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.stream) }));
         }
     }

@@ -1,4 +1,4 @@
-//! The driver's calls, and what their results mean.
+//! Calls to the CUDA driver, and the conversion of their results to errors.
 
 use std::{ffi::CStr, mem::MaybeUninit};
 
@@ -9,14 +9,14 @@ use crate::{Address, Bytes, DeviceError, DeviceMemory};
 /// The oldest supported driver: CUDA 12.4.
 const VERSION_MIN: i32 = 12_040;
 
-/// Loads the driver and finds a device.
+/// Loads the driver and looks up a device.
 pub(super) fn load(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
-    // SAFETY: it only tries to open libraries by name.
+    // SAFETY: the call only tries to open libraries by name.
     if !unsafe { sys::is_culib_present() } {
         let hint = "install the NVIDIA driver (it brings libcuda.so.1), or use the host device";
         return Err(missing("the CUDA driver is not installed: libcuda was not found".to_owned(), hint));
     }
-    // SAFETY: the library is present, and this is the first call to it.
+    // SAFETY: the library is present, and this is its first call.
     let initialised = unsafe { sys::cuInit(0) };
     started(initialised, || describe(initialised))?;
     served(version()?)?;
@@ -42,8 +42,8 @@ fn unusable(reason: String, hint: &str) -> DeviceError {
     DeviceError::Unusable { reason, hint: hint.to_owned() }
 }
 
-/// The result of the driver's first call. Machines without a GPU may have a driver, or the stub that toolkits install
-/// for linking.
+/// Checks the result of the driver's first call. A machine without a GPU may have a driver, or the
+/// stub library that toolkits install for linking.
 fn started(result: CUresult, words: impl Fn() -> String) -> Result<(), DeviceError> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
@@ -58,7 +58,7 @@ fn started(result: CUresult, words: impl Fn() -> String) -> Result<(), DeviceErr
     }
 }
 
-/// Why a device gave no context, if neither lack of memory nor a loss was the reason.
+/// Converts an error of context creation if the cause is neither lack of memory nor a lost device.
 pub(super) fn gives_no_context(error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Driver { said, .. } => unusable(
@@ -71,7 +71,7 @@ pub(super) fn gives_no_context(error: DeviceError) -> DeviceError {
     }
 }
 
-/// Checks that a driver of this version is new enough. 12.4 is 12040.
+/// Checks that the driver is new enough. A `version` of 12040 is 12.4.
 fn served(version: i32) -> Result<(), DeviceError> {
     if version >= VERSION_MIN {
         return Ok(());
@@ -81,7 +81,6 @@ fn served(version: i32) -> Result<(), DeviceError> {
     Err(unusable(reason, "install a newer NVIDIA driver (550 or later), or use the host device"))
 }
 
-/// Free and total bytes of the current context's device.
 pub(super) fn memory() -> Result<DeviceMemory, DeviceError> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: both output pointers are valid.
@@ -89,9 +88,9 @@ pub(super) fn memory() -> Result<DeviceMemory, DeviceError> {
     Ok(DeviceMemory { total: Bytes(total as u64), free: Bytes(free as u64) })
 }
 
-/// How a piece on this device is allocated.
+/// The allocation properties of a piece on this device.
 pub(super) fn properties(device: sys::CUdevice) -> sys::CUmemAllocationProp {
-    // SAFETY: it holds only numbers and pointers, for which zero is valid.
+    // SAFETY: the struct contains only numbers and pointers, for which zero is valid.
     let mut properties: sys::CUmemAllocationProp = unsafe { MaybeUninit::zeroed().assume_init() };
     properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
@@ -99,17 +98,17 @@ pub(super) fn properties(device: sys::CUdevice) -> sys::CUmemAllocationProp {
     properties
 }
 
-/// Lets the device read and write what is mapped at these addresses.
+/// Lets the device read and write the memory that is mapped at these addresses.
 pub(super) fn open(device: sys::CUdevice, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
     let access = sys::CUmemAccessDesc {
         location: properties(device).location,
         flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
-    // SAFETY: the caller has mapped the whole stretch, and the count matches the one description.
+    // SAFETY: the caller has mapped the whole range, and the count matches the single descriptor.
     check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(address.0, bytes.as_usize(), &access, 1) })
 }
 
-/// Whether `device` can read and write what `other` holds.
+/// Whether `device` can read and write memory of `other`.
 pub(super) fn reaches(device: sys::CUdevice, other: sys::CUdevice) -> Result<bool, DeviceError> {
     // SAFETY: the output pointer is valid.
     let is_linked = value("cuDeviceCanAccessPeer", |out| unsafe { sys::cuDeviceCanAccessPeer(out, device, other) })?;
@@ -134,24 +133,25 @@ pub(super) fn describe(result: CUresult) -> String {
 }
 
 unsafe extern "C" fn error_name(result: CUresult, out: *mut *const std::ffi::c_char) -> CUresult {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller passes a valid output pointer.
     unsafe { sys::cuGetErrorName(result, out) }
 }
 
 unsafe extern "C" fn error_string(result: CUresult, out: *mut *const std::ffi::c_char) -> CUresult {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller passes a valid output pointer.
     unsafe { sys::cuGetErrorString(result, out) }
 }
 
-/// Calls a function that writes one value.
+/// Calls a function that writes one value, and returns the value.
 pub(super) fn value<T>(name: &'static str, call: impl FnOnce(*mut T) -> CUresult) -> Result<T, DeviceError> {
     let mut value = MaybeUninit::zeroed();
     check(name, call(value.as_mut_ptr()))?;
-    // SAFETY: a call that succeeds has written it.
+    // SAFETY: a successful call has written the value, by the contract of the driver's functions.
     Ok(unsafe { value.assume_init() })
 }
 
-/// The meaning of a result. The size of a refused request is unknown here, so it is 0: the caller fills it in.
+/// Converts a driver's result. The requested size of a refusal is unknown here, so it is 0 and the
+/// caller fills it in.
 pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), DeviceError> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
@@ -163,7 +163,7 @@ pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), DeviceEr
     meaning(call, result, || describe(result), free)
 }
 
-/// The meaning of a result, given the driver's words and the free bytes.
+/// Converts a driver's result, given the driver's message and the number of free bytes.
 fn meaning(call: &'static str, result: CUresult, words: impl Fn() -> String, free: Bytes) -> Result<(), DeviceError> {
     use CUresult::*;
     match result {
@@ -172,7 +172,8 @@ fn meaning(call: &'static str, result: CUresult, words: impl Fn() -> String, fre
             let hint = "lease less, or stop other processes on the GPU (nvidia-smi lists them)".to_owned();
             Err(DeviceError::Refused { asked: Bytes::ZERO, free, hint })
         }
-        // Sticky: the context is broken, and every later call reports it.
+        // These errors are sticky: the context is broken, and every later call reports the same
+        // error.
         CUDA_ERROR_ILLEGAL_ADDRESS
         | CUDA_ERROR_LAUNCH_FAILED
         | CUDA_ERROR_LAUNCH_TIMEOUT
@@ -214,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_a_driver_is_no_device_and_is_told_what_to_install() {
-        // SAFETY: it only tries to open libraries by name.
+        // SAFETY: the call only tries to open libraries by name.
         if unsafe { sys::is_culib_present() } {
             return println!("skipped, there is a driver here");
         }

@@ -1,4 +1,5 @@
-//! Host memory in pages of 2 MiB, which the driver can lock much sooner than it gives memory of its own.
+//! Host memory in pages of 2 MiB. The driver locks such memory much faster than it allocates its
+//! own.
 
 use std::{
     num::NonZero,
@@ -11,34 +12,37 @@ use libc::{MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE};
 
 use crate::{Bytes, device::system_memory::system_memory_left};
 
-/// Size of a large page, to which memory is aligned.
+/// The size and alignment of a large page.
 const PAGE: usize = 2 << 20;
-/// Pages where the kernel gives no large ones.
+/// The page size if the kernel provides no large pages.
 const SMALL_PAGE: usize = 4 << 10;
-/// Threads that touch memory: more were no faster.
+/// The number of threads that touch memory. More threads were not faster.
 const TOUCHERS: usize = 16;
-/// What the rest of the process and the system is left at least.
+/// The host memory that always remains for the rest of the process and for the system.
 const SPARED: Bytes = Bytes::gib(1);
 
-/// Held from asking what is left until that is taken.
+/// Locked from the check of available memory until the memory is taken.
 static TAKING: Mutex<()> = Mutex::new(());
 
-/// Memory of the process that is backed as a whole. Dropping it gives it back.
+/// Memory of the process whose pages are all backed. Dropping it unmaps the memory.
 pub(super) struct LargePages {
     address: NonNull<u8>,
     len: usize,
-    /// What was mapped, in which `address` is the first large page.
+    /// The start of the mapping. `address` is its first large page.
     mapped: NonNull<u8>,
 }
 
-// SAFETY: it is memory, reached only through its address. Code that does so must ensure exclusive access.
+// SAFETY: this is plain memory. Code that accesses it through its address must ensure exclusive
+// access.
 unsafe impl Send for LargePages {}
-// SAFETY: as above: nothing here reads or writes it once it is made.
+// SAFETY: after construction no method reads or writes the memory, so shared references cannot
+// race.
 unsafe impl Sync for LargePages {}
 
 impl LargePages {
-    /// This many bytes, rounded up to whole large pages, each touched. None if the system has no such memory: touching what
-    /// it lacks would end the process.
+    /// Takes this many bytes, rounded up to whole large pages, and touches every page. Returns
+    /// `None` if the system does not have enough memory. This is checked first, because touching
+    /// memory that the system lacks would end the process.
     pub(super) fn take(bytes: Bytes) -> Option<Self> {
         let len = bytes.as_usize().checked_next_multiple_of(PAGE)?;
         let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -46,35 +50,39 @@ impl LargePages {
             return None;
         }
         let (access, kind) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
-        // SAFETY: a new private mapping touches no memory of the process.
+        // SAFETY: a new private mapping affects no existing memory of the process.
         let mapped = unsafe { libc::mmap(std::ptr::null_mut(), len.checked_add(PAGE)?, access, kind, -1, 0) };
         let mapped = NonNull::new(mapped.cast::<u8>()).filter(|_| mapped != MAP_FAILED)?;
-        // SAFETY: a page more was mapped than `len`.
+        // SAFETY: the mapping is one large page longer than `len`, so the aligned start is within
+        // it.
         let address = unsafe { mapped.add(mapped.align_offset(PAGE)) };
         let pages = LargePages { address, len, mapped };
-        // Advice: where there are no large pages, small ones do. A child of a fork would get a copy of what is locked.
+        // Both are only advice: without large pages, small pages work too. MADV_DONTFORK, because a
+        // child of a fork would get a copy of the locked memory.
         #[cfg(target_os = "linux")]
         for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK] {
-            // SAFETY: it was mapped above, and no child needs it.
+            // SAFETY: the range was mapped above, and no forked child needs it.
             unsafe { libc::madvise(address.as_ptr().cast(), len, advice) };
         }
         pages.touch();
         Some(pages)
     }
 
-    /// Lets the kernel back every page, on several threads, since it clears each.
+    /// Makes the kernel back every page. Several threads do this, because the kernel clears each
+    /// page.
     fn touch(&self) {
         let threads = thread::available_parallelism().map_or(1, NonZero::get).min(TOUCHERS);
         let share = (self.len / PAGE).div_ceil(threads) * PAGE;
         let touch = |from: usize| {
             for at in (from..self.len.min(from + share)).step_by(SMALL_PAGE) {
-                // SAFETY: it lies in what was mapped for this value, which is not given out yet.
+                // SAFETY: the address is within the mapping of this value, which no other code uses
+                // yet.
                 unsafe { self.address.add(at).write_volatile(0) };
             }
         };
         thread::scope(|scope| {
             for from in (0..self.len).step_by(share) {
-                // A system that gives no more threads has this one.
+                // If the system refuses another thread, use this one.
                 if thread::Builder::new().spawn_scoped(scope, move || touch(from)).is_err() {
                     touch(from);
                 }
@@ -86,7 +94,6 @@ impl LargePages {
         self.address
     }
 
-    /// Its length in bytes.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -94,7 +101,8 @@ impl LargePages {
 
 impl Drop for LargePages {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this length, once, and by contract nothing uses it any more.
+        // SAFETY: this mapping of `len + PAGE` bytes is unmapped only here, and by contract nothing
+        // uses it any more.
         unsafe { libc::munmap(self.mapped.as_ptr().cast(), self.len + PAGE) };
     }
 }
@@ -107,7 +115,7 @@ mod tests {
     fn large_pages_are_aligned_whole_and_all_there() {
         let pages = LargePages::take(Bytes(3 * PAGE as u64 + 1)).expect("8 MiB");
         assert_eq!((pages.len(), pages.address().align_offset(PAGE)), (4 * PAGE, 0));
-        // SAFETY: it is this long, and ours alone.
+        // SAFETY: the memory is this long, and only this test uses it.
         let all = unsafe { std::slice::from_raw_parts_mut(pages.address().as_ptr(), pages.len()) };
         assert!(all.iter().all(|byte| *byte == 0));
         all.fill(7);

@@ -1,4 +1,5 @@
-//! Pieces of memory at reserved addresses: created, mapped, made accessible, cleared and taken away.
+//! Pieces of memory at reserved addresses: creating, mapping, opening access, clearing and
+//! unmapping.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use super::{
 use crate::{Address, Bytes, DeviceError};
 
 impl CudaDevice {
-    /// Allocates memory that is not mapped yet.
+    /// Allocates a piece without mapping it.
     pub(super) fn create(&self, bytes: Bytes) -> Result<Piece, DeviceError> {
         let properties = driver::properties(self.device);
         let mut handle = 0;
@@ -21,26 +22,27 @@ impl CudaDevice {
         Ok(Piece { handle, bytes })
     }
 
-    /// Frees memory that is no longer mapped.
+    /// Frees a piece that is no longer mapped.
     pub(super) fn release(&self, piece: Piece) -> Result<(), DeviceError> {
-        // SAFETY: each handle is released once.
+        // SAFETY: each handle is released only once.
         check("cuMemRelease", unsafe { sys::cuMemRelease(piece.handle) })
     }
 
-    /// Maps a piece at an address. It is not accessible yet.
+    /// Maps a piece at an address. The memory is not accessible yet.
     pub(super) fn map(&self, address: Address, piece: Piece) -> Result<(), DeviceError> {
-        // SAFETY: the stretch is reserved by us, and nothing is mapped there.
+        // SAFETY: the range belongs to a reservation of this device, and nothing is mapped there.
         check("cuMemMap", unsafe { sys::cuMemMap(address.0, piece.bytes.as_usize(), 0, piece.handle, 0) })
     }
 
     pub(super) fn unmap(&self, address: Address, piece: Piece) -> Result<(), DeviceError> {
-        // SAFETY: the piece is mapped there, and the caller guarantees that the device is past its last use.
+        // SAFETY: the piece is mapped there, and the caller guarantees that the device is past its
+        // last use.
         check("cuMemUnmap", unsafe { sys::cuMemUnmap(address.0, piece.bytes.as_usize()) })?;
         self.release(piece)
     }
 
-    /// Maps consecutive pieces, each made by `create`, and makes them accessible. If one is refused, nothing stays
-    /// mapped.
+    /// Maps consecutive pieces, each allocated with `create`, and makes them accessible. If any
+    /// step fails, nothing stays mapped.
     pub(super) fn fill(
         &self,
         start: Address,
@@ -70,18 +72,19 @@ impl CudaDevice {
         }
     }
 
-    /// Whether this GPU can read and write what `other` holds, as it can its own memory.
+    /// Whether this GPU can read and write memory of `other` directly.
     ///
     /// # Errors
-    /// The driver does not say.
+    /// The driver does not report it.
     pub fn reaches(&self, other: &CudaDevice) -> Result<bool, DeviceError> {
         Ok(other.device == self.device || driver::reaches(self.device, other.device)?)
     }
 
-    /// Lets those of other GPUs that can reach this one's memory use what is backed at these addresses.
+    /// Lets all GPUs in `others` that can reach this GPU's memory access the memory backed at these
+    /// addresses.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// An error of the driver, if the driver refuses.
     pub fn open_to<'d>(
         &self,
         others: impl Iterator<Item = &'d Arc<CudaDevice>>,
@@ -96,20 +99,21 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Writes zeros and waits for them.
+    /// Writes zeros and waits until they are written.
     pub(super) fn clear(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
-        // SAFETY: the stretch is mapped and accessible, and not in use yet.
+        // SAFETY: the range is mapped and accessible, and nothing uses it yet.
         check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address.0, 0, bytes.as_usize(), self.stream.raw()) })?;
         self.stream.wait()
     }
 
-    /// Unmaps what was mapped before an error. The caller reports that error, so others are ignored.
+    /// Unmaps the pieces that were mapped before an error. The caller reports that error, so errors
+    /// here are ignored.
     pub(super) fn unmap_all(&self, start: Address, pieces: &[(Bytes, Piece)]) {
         pieces.iter().for_each(|(offset, piece)| drop(self.unmap(start.offset(*offset), *piece)));
     }
 }
 
-/// The same refusal, with the size that was wanted.
+/// Adds the requested size to a refusal.
 fn asked_for(bytes: Bytes, error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Refused { free, hint, .. } => DeviceError::Refused { asked: bytes, free, hint },

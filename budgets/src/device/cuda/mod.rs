@@ -1,4 +1,5 @@
-//! A GPU, through the CUDA driver: virtual addresses are reserved, and memory is mapped to them piece by piece.
+//! A GPU, through the CUDA driver: virtual addresses are reserved, and memory is mapped to them in
+//! pieces.
 
 mod carve;
 mod context;
@@ -30,71 +31,72 @@ pub use overhead::Overhead;
 use overhead::{Left, Meter};
 pub use pinned::Pinned;
 
-/// Roughly what a context takes: 526 MiB on an H200 with driver 580.
+/// The approximate size of a context: 526 MiB on an H200 with driver 580.
 const CONTEXT: Bytes = Bytes(526 << 20);
 
-/// The least that opening a device takes by NVML's count: half of the spare, if the process had a context before.
+/// The smallest increase of NVML's count of this process when a device is opened. A process that
+/// already had a context takes only the spare pages. Half of them is the threshold.
 const SPARE_AT_LEAST: Bytes = Bytes(carve::SPARE.0 / 2);
 
-/// The most of a context that NVML's count may leave out: 6 MiB were seen.
+/// The largest part of a context that NVML's count may leave out. 6 MiB were observed.
 const UNCOUNTED_MOST: Bytes = Bytes::mib(32);
 
-/// How many devices of each ordinal this process has open.
+/// The number of open devices of this process, by ordinal.
 fn open_devices() -> MutexGuard<'static, BTreeMap<usize, usize>> {
     static OPEN: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
     // A count changes in one step, so a poisoned lock guards valid counts.
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a device did so far, for tests and metrics.
+/// Counters since the device was opened, for tests and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CudaCounts {
-    /// Calls to `back`, with refused ones.
+    /// Calls to `back`, including refused calls.
     pub backs: u64,
-    /// Calls to `unback`.
     pub unbacks: u64,
-    /// Bytes backed now.
     pub backed: Bytes,
-    /// The most bytes ever backed at once.
+    /// The maximum number of bytes backed at once.
     pub high_water: Bytes,
     /// Page-locked host memory held now.
     pub pinned: Bytes,
-    /// Calls that took memory from the driver, on the device or page-locked, with refused ones: each piece, each
-    /// [`Pinned`], and each [`CudaDevice::with_overhead`] and [`CudaDevice::taken_by`]. It must not rise after READY.
+    /// Calls that took device memory or page-locked memory from the driver, including refused
+    /// calls: each piece, each [`Pinned`], each [`CudaDevice::with_overhead`] and each
+    /// [`CudaDevice::taken_by`]. This must not increase after READY.
     pub allocations: u64,
 }
 
-/// One NVIDIA GPU, through the driver's virtual-memory calls. The driver is loaded when this is made, so a program that
-/// makes none needs no driver.
+/// One NVIDIA GPU, used through the driver's virtual memory interface. The driver is loaded when
+/// the first device is opened, so a program that opens none needs no driver.
 ///
-/// Backed memory reads as zero, and has been written once. If a virtual GPU promised memory that it does not have, this
-/// is where it shows.
+/// Backed memory reads as zero, because `back` writes zeros to all of it. If a virtual GPU promises
+/// more memory than it has, this write reveals it.
 pub struct CudaDevice {
-    /// Dropped first, since its contents may need the context.
+    /// Dropped first, because the values may need the context.
     kept: Mutex<BTreeMap<String, Arc<dyn Any + Send + Sync>>>,
     name: String,
     ordinal: usize,
     device: sys::CUdevice,
-    /// Clears backed memory, in parallel with other work. Dropped before its context.
+    /// Clears backed memory, in parallel with other work. Must be dropped before the context.
     stream: Stream,
     context: Context,
-    /// Tells what the driver cannot.
+    /// Reports facts that the driver does not. `None` if the library is not available.
     nvml: Option<Nvml>,
     page: Bytes,
-    /// The context and the spare pages, which live as long as this.
+    /// The context and the spare pages, which live as long as this device.
     context_bytes: Bytes,
-    /// The part of `context_bytes` that NVML's count of this process leaves out. Negative if the process held memory of
-    /// the device before. `None` if NVML does not know the process.
+    /// The part of `context_bytes` that NVML's count of this process does not include. Negative if
+    /// the process held memory of the device before it was opened. `None` if NVML does not see this
+    /// process.
     uncounted: Option<i64>,
-    /// Counts what was made outside leases since then.
+    /// Counts memory taken outside leases after the device was opened.
     meter: Meter,
     allocations: AtomicU64,
     pinned: AtomicBytes,
     timelines: Timelines,
     state: Mutex<State>,
-    /// Unmapped pages, for [`carve`] on a full card.
+    /// Unmapped pages, for [`carve`] on a full GPU.
     spare: Mutex<Vec<Piece>>,
-    /// The reason of the loss, once lost.
+    /// The reason of the loss, if the device is lost.
     lost: OnceLock<String>,
 }
 
@@ -106,7 +108,7 @@ struct State {
 
 struct Reservation {
     bytes: Bytes,
-    /// Pieces by offset.
+    /// Pieces by offset from the start of the reservation.
     pieces: BTreeMap<Bytes, Piece>,
 }
 
@@ -117,17 +119,18 @@ struct Piece {
 }
 
 impl CudaDevice {
-    /// Opens the device with this number, in the order of `CUDA_VISIBLE_DEVICES`.
+    /// Opens the device with this ordinal, in the order of `CUDA_VISIBLE_DEVICES`.
     ///
     /// # Errors
-    /// [`DeviceError::NoDevice`] without a driver or such a device. [`DeviceError::Unusable`] if the driver does not
-    /// start or is older than CUDA 12.4, or if another process uses the device exclusively. [`DeviceError::Lost`] if
-    /// this process has lost the device before: its driver (580) makes no second context after that.
+    /// [`DeviceError::NoDevice`] if there is no driver or no such device. [`DeviceError::Unusable`]
+    /// if the driver cannot be initialized, is older than CUDA 12.4, or another process uses the
+    /// device exclusively. [`DeviceError::Lost`] if this process has lost the device before,
+    /// because the driver (580) creates no second context after a loss.
     pub fn open(ordinal: usize) -> Result<CudaDevice, DeviceError> {
         let device = driver::load(ordinal)?;
         let name = device_name(device)?;
         let uuid = driver::value("cuDeviceGetUuid", |out| unsafe { sys::cuDeviceGetUuid_v2(out, device) })?;
-        // Until we have a context, everything in use is foreign.
+        // Until this process has a context, all used memory belongs to other processes.
         let nvml = Nvml::of(&uuid.bytes);
         let before = nvml.as_ref().and_then(Nvml::free_bytes);
         let counted_before = nvml.as_ref().and_then(Nvml::process_bytes).unwrap_or_default();
@@ -166,13 +169,14 @@ impl CudaDevice {
         };
         opened.replenish();
         let after = driver::memory()?.free;
-        // Without NVML, the context counts as foreign.
+        // Without NVML, the context counts as memory of other processes.
         let fell = before.map_or(carve::SPARE, |before| before.saturating_sub(after));
         let counted = opened.nvml.as_ref().and_then(Nvml::process_bytes);
-        // In a container, our process id may belong to another process. Ignore it unless it has just taken this much.
+        // In a container, NVML may report another process under our process id. Use the count only
+        // if it has just increased by a plausible amount.
         let counted =
             counted.filter(|counted| (SPARE_AT_LEAST..=fell).contains(&counted.saturating_sub(counted_before)));
-        // Not what other processes took meanwhile.
+        // Exclude memory that other processes took meanwhile.
         let most = counted.map_or(fell, |counted| counted - counted_before + UNCOUNTED_MOST);
         opened.context_bytes = fell.min(most);
         opened.uncounted = counted.map(|counted| opened.context_bytes.0 as i64 - counted.0 as i64);
@@ -180,12 +184,13 @@ impl CudaDevice {
         Ok(opened)
     }
 
-    /// What `make` made under this name. Made once, and kept as long as the context.
+    /// The value that `make` returned under this name. `make` runs once per name, and the value is
+    /// kept as long as the context.
     ///
     /// # Errors
     /// Any error of `make`. Nothing is kept then, and the next call tries again.
     pub fn kept<T: Any + Send + Sync, E>(&self, name: &str, make: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
-        // An entry is made in one assignment, so a poisoned lock guards a valid map.
+        // An entry is inserted in one step, so a poisoned lock guards a valid map.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Ok(known)) = kept.get(name).map(|known| known.clone().downcast::<T>()) {
             return Ok(known);
@@ -195,20 +200,20 @@ impl CudaDevice {
         Ok(made)
     }
 
-    /// What the device did so far.
     pub fn counts(&self) -> CudaCounts {
         let counts = self.lock().counts;
         CudaCounts { pinned: self.pinned.load(), allocations: self.allocations.load(Ordering::Relaxed), ..counts }
     }
 
-    /// Makes something that takes memory which no lease can hold (loaded modules, library handles, streams), and counts
-    /// that memory as overhead of `source` until it drops. A ledger that reads [`Device::overhead`] before each grant
-    /// then knows of it. If the driver does not tell processes apart, what others take meanwhile is counted too. Only
-    /// one thread at a time measures.
+    /// Creates a value that takes memory which no lease can cover (loaded modules, library handles,
+    /// streams). The memory is counted as overhead of `source` until the value is dropped. A ledger
+    /// that reads [`Device::overhead`] before each grant then accounts for it. If the driver does
+    /// not distinguish processes, memory that other processes take meanwhile is counted too. Only
+    /// one thread measures at a time.
     ///
     /// # Errors
-    /// Any error of `make`, or the driver does not say how much is free. What the driver keeps of a failed attempt
-    /// stays counted.
+    /// Any error of `make`, or of the query for free memory. Memory that the driver keeps after a
+    /// failed attempt stays counted.
     pub fn with_overhead<T, E: From<DeviceError>>(
         self: &Arc<Self>,
         source: &'static str,
@@ -218,40 +223,44 @@ impl CudaDevice {
         Ok(Overhead::of(self.meter.count(source, || self.left(), make)??, source, self))
     }
 
-    /// Measures in the same way, but only returns the bytes, for what a lease of that size then pays for, such as
-    /// instantiated graphs. Other threads may back and unback meanwhile. Drop what was made [in turn](Self::in_turn).
+    /// Measures the bytes that `work` takes, as [`with_overhead`](Self::with_overhead) does, but
+    /// does not count them. The caller pays for them with a lease of that size, for example for
+    /// instantiated graphs. Other threads may back and unback memory meanwhile. Drop the value [in
+    /// turn](Self::in_turn).
     ///
     /// # Errors
-    /// The driver does not say how much is free.
+    /// The driver does not report how much memory is free.
     pub fn taken_by<T>(&self, work: impl FnOnce() -> T) -> Result<(T, Bytes), DeviceError> {
         self.count_allocation();
         self.meter.taken_by(|| self.left(), work)
     }
 
-    /// Does `work` while no other thread measures, to free what [`taken_by`](Self::taken_by) has measured. `work` must
-    /// not measure.
+    /// Runs `work` while no other thread measures. Use this to drop a value that
+    /// [`taken_by`](Self::taken_by) has measured. `work` must not measure.
     pub fn in_turn<T>(&self, work: impl FnOnce() -> T) -> T {
         self.meter.in_turn(work)
     }
 
-    /// What is neither overhead nor foreign. Nothing is backed or unbacked during the measurement.
+    /// Memory that is neither overhead nor held by other processes. Nothing is backed or unbacked
+    /// during the measurement.
     fn left(&self) -> Result<Left, DeviceError> {
         let state = self.lock();
         let (free, backed) = (self.memory()?.free, state.counts.backed);
         Ok(Left { free: free + backed, ours: self.process_bytes().map(|ours| ours.saturating_sub(backed)) })
     }
 
-    /// Makes the device's context the calling thread's, for code that calls the driver itself.
+    /// Makes the device's context current on the calling thread, for code that calls the driver
+    /// directly.
     ///
     /// # Errors
-    /// The device is lost.
+    /// [`DeviceError::Lost`] if the device is lost, or an error of the driver.
     pub fn enter(&self) -> Result<(), DeviceError> {
         self.check()?;
         self.heed(self.context.enter())
     }
 
-    /// As `enter`, but succeeds on a lost device, so that its memory can be given back: the driver (580) accepts all of
-    /// it.
+    /// Like `enter`, but succeeds on a lost device, so that its memory can be returned: the driver
+    /// (580) accepts the return of all memory.
     fn enter_if_there(&self) -> Result<(), DeviceError> {
         match self.enter() {
             Err(error) if !error.is_lost() => Err(error),
@@ -259,19 +268,20 @@ impl CudaDevice {
         }
     }
 
-    /// Its number in the order of `CUDA_VISIBLE_DEVICES`, which is CUDA's runtime's number too.
+    /// The ordinal in the order of `CUDA_VISIBLE_DEVICES`, which is also the CUDA runtime's
+    /// ordinal.
     pub fn ordinal(&self) -> usize {
         self.ordinal
     }
 
-    /// Marks the device as lost, for code that calls the driver itself. All calls then fail with the first reason
-    /// given.
+    /// Marks the device as lost, for code that calls the driver directly. All calls then fail with
+    /// the reason that was given first.
     pub fn lose(&self, reason: &str) {
-        // The first reason stays.
+        // Fails if a reason is already set: the first reason wins.
         drop(self.lost.set(reason.to_owned()));
     }
 
-    /// Passes the outcome on, and remembers a loss.
+    /// Returns the outcome unchanged, and marks the device as lost if the outcome is a loss.
     fn heed<T>(&self, outcome: Result<T, DeviceError>) -> Result<T, DeviceError> {
         outcome.inspect_err(|error| {
             if let DeviceError::Lost { reason } = error {
@@ -280,7 +290,7 @@ impl CudaDevice {
         })
     }
 
-    /// An attribute of the device, such as the number of multiprocessors.
+    /// An attribute of the device, such as the number of SMs.
     ///
     /// # Errors
     /// The driver does not know the attribute.
@@ -289,7 +299,8 @@ impl CudaDevice {
         driver::value("cuDeviceGetAttribute", get)
     }
 
-    /// The meaning of a driver's result, for code that calls the driver itself: refused, lost, or our bug.
+    /// Converts a driver's result to an error, for code that calls the driver directly: refused,
+    /// lost, or a bug in Bursar.
     ///
     /// # Errors
     /// Any result but success.
@@ -302,20 +313,22 @@ impl CudaDevice {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A piece is listed in one assignment after the driver has mapped it, so a poisoned lock guards a valid state.
+        // A piece is listed in one step after the driver has mapped it, so a poisoned lock guards a
+        // valid state.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 fn device_name(device: sys::CUdevice) -> Result<String, DeviceError> {
     let mut name = [0u8; 128];
-    // SAFETY: the driver writes at most this many bytes, with a zero at the end.
+    // SAFETY: the driver writes at most `name.len()` bytes, including a terminating zero.
     check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device) })?;
     Ok(String::from_utf8_lossy(name.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned())
 }
 
 impl State {
-    /// The reservation that holds a stretch of whole pages, and the stretch's place in it.
+    /// The reservation that contains a range of whole pages, and the range's start and end offsets
+    /// in the reservation.
     fn find(
         &mut self,
         page: Bytes,
@@ -338,7 +351,7 @@ impl State {
 }
 
 impl Reservation {
-    /// How many bytes are backed between two offsets.
+    /// The number of bytes that are backed between two offsets.
     fn backed(&self, from: Bytes, to: Bytes) -> Bytes {
         let reach = |(offset, piece): (&Bytes, &Piece)| {
             let (start, end) = ((*offset).max(from), (*offset + piece.bytes).min(to));
@@ -349,12 +362,11 @@ impl Reservation {
 }
 
 impl CudaDevice {
-    /// Reserves addresses for this many bytes.
     fn take_addresses(&self, bytes: Bytes) -> Result<Address, DeviceError> {
         self.enter()?;
         let bytes = bytes.round_up(self.page);
         let mut address = 0;
-        // SAFETY: the output pointer is valid. Only addresses are taken.
+        // SAFETY: the output pointer is valid, and the call only reserves addresses.
         let reserved =
             unsafe { sys::cuMemAddressReserve(&mut address, bytes.as_usize(), pieces::LARGE.as_usize(), 0, 0) };
         match check("cuMemAddressReserve", reserved) {
@@ -370,7 +382,7 @@ impl CudaDevice {
         Ok(Address(address))
     }
 
-    /// Releases addresses, with their memory.
+    /// Releases addresses and their memory.
     fn give_addresses(&self, address: Address) -> Result<(), DeviceError> {
         self.enter_if_there()?;
         let mut state = self.lock();
@@ -384,11 +396,10 @@ impl CudaDevice {
             self.unmap(address.offset(offset), piece)?;
             state.counts.backed -= piece.bytes;
         }
-        // SAFETY: nothing is mapped there any more.
+        // SAFETY: all pieces of this reservation were unmapped above.
         check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address.0, reservation.bytes.as_usize()) })
     }
 
-    /// Backs addresses with zeroed memory.
     fn fill_in(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         self.enter()?;
         let mut state = self.lock();
@@ -414,7 +425,6 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Takes the memory of these addresses away.
     fn clear_out(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         self.enter_if_there()?;
         let mut state = self.lock();
@@ -423,11 +433,12 @@ impl CudaDevice {
             let reason = "part of the range is not backed";
             return Err(DeviceError::BadRange { address, bytes, verb: "unbacked", reason });
         }
-        // First carve a piece that extends past an end of the stretch.
+        // First carve pieces that extend past an end of the range.
         for end in [from, to] {
             let over = reservation.pieces.range(..end).next_back().map(|(offset, piece)| (*offset, *piece));
             if let Some((offset, piece)) = over.filter(|(offset, piece)| *offset + piece.bytes > end) {
-                // Copy only what remains before the stretch, unless the piece also extends past its end.
+                // Copy only the part before the range, unless the piece also extends past the end
+                // of the range.
                 let kept = if offset + piece.bytes <= to { end - offset } else { piece.bytes };
                 let carved = self.carve(start, (offset, piece), kept)?;
                 reservation.pieces.remove(&offset);
@@ -495,7 +506,7 @@ impl Device for CudaDevice {
 
     fn process_bytes(&self) -> Option<Bytes> {
         let uncounted = self.uncounted?;
-        // If two open devices share one GPU, the count does not say which holds what.
+        // NVML's count cannot be split if this process has opened the same GPU twice.
         let is_alone = open_devices().get(&self.ordinal) == Some(&1);
         let counted = self.nvml.as_ref().filter(|_| is_alone)?.process_bytes()?.0 as i64;
         Some(Bytes((counted + uncounted).max(0) as u64))
@@ -544,7 +555,7 @@ impl Drop for CudaDevice {
         if let Some(open) = open_devices().get_mut(&self.ordinal) {
             *open -= 1;
         }
-        // The stream and the context drop after this.
+        // Return all memory here, because the stream and the context drop after this.
         let addresses: Vec<Address> = self.lock().reservations.keys().copied().collect();
         for address in addresses {
             drop(self.give_addresses(address));

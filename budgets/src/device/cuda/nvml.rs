@@ -1,5 +1,6 @@
-//! What only NVIDIA's management library (NVML) can tell, where it is installed: how much of a device is free before
-//! this process has a context, how much each process holds, and the driver's release.
+//! Facts that only NVIDIA's management library (NVML) reports, if it is installed: the free memory
+//! of a device before this process has a context, the memory that each process holds, and the
+//! driver's release.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 
@@ -9,13 +10,15 @@ use crate::Bytes;
 
 const NAMES: [&str; 3] = ["libnvidia-ml.so.1", "libnvidia-ml.so", "nvml.dll"];
 
-/// The longest driver release, with its zero: `NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE`.
+/// The maximum length of a driver release, including its terminating zero:
+/// `NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE`.
 const RELEASE_BYTES: usize = 80;
 
-/// The result of a call when there are more processes than its buffer holds: `NVML_ERROR_INSUFFICIENT_SIZE`.
+/// The result of a call whose buffer is too small for all processes:
+/// `NVML_ERROR_INSUFFICIENT_SIZE`.
 const TOO_LITTLE_ROOM: c_int = 7;
 
-/// Bytes of a process that the library may not know: `NVML_VALUE_NOT_AVAILABLE`.
+/// The byte count of a process that the library does not know: `NVML_VALUE_NOT_AVAILABLE`.
 const UNKNOWN: u64 = u64::MAX;
 
 #[repr(C)]
@@ -42,42 +45,43 @@ type MemoryInfo = unsafe extern "C" fn(*mut c_void, *mut Memory) -> c_int;
 type Processes = unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut Process) -> c_int;
 type DriverVersion = unsafe extern "C" fn(*mut c_char, c_uint) -> c_int;
 
-/// The library and one device. Starting it takes longer than a query, so it is kept.
+/// The library and one device. Initializing the library takes longer than a query, so it stays
+/// loaded.
 pub(super) struct Nvml {
     /// The device's handle, valid until the library is shut down.
     handle: *mut c_void,
-    /// Started. Dropping this `Nvml` shuts it down.
+    /// Initialized. Dropping this `Nvml` shuts the library down.
     library: Library,
 }
 
-// SAFETY: its functions may be called from any thread (NVML's manual: "thread-safe"), and a handle is only a name.
+// SAFETY: NVML's manual declares its functions thread-safe, and the handle is only an identifier.
 unsafe impl Send for Nvml {}
-// SAFETY: as above.
+// SAFETY: NVML's manual declares its functions thread-safe, and the handle is only an identifier.
 unsafe impl Sync for Nvml {}
 
 impl Nvml {
-    /// `None` if the library is missing, or does not know a device by this UUID (as for a part of one).
+    /// `None` if the library is missing, or it does not know a device with this UUID, such as a
+    /// partition of a GPU.
     pub(super) fn of(uuid: &[c_char; 16]) -> Option<Nvml> {
-        // SAFETY: this is NVIDIA's library. Loading it has no preconditions.
+        // SAFETY: this is NVIDIA's library, and loading it has no preconditions.
         let library = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok())?;
         let name = CString::new(name_of(uuid)).expect("digits and dashes");
-        // SAFETY: the functions have had these types since the library's first versions, and every output pointer is
-        // valid.
+        // SAFETY: these function types are stable since the library's first versions, and all
+        // output pointers are valid.
         unsafe {
             if library.get::<Start>(b"nvmlInit_v2\0").ok()?() != 0 {
                 return None;
             }
-            // From here on, dropping `nvml` shuts it down.
+            // From here on, dropping `nvml` shuts the library down.
             let mut nvml = Nvml { handle: std::ptr::null_mut(), library };
             let by_uuid = *nvml.library.get::<HandleByUuid>(b"nvmlDeviceGetHandleByUUID\0").ok()?;
             (by_uuid(name.as_ptr(), &mut nvml.handle) == 0).then_some(nvml)
         }
     }
 
-    /// Free bytes of the device.
     pub(super) fn free_bytes(&self) -> Option<Bytes> {
         let mut memory = Memory::default();
-        // SAFETY: as above.
+        // SAFETY: this function type is stable, the handle and the output pointer are valid.
         let said = unsafe {
             let info = self.library.get::<MemoryInfo>(b"nvmlDeviceGetMemoryInfo\0").ok()?;
             info(self.handle, &mut memory)
@@ -85,22 +89,23 @@ impl Nvml {
         (said == 0).then_some(Bytes(memory.free))
     }
 
-    /// What this process holds of the device. `None` if the library does not see it: in a container, it may see host
-    /// process ids, or no processes.
+    /// The bytes that this process holds on the device. `None` if the library does not see this
+    /// process: in a container, the library may see process ids of the host, or no processes.
     pub(super) fn process_bytes(&self) -> Option<Bytes> {
         let ours = std::process::id();
         let used = self.processes()?.into_iter().find(|process| process.pid == ours)?.used;
         (used != UNKNOWN).then_some(Bytes(used))
     }
 
-    /// The processes that compute on the device.
+    /// The processes with a compute context on the device.
     fn processes(&self) -> Option<Vec<Process>> {
         let mut room = 16;
         // More processes may start between two calls, but not many times in a row.
         for _ in 0..4 {
             let mut found = vec![Process::default(); room];
             let mut count = room as c_uint;
-            // SAFETY: as above. The call writes at most `count` entries.
+            // SAFETY: this function type is stable, the handle is valid, and the call writes at
+            // most `count` entries.
             let said = unsafe {
                 let running = self.library.get::<Processes>(b"nvmlDeviceGetComputeRunningProcesses_v3\0").ok()?;
                 running(self.handle, &mut count, found.as_mut_ptr())
@@ -120,7 +125,8 @@ impl Nvml {
     /// The driver's release, such as 580.126.09.
     pub(super) fn driver_release(&self) -> Option<String> {
         let mut release: [c_char; RELEASE_BYTES] = [0; RELEASE_BYTES];
-        // SAFETY: as above. The last byte is not offered, so a zero follows whatever is written.
+        // SAFETY: this function type is stable. The buffer is zeroed and its last byte is not
+        // offered, so the string ends.
         unsafe {
             let version = self.library.get::<DriverVersion>(b"nvmlSystemGetDriverVersion\0").ok()?;
             let known = version(release.as_mut_ptr(), (RELEASE_BYTES - 1) as c_uint) == 0;
@@ -131,14 +137,14 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // SAFETY: `of` started the library once for this, and this is its last use.
+        // SAFETY: `of` initialized the library once for this value, and this is its last use.
         if let Ok(shutdown) = unsafe { self.library.get::<Start>(b"nvmlShutdown\0") } {
             unsafe { shutdown() };
         }
     }
 }
 
-/// `GPU-` and the bytes as hex, in groups of 4, 2, 2, 2 and 6.
+/// `GPU-` and the bytes in hexadecimal, in groups of 4, 2, 2, 2 and 6 bytes.
 fn name_of(uuid: &[c_char; 16]) -> String {
     let hex = |bytes: &[c_char]| bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect::<String>();
     let groups = [0..4, 4..6, 6..8, 8..10, 10..16].map(|range| hex(&uuid[range]));

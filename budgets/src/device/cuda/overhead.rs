@@ -1,8 +1,10 @@
-//! What our process takes of a GPU outside leases: measured when it is made, counted while it exists.
+//! Memory that our process takes on a GPU outside leases: measured when it is taken, counted until
+//! it is freed.
 //!
-//! The driver keeps such memory in pools. Something new may seem to take nothing, because it fits in a pool that grew
-//! before, and may give nothing back, because the pool holds something newer. So this counts what the driver took and
-//! gave back, under the name of what made the pool grow.
+//! The driver keeps such memory in pools. A new object may seem to take nothing, because it fits in
+//! a pool that grew earlier. Freeing an object may return nothing, because the pool still holds a
+//! newer object. So this module counts the bytes that the driver took and returned, under the name
+//! of the source that made the pool grow.
 
 use std::{
     collections::BTreeMap,
@@ -15,17 +17,18 @@ use std::{
 use super::CudaDevice;
 use crate::{Bytes, DeviceError};
 
-/// Two measures of what is left at one moment. The second is independent of other processes, but not always available.
+/// Two measurements of the remaining memory at one moment. `ours` is independent of other
+/// processes, but not always available.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
-    /// Free by the driver's count, plus what is backed.
+    /// The driver's count of free bytes, plus the backed bytes.
     pub(super) free: Bytes,
-    /// What this process holds, minus what is backed.
+    /// The bytes that this process holds, minus the backed bytes.
     pub(super) ours: Option<Bytes>,
 }
 
 impl Left {
-    /// What was taken between two moments, by a measure that both have.
+    /// The bytes taken between two measurements. Uses `ours` if both measurements have it.
     fn taken_until(self, later: Left) -> Bytes {
         match (self.ours, later.ours) {
             (Some(before), Some(after)) => after.saturating_sub(before),
@@ -34,7 +37,8 @@ impl Left {
     }
 }
 
-/// Measures what work takes, one piece of work at a time: two at once would count the same bytes twice.
+/// Measures the memory that work takes, one piece of work at a time. Two concurrent measurements
+/// would count the same bytes twice.
 #[derive(Default)]
 pub(super) struct Meter {
     turn: Mutex<()>,
@@ -42,23 +46,23 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// The sum of what is counted now.
+    /// The sum of all counted bytes.
     pub(super) fn counted(&self) -> Bytes {
         self.lock().values().sum()
     }
 
-    /// The same by the source that made it grow.
+    /// The counted bytes by the source that took them.
     pub(super) fn by_source(&self) -> BTreeMap<&'static str, Bytes> {
         self.lock().clone()
     }
 
-    /// Does `work` while no other thread measures.
+    /// Runs `work` while no other thread measures.
     pub(super) fn in_turn<T>(&self, work: impl FnOnce() -> T) -> T {
         let _turn = self.turn();
         work()
     }
 
-    /// Does `work`. Returns how many bytes it took, and counts them nowhere.
+    /// Runs `work`. Returns the bytes that it took, without counting them.
     pub(super) fn taken_by<T>(
         &self,
         left: impl Fn() -> Result<Left, DeviceError>,
@@ -68,13 +72,14 @@ impl Meter {
         let before = left()?;
         let outcome = work();
         let after = left();
-        // If the second measurement fails, the outcome drops, and that may need a turn.
+        // If the second measurement fails, the outcome is dropped here, and dropping it may need
+        // the lock.
         drop(turn);
         Ok((outcome, before.taken_until(after?)))
     }
 
-    /// Does `work`, and counts what it took under `source`, even if the work failed: the driver may keep what it had
-    /// taken.
+    /// Runs `work` and counts the bytes that it took under `source`. They count even if the work
+    /// failed, because the driver may keep them.
     pub(super) fn count<T>(
         &self,
         source: &'static str,
@@ -86,9 +91,9 @@ impl Meter {
         Ok(outcome)
     }
 
-    /// Does `work`, which frees what `source` took. Subtracts what became free, from that source first, and at most
-    /// what is counted, since another process may have freed memory too. If a measurement fails, everything stays
-    /// counted.
+    /// Runs `work`, which frees memory that `source` took. Subtracts the freed bytes, from that
+    /// source first. Subtracts at most the counted bytes, since another process may have freed
+    /// memory too. If a measurement fails, all bytes stay counted.
     pub(super) fn count_off(
         &self,
         source: &'static str,
@@ -104,14 +109,15 @@ impl Meter {
                 let gone = back.min(*bytes);
                 (back, *bytes) = (back - gone, *bytes - gone);
             };
-            // A pool that another source made grow goes when the last thing in it goes.
+            // A pool that another source made grow is freed with the last object in it, so the rest
+            // is subtracted from other sources.
             counted.get_mut(source).into_iter().for_each(&mut less);
             counted.values_mut().for_each(less);
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Bytes>> {
-        // No user of this lock panics, so a poisoned one guards a valid map.
+        // No code panics while it holds this lock, so a poisoned lock guards a valid map.
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -121,10 +127,10 @@ impl Meter {
     }
 }
 
-/// Something that takes memory of a GPU outside leases, counted as overhead while it exists.
+/// A value that takes GPU memory outside leases, counted as overhead while the value exists.
 ///
-/// Dropping it waits for other measurements, so the work passed to [`CudaDevice::with_overhead`] or
-/// [`CudaDevice::taken_by`] must not drop one.
+/// Dropping it waits for other measurements. So the work passed to [`CudaDevice::with_overhead`] or
+/// [`CudaDevice::taken_by`] must not drop an `Overhead`.
 pub struct Overhead<T> {
     thing: ManuallyDrop<T>,
     source: &'static str,
@@ -154,7 +160,7 @@ impl<T> DerefMut for Overhead<T> {
 impl<T> Drop for Overhead<T> {
     fn drop(&mut self) {
         let Overhead { thing, source, device } = self;
-        // SAFETY: this runs once, in the drop, and the value is not used after.
+        // SAFETY: this runs once, in `drop`, and the value is not used afterwards.
         device.meter.count_off(source, || device.left(), || unsafe { ManuallyDrop::drop(thing) });
     }
 }
@@ -174,7 +180,7 @@ mod tests {
 
     const ALL: Bytes = Bytes::gib(1);
 
-    /// A driver that reports what is left.
+    /// A driver that reports the memory that is left.
     #[derive(Default)]
     struct Driver {
         taken: AtomicBytes,
@@ -206,7 +212,7 @@ mod tests {
                         let bytes = Bytes::kib(1 + (thread + round) % 7);
                         let take = || {
                             driver.take(bytes);
-                            // Gives another thread the chance to run in between.
+                            // Gives another thread the chance to run between the two measurements.
                             std::thread::yield_now();
                         };
                         meter.count("handles", || driver.left(), take).expect("it says");
@@ -225,7 +231,7 @@ mod tests {
     fn a_pool_is_counted_until_the_last_that_lies_in_it_has_gone() {
         let (driver, meter) = (Driver::default(), Meter::default());
         let left = || driver.left();
-        // The first grows a pool, and the second fits in it.
+        // The first allocation makes a pool grow, and the second fits in that pool.
         meter.count("kernels", left, || driver.take(Bytes::mib(2))).expect("it says");
         meter.count("streams", left, || ()).expect("it says");
         meter.count_off("kernels", left, || ());
@@ -263,7 +269,7 @@ mod tests {
         let left = || Ok(Left { ours: says_whose.get().then_some(Bytes::mib(500)), ..driver.left()? });
         meter.count("kernels", left, || driver.take(Bytes::mib(640))).expect("it says");
         assert_eq!(meter.counted(), Bytes::ZERO);
-        // A count that only one end has is not used.
+        // A process count that only one of the two measurements has is not used.
         let falls_silent = || {
             says_whose.set(false);
             driver.take(Bytes::mib(2));

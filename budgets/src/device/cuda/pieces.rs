@@ -1,15 +1,17 @@
-//! How a stretch of addresses is cut into pieces, the driver's allocations. Pure.
+//! Pure: how a range of addresses is cut into pieces, which are the driver's allocations.
 //!
-//! The driver maps and unmaps an allocation as a whole. One of 2 MiB takes as long as one of 64 MiB (some 35 µs), so a
-//! cache of 100 GiB would take seconds to back in small pieces. As a single piece, it could not shrink.
+//! The driver maps and unmaps an allocation as a whole. A piece of 2 MiB takes as long as a piece
+//! of 64 MiB (about 35 µs), so a cache of 100 GiB would take seconds to back in small pieces. A
+//! cache made of a single piece could not shrink.
 
 use crate::Bytes;
 
 /// The size of most pieces. A whole H200 has 9,000 of them.
 pub(super) const LARGE: Bytes = Bytes(16 << 20);
 
-/// Cuts from `start` to `end`, both in whole pages from the start of a reservation: pages up to a multiple of the large
-/// size, then large pieces, then pages for the rest. Returns each piece's start and length.
+/// Cuts the range from `start` to `end`, which are offsets from the start of a reservation in whole
+/// pages. The result consists of pages up to the next multiple of the large size, then large
+/// pieces, then pages for the rest. Returns the start and length of each piece.
 pub(super) fn cut(start: Bytes, end: Bytes, page: Bytes) -> Vec<(Bytes, Bytes)> {
     let mut pieces = Vec::new();
     let mut at = start;

@@ -1,4 +1,4 @@
-//! Page-locked host memory, which the device copies from and to without the host.
+//! Page-locked host memory, for asynchronous copies to and from the device.
 
 use std::{fmt, ptr::NonNull, sync::Arc};
 
@@ -7,33 +7,38 @@ use cudarc::driver::sys;
 use super::{CudaDevice, context::Stream, driver::check, large_pages::LargePages};
 use crate::{Address, Bytes, DeviceError};
 
-/// Page-locked host memory, valid in every context of the process. Dropping it frees it: an owner that has given its
-/// address to the device must keep it until the device is past that.
+/// Page-locked host memory, valid in every context of the process. Dropping it frees the memory. An
+/// owner that has given the address to the device must keep this value until the device is past
+/// those copies.
 ///
-/// The memory is uninitialised. It is host memory without a lease: an engine takes a fixed amount when it starts.
+/// The memory is uninitialized. It is not leased: an engine takes a fixed amount when it starts.
 pub struct Pinned {
     address: NonNull<u8>,
     len: usize,
-    /// Where it is the process's own and the driver only locked it.
+    /// The memory, if the process allocated it and the driver only locked it. `None` if the driver
+    /// allocated it.
     pages: Option<LargePages>,
     device: Arc<CudaDevice>,
 }
 
-/// From here on memory is the process's own, in large pages. On the host of an H200 8 GiB of it took 0.5 s to have and 0.2 s to
-/// give back, the driver's own 5.5 s and 1.4 s.
+/// From this size on, the process allocates the memory itself, in large pages. For 8 GiB on the
+/// host of an H200, this took 0.5 s to allocate and 0.2 s to free. The driver's own allocation took
+/// 5.5 s and 1.4 s.
 const LARGE: Bytes = Bytes::mib(64);
 
-// SAFETY: it is memory, reached only through its address. Code that does so must ensure exclusive access.
+// SAFETY: this is plain memory. Code that accesses it through its address must ensure exclusive
+// access.
 unsafe impl Send for Pinned {}
-// SAFETY: as above: nothing here reads or writes it.
+// SAFETY: no method reads or writes the memory, so shared references cannot race.
 unsafe impl Sync for Pinned {}
 
 impl CudaDevice {
-    /// Takes this many bytes of page-locked host memory, page-aligned. It takes some milliseconds per 100 MiB, and
-    /// [`super::CudaCounts`] counts it.
+    /// Allocates this many bytes of page-locked host memory, page-aligned. The call takes a few
+    /// milliseconds per 100 MiB, and counts in [`super::CudaCounts`].
     ///
     /// # Errors
-    /// [`DeviceError::HostRefused`] if the host has no such memory, or `bytes` is 0. [`DeviceError::Lost`].
+    /// [`DeviceError::HostRefused`] if the host cannot provide such memory, or `bytes` is 0.
+    /// [`DeviceError::Lost`] if the device is lost.
     pub fn pinned(self: &Arc<Self>, bytes: Bytes) -> Result<Pinned, DeviceError> {
         if bytes.is_zero() {
             return Err(DeviceError::HostRefused { asked: bytes, said: "the request was for 0 bytes".to_owned() });
@@ -49,11 +54,12 @@ impl CudaDevice {
         Ok(Pinned { address, len: bytes.as_usize(), pages, device: self.clone() })
     }
 
-    /// Memory of the process, locked. None where the system has none or will not have it locked.
+    /// Locks memory that the process allocates. `None` if the system does not have enough memory or
+    /// refuses to lock it.
     fn lock_pages(&self, bytes: Bytes) -> Result<Option<LargePages>, DeviceError> {
         let Some(pages) = LargePages::take(bytes) else { return Ok(None) };
         let portable = sys::CU_MEMHOSTREGISTER_PORTABLE;
-        // SAFETY: it is memory of this length, which lives until it is unregistered.
+        // SAFETY: the memory has this length, and lives until it is unregistered.
         let locked = unsafe { sys::cuMemHostRegister_v2(pages.address().as_ptr().cast(), pages.len(), portable) };
         match check("cuMemHostRegister", locked) {
             Ok(()) => Ok(Some(pages)),
@@ -62,7 +68,7 @@ impl CudaDevice {
         }
     }
 
-    /// Memory that the driver takes and locks.
+    /// Memory that the driver allocates and locks.
     fn driver_memory(&self, bytes: Bytes) -> Result<NonNull<u8>, DeviceError> {
         let mut address = std::ptr::null_mut();
         let portable = sys::CU_MEMHOSTALLOC_PORTABLE;
@@ -74,30 +80,33 @@ impl CudaDevice {
 }
 
 impl CudaDevice {
-    /// Copies what is backed here into page-locked memory, and waits for it.
+    /// Copies backed memory of the device into page-locked memory, and waits for the copy.
     pub(super) fn copy_to_host(self: &Arc<Self>, address: Address, bytes: Bytes) -> Result<Pinned, DeviceError> {
         let copy = self.pinned(bytes)?;
         let stream = Stream::new(&self.context)?;
-        // SAFETY: the copy is this long and ours alone. The driver refuses addresses that are not backed.
+        // SAFETY: the copy is this long, and no other code uses it. The driver refuses addresses
+        // that are not backed.
         let begun =
             unsafe { sys::cuMemcpyDtoHAsync_v2(copy.address().cast(), address.0, bytes.as_usize(), stream.raw()) };
-        // Waited for even if it did not begin: the memory may go only then.
+        // Wait even if the copy failed to start, because only then may the memory be freed.
         let done = stream.wait();
         check("cuMemcpyDtoHAsync", begun).and(done)?;
         Ok(copy)
     }
 
-    /// Copies `copy` to where as much is backed, and waits for it.
+    /// Copies `copy` to `address`, where as many bytes must be backed, and waits for the copy.
     pub(super) fn copy_from_host(&self, copy: &Pinned, address: Address) -> Result<(), DeviceError> {
         let stream = Stream::new(&self.context)?;
-        // SAFETY: as above; the copy lives until the stream has been waited for.
+        // SAFETY: `copy` lives until the stream has been waited for. The driver refuses addresses
+        // that are not backed.
         let begun = unsafe { sys::cuMemcpyHtoDAsync_v2(address.0, copy.address().cast(), copy.len(), stream.raw()) };
         let done = stream.wait();
         check("cuMemcpyHtoDAsync", begun).and(done)
     }
 }
 
-/// The driver reports out of memory for host memory as it does for its own.
+/// Converts the driver's error: for host memory, the driver reports the same out-of-memory error as
+/// for device memory.
 fn refused_by_host(asked: Bytes, error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Refused { .. } => DeviceError::HostRefused { asked, said: "the host is out of memory".to_owned() },
@@ -107,7 +116,7 @@ fn refused_by_host(asked: Bytes, error: DeviceError) -> DeviceError {
 }
 
 impl Pinned {
-    /// Its address, both on the host and for the device's copies.
+    /// The address, valid both on the host and for the device's copies.
     pub fn address(&self) -> *mut u8 {
         self.address.as_ptr()
     }
@@ -125,14 +134,17 @@ impl Drop for Pinned {
         let address = self.address.as_ptr().cast();
         match self.pages.take() {
             Some(pages) => {
-                // SAFETY: it was registered once, and by contract the device no longer uses it.
+                // SAFETY: the memory was registered once, and by contract the device no longer uses
+                // it.
                 let unlocked = check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(address) });
-                // What the driver still takes for locked must not become other memory.
+                // Memory that the driver still considers locked must not be reused, so it is
+                // leaked.
                 if unlocked.is_err() {
                     std::mem::forget(pages);
                 }
             }
-            // SAFETY: it was taken once, and as above.
+            // SAFETY: the driver allocated it, it is freed only here, and by contract the device no
+            // longer uses it.
             None => drop(check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address) })),
         }
         self.device.pinned.fetch_sub(Bytes(self.len as u64));

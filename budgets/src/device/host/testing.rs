@@ -1,12 +1,13 @@
-//! Hooks into a host device: scripted faults, simulated processes, held calls, and counters.
+//! Hooks for testing with a host device: scripted faults, simulated processes, held calls, and
+//! counters.
 
 use serde::Serialize;
 
 use super::HostDevice;
 use crate::Bytes;
 
-/// Faults to come, by the number of the call. Calls to `back`, or all calls that take something, are counted from 1
-/// since the device was made.
+/// Scripted faults, selected by the number of the call. Numbers start at 1 when the device is
+/// created. They count either calls to `back`, or all calls that take addresses or memory.
 ///
 /// ```
 /// use bursar_budgets::{*, testing::*};
@@ -26,12 +27,11 @@ pub struct Script {
 }
 
 impl Script {
-    /// No faults.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Refuses the `nth` back, however much is free.
+    /// Refuses the `nth` call to `back`, no matter how much memory is free.
     pub fn refuse_back(mut self, nth: u64) -> Self {
         self.refused_backs.push(nth);
         self
@@ -43,81 +43,82 @@ impl Script {
         self
     }
 
-    /// Another process takes up to this much just before the `nth` back.
+    /// Another process takes up to this many bytes just before the `nth` call to `back`.
     pub fn foreign_takes_before_back(mut self, nth: u64, bytes: Bytes) -> Self {
         self.foreign_takes.push((nth, bytes));
         self
     }
 
-    /// Loses the device at the `nth` back, for good.
+    /// Loses the device permanently at the `nth` call to `back`.
     pub fn lose_at_back(mut self, nth: u64) -> Self {
         self.lost_at = Some(nth);
         self
     }
 }
 
-/// What the device did so far, for tests and metrics.
+/// Counters since the device was created, for tests and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostCounts {
-    /// Calls to `reserve` and `back`, with refused ones.
+    /// Calls to `reserve` and `back`, including refused calls.
     pub calls: u64,
-    /// Calls to `back`, with refused ones.
+    /// Calls to `back`, including refused calls.
     pub backs: u64,
-    /// Calls to `unback`.
     pub unbacks: u64,
-    /// Reservations not yet released.
+    /// Reservations that have not been released.
     pub reservations: u64,
-    /// Bytes backed now.
     pub backed: Bytes,
-    /// The most bytes ever backed at once.
+    /// The maximum number of bytes backed at once.
     pub high_water: Bytes,
-    /// What other processes hold.
+    /// Bytes held by other processes.
     pub foreign: Bytes,
-    /// Calls blocked now by [`HostControl::hold_calls`].
+    /// Calls that [`HostControl::hold_calls`] is blocking now.
     pub held_calls: u64,
 }
 
-/// What tests and drills do to a [`HostDevice`] that no program does to a device.
+/// Control of a [`HostDevice`] by tests and drills.
 pub trait HostControl {
     /// Replaces the scripted faults.
     fn play(&self, script: Script);
 
-    /// What the device did so far.
     fn counts(&self) -> HostCounts;
 
-    /// Sets the high-water mark to what is backed now.
+    /// Resets the high-water mark to the bytes backed now.
     fn reset_high_water(&self);
 
-    /// Another process takes up to this much now. Returns what it got, since it can only take what is free.
+    /// Another process takes up to this many bytes now. Returns the number of bytes taken, because
+    /// it can only take free memory.
     fn foreign_takes(&self, bytes: Bytes) -> Bytes;
 
-    /// Another process gives back up to this much now. Returns how much.
+    /// Another process returns up to this many bytes now. Returns the number of bytes returned.
     fn foreign_gives_back(&self, bytes: Bytes) -> Bytes;
 
-    /// Our process now takes up to this much that no lease can hold, as loading a module would. Returns how much.
+    /// Our process takes up to this many bytes now that no lease can cover, as loading a module
+    /// would. Returns the number of bytes taken.
     fn overhead_grows(&self, bytes: Bytes) -> Bytes;
 
-    /// Our process now takes up to this much that neither leases nor overhead count: a bug that shows as drift. Returns
-    /// how much.
+    /// Our process takes up to this many bytes now that neither leases nor overhead count. This is
+    /// a bug that shows as drift. Returns the number of bytes taken.
     fn drifts(&self, bytes: Bytes) -> Bytes;
 
-    /// From now on, no fence passes.
+    /// From now on, fences do not pass.
     fn hold_fences(&self);
 
-    /// Fences pass again.
+    /// Ends [`hold_fences`](HostControl::hold_fences).
     fn let_fences_pass(&self);
 
-    /// From now on, calls that back or unback block until [`let_calls_pass`](HostControl::let_calls_pass), like the
-    /// third of a second that a whole card takes. Other calls do not.
+    /// From now on, calls that back, unback or copy block until
+    /// [`let_calls_pass`](HostControl::let_calls_pass). This simulates the third of a second that
+    /// such a call takes for a whole GPU. Other calls do not block.
     fn hold_calls(&self);
 
-    /// Lets one blocked call end, or the next one if none is blocked. Later calls block.
+    /// Lets one blocked call finish, or the next call if none is blocked. Later calls block.
     fn let_one_call_pass(&self);
 
-    /// Lets all blocked calls end, and blocks no more.
+    /// Ends [`hold_calls`](HostControl::hold_calls): blocked calls finish, and later calls do not
+    /// block.
     fn let_calls_pass(&self);
 
-    /// Loses the device from now on.
+    /// Marks the device as lost from now on.
     fn lose(&self, reason: &str);
 }
 

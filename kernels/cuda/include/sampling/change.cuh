@@ -24,7 +24,7 @@ enum List : uint32_t {
 };
 
 struct Wishes {
-    const uint32_t* words;    // [asked] the whole request buffer, with all lists and masks
+    const uint32_t* words;    // the whole request buffer (`asked`), with all lists and masks
     const uint32_t* starts;   // [kinds, starts_pitch] first word of each row's list, then the end
     uint32_t starts_pitch;    // elements from one kind to the next
     const uint32_t* previous; // [previous_count]

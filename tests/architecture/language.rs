@@ -1,0 +1,124 @@
+//! Language of the sources: names that were replaced, sentences that read as translated, and docs that only repeat a name.
+
+use std::collections::BTreeSet;
+
+use super::{assert_none, code, sources};
+
+const FOLDERS: [&str; 7] = ["budgets/src", "kernels/src", "model/src", "actors/src", "src", "examples", "benches"];
+
+/// Metaphors, and words that had several meanings, with the name that is used now.
+const REPLACED: [(&str, &str); 40] = [
+    ("Basis", "ProfileKey"),
+    ("CardLine", "GpuLine"),
+    ("Coming", "Download"),
+    ("Course", "AttemptProgress"),
+    ("Fewest", "MinDevices"),
+    ("Hungry", "WaitingForMemory"),
+    ("ImageBytes", "EncodedImage"),
+    ("Kept", "RetainedState"),
+    ("Lowered", "EffectiveLimits"),
+    ("LyingDown", "Releasing"),
+    ("Nap", "SleepState"),
+    ("Needs", "MemoryRequirements"),
+    ("Parting", "PendingRelease"),
+    ("PictureContent", "ContentSpan"),
+    ("PictureCost", "EncoderCost"),
+    ("PictureModel", "VisionLanguageModel"),
+    ("PicturePlace", "Placeholder"),
+    ("PictureRow", "EmbeddingLayout"),
+    ("PictureRows", "EmbeddingRows"),
+    ("Post", "GateState"),
+    ("ProductsBy", "GemmBackend"),
+    ("Revoker", "RevokeHandle"),
+    ("Rigour", "StressLevel"),
+    ("Room", "Scratch, Headroom or a permit"),
+    ("Seats", "Reservations"),
+    ("Sought", "PlacementQuery or RecordQuery"),
+    ("Stretch", "BlockRange, Mapping or Temporary"),
+    ("Telling", "an encoder"),
+    ("Visual", "Media"),
+    ("VisualGrid", "MediaGrid"),
+    ("VisualPlan", "MediaPlan"),
+    ("Waken", "Wake"),
+    ("Wish", "RequestKind"),
+    ("bring_home", "release_memory"),
+    ("fewest", "min_ranks"),
+    ("hunger", "queue_for_memory"),
+    ("lie_down", "release_engine"),
+    ("naps", "sleep_tasks"),
+    ("starve", "refuse_first_waiting"),
+    ("turned_scales", "transposed_scales"),
+];
+
+/// Beginnings of sentences and phrases that have to be decoded, with what to write instead.
+const OPENINGS: [&str; 7] = ["As above", "As below", "Of the ", "To the ", "What ", "Whoever ", "Whose "];
+const PHRASES: [&str; 8] =
+    ["as above", "is none of", "are none", "so many that there", "stands for none", "who come", "whoever", "of whom"];
+
+/// Sentences with such a beginning that are good: the file, and words of the line.
+const ALLOWED: [(&str, &str); 0] = [];
+
+#[test]
+fn replaced_names_do_not_come_back() {
+    let mut found = Vec::new();
+    for (name, text) in FOLDERS.iter().flat_map(|folder| sources(folder)) {
+        let code = code(&text);
+        let words: BTreeSet<&str> = code.split(|char: char| !char.is_alphanumeric() && char != '_').collect();
+        let old = REPLACED.iter().filter(|(old, _)| words.contains(old));
+        found.extend(old.map(|(old, new)| format!("{name}: {old} (now: {new})")));
+    }
+    assert_none(found, "names say what things are");
+}
+
+/// The comment lines of a file: number, kind and text.
+fn comments(text: &str) -> impl Iterator<Item = (usize, &str, &str)> {
+    text.lines().enumerate().filter_map(|(at, line)| {
+        let line = line.trim_start();
+        let kind = ["///", "//!", "//"].into_iter().find(|kind| line.starts_with(kind))?;
+        Some((at + 1, kind, line[kind.len()..].trim()))
+    })
+}
+
+#[test]
+fn comments_name_their_subject() {
+    let mut found = Vec::new();
+    for (name, text) in FOLDERS.iter().flat_map(|folder| sources(folder)) {
+        // A line may continue a sentence of the line before.
+        let mut before = (0, "", ".");
+        for comment @ (line, kind, told) in comments(&text) {
+            let continues =
+                before.0 + 1 == line && before.1 == kind && !before.2.is_empty() && !before.2.ends_with('.');
+            let opens = !continues && OPENINGS.iter().any(|opening| told.starts_with(opening));
+            let has_phrase = PHRASES.iter().any(|phrase| told.contains(phrase));
+            let is_allowed = ALLOWED.iter().any(|(file, words)| name == *file && told.contains(words));
+            if (opens || has_phrase) && !is_allowed {
+                found.push(format!("{name}:{line}: {told}"));
+            }
+            before = comment;
+        }
+    }
+    assert_none(found, "write subject, verb and object, as CONTRIBUTING.md says");
+}
+
+#[test]
+fn docs_say_more_than_a_name() {
+    const WORDS_MIN: usize = 4;
+    let mut found = Vec::new();
+    for folder in &FOLDERS {
+        for (name, text) in sources(folder) {
+            let lines: Vec<&str> = text.lines().map(str::trim).collect();
+            let is_doc = |at: usize| lines.get(at).is_some_and(|line| line.starts_with("///"));
+            for at in (0..lines.len()).filter(|&at| is_doc(at)) {
+                let (is_whole, told) = (!at.checked_sub(1).is_some_and(is_doc) && !is_doc(at + 1), &lines[at][3..]);
+                // A unit, a shape, a number or a link says more than a name.
+                let is_useful = told.contains(['`', '[', '%']) || told.contains(char::is_numeric);
+                // Program output, and the public facade.
+                let is_shown = lines.get(at + 1).is_some_and(|next| next.starts_with("#[") || next.starts_with("pub "));
+                if is_whole && !is_useful && !is_shown && told.split_whitespace().count() < WORDS_MIN {
+                    found.push(format!("{name}:{}: {told}", at + 1));
+                }
+            }
+        }
+    }
+    assert_none(found, "a doc gives a reason, a unit, a range or a source; otherwise leave it out");
+}
