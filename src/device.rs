@@ -1,4 +1,4 @@
-//! The device that a command leases, as typed.
+//! The command-line options that select the device.
 
 use std::{cmp::Ordering, env, ffi::OsString, net::SocketAddr, num::NonZeroUsize, path::PathBuf, str::FromStr};
 
@@ -48,13 +48,13 @@ pub struct DeviceOptions {
     metrics: crate::metrics::MetricsOptions,
 }
 
-/// The most devices that share a model out.
+/// The most devices that can share a model.
 pub const RANKS_MAX: i64 = 8;
 
-/// A number of devices that share each model out.
+/// The number of devices that share each model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ranks {
-    /// As few as the model fits on.
+    /// The smallest number that the model fits on.
     Auto,
     Number(usize),
 }
@@ -80,7 +80,7 @@ impl FromStr for Ranks {
     }
 }
 
-/// One number for all models, or one for each.
+/// One number for all models, or one number for each model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum EachRanks {
     All(Ranks),
@@ -99,14 +99,15 @@ impl FromStr for EachRanks {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Named {
     Auto,
-    /// So many host devices.
+    /// This many host devices.
     Host(usize),
     /// The GPUs with these numbers.
     Cuda(Vec<usize>),
 }
 
 impl Named {
-    /// The same, and if it is a single device, those that follow it.
+    /// Returns the named devices. If a single device is named, returns it and the devices that
+    /// follow it, `devices` in all.
     fn at_least(&self, devices: usize) -> Named {
         match self {
             Named::Host(1) => Named::Host(devices),
@@ -174,7 +175,7 @@ fn idle(named: usize, taken: usize, models: usize) -> Failure {
     }
 }
 
-/// Host memory that stands in for a GPU unless said otherwise.
+/// Default size of the host memory that stands in for a GPU.
 const CAPACITY: Bytes = Bytes::mib(512);
 
 fn capacity_of_a_gpu() -> Failure {
@@ -185,7 +186,7 @@ fn capacity_of_a_gpu() -> Failure {
     }
 }
 
-/// Parses a capacity that this machine has.
+/// Parses a capacity, which must not exceed the memory of this machine.
 fn capacity(typed: &str) -> Result<Bytes, String> {
     let capacity: Bytes = typed.parse().map_err(|error: ParseBytesError| error.to_string())?;
     HostConfig::new(capacity).check_capacity().map_err(|error| error.to_string())?;
@@ -193,21 +194,21 @@ fn capacity(typed: &str) -> Result<Bytes, String> {
 }
 
 impl DeviceOptions {
-    /// The device that these options name, for a runtime that will load these models.
-    ///
-    /// # Errors
-    /// As [`choice`](Self::choice).
+    /// Returns the device that these options name, for a runtime that will load these models.
     pub fn choice_for(&self, models: Vec<(ModelSource, LoadOptions)>) -> Result<DeviceChoice, Failure> {
         let of = self.choice()?;
         Ok(if self.is_any_number() { DeviceChoice::MinDevices(Box::new(MinDevicesFor { of, models })) } else { of })
     }
 
-    /// What `serve` starts runtimes on, and which of these models each loads: if more devices are named than share a
-    /// model out, or any number may, models have devices of their own while there are some.
+    /// Returns the devices on which `serve` starts runtimes, and the models that each runtime
+    /// loads. Models get separate devices, while there are some, if more devices are named than
+    /// share a model, or if the number of devices for each model is `auto`.
     ///
     /// # Errors
-    /// The number of devices is no multiple of the ranks of a model, some devices would be idle, or there are fewer
-    /// devices than the models' ranks; errors of [`Placing::place`].
+    /// - The number of devices is not a multiple of the ranks of a model.
+    /// - Some devices would be idle.
+    /// - There are fewer devices than the models have ranks.
+    /// - [`Placing::place`] fails.
     pub async fn placed(
         &self,
         models: Vec<(ModelSource, LoadOptions)>,
@@ -217,7 +218,7 @@ impl DeviceOptions {
         let all = |device: Named| DeviceOptions { device, tensor_parallel_size: None, ..self.clone() }.choice();
         let (ranks, of) = match &self.tensor_parallel_size {
             Some(EachRanks::Each(each)) => {
-                // `auto` takes one at least.
+                // `auto` takes at least one device.
                 let taken = each.iter().map(|ranks| ranks.number().unwrap_or(1)).sum();
                 let device = self.device.at_least(taken);
                 match named.cmp(&taken) {
@@ -241,12 +242,12 @@ impl DeviceOptions {
         Ok(Placing { of, ranks, models, canary }.place().await?)
     }
 
-    /// Whether as many devices as the model needs may share it out.
+    /// Whether a model may be shared by as many devices as it needs.
     pub fn is_any_number(&self) -> bool {
         self.for_all() == Some(Ranks::Auto)
     }
 
-    /// The number that is said of all models.
+    /// The number of devices, if the user gave one value for all models.
     fn for_all(&self) -> Option<Ranks> {
         match self.tensor_parallel_size {
             Some(EachRanks::All(ranks)) => Some(ranks),
@@ -254,10 +255,11 @@ impl DeviceOptions {
         }
     }
 
-    /// The devices that each of so many models asks for itself ([`LoadOptions::ranks`]).
+    /// Returns the number of devices that each of `models` models sets for itself
+    /// ([`LoadOptions::ranks`]).
     ///
     /// # Errors
-    /// There are more numbers than models, or fewer.
+    /// The number of values is not the number of models.
     pub fn ranks_of_each(&self, models: usize) -> Result<Vec<Option<NonZeroUsize>>, Failure> {
         match &self.tensor_parallel_size {
             Some(EachRanks::Each(each)) if each.len() != models => Err(Failure {
@@ -271,10 +273,12 @@ impl DeviceOptions {
         }
     }
 
-    /// The device that these options name. If any number will do, all that may be taken.
+    /// Returns the device that these options name. With a number of `auto`, returns all devices
+    /// that may be used.
     ///
     /// # Errors
-    /// More devices are named than are to share a model out, or fewer; a capacity is said of a GPU.
+    /// - The number of named devices is not the number that should share a model.
+    /// - A capacity is given for a GPU.
     pub fn choice(&self) -> Result<DeviceChoice, Failure> {
         if matches!(self.device, Named::Cuda(_)) && self.capacity.is_some() {
             return Err(capacity_of_a_gpu());
@@ -298,7 +302,7 @@ impl DeviceOptions {
         })
     }
 
-    /// How many devices share each model out, or may at most.
+    /// The number of devices that share each model. With `auto`, the largest allowed number.
     pub fn ranks(&self) -> usize {
         match (self.for_all(), &self.device) {
             (Some(Ranks::Number(ranks)), _) => ranks,
@@ -332,7 +336,7 @@ impl DeviceOptions {
     pub fn blas(&self) -> BlasSearch {
         let search = BlasSearch::usual();
         let search = self.cuda_home.iter().fold(search, BlasSearch::with_toolkit);
-        // pip installs here with `--user`.
+        // pip installs libraries here with `--user`.
         let own = env::var_os("HOME").map(|home| PathBuf::from(home).join(".local"));
         let pythons = self.virtual_env.iter().chain(&self.conda_prefix).chain(&own);
         let search = pythons.fold(search, BlasSearch::with_python);
@@ -340,7 +344,7 @@ impl DeviceOptions {
         folders.into_iter().rev().fold(search, BlasSearch::first_in)
     }
 
-    /// The folder that profiles are written to.
+    /// The folder that profiles are written to and read from.
     pub fn profiles(&self) -> Option<PathBuf> {
         match &self.profile_cache {
             Some(_) => self.said_profiles(),
@@ -348,12 +352,14 @@ impl DeviceOptions {
         }
     }
 
-    /// The same, but only if given: measurements must not depend on earlier ones.
+    /// The same folder, but only if a flag names it: measurements must not depend on earlier
+    /// starts.
     pub fn said_profiles(&self) -> Option<PathBuf> {
         self.profile_cache.clone().filter(|said| said.as_os_str() != NOWHERE)
     }
 
-    /// One sentence on the leased device, and why no GPU was taken if one was expected.
+    /// Describes the leased device in one sentence, with the reason if a GPU was expected and not
+    /// found.
     pub fn describe(&self, runtime: &Runtime) -> String {
         let device = runtime.device();
         match (device.is_host_memory(), runtime.stands_in()) {
@@ -369,14 +375,14 @@ impl DeviceOptions {
         }
     }
 
-    /// Serves the runtimes' metrics from now on, if an address was given.
+    /// Starts to serve the runtimes' metrics, if an address was given.
     pub async fn show(&self, runtimes: &[Runtime]) -> Result<(), Failure> {
         #[cfg(feature = "prometheus")]
         self.metrics.serve(runtimes).await?;
         Ok(())
     }
 
-    /// Says on a terminal why no GPU was taken, if one was expected.
+    /// Reports on a terminal why no GPU is used, if a GPU was expected.
     pub fn tell(&self, runtime: &Runtime) {
         if runtime.stands_in().is_some() && logging::is_watched() {
             logging::note(format_args!("{}", self.describe(runtime)));
@@ -384,11 +390,12 @@ impl DeviceOptions {
     }
 }
 
-/// What a user types for no folder.
+/// The value by which a user asks for no folder.
 const NOWHERE: &str = "none";
 
-/// Bursar's folder in the user's cache folder: `$XDG_CACHE_HOME`, which counts only if absolute (XDG Base Directory
-/// Specification), or `~/.cache`. None without either.
+/// Returns Bursar's folder in the user's cache folder. The cache folder is `$XDG_CACHE_HOME`, if
+/// that is an absolute path (XDG Base Directory Specification), or else `~/.cache`. Returns `None`
+/// if neither is known.
 fn profiles_by(xdg: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let absolute = |path: Option<OsString>| path.map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = absolute(xdg).or_else(|| absolute(home).map(|home| home.join(".cache")))?;

@@ -1,4 +1,4 @@
-//! Knobs as flags: every line of the table, under all of its names.
+//! Flags for knobs: one flag for every name of every line of the table.
 
 use std::{fmt, fs, path::PathBuf, sync::LazyLock, time::Duration};
 
@@ -15,34 +15,36 @@ use serde_json::Value;
 
 use crate::{failure::Failure, logging};
 
-/// The knobs that a user has typed.
+/// The knobs that the user set by flags or in a file.
 #[derive(Clone, Debug, Default)]
 pub struct KnobOptions {
     file: Option<PathBuf>,
-    /// By name in the table, in its order.
+    /// Name in the table and typed value, in the table's order.
     typed: Vec<(&'static str, String)>,
 }
 
 impl KnobOptions {
-    /// The options to load a model with.
+    /// Returns the options to load a model with.
     ///
     /// # Errors
-    /// A refused knob, with what to set instead.
+    /// A knob is refused. The failure says what to set instead.
     pub fn options(&self, blas: BlasSearch) -> Result<LoadOptions, Failure> {
         self.over(LoadOptions { blas, ..LoadOptions::default() })
     }
 
-    /// The same on top of a command's own options.
+    /// Like [`options`](Self::options), on top of a command's own options.
     ///
     /// # Errors
-    /// As [`options`](Self::options).
+    /// See [`options`](Self::options).
     pub fn over(&self, base: LoadOptions) -> Result<LoadOptions, Failure> {
         let (knobs, names) = self.named()?;
         Ok(LoadOptions { names, ..knobs.over(base)? })
     }
 
-    /// The settings of a runtime on so many `devices`, which the caller names. It leases `host` bytes of host memory,
-    /// unless another size is typed, and beside it what keys and values of so many models may go to.
+    /// Returns the settings of a runtime that serves `models` models on `devices` devices. The
+    /// caller sets the device itself. The runtime may lease `host` bytes of host memory, unless a
+    /// knob sets another size, plus the host tier of the KV cache: `swap_space` for each model on
+    /// each device.
     ///
     /// # Errors
     /// See [`options`](Self::options).
@@ -58,26 +60,27 @@ impl KnobOptions {
         })
     }
 
-    /// Device bytes to keep unused, if given; for the runtime.
+    /// Returns the device bytes that the runtime must keep unused, if the knob is set.
     ///
     /// # Errors
-    /// As [`options`](Self::options).
+    /// See [`options`](Self::options).
     pub fn canary(&self) -> Result<Option<Bytes>, Failure> {
         Ok(self.knobs()?.canary)
     }
 
-    /// All knobs from the file and from flags.
+    /// Returns all knobs from the file and from flags.
     ///
     /// # Errors
-    /// As [`options`](Self::options), or a file that holds no knobs.
+    /// See [`options`](Self::options). Also fails if the file does not contain a JSON object of
+    /// knobs.
     pub fn knobs(&self) -> Result<Knobs, Failure> {
         Ok(self.named()?.0)
     }
 
-    /// Reports settings without effect: as events, and on a terminal.
+    /// Reports settings without effect: as log events, and on a terminal also as notices.
     ///
     /// # Errors
-    /// As [`knobs`](Self::knobs).
+    /// See [`knobs`](Self::knobs).
     pub fn tell_notes(&self) -> Result<(), Failure> {
         for note in self.knobs()?.notes() {
             tracing::info!(note, "understood");
@@ -90,7 +93,7 @@ impl KnobOptions {
 
     fn named(&self) -> Result<(Knobs, Names), Failure> {
         let of_file = self.file.as_ref().map(read).transpose()?.unwrap_or_default().0;
-        // The model's own limit applies without one, as far as memory allows.
+        // `auto` is the same as no value: the model's own limit applies, as far as memory allows.
         let is_auto = |name: &str, value: &str| name == "max_model_len" && matches!(value, "auto" | "-1");
         let typed = self
             .typed
@@ -101,7 +104,8 @@ impl KnobOptions {
     }
 }
 
-/// The settings of a file, in its order. Duplicates are kept, so that a contradiction is noticed.
+/// The settings of a file, in the file's order. Duplicates are kept, so that contradictions are
+/// found.
 #[derive(Default)]
 struct Settings(Vec<(String, Value)>);
 
@@ -146,16 +150,16 @@ impl From<KnobError> for Failure {
 
 /// A flag that sets a knob by one of its names.
 struct Flag {
-    /// As in the table.
+    /// The knob's name in the table.
     name: &'static str,
-    /// As typed.
+    /// The flag's own name, with hyphens.
     long: String,
     help: String,
     value: String,
     is_alias: bool,
 }
 
-/// All flags, in the table's order, each alias after its knob.
+/// All flags, in the table's order. Each alias follows its knob.
 static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| {
     let of_knob = |knob: &'static Knob| {
         let aliases = knob.aliases.iter().map(|alias| format!("--{}", hyphens(alias.name))).collect::<Vec<_>>();
@@ -185,7 +189,7 @@ fn hyphens(name: &str) -> String {
     name.replace('_', "-")
 }
 
-/// The flag of a setting, and the value to type after it.
+/// Returns the flag of a setting, and the value to type after it.
 pub fn flag(Setting { name, value }: &Setting) -> (String, String) {
     (format!("--{}", hyphens(name)), value.to_string())
 }
@@ -202,7 +206,7 @@ impl Args for KnobOptions {
             .value_parser(value_parser!(PathBuf))
             .help("File with a JSON object of the knobs below, by any of their names")
             .help_heading(HEADING);
-        // One flag for each name, so that an error can quote the name that was typed.
+        // Define one flag for each name, so that an error can quote the name that was typed.
         FLAGS.iter().fold(command.arg(file), |command, flag| {
             let kind = Knob::named(flag.name).map(|knob| knob.kind);
             let is_number = matches!(kind, Some(Kind::Count(_) | Kind::CountOrNone(_) | Kind::Share | Kind::Gibibytes));
@@ -214,7 +218,7 @@ impl Args for KnobOptions {
                 .hide(flag.is_alias)
                 .allow_negative_numbers(is_number)
                 .action(ArgAction::Append);
-            // A separate word after the flag is not its value.
+            // A switch takes a value only after an equals sign. The next word is not its value.
             command.arg(match kind {
                 Some(Kind::Switch) => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
                 _ => arg,

@@ -1,59 +1,11 @@
-//! Bursar serves vision-language models inside your own process and never runs the device out of memory.
-//!
-//! One budget actor issues a lease for every byte of device memory. Concurrency is bounded by what was measured under
-//! stress. A supervisor restarts any actor that dies, and a request sees only a pause.
-//!
-//! ```
-//! use bursar::{Chat, Class, Image, LoadOptions, MIB, ModelSource, Runtime, RuntimeConfig, demo};
-//!
-//! # #[tokio::main]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let runtime = Runtime::start(RuntimeConfig::default()).await?; // a GPU, or host memory of 512 MiB
-//! let options = LoadOptions { memory_fraction: Some(0.5), ..LoadOptions::small() }; // leaves room for others
-//! let model = runtime.load_with(ModelSource::demo(), options, |_| {}).await?; // plan, load, stress, READY
-//!
-//! let picture = Image::from_bytes(demo::pictures()[1].bytes); // or Image::open("cat.jpg")?
-//! let mut reply = model.chat(Chat::new().user("What number is written?").image(picture)).await?;
-//! # let mut heard = String::new();
-//! while let Some(event) = reply.next().await {
-//! #   let event = event?; heard += event.text(); let event: Result<_, bursar::ChatError> = Ok(event);
-//!     print!("{}", event?.text());
-//! }
-//! # assert_eq!(heard, "427");
-//!
-//! println!("{}", runtime.budget().snapshot().await?); // every byte, by class and model
-//! let lease = runtime.budget().lease(Class::external("my-index"), 64 * MIB).await?; // for your own code
-//! # drop(lease);
-//! # runtime.shutdown().await;
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! [`Runtime`] holds one device, its ledger and its models. [`LoadOptions`] sets how large inputs may be and how much
-//! memory a model takes. [`ModelHandle`] answers [`Chat`]s with [`Reply`]s, tells a chat's [`Prompt`] without a reply,
-//! and has the model's [`ModelFacts`]. [`Budget`] leases memory to your own code, which turns it into a [`Segment`].
-//! Sizes are [`Bytes`]; text is counted in the model's tokens and pictures in patches (14 x 14 pixels in Qwen2.5-VL).
-//! Handles are `Clone + Send + 'static`. Everything needs a multi-threaded tokio runtime. In a debug build, set
-//! `[profile.dev.package."*"] opt-level = 2`: without it a CPU takes minutes to reach READY.
-//!
-//! Errors are enums: each names the limit and the value, and its [`Hint`] says what to change.
-//!
-//! # Actors of your own
-//!
-//! Everything runs on [`ractor`], which this crate re-exports so that both of you use the same version.
-//! [`ModelHandle::serving`] returns references to the actors that serve a model now, [`Runtime::supervised`] returns
-//! those above them, and [`messages`] lists what you may ask them.
-//!
-//! An actor has one supervisor, and ours restart our actors. Link *your* actor under one of ours (`mine.link(theirs)`)
-//! to end with it, or watch ours (`mine.monitor(theirs)`) to hear of its death. Do not link one of ours under yours:
-//! that takes it from the supervisor that restarts it. [`Runtime::start_linked`] puts a whole runtime under your own
-//! supervisor. A [`FaultInjection`] makes any of our actors die, so that you can test how yours react.
-//!
-//! # Other crates
-//!
-//! This crate is the public API. It is built on `bursar-budgets` (ledger, leases, segments, workspaces),
-//! `bursar-kernels` (operations), `bursar-model` (checkpoints, pictures, text) and `bursar-actors`. Depend on one of
-//! them directly, in the same version, for what this crate does not re-export.
+//! [`Runtime`] holds one device, its ledger and its models. [`LoadOptions`] sets how large inputs
+//! may be and how much memory a model takes. [`ModelHandle`] answers a [`Chat`] with a [`Reply`],
+//! renders a chat's [`Prompt`] without generating, and returns the model's [`ModelFacts`].
+//! [`Budget`] leases memory to your own code, which turns a lease into a [`Segment`]. Sizes are
+//! [`Bytes`]. Text is counted in the model's tokens and pictures in patches (14 x 14 pixels in
+//! Qwen2.5-VL). Handles are `Clone + Send + 'static`. Everything needs a multi-threaded tokio
+//! runtime. In a debug build, set `[profile.dev.package."*"] opt-level = 2`: without this setting,
+//! a CPU takes minutes to reach READY.
 
 #![deny(missing_docs)]
 
@@ -125,11 +77,12 @@ pub use bursar_model::{
 #[cfg(feature = "serve")]
 pub mod serve;
 
-/// Messages that your own actors may send to ours.
+/// Messages that your own actors may send to Bursar's actors.
 ///
-/// Most of them are internal: an actor that receives what its peers would never send fails as if by a bug, and is
-/// replaced. Safe for everyone are [`SchedulerMessage::KvUse`](messages::SchedulerMessage::KvUse) and everything that [`Budget`] and
-/// [`Runtime`] ask on your behalf.
+/// Most messages are internal. An actor that receives a message that its peers would never send
+/// treats it as a bug: it fails and is restarted.
+/// [`SchedulerMessage::KvUse`](messages::SchedulerMessage::KvUse) is always safe to send, and so
+/// are the messages that [`Budget`] and [`Runtime`] send on your behalf.
 ///
 /// ```
 /// # use bursar::{ModelSource, Runtime, RuntimeConfig};

@@ -50,8 +50,8 @@ pub async fn capture(
     Ok(taken)
 }
 
-/// Captures one size. Returns the bytes that the driver took for it, which are 0 on a device
-/// without graphs.
+/// Captures one size. Returns the bytes that the driver took for it, which are 0 on
+/// a device without graphs.
 pub(crate) async fn capture_one(lane: &Lane, rows: usize, question: Question) -> Result<Bytes, CaptureError> {
     let (reply, answer) = Responder::new();
     lane.submit(Job::Capture(CaptureJob { rows, answer: Answer::to(|outcome| reply.answer(outcome)) }));

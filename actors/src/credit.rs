@@ -7,8 +7,8 @@ use tokio::sync::watch;
 
 use crate::metric;
 
-/// A fixed number of credits. Taking a credit never waits. If none is left, the call returns
-/// [`NoCredit::Full`].
+/// A fixed number of credits. Taking a credit never waits. If none is left,
+/// the call returns [`NoCredit::Full`].
 #[derive(Clone, Debug)]
 pub struct Credits {
     counts: Arc<watch::Sender<Counts>>,

@@ -5,8 +5,8 @@
 //! without a clock, a device or ractor, and `actor.rs` is a thin shell. The actors share the other
 //! modules. [`tree`] contains the supervision tree and the one table of which actor may ask which.
 //!
-//! This crate knows messages and deaths. It must never know mathematics, files, or the name of a
-//! model family.
+//! This crate knows messages and deaths. It must never know mathematics, files, or the name
+//! of a model family.
 
 pub mod budget;
 pub mod capture;

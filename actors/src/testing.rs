@@ -24,8 +24,8 @@ pub async fn resize(budget: &Budget, question: Question, lease: &Lease, to: Byte
     budget.resize(question, lease, to).await
 }
 
-/// Takes back all bytes that `owner` holds, as after its death, and waits until they have been
-/// returned.
+/// Takes back all bytes that `owner` holds, as after its death, and waits until
+/// they have been returned.
 ///
 /// # Errors
 /// The budget actor did not answer.

@@ -59,8 +59,8 @@ impl Role {
     }
 }
 
-/// A permitted question. It is answered exactly once within its deadline, including on error and
-/// shutdown.
+/// A permitted question. It is answered exactly once within its deadline, including
+/// on error and shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question {
     pub from: Role,
@@ -71,8 +71,8 @@ pub struct Question {
 }
 
 impl Question {
-    /// The same question with `duration` added to its deadline, for an answer that itself takes
-    /// that long.
+    /// The same question with `duration` added to its deadline, for an answer that
+    /// itself takes that long.
     pub fn after(self, duration: Duration) -> Question {
         Question { deadline: self.deadline.saturating_add(duration), ..self }
     }
@@ -88,11 +88,11 @@ macro_rules! questions {
 }
 
 questions! {
-    /// A user loads a model. The deadline is a day, because the files may have to be downloaded
-    /// first.
+    /// A user loads a model. The deadline is a day, because the files may have
+    /// to be downloaded first.
     LOAD_MODEL: User -> Runtime, "load a model", 86_400;
-    /// A user unloads a model or ends the runtime. The time that the user allows running requests
-    /// is added.
+    /// A user unloads a model or ends the runtime. The time that the user allows
+    /// running requests is added.
     SHUT_DOWN: User -> Runtime, "shut down", 60;
     /// A user puts a model to sleep. The time that the user allows running requests is added.
     PUT_TO_SLEEP: User -> Runtime, "put a model to sleep", 600;
@@ -114,15 +114,15 @@ questions! {
     /// The runtime leases host memory for the weights of a model that is put to sleep, and resizes
     /// the lease of its weights.
     LEASE_FOR_SLEEP: Runtime -> Budget, "lease memory for weights", 60;
-    /// The engine waits until a dead actor's bytes have been returned, before it starts the
-    /// successor.
+    /// The engine waits until a dead actor's bytes have been returned, before
+    /// it starts the successor.
     CLEAR_OWNER: Engine -> Budget, "clear a dead owner", 60;
     /// The engine reads the canary, on which a profile depends.
     LEDGER_FOR_ENGINE: Engine -> Budget, "snapshot", 5;
     /// The engine opens, freezes or tears down a model's gate.
     MOVE_GATE: Engine -> Budget, "move the gate", 5;
-    /// The profile reads the memory that this process already holds, for a limit on its fraction of
-    /// the whole device.
+    /// The profile reads the memory that this process already holds, for a limit on its fraction
+    /// of the whole device.
     SNAPSHOT_FOR_PROFILE: Profile -> Budget, "snapshot", 5;
     /// The profile requests leases for workspaces, the probe and the final cache.
     LEASE_FOR_PROFILE: Profile -> Budget, "lease or resize", 60;
@@ -138,8 +138,8 @@ questions! {
     RECAPTURE: Engine -> Lane, "capture a graph again", 600;
     /// Vision leases host memory in which to decode a picture.
     LEASE_FOR_VISION: Vision -> Budget, "lease host memory", 600;
-    /// A driver asks for pictures to be decoded, and for their embeddings to be written to the
-    /// vision cache.
+    /// A driver asks for pictures to be decoded, and for their embeddings to be written
+    /// to the vision cache.
     EMBED_PICTURES: Chat -> Vision, "embed pictures", 600;
     /// A driver asks for the hashes of pictures that were decoded before.
     NAME_PICTURES: Chat -> Vision, "name pictures", 600;

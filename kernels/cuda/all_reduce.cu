@@ -31,17 +31,17 @@
 // part_from_ranks:     announces that this rank takes part in no further collectives, so that no
 //                      rank waits for it.
 //
-// Block b of a rank copies its input to the rank's exchange memory, waits at a barrier for block b
-// of every other rank, and reads what those blocks have written. Sums are f32 in the order of the
-// ranks, rounded once, so every rank gets the same bits. In the variants with pieces and shares,
-// block b does not wait at a barrier: block b of each other rank announces how many pieces have
-// arrived.
+// Block b of a rank copies its input to the rank's exchange memory, waits at a barrier for
+// block b of every other rank, and reads what those blocks have written. Sums are f32 in the
+// order of the ranks, rounded once, so every rank gets the same bits. In the variants with
+// pieces and shares, block b does not wait at a barrier: block b of each other rank announces
+// how many pieces have arrived.
 //
 // Exchange memory has two halves that alternate. A rank that arrives at collective e + 1 has
 // finished its kernel of collective e, so no rank still reads the half that collective e + 2
-// writes. The epoch is in device memory, so that a captured graph can be replayed. Because blocks
-// wait for each other, all blocks of a launch must be resident at once: at most BLOCKS_MAX, one per
-// SM.
+// writes. The epoch is in device memory, so that a captured graph can be replayed. Because
+// blocks wait for each other, all blocks of a launch must be resident at once: at most
+// BLOCKS_MAX, one per SM.
 //
 // If no two ranks share a GPU, a norm lets the next kernel start before the ranks have met, so that
 // the next GEMM's weights are already being loaded. On a shared GPU, that next kernel could occupy
@@ -81,8 +81,8 @@ __device__ __forceinline__ void two_shot(const Exchange& all, const Place& parti
                                          bool accumulate) {
     wait_for_previous_kernel();
     const auto [epoch, half, first, step] = begin(all);
-    // Block b processes the same offsets of every share, so it depends only on the blocks b of the
-    // other ranks.
+    // Block b processes the same offsets of every share, so it depends only on the blocks b
+    // of the other ranks.
     const uint64_t share = (units + all.ranks - 1) / all.ranks;
     const auto each = [&](uint32_t rank, auto work) {
         const uint64_t start = rank * share, end = min(start + share, units);
@@ -199,8 +199,8 @@ __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, cons
     const Turn turn = begin_norm(all, weight, vector, is_in, by_words);
     const uint8_t* here = all.data[all.rank] + turn.half;
     uint8_t* there = all.data[1 - all.rank] + turn.half;
-    // Calls `work(index in the piece, row, this thread's unit in rows without gaps)` for each row
-    // of a piece.
+    // Calls `work(index in the piece, row, this thread's unit in rows without gaps)` for each
+    // row of a piece.
     const auto each = [&](uint32_t piece, auto work) {
 #pragma unroll
         for (uint32_t i = 0; i < DEPTH; ++i) {
@@ -337,9 +337,9 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
         if (round + 1 < pieces) {
             push(round + 1);
         }
-        // Waits for the other ranks' inputs of this round's piece and their sums of the previous
-        // piece. A rank that owns no row of the piece also waits, so that it notices a missing
-        // rank.
+        // Waits for the other ranks' inputs of this round's piece and their sums of the
+        // previous piece. A rank that owns no row of the piece also waits, so that it
+        // notices a missing rank.
         if (!have_come(all, turn.epoch, round + 1)) {
             break;
         }

@@ -1,5 +1,5 @@
-// Decode attention, one new token per sequence, over a KV cache in the activations' type: see
-// decode_attention.cuh.
+// Decode attention, one new token per sequence, over a KV cache in the
+// activations' type: see decode_attention.cuh.
 
 #include "decode_attention.cuh"
 

@@ -2,8 +2,8 @@
 // (FlashAttention-2, Dao 2023, arXiv 2307.08691). Activations are bf16 or f16, sums f32. Head sizes
 // D are 32, 64, 80 and 128, for packed rows also 72.
 //
-// attention_paged_<type>_d<D>: causal, over the paged cache (PagedAttention, Kwon et al. 2023,
-// arXiv 2309.06180).
+// attention_paged_<type>_d<D>: causal, over the paged cache (PagedAttention, Kwon et
+// al. 2023, arXiv 2309.06180).
 //   queries          [rows, heads * D], rows `query_pitch` elements apart
 //   layer            [blocks, 2 (keys, values), kv_heads, 16 tokens, D], contiguous; E4M3 in
 //                    attention_paged_e4m3
@@ -18,8 +18,8 @@
 // the output of sequences before `first_sequence` and of rows that belong to no sequence. A
 // sequence may have any number of rows, including 0 and 1.
 //
-// attention_packed_<type>_d<D>: bidirectional, each row over all rows of its own stretch, a run of
-// consecutive rows.
+// attention_packed_<type>_d<D>: bidirectional, each row over all rows of its own stretch, a
+// run of consecutive rows.
 //   qkv              [rows, 3 * heads * D] (queries, keys, values), rows `pitch` elements apart
 //   starts           [stretches + 1] u32: stretch s has the rows starts[s] .. starts[s + 1]
 //   out              [rows, heads * D], rows `out_pitch` elements apart; rows of no stretch are not
@@ -28,17 +28,17 @@
 // attention_windows_<type>_d<D> (D <= 80): attention_packed for many stretches of at most 64 rows.
 // If a stretch is longer, only its first 64 rows are read and written.
 //
-// Scores are multiplied by `scale` (> 0). Weights are rounded to the activations' type before they
-// are multiplied by the values. Pointers are aligned to 16 bytes, pitches are multiples of 8
-// elements, heads is a multiple of kv_heads. A token that no row may see is never added, whatever
-// its bits: past the end of a context the cache may hold NaN. A NaN that a row sees makes that head
-// of that row NaN; under the causal mask, a NaN value may also reach earlier rows of its own
-// sequence within the same 64 tokens (0 * NaN). Starts are clamped to `rows`, a context to
-// blocks_max * 16 tokens, and a block id >= `blocks` reads as zeros, so nothing outside the
-// arguments is accessed.
+// Scores are multiplied by `scale` (> 0). Weights are rounded to the activations' type before
+// they are multiplied by the values. Pointers are aligned to 16 bytes, pitches are multiples of
+// 8 elements, heads is a multiple of kv_heads. A token that no row may see is never added,
+// whatever its bits: past the end of a context the cache may hold NaN. A NaN that a row sees
+// makes that head of that row NaN; under the causal mask, a NaN value may also reach earlier
+// rows of its own sequence within the same 64 tokens (0 * NaN). Starts are clamped to `rows`, a
+// context to blocks_max * 16 tokens, and a block id >= `blocks` reads as zeros, so nothing
+// outside the arguments is accessed.
 //
-// The same code serves sm_75 (f16 only: compile with -DBURSAR_NO_BF16) and all later targets. For
-// Hopper see attention_prefill_hopper.cu.
+// The same code serves sm_75 (f16 only: compile with -DBURSAR_NO_BF16) and all later targets.
+// For Hopper see attention_prefill_hopper.cu.
 
 #include "include/attention_tiles.cuh"
 #include "include/cached_operand.cuh"
@@ -124,8 +124,8 @@ __device__ __forceinline__ void copy_neighbours(uint32_t destination, const Cach
     }
 }
 
-// Starts the copy of keys or values first_key .. first_key + KEYS; those from `keys` on become
-// zeros.
+// Starts the copy of keys or values first_key .. first_key + KEYS; those from
+// `keys` on become zeros.
 template <typename T, int D, typename Keys>
 __device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t offset, uint32_t first_key,
                                           uint32_t keys) {

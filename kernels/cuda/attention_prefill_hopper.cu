@@ -1,8 +1,8 @@
-// The kernels of attention_prefill.cu for Hopper (sm_90a only), after FlashAttention-3 (Shah et al.
-// 2024, arXiv 2407.08608): TMA loads keys and values, warpgroups multiply with wgmma, and the
-// softmax of one warpgroup overlaps with the matrix products of another and with its own product of
-// weights and values. Meaning, tensors and limits are those of attention_prefill.cu, with the
-// following differences.
+// The kernels of attention_prefill.cu for Hopper (sm_90a only), after FlashAttention-3 (Shah et
+// al. 2024, arXiv 2407.08608): TMA loads keys and values, warpgroups multiply with wgmma, and
+// the softmax of one warpgroup overlaps with the matrix products of another and with its own
+// product of weights and values. Meaning, tensors and limits are those of attention_prefill.cu,
+// with the following differences.
 //
 // attention_paged_hopper_<type>_d128
 // attention_packed_hopper_<type>_d<D> (D in {32, 64, 72, 80, 128})

@@ -104,8 +104,8 @@ __device__ __forceinline__ Tile tile_of(const uint32_t* starts, uint32_t experts
     return {expert, first, min(starts[expert + 1], first + TILE_PLACES)};
 }
 
-// Copies eight elements of a row into shared memory; zeros from `columns` on, or if there is no
-// row.
+// Copies eight elements of a row into shared memory; zeros from `columns` on, or if
+// there is no row.
 template <typename Element>
 __device__ __forceinline__ void copy_piece(uint32_t to, const Element* row, uint32_t column, uint32_t columns, bool is_row,
                                            bool is_aligned) {
@@ -207,8 +207,8 @@ __device__ __forceinline__ void experts(const Element* x, uint32_t x_pitch, cons
             load_quarters(a, at + piece_at(warp * 16 + lane % 16, 2 * k + lane / 16));
 #pragma unroll
             for (uint32_t two = 0; two < GROUPS; two += 2) {
-                // Two groups of eight rows of x: left and right half of the first, then of the
-                // second.
+                // Two groups of eight rows of x: left and right half of the first,
+                // then of the second.
                 uint32_t b[4];
                 load_quarters(b, x_at + piece_at(two * 8 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
                 TensorCoreElement<Element>::multiply_add(c[two], a, b[0], b[1]);
@@ -277,8 +277,8 @@ __device__ __forceinline__ void add_experts(const Element* products, const uint3
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: no dynamic shared memory; rows > 0. All kernels may be launched with programmatic stream
-// serialization.
+// Launch: no dynamic shared memory; rows > 0. All kernels may be launched
+// with programmatic stream serialization.
 //   gated_experts and experts: grid (div_ceil(features, 32 if gated, else 64), div_ceil(choices,
 //                                   TILE_PLACES) + min(experts, choices)), block (THREADS)
 //   add_experts: grid (rows, any), block (ADD_THREADS)

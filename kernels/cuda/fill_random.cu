@@ -39,5 +39,5 @@ __device__ __forceinline__ E4m3 from_float<E4m3>(float value) {
 }
 KERNEL(e4m3, E4m3)
 
-// Launch: grid (clamp(div_ceil(count, THREADS), 1, 8192)), block (THREADS of contract::random), no
-// dynamic shared memory.
+// Launch: grid (clamp(div_ceil(count, THREADS), 1, 8192)), block (THREADS of contract::random),
+// no dynamic shared memory.

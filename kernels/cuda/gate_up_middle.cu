@@ -226,9 +226,9 @@ __device__ __forceinline__ void write_out(const float (&sums)[2 * GROUPS][4], co
                                                            gated(gate[2 * low + 1] + bias.y, up[2 * low + 1] + up_bias.y));
         }
     }
-    // Two neighboring lanes of a row exchange values, so that one has four columns of a group and
-    // the other four columns of the next group: the two groups of a row are then written as whole
-    // sectors.
+    // Two neighboring lanes of a row exchange values, so that one has four columns of a
+    // group and the other four columns of the next group: the two groups of a row are then
+    // written as whole sectors.
     const bool is_odd = lane % 2 != 0;
     const uint32_t own = first + pair % 2 * 8 + pair / 2 * 4;
 #pragma unroll
@@ -327,8 +327,8 @@ __device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& wei
         }
         barrier_init_done();
     }
-    // From here until the cluster_sync at the end, the other block may copy into this block's
-    // memory.
+    // From here until the cluster_sync at the end, the other block may copy
+    // into this block's memory.
     cluster_sync();
     const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (warpgroup == 0) {
@@ -356,12 +356,12 @@ __device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& wei
 #define KERNEL(name, Element) FOR_EACH_GATED_WIDTH(GATE_UP, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch. Block THREADS, dynamic shared memory SHARED_BYTES (contract::gate_up_middle),
-// grid x = 2 * min(SMs / 2, tiles), where tiles = div_ceil(rows, 256) * div_ceil(features, width).
-// Any even grid is correct; this one is the fastest. `rows`, `features` and `in_features` are > 0.
-// The kernel itself sets its cluster size of two. The limit of dynamic shared memory must be raised
-// once per function. The kernel may, and should, be launched with programmatic stream
-// serialization.
+// Launch. Block THREADS, dynamic shared memory SHARED_BYTES (contract::gate_up_middle), grid
+// x = 2 * min(SMs / 2, tiles), where tiles = div_ceil(rows, 256) * div_ceil(features,
+// width). Any even grid is correct; this one is the fastest. `rows`, `features` and
+// `in_features` are > 0. The kernel itself sets its cluster size of two. The limit of
+// dynamic shared memory must be raised once per function. The kernel may, and should, be
+// launched with programmatic stream serialization.
 //
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, rank 2, element
 // strides 1, interleave NONE, swizzle 128B, L2 promotion 128 bytes, out of bounds NONE (zeros), and

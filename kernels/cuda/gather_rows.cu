@@ -1,5 +1,5 @@
-// Row gather: `out[i] = x[rows[i]]`. Rows are copied as bits, so any type of 2 or 4 bytes is
-// supported.
+// Row gather: `out[i] = x[rows[i]]`. Rows are copied as bits, so any type of 2 or
+// 4 bytes is supported.
 //
 // x    [x_rows, columns]   rows x_pitch elements apart
 // rows [chosen] u32

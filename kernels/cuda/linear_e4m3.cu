@@ -1,6 +1,6 @@
-// GEMM with FP8 weights for GPU generations that have no other FP8 kernel here. From sm_89 on, the
-// tensor cores multiply E4M3; on older ones they multiply f16, to which numbers are widened in
-// registers.
+// GEMM with FP8 weights for GPU generations that have no other FP8 kernel here. From sm_89
+// on, the tensor cores multiply E4M3; on older ones they multiply f16, to which numbers
+// are widened in registers.
 // Targets: sm_75, sm_80, sm_89
 //
 // linear_e4m3_few_r<ROWS>   a block has 16 features of ROWS rows of x (8, 16 or 32); its warps
@@ -54,8 +54,8 @@ struct Product {
 };
 
 // A lane's part of 16 features by 32 columns (`Features`) and of 8 rows by 32 columns (`Rows`). It
-// does not matter which columns a register holds, as long as both operands have the same columns at
-// the same position.
+// does not matter which columns a register holds, as long as both operands have the same columns
+// at the same position.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 constexpr float WIDENED = 1.0f;
 constexpr int CHUNK_PAIRS_AT_ONCE = 4;
@@ -249,8 +249,8 @@ __device__ __forceinline__ void few(const Product& product) {
     }
 }
 
-// The warps of a block, four across the features and two across the rows, and each warp's part of
-// the tile.
+// The warps of a block, four across the features and two across the rows, and each warp's
+// part of the tile.
 constexpr uint32_t WARPS_ACROSS = 4, WARP_FEATURES = MANY_FEATURES / WARPS_ACROSS, WARP_ROWS = 32;
 constexpr uint32_t FEATURE_TILES = WARP_FEATURES / FRAGMENT_FEATURES, ROW_TILES = WARP_ROWS / FRAGMENT_ROWS;
 constexpr uint32_t ROW_CHUNKS = GROUP / CHUNK;

@@ -41,11 +41,11 @@
 // shared memory instead; each warpgroup finishes some of the rows of x.
 //
 // One warp copies, two warpgroups multiply, and one warp writes the tiles after which a block has
-// more work. The weight is the tall (M) operand of wgmma and x the narrow (N) one, so that few rows
-// waste little. No two blocks of this kernel share an SM: equal ranges take equal time only if each
-// block has the bandwidth of a whole SM. If launched early, a block starts on an SM as soon as the
-// previous kernel's block there has ended, and fills its stages while other blocks of that kernel
-// still run.
+// more work. The weight is the tall (M) operand of wgmma and x the narrow (N) one, so that few
+// rows waste little. No two blocks of this kernel share an SM: equal ranges take equal time only
+// if each block has the bandwidth of a whole SM. If launched early, a block starts on an SM as
+// soon as the previous kernel's block there has ended, and fills its stages while other blocks of
+// that kernel still run.
 
 #include "few_product.cuh"
 
@@ -55,8 +55,8 @@ using contract::linear_few::STREAM_COUNTERS;
 using contract::linear_few::STREAMS;
 extern "C" __device__ uint32_t linear_few_counters[STREAMS * STREAM_COUNTERS] = {};
 
-// This bound allows 168 registers per thread, which adding up parts of 64 rows needs; 128 were
-// slower.
+// This bound allows 168 registers per thread, which adding up parts of 64 rows
+// needs; 128 were slower.
 #define IN_TEAMS __cluster_dims__(TEAM, 1, 1) __launch_bounds__(384, 1)
 #define LINEAR_FEW(name, Element, ROWS)                                                                                \
     extern "C" __global__ void IN_TEAMS                                                                                \
@@ -102,9 +102,9 @@ FOR_EACH_ACTIVATION(KERNEL)
 // - Steps of 64 columns, twice as many, made a decode step of 64 rows 2 % slower.
 // - With clusters of four, a GPU of 132 SMs reported room for only 120 blocks.
 //
-// The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1,
-// interleave NONE, swizzle 128B, L2 promotion 128 bytes (256 were slower), out of bounds NONE
-// (zeros), and
+// The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element
+// strides 1, interleave NONE, swizzle 128B, L2 promotion 128 bytes (256 were slower), out of
+// bounds NONE (zeros), and
 //   weight of linear_few    rank 2, dimensions {in, features}, strides {2 * in} bytes,
 //                           box {64, tile_rows}
 //   weight of gate_up_few   rank 4, dimensions {in, 8, 2, features / 8},
@@ -112,5 +112,5 @@ FOR_EACH_ACTIVATION(KERNEL)
 //                           box {64, 8, 2, tile_rows / 16}
 //   x                       rank 2, dimensions {in, rows}, strides {2 * pitch} bytes,
 //                           box {64, ROWS}
-// A weight's map is valid as long as the weight; the map of x is valid for one address and number
-// of rows.
+// A weight's map is valid as long as the weight; the map of x is valid for one address
+// and number of rows.

@@ -18,9 +18,9 @@
 //
 // Sums are f32, rounded once at the end; neither a bias nor the previous contents of `out` cause a
 // rounding in between. `x`, `weight` and `out` are passed as tensor maps (see Launch): they start
-// at multiples of 16 bytes, and their rows are a multiple of 16 bytes apart. `bias` is aligned to 4
-// bytes; `columns` is even. Any number of rows, any `columns` and any `in`. A NaN affects only its
-// row or column.
+// at multiples of 16 bytes, and their rows are a multiple of 16 bytes apart. `bias` is aligned to
+// 4 bytes; `columns` is even. Any number of rows, any `columns` and any `in`. A NaN affects only
+// its row or column.
 
 // Targets: sm_90a
 
@@ -193,8 +193,8 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
         }
         barrier_init_done();
     }
-    // From here until the cluster_sync at the end, the other block may copy into this block's
-    // memory.
+    // From here until the cluster_sync at the end, the other block may copy
+    // into this block's memory.
     cluster_sync();
     const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (warpgroup == 0) {
@@ -230,11 +230,11 @@ FOR_EACH_ACTIVATION(LINEAR_HOPPER_OF)
 // grid x = 2 * min(SMs / 2, pairs * across), where
 //   pairs = div_ceil(rows, 256), and
 //   across = div_ceil(columns, 128) for the gated kernel and div_ceil(columns, 256) for the others.
-// Any even grid is correct; this one is the fastest. `rows`, `columns`, `in_features` and `group`
-// are > 0. `group` is the number of pairs of row tiles that clusters process before they go on to
-// the next columns (many_tiles.cuh); 16 is a good value. The kernel itself sets its cluster size of
-// two. The limit of dynamic shared memory must be raised once per function
-// (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
+// Any even grid is correct; this one is the fastest. `rows`, `columns`, `in_features` and
+// `group` are > 0. `group` is the number of pairs of row tiles that clusters process
+// before they go on to the next columns (many_tiles.cuh); 16 is a good value. The kernel
+// itself sets its cluster size of two. The limit of dynamic shared memory must be raised
+// once per function (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
 //
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, rank 2, element
 // strides 1, interleave NONE, swizzle 128B, L2 promotion 128 bytes, out of bounds NONE (zeros), and

@@ -1,6 +1,6 @@
-// GEMM with many rows and FP8 weights on Hopper (sm_90a only), also fused with the gate of a gated
-// MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202). Blocks, clusters, tiles and the order of work are
-// those of linear_gated_hopper.cu.
+// GEMM with many rows and FP8 weights on Hopper (sm_90a only), also fused with the gate of a
+// gated MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202). Blocks, clusters, tiles and the order of
+// work are those of linear_gated_hopper.cu.
 //
 // linear_e4m3_<scales>_<type>                 out = x * weight^T + bias
 // linear_add_e4m3_<scales>_<type>             out += x * weight^T + bias
@@ -114,9 +114,9 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
 // One half of a warpgroup's sums: 128 rows of the weight from `feature` on.
 using Sums = float[HALF / 8][4];
 
-// Adds a group's sums to one half of a warpgroup's totals, without scales, which are per row and
-// applied at the end. In the two functions below, `of_x` are the scales of a thread's two rows of
-// x.
+// Adds a group's sums to one half of a warpgroup's totals, without scales, which are per row
+// and applied at the end. In the two functions below, `of_x` are the scales of a thread's
+// two rows of x.
 __device__ __forceinline__ void promote_plain(float (&to)[32][4], uint32_t first, const Sums& from) {
 #pragma unroll
     for (uint32_t tile = 0; tile < HALF / 8; ++tile) {
@@ -255,8 +255,8 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
             biases.load(bias, tiles.column, arguments.columns);
         }
         const uint32_t own = tiles.row + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;  // and own + 8
-        // Where the scales of this thread's rows of x begin, and (of_quarters) those of the
-        // weight's rows.
+        // Where the scales of this thread's rows of x begin, and (of_quarters) those
+        // of the weight's rows.
         const uint32_t last_row = arguments.rows - 1;
         const float* of_rows[2] = {scales.x + static_cast<uint64_t>(min(own, last_row)) * scales.groups,
                                    scales.x + static_cast<uint64_t>(min(own + 8, last_row)) * scales.groups};
@@ -377,8 +377,8 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
         }
         barrier_init_done();
     }
-    // From here until the cluster_sync at the end, the other block may copy into this block's
-    // memory.
+    // From here until the cluster_sync at the end, the other block may copy
+    // into this block's memory.
     cluster_sync();
     const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (warpgroup == 0) {

@@ -76,8 +76,8 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     }
 }
 
-// One row per block. Eight products of each vector are in flight at once, so no next row has to be
-// prefetched.
+// One row per block. Eight products of each vector are in flight at once, so no next row
+// has to be prefetched.
 template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void norm_sum(const ExpertSum<Element>& sum, const Element* weight, float epsilon,
                                          Element* out) {

@@ -1,6 +1,6 @@
-// Routing of a mixture of experts: from the router's logits to each row's experts, and all choices
-// sorted by expert for the expert GEMMs. Few rows take one launch, more rows two consecutive
-// launches.
+// Routing of a mixture of experts: from the router's logits to each row's experts, and
+// all choices sorted by expert for the expert GEMMs. Few rows take one launch, more
+// rows two consecutive launches.
 //
 // route_few_f32      everything, for up to FEW_ROWS rows
 // route_choose_f32   each row's experts and weights, and the number of choices that each expert has
@@ -84,8 +84,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sort.run(first, last, experts, counts, chosen, places, choices, starts, loads);
 }
 
-// Launch: no dynamic shared memory; all kernels may be launched with programmatic stream
-// serialization.
+// Launch: no dynamic shared memory; all kernels may be launched
+// with programmatic stream serialization.
 //   route_few_f32      grid (1), block (THREADS); rows <= FEW_ROWS, and may be 0
 //   route_choose_f32   grid (div_ceil(rows, block_rows)), block (any whole warps up to THREADS)
 //   route_sort_u32     block (THREADS). With counts: the same grid, and block_choices = block_rows

@@ -51,8 +51,8 @@ struct Operands {
     Element* normed;
 };
 
-// Writes a number to shared memory of the cluster's first block, at the same offset as `at` in this
-// block.
+// Writes a number to shared memory of the cluster's first block, at the same offset as
+// `at` in this block.
 __device__ __forceinline__ void send_to_first(uint32_t at, float value) {
     asm volatile(
         "{\n"
@@ -213,6 +213,6 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (CLUSTER), block (THREADS of contract::route), dynamic shared memory rows * (2 *
-// hidden + ROW_GAP_BYTES) + 2 * hidden + SUM_BYTES. rows > 0. May be launched with programmatic
-// stream serialization.
+// Launch: grid (CLUSTER), block (THREADS of contract::route), dynamic shared memory rows
+// * (2 * hidden + ROW_GAP_BYTES) + 2 * hidden + SUM_BYTES. rows > 0. May be launched
+// with programmatic stream serialization.

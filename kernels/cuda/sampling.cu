@@ -42,11 +42,11 @@
 //    limits them, otherwise by id.
 // -0 and 0 are equal wherever comparisons of Hugging Face transformers treat them as equal.
 //
-// The same row, request and lists give the same token in any batch, at any grid position and in any
-// run: weights are integers (weight.cuh), floating-point sums have a fixed order, and no result
-// depends on the order of atomics. The token is the CPU sampler's, except where rounding decides
-// (the CPU has f64 exponentials, this code f32): 10 of 921,600 draws differed, 9 of them draws from
-// 93,000 tokens.
+// The same row, request and lists give the same token in any batch, at any grid position and in
+// any run: weights are integers (weight.cuh), floating-point sums have a fixed order, and no
+// result depends on the order of atomics. The token is the CPU sampler's, except where rounding
+// decides (the CPU has f64 exponentials, this code f32): 10 of 921,600 draws differed, 9 of them
+// draws from 93,000 tokens.
 //
 // Penalties count past tokens anew in each step: each block counts the occurrences of its 4096
 // tokens in shared memory. A table kept for each sequence would avoid reading the past tokens (64
@@ -217,9 +217,9 @@ using contract::sampling::PREVIOUS_THREADS;
 // Bins for 11 bits of a key: floor_of sorts by a key's leading 22 bits in two passes.
 constexpr uint32_t KEY_BINS = 2048;
 
-// The `nth` largest (from 1) of the groups' largest keys, truncated to 22 bits, or the smallest key
-// if fewer groups have one. At least `nth` tokens have this key or a larger one: one in each of
-// those groups.
+// The `nth` largest (from 1) of the groups' largest keys, truncated to 22 bits, or the smallest
+// key if fewer groups have one. At least `nth` tokens have this key or a larger one: one in
+// each of those groups.
 __device__ __noinline__ uint32_t floor_of(const uint32_t* groups, uint32_t count, uint32_t nth, uint32_t* bins, uint32_t* sums,
                              uint32_t* found) {
     uint32_t known = 0, wanted = nth;

@@ -1,5 +1,5 @@
-// Row scatter: `out[rows[i]] = x[i]`. Rows are copied as bits, so any type of 2 or 4 bytes is
-// supported.
+// Row scatter: `out[rows[i]] = x[i]`. Rows are copied as bits, so any type of 2 or
+// 4 bytes is supported.
 //
 // x    [chosen, columns]     rows x_pitch elements apart
 // rows [chosen] u32          rows of out, each at most once

@@ -80,8 +80,8 @@ impl Gpu {
         self.compute_and_count(kernels, bytes, products_by, pass).0
     }
 
-    /// Like [`compute`](Gpu::compute), and also returns how many products took cuBLASLt's first
-    /// suggestion.
+    /// Like [`compute`](Gpu::compute), and also returns how many products
+    /// took cuBLASLt's first suggestion.
     fn compute_and_count<T>(
         &self,
         kernels: &Arc<CudaKernels>,

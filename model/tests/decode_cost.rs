@@ -54,8 +54,8 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
     pictures
 }
 
-/// All stories are one test, because the heap counter covers the whole process and tests run in
-/// parallel.
+/// All stories are one test, because the heap counter covers the whole process and
+/// tests run in parallel.
 #[test]
 fn decoding_and_processing_take_no_more_than_was_said_before() {
     decode_all();
@@ -82,8 +82,8 @@ fn process_video() {
     assert!(said <= 2 * taken, "took {taken} bytes, said {said}: far too careful");
 }
 
-/// Three by four tiles and the thumbnail. All of them are kept, and each has exactly the memory of
-/// its pixels.
+/// Three by four tiles and the thumbnail. All of them are kept, and each has exactly the
+/// memory of its pixels.
 fn process_tiles() {
     let tiling = Tiling { side: 84, least: 1, most: 12, has_thumbnail: true };
     let pixel_bounds = PixelBounds { min: 1, max: tiling.pixels_max() };
@@ -108,8 +108,8 @@ fn process_one() {
     let (taken, _) = peak_of(|| processor.process(&picture).expect("patches"));
     let said = plan.host_bytes.0;
     println!("processing: said {said}, took {taken}");
-    // The filter's weights, and a band of eight rows per thread, take a few kilobytes each beyond
-    // the plan.
+    // The filter's weights, and a band of eight rows per thread, take a few kilobytes
+    // each beyond the plan.
     assert!(taken <= said + (1 << 20), "took {taken} bytes, said {said}");
     assert!(taken >= said, "took {taken} bytes, said {said}");
 }

@@ -87,11 +87,11 @@ const RECORDED: [Recorded; 15] = [
     },
 ];
 
-/// Largest errors of a type compared with the recorded f32 numbers, and between two ways to compute
-/// the same numbers with this code, relative to the largest recorded number. On an H200 (bf16 and
-/// f16), the embeddings are off by at most 1.6e-2 and 2.6e-3, and the logits by 4.8e-2 and 5.7e-3.
-/// transformers itself, in the same types on a CPU, is off by 1.6e-2 and 2.3e-3, and by 3.2e-2 and
-/// 3.1e-3.
+/// Largest errors of a type compared with the recorded f32 numbers, and between two ways to
+/// compute the same numbers with this code, relative to the largest recorded number. On an H200
+/// (bf16 and f16), the embeddings are off by at most 1.6e-2 and 2.6e-3, and the logits by 4.8e-2
+/// and 5.7e-3. transformers itself, in the same types on a CPU, is off by 1.6e-2 and 2.3e-3, and
+/// by 3.2e-2 and 3.1e-3.
 struct Tolerance {
     embeddings: f32,
     logits: f32,
@@ -149,8 +149,8 @@ impl Story {
     }
 }
 
-/// Steps where a token other than the recorded one won, and its margin relative to the largest
-/// logit.
+/// Steps where a token other than the recorded one won, and its margin relative
+/// to the largest logit.
 fn flips(case: &Case, run: &Run) -> Vec<(usize, f32)> {
     let steps = run.logits.iter().zip(&run.tokens).zip(case.greedy_tokens()).enumerate();
     let flipped = steps.filter(|(_, ((_, won), recorded))| *won != recorded);
@@ -222,16 +222,16 @@ fn every_case_gets_the_recorded_logits_and_answer_but_for_near_ties() {
             story.name
         );
         assert!(prefill.max(decode) <= bound, "{}: logits differ by {prefill:e} and {decode:e}", story.name);
-        // The recorded token wins in f32. If it loses here, both logits are off, each by at most
-        // the bound.
+        // The recorded token wins in f32. If it loses here, both logits are off, each by
+        // at most the bound.
         assert!(margin <= 2.0 * bound, "{}: another token wins by {margin:e}", story.name);
         let most = if story.bench.model.expert_loads().is_some() { 10 } else { 5 };
         assert!(flipped * 100 <= most * tokens, "{}: {flipped} of {tokens} tokens are others", story.name);
     }
 }
 
-/// The families whose attention differs: heads of 32, 64, 80 and 128 elements, head norms, picture
-/// rows.
+/// The families whose attention differs: heads of 32, 64, 80 and 128 elements,
+/// head norms, picture rows.
 const OVER_FP8: [&str; 5] = [
     "tests/golden/llama",
     "tests/golden/qwen2",
@@ -264,8 +264,8 @@ fn logits_over_an_fp8_cache_stay_near_the_recorded_ones_also_in_chunks() {
                 for sizes in [&[usize::MAX][..], &[17, 1, 29, 5]] {
                     let worst = distance(&bench, &case, &rows, sizes);
                     println!("{name}, {} in chunks of {sizes:?}: logits over FP8 are {worst:.1e} off", case.name);
-                    // On a CPU, which rounds the cache in the same way, the logits are off by less
-                    // than a tenth.
+                    // On a CPU, which rounds the cache in the same way, the logits are off by
+                    // less than a tenth.
                     assert!((1e-3..0.2).contains(&worst), "{name}, {}: {worst:e}", case.name);
                 }
                 bench.forget(rows);
@@ -274,8 +274,8 @@ fn logits_over_an_fp8_cache_stay_near_the_recorded_ones_also_in_chunks() {
     }
 }
 
-/// Checkpoints in FP8 whose shapes a GPU has kernels for, compared with the released arithmetic in
-/// f64.
+/// Checkpoints in FP8 whose shapes a GPU has kernels for, compared with the
+/// released arithmetic in f64.
 const FP8: [&str; 4] = [
     "tests/golden/qwen3_fp8",
     "tests/golden/qwen3_fp8_dynamic",
@@ -394,8 +394,8 @@ fn chunks_and_neighbours_change_no_more_than_the_types_rounding() {
                 chunks = chunks.max(story.assert_same(&what, &chunked, whole));
             }
         }
-        // Sequences of different lengths: block tables are padded, and blocks of finished sequences
-        // are reused.
+        // Sequences of different lengths: block tables are padded, and blocks of
+        // finished sequences are reused.
         let company: Vec<_> = story.cases.iter().zip(rows).collect();
         for (steps_between, seed) in [(0, 1), (5, 3)] {
             for ((case, run), whole) in
@@ -417,8 +417,8 @@ fn the_same_run_twice_gives_the_same_bits_whatever_its_memory_held() {
             let run = || {
                 let rows = story.encode(case);
                 let embeddings: Vec<f32> = rows.iter().flat_map(|rows| story.bench.embeddings(rows)).collect();
-                // Blocks are reused last in, first out. Keeping one aside gives the second run
-                // different blocks.
+                // Blocks are reused last in, first out. Keeping one aside gives the
+                // second run different blocks.
                 let run = alone(&story.bench, case, &rows, &[33]);
                 story.bench.forget(rows);
                 (embeddings, run.logits)

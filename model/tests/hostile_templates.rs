@@ -1,5 +1,5 @@
-//! Templates that try to take all memory or the whole stack. Each ends in a typed error, within
-//! bounded host memory.
+//! Templates that try to take all memory or the whole stack. Each ends in a typed error,
+//! within bounded host memory.
 
 mod heap;
 
@@ -147,8 +147,8 @@ fn a_long_concatenation_is_no_attack() {
     assert_eq!("a".to_owned() + &"bc".repeat(150), render(&source).unwrap_or_else(|error| panic!("{error}")));
 }
 
-/// All attacks are one test, because the heap counter covers the whole process and tests run in
-/// parallel.
+/// All attacks are one test, because the heap counter covers the whole process and
+/// tests run in parallel.
 #[test]
 fn each_greedy_template_ends_in_a_typed_error_within_bounded_memory() {
     // The smallest stack that any thread of this project has.
@@ -157,8 +157,8 @@ fn each_greedy_template_ends_in_a_typed_error_within_bounded_memory() {
             let begun = std::time::Instant::now();
             let (taken, outcome) = heap::peak_of(|| render(&source));
             println!("{name}: {:?} after {:?}, {} MB", outcome.as_ref().map(String::len), begun.elapsed(), taken >> 20);
-            // The limit on all values, the printed text, and the result of one operation before its
-            // size is checked.
+            // The limit on all values, the printed text, and the result of one operation before
+            // its size is checked.
             assert!(taken < 160 << 20, "{name}: {taken} bytes");
             let error = outcome.expect_err(name);
             assert!(!error.hint().is_empty() && error.to_string().len() < 300, "{name}: {error}");

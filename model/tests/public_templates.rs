@@ -14,8 +14,8 @@ use serde_json::Value;
 /// Characters of two texts to show where they differ.
 const SHOWN_CHARS: usize = 90;
 
-/// Errors of Jinja2 in cases that this implementation renders: its `map` returns lists, so `tojson`
-/// accepts the result.
+/// Errors of Jinja2 in cases that this implementation renders: its `map` returns lists, so
+/// `tojson` accepts the result.
 const LENIENT: [&str; 1] = ["Object of type generator is not JSON serializable"];
 
 fn inputs(recorded: &Value, chat: &Value) -> TemplateInputs {

@@ -1,8 +1,8 @@
 //! A checkpoint of Qwen2.5-VL-7B's shape on a GPU, compared with results of transformers in bf16
-//! and in f32. `tools/gpu/seven_billion.py FOLDER` writes the checkpoint and the results. The test
-//! computes in bf16, the type of the checkpoint, and in f16, to which the weights are converted on
-//! loading. Without a GPU, or without a folder in `BURSAR_SEVEN_BILLION`, the test prints that and
-//! ends.
+//! and in f32. `tools/gpu/seven_billion.py FOLDER` writes the checkpoint and the results. The
+//! test computes in bf16, the type of the checkpoint, and in f16, to which the weights are
+//! converted on loading. Without a GPU, or without a folder in `BURSAR_SEVEN_BILLION`, the test
+//! prints that and ends.
 
 mod bench;
 

@@ -7,7 +7,6 @@ use std::{
 
 use crate::failure::Failure;
 
-/// A parsed line.
 #[derive(Debug, PartialEq)]
 pub enum Line {
     Empty,
@@ -17,13 +16,13 @@ pub enum Line {
     Image(Vec<PathBuf>),
     /// Folders of frames for the next question.
     Video(Vec<PathBuf>),
-    /// Lists what the next question shows.
+    /// Lists the pictures and videos of the next question.
     Images,
-    /// Drops everything that the next question would show, or the item with this name or number.
+    /// Drops all pictures and videos of the next question, or the item with this name or number.
     Drop(Option<String>),
     /// Removes the last turn.
     Undo,
-    /// Forgets this many of the oldest turns.
+    /// Drops this many of the oldest turns.
     Forget(usize),
     /// Starts a new conversation.
     Clear,
@@ -85,7 +84,8 @@ fn wrong(error: String) -> Failure {
     }
 }
 
-/// The named files: one file if the whole text is its name, or several, with quotes around names that contain spaces.
+/// Returns the named files: one file if the whole text is its name, or else several, with quotes
+/// around names that contain spaces.
 fn paths(text: &str) -> Result<Vec<PathBuf>, Failure> {
     let whole = at_home(text);
     if whole.exists() {
@@ -95,7 +95,7 @@ fn paths(text: &str) -> Result<Vec<PathBuf>, Failure> {
     Ok(names.iter().map(|name| at_home(name)).collect())
 }
 
-/// The path, with the user's home for a leading `~`.
+/// Replaces a leading `~` by the user's home folder.
 fn at_home(name: &str) -> PathBuf {
     match (Path::new(name).strip_prefix("~"), home_dir()) {
         (Ok(rest), Some(home)) => home.join(rest),

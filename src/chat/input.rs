@@ -7,7 +7,8 @@ use std::{
 
 use tokio::sync::{mpsc, watch};
 
-/// Lines of standard input, read on a separate thread, so that a pending read does not keep the process alive.
+/// Returns the lines of standard input. A separate thread reads them, so that a pending read does
+/// not keep the process alive.
 pub fn lines() -> mpsc::Receiver<io::Result<Vec<u8>>> {
     let (sender, receiver) = mpsc::channel(1);
     thread::spawn(move || {
@@ -34,7 +35,7 @@ impl Interrupts {
     /// Returns at the next Ctrl-C, or at once if one came since the last call.
     pub async fn next(&mut self) {
         if self.0.changed().await.is_err() {
-            // Signals are unavailable here, so none will come.
+            // Signals are unavailable on this system, so no interrupt will arrive.
             std::future::pending().await
         }
     }

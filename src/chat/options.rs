@@ -127,7 +127,7 @@ impl From<Whitespace> for JsonWhitespace {
     }
 }
 
-/// One year: anything longer sets no deadline.
+/// One year. A longer time would amount to no deadline.
 const DEADLINE_SECONDS_MAX: f64 = 31_536_000.0;
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -138,7 +138,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl Options {
-    /// The pictures and videos given by flags.
+    /// Opens the pictures and videos that flags name.
     pub fn shown(&self, limits: &ImageLimits) -> Result<Shown, Failure> {
         let mut shown = Shown::default();
         for path in &self.image {
@@ -159,7 +159,7 @@ impl Options {
         Ok(Video::from_frames(frames, self.fps))
     }
 
-    /// A folder of frames, in the order of their names.
+    /// Opens a folder of frames, in the order of their names.
     pub fn video(&self, folder: &Path, limits: &ImageLimits) -> Result<Video, Failure> {
         let unreadable = |error: std::io::Error| Failure {
             error: format!("{}: {error}", folder.display()),
@@ -181,7 +181,7 @@ impl Options {
         self.frames(paths.iter().map(PathBuf::as_path), limits)
     }
 
-    /// A chat without questions, with the options applied.
+    /// Returns a chat without questions, with these options applied.
     pub fn blank(&self) -> Result<Chat, Failure> {
         let mut chat = self.system.iter().fold(Chat::new(), Chat::system);
         chat = chat.max_tokens(self.max_tokens);
@@ -201,7 +201,7 @@ impl Options {
         Ok(chat.format(self.format()?))
     }
 
-    /// Checks that the given numbers are in range.
+    /// Checks that the typed sampling parameters are in range.
     fn check_sampling(&self) -> Result<(), SamplingError> {
         let own = SamplingParams::default();
         let typed = SamplingParams {

@@ -1,4 +1,4 @@
-//! Prints a reply: as text, or as one JSON event a line.
+//! Printing of replies, as text or as one JSON event per line.
 
 use std::io::IsTerminal;
 
@@ -14,17 +14,17 @@ use crate::{
     logging, output,
 };
 
-/// Terminal escapes for reasoning, and back.
+/// Terminal escapes that dim the reasoning, and that end the dimming.
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[22m";
 
 /// How a successful reply ended.
 pub enum Ended {
-    /// By itself.
+    /// The reply is complete.
     Done { text: String },
-    /// By Ctrl-C, with the text so far.
+    /// The user pressed Ctrl-C. Has the text so far.
     Interrupted { text: String },
-    /// The reader of standard output has gone.
+    /// Standard output was closed.
     Unread,
 }
 
@@ -106,7 +106,8 @@ pub fn failure(failure: &Failure, is_json: bool) {
     if is_json { println!("{}", crate::shared_output::failure(failure)) } else { failure::tell(failure) }
 }
 
-/// Reports why none of the requested replies will come; each of several gets its own event.
+/// Reports a failure that affects all requested replies. As JSON, each of several replies gets its
+/// own event.
 pub fn failure_of_all(failed: &Failure, options: &Options) {
     if options.json && options.n > 1 {
         (0..options.n).for_each(|sample| {
@@ -117,8 +118,9 @@ pub fn failure_of_all(failed: &Failure, options: &Options) {
     }
 }
 
-/// Prints text as it arrives and appends it to `said`. On a terminal, reasoning comes before it, dimmed; what is read
-/// by a program has none. False once standard output is closed.
+/// Prints text as it arrives and appends it to `said`. On a terminal, the reasoning is printed
+/// before the text, dimmed. Output to a file or a pipe has no reasoning. Returns `false` once
+/// standard output is closed.
 async fn text(mut reply: Reply, options: &Options, said: &mut String) -> Result<bool, ChatError> {
     let (mut scores, mut cut) = (Vec::new(), None);
     let (shows_reasoning, mut has_reasoned) = (std::io::stdout().is_terminal(), false);
@@ -155,7 +157,7 @@ async fn text(mut reply: Reply, options: &Options, said: &mut String) -> Result<
 struct Whole {
     text: String,
     scores: Vec<TokenScore>,
-    /// Its usage, if the length limit cut it off.
+    /// Token usage, if the length limit cut the reply off.
     cut: Option<Usage>,
 }
 
@@ -174,8 +176,8 @@ async fn whole(mut reply: Reply) -> Result<Whole, ChatError> {
     Ok(whole)
 }
 
-/// Prints one line an event, with the sample's number if there are several, and appends the text to `said`. False once
-/// standard output is closed.
+/// Prints one line per event, with the sample's number if there are several, and appends the text
+/// to `said`. Returns `false` once standard output is closed.
 async fn events(mut reply: Reply, sample: Option<usize>, said: &mut String) -> Result<bool, ChatError> {
     while let Some(event) = reply.next().await {
         let event = event?;
@@ -194,7 +196,7 @@ fn of_sample(mut event: Value, sample: Option<usize>) -> Value {
     event
 }
 
-/// Says that a reply is incomplete, and why.
+/// Reports that a reply is incomplete, and why.
 fn note_cut(usage: &Usage, options: &Options) {
     let (tokens, plural) = (usage.completion_tokens, if usage.completion_tokens == 1 { "" } else { "s" });
     if options.max_tokens == Some(tokens) {
@@ -206,7 +208,7 @@ fn note_cut(usage: &Usage, options: &Options) {
     }
 }
 
-/// One line: a token and its alternatives, with their probabilities.
+/// Formats a token and its alternatives as one line, with their probabilities.
 fn line_of(score: &TokenScore) -> String {
     let likely = |token: &ScoredToken| format!("{:?} {:.1} %", token.text, 100.0 * token.log_probability.exp());
     let others = score.top.iter().filter(|top| top.id != score.token.id).map(likely).collect::<Vec<_>>();

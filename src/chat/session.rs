@@ -1,4 +1,4 @@
-//! A session: turns with history. A failed turn is reported and forgotten, and the session goes on.
+//! A chat session with history. A failed turn is reported and dropped, and the session continues.
 
 use std::{io::IsTerminal, mem, path::Path};
 
@@ -30,7 +30,7 @@ pub struct Session<'s> {
     /// The chat without turns.
     blank: Chat,
     turns: Vec<ConversationTurn>,
-    /// What the next question shows.
+    /// Pictures and videos of the next question.
     shown: Shown,
 }
 
@@ -52,7 +52,8 @@ impl<'s> Session<'s> {
         Session { model, options, limits, blank, turns: Vec::new(), shown }
     }
 
-    /// Reads lines from standard input until it ends, `/quit`, or Ctrl-C outside a reply.
+    /// Reads lines from standard input until the end of the input, `/quit`, or Ctrl-C outside a
+    /// reply.
     pub async fn run(mut self, interrupts: &mut Interrupts) -> Result<Over, Failure> {
         let is_terminal = std::io::stdin().is_terminal() && !self.options.json;
         if is_terminal {
@@ -135,7 +136,7 @@ impl<'s> Session<'s> {
         Ok(Next::Line)
     }
 
-    /// Takes the files one by one and reports each; a bad file does not undo those before it.
+    /// Opens the files one by one and reports each. A bad file does not affect the files before it.
     fn each(
         &mut self,
         paths: &[impl AsRef<Path>],
@@ -161,7 +162,7 @@ impl<'s> Session<'s> {
         };
         match ended {
             Ok(Ended::Unread) => return Ok(Next::End(Over::Well)),
-            // No reply came, so nothing is kept, and the next question shows the same files.
+            // No text arrived, so the turn is not kept, and the next question shows the same files.
             Ok(Ended::Interrupted { text }) if text.is_empty() => {}
             Ok(Ended::Done { text } | Ended::Interrupted { text }) => {
                 self.turns.push(ConversationTurn { question, shown: mem::take(&mut self.shown), answer: text });
@@ -174,15 +175,15 @@ impl<'s> Session<'s> {
         Ok(Next::Line)
     }
 
-    /// The whole conversation.
+    /// Returns all turns as one chat.
     fn conversation(&self) -> Chat {
         self.turns
             .iter()
             .fold(self.blank.clone(), |chat, turn| turn.shown.ask(chat, &turn.question).assistant(turn.answer.clone()))
     }
 
-    /// Drops what would make the next question fail too: the picture or video at fault, or all of them if the error
-    /// names none. Keeps them after a passing failure.
+    /// Drops the pictures and videos that would make the next question fail too: the item at fault,
+    /// or all of them if the error names none. Keeps them if the failure is temporary.
     fn forget_what_fails(&mut self, error: &ChatError) {
         let shown = &mut self.shown;
         let of_turns = |count: fn(&Shown) -> usize| self.turns.iter().map(|turn| count(&turn.shown)).sum::<usize>();
@@ -193,7 +194,7 @@ impl<'s> Session<'s> {
             Some(Visible::Video(index)) => {
                 index.checked_sub(of_turns(Shown::videos)).and_then(|index| shown.drop_video(index))
             }
-            // `/clear` or `/undo` can help without dropping them.
+            // `/clear` or `/undo` may free enough of the context, so keep the pictures and videos.
             None if matches!(error, ChatError::TooLong { .. }) && !self.turns.is_empty() => None,
             None if error.kind() == ErrorKind::Request => {
                 Some(mem::take(shown).names().join(", ")).filter(|names| !names.is_empty())
@@ -220,7 +221,7 @@ impl<'s> Session<'s> {
         }
     }
 
-    /// Prints something that is neither a reply nor an error.
+    /// Prints a message that is neither a reply nor an error.
     fn note(&self, text: &str) {
         if self.options.json { println!("{}", json!({ "type": "note", "note": text })) } else { logging::note(text) }
     }
@@ -232,7 +233,7 @@ enum Visible {
     Video(usize),
 }
 
-/// The picture or video that made a chat fail, if the error names one.
+/// Returns the picture or video that made a chat fail, if the error names one.
 fn at_fault(error: &ChatError) -> Option<Visible> {
     match error {
         ChatError::Picture { index, .. } | ChatError::PictureTooLarge { index, .. } => Some(Visible::Picture(*index)),

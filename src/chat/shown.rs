@@ -1,4 +1,4 @@
-//! Pictures and videos for a question, with the names they were given by.
+//! Pictures and videos for a question, with the names under which they were given.
 
 use std::path::Path;
 
@@ -14,14 +14,15 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// A question about all of them.
+    /// Adds a question about all pictures and videos to `chat`.
     pub fn ask(&self, chat: Chat, question: &str) -> Chat {
         let images = self.images.iter().map(|(_, image)| image.clone());
         let videos = self.videos.iter().map(|(_, video)| video.clone());
         videos.fold(images.fold(chat.user(question), Chat::image), Chat::video)
     }
 
-    /// Adds a picture with a readable header and a size within the limits; returns its description.
+    /// Adds a picture, which must have a readable header and a size within the limits. Returns its
+    /// description.
     pub fn open_image(&mut self, path: &Path, _: &Options, limits: &ImageLimits) -> Result<String, Failure> {
         let (image, (width, height)) = picture(path, limits)?;
         let name = path.display().to_string();
@@ -30,7 +31,7 @@ impl Shown {
         Ok(took)
     }
 
-    /// Adds a folder of frames; returns its description.
+    /// Adds a folder of frames. Returns its description.
     pub fn open_video(&mut self, folder: &Path, options: &Options, limits: &ImageLimits) -> Result<String, Failure> {
         let name = folder.display().to_string();
         self.show_video(name.clone(), options.video(folder, limits)?);
@@ -49,24 +50,24 @@ impl Shown {
         self.videos.len()
     }
 
-    /// All names, pictures first.
+    /// Returns all names, pictures first.
     pub fn names(&self) -> Vec<String> {
         let videos = self.videos.iter().map(|(name, _)| name.clone());
         self.images.iter().map(|(name, _)| name.clone()).chain(videos).collect()
     }
 
-    /// Removes a picture; returns its name if there was one.
+    /// Removes a picture. Returns its name, if there was one.
     pub fn drop_image(&mut self, index: usize) -> Option<String> {
         (index < self.images.len()).then(|| self.images.remove(index).0)
     }
 
-    /// Removes a video; returns its name if there was one.
+    /// Removes a video. Returns its name, if there was one.
     pub fn drop_video(&mut self, index: usize) -> Option<String> {
         (index < self.videos.len()).then(|| self.videos.remove(index).0)
     }
 
-    /// Removes the item with this name, or with this number in [`names`](Self::names) from 1; returns its name if there
-    /// was one.
+    /// Removes the item with this name, or with this number, counted from 1, in
+    /// [`names`](Self::names). Returns its name, if there was one.
     pub fn drop(&mut self, which: &str) -> Option<String> {
         let by_name = self.names().iter().position(|name| name == which);
         let index = by_name.or_else(|| which.parse::<usize>().ok()?.checked_sub(1))?;
@@ -74,7 +75,8 @@ impl Shown {
     }
 }
 
-/// A picture with a readable header and a size within the limits, with its width and height in pixels.
+/// Opens a picture, which must have a readable header and a size within the limits. Also returns
+/// its width and height in pixels.
 pub fn picture(path: &Path, limits: &ImageLimits) -> Result<(Image, (u32, u32)), Failure> {
     let opened = Image::open_within(path, limits).and_then(|image| {
         let size = image.size(limits)?;

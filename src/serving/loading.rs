@@ -1,4 +1,5 @@
-//! Loading the models of a server, those of a device one after another, while it listens already.
+//! Model loading for `bursar serve`, while the server already listens. The models of one device
+//! load one after another.
 
 use std::{
     collections::BTreeSet,
@@ -25,22 +26,22 @@ pub struct Plan {
     source: ModelSource,
     options: LoadOptions,
     names: Vec<String>,
-    /// The model's own name, where clients use what was typed.
+    /// The model's own name, as an alias, if `names` has the model as typed on the command line.
     alias: Option<String>,
 }
 
 impl Plan {
-    /// The model and how it is loaded.
+    /// Returns the model's source and load options.
     pub fn model(&self) -> (ModelSource, LoadOptions) {
         (self.source.clone(), self.options.clone())
     }
 
-    /// The name that clients use first.
+    /// The first of the names that clients use.
     pub fn name(&self) -> &str {
         &self.names[0]
     }
 
-    /// Clients hear that it is on its way.
+    /// Registers the model with the service as loading, so that clients can see it.
     pub fn announce(&self, service: &Service) {
         service.set(self.names.clone(), ModelState::Loading("it has not started".into()));
         if let Some(alias) = &self.alias {
@@ -49,7 +50,7 @@ impl Plan {
     }
 }
 
-/// How each model is loaded, before it is known what shares its device.
+/// Returns the source, options and names of each model, before models are placed on devices.
 pub fn plans(wanted: Vec<Wanted>, serving: &Options, device: &DeviceOptions) -> Result<Vec<Plan>, Failure> {
     let ranks = device.ranks_of_each(wanted.len())?;
     let plans = wanted.into_iter().zip(ranks).map(|(wanted, ranks)| {
@@ -59,7 +60,7 @@ pub fn plans(wanted: Vec<Wanted>, serving: &Options, device: &DeviceOptions) -> 
         let is_named = options.name.is_some();
         let own = wanted.names.first().cloned().or(options.name).unwrap_or_else(|| source.name());
         (options.name, options.ranks) = (Some(own.clone()), ranks);
-        // Without a name, clients say what was typed, as with vLLM.
+        // If the user gave no name, clients use the model as typed on the command line, as in vLLM.
         let (names, alias) = match wanted.names.is_empty() {
             false => (wanted.names, None),
             true if is_named || own == wanted.model => (vec![own], None),
@@ -78,8 +79,9 @@ pub fn plans(wanted: Vec<Wanted>, serving: &Options, device: &DeviceOptions) -> 
     }
 }
 
-/// Each runtime with its models. Without knobs that say how large it is, models of a device share what is left evenly, or
-/// have all of it in turn.
+/// Assigns the models to their runtimes. Models that share a device and have no knob for their size
+/// get equal shares of the memory that is left. With `in_turn`, each may use all of that memory,
+/// because the other models sleep meanwhile.
 pub fn placed(
     plans: Vec<Plan>,
     runtimes: &[Runtime],
@@ -107,11 +109,12 @@ pub fn placed(
     placed
 }
 
-/// Loads all models of a runtime in order, those of several runtimes at once, and tells the service how far they are. One
-/// that cannot be loaded is told of, and the others are served.
+/// Loads the models of each runtime in order, and several runtimes in parallel. Reports progress to
+/// the service. A model that cannot be loaded is reported, and the other models are served.
 ///
 /// # Errors
-/// If none could be loaded: the reason of the only one, or of several that each was told of.
+/// No model could be loaded. The failure is the one of a single model, or refers to the errors that
+/// were printed for each of several models.
 pub async fn load_all(service: Service, plans: Vec<(Runtime, Vec<Plan>)>) -> Result<(), Failure> {
     let count: usize = plans.iter().map(|(_, plans)| plans.len()).sum();
     let (bars, are_several) = (MultiProgress::new(), plans.len() > 1);
@@ -150,11 +153,12 @@ pub async fn load_all(service: Service, plans: Vec<(Runtime, Vec<Plan>)>) -> Res
     })
 }
 
-/// Loads a model and gives it to the service, which hears meanwhile how far it is.
+/// Loads a model and adds it to the service. Reports progress to the service meanwhile.
 async fn load(service: &Service, runtime: &Runtime, plan: Plan, bar: Bar) -> Result<(), Failure> {
     let Plan { source, options, names, .. } = plan;
     let (told, heard) = (service.clone(), names.clone());
-    // None once it is loaded: what is told of later starts, after a death or a sleep, is not of a model that is being loaded.
+    // `None` once the model is loaded. Progress also arrives during later starts, after a crash or
+    // a sleep, when the service must not show the model as loading for the first time.
     let last = Arc::new(Mutex::new(Some(String::new())));
     let heard_last = last.clone();
     let hear = move |progress: Progress| {
@@ -180,7 +184,7 @@ async fn load(service: &Service, runtime: &Runtime, plan: Plan, bar: Bar) -> Res
     }
 }
 
-/// What is being done, in words and hundredths.
+/// Describes the current activity in words, with its progress in percent.
 fn described(progress: &Progress) -> Option<String> {
     let share = |done: u64, total: u64| done.saturating_mul(100).checked_div(total).unwrap_or(0);
     match progress {

@@ -138,7 +138,7 @@ pub struct Options {
     knobs: KnobOptions,
 }
 
-/// What generation_config.json is to a server.
+/// The use of a checkpoint's generation_config.json.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum GenerationConfig {
     #[default]
@@ -146,7 +146,7 @@ enum GenerationConfig {
     Vllm,
 }
 
-/// Whose names series have.
+/// The naming scheme of exported metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum MetricsNames {
     #[default]
@@ -162,13 +162,14 @@ fn bytes(typed: &str) -> Result<Bytes, String> {
     typed.parse().map_err(|error: ParseBytesError| error.to_string())
 }
 
-/// Raises this process's limit of open files as far as it may, and returns how many connections fit.
+/// Raises this process's limit of open files as far as allowed, and returns how many connections
+/// fit.
 fn descriptors_for(connections: usize) -> usize {
-    /// Files, sockets to other servers, and what the runtime opens itself.
+    /// Descriptors for files, sockets to other servers, and the runtime's own descriptors.
     const OTHERS: u64 = 256;
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // macOS refuses what it calls its own maximum, and takes this.
+    // macOS refuses the maximum that it reports, but accepts this value.
     const USUAL: Option<u64> = Some(10_240);
     let raised = [limit.maximum, USUAL]
         .into_iter()
@@ -187,12 +188,12 @@ fn descriptors_for(connections: usize) -> usize {
 /// A model and the names that clients use for it.
 pub struct Wanted {
     pub model: String,
-    /// None: the model's own.
+    /// Empty to use the model's own name.
     pub names: Vec<String>,
 }
 
 impl Options {
-    /// The models in order.
+    /// Returns the models to serve, in order.
     pub fn models(&self) -> Result<Vec<Wanted>, Failure> {
         let models: Vec<&String> = self.sole.as_ref().map_or_else(|| self.model.iter().collect(), |sole| vec![sole]);
         if let [model] = models[..] {
@@ -210,10 +211,11 @@ impl Options {
         Ok(wanted)
     }
 
-    /// How a model is loaded, on top of the knobs.
+    /// Returns the options to load a model with: this command's options on top of the knobs in
+    /// `base`.
     ///
     /// # Errors
-    /// The file of the template cannot be read.
+    /// The file of the chat template cannot be read, or the folder of the tokenizer does not exist.
     pub fn load(&self, base: LoadOptions) -> Result<LoadOptions, Failure> {
         let sampling_defaults = match self.generation_config {
             GenerationConfig::Auto => SamplingDefaults::Vllm,
@@ -233,7 +235,7 @@ impl Options {
         Ok(LoadOptions { sampling_defaults, tokenizer: self.tokenizer.clone(), chat_template, ..base })
     }
 
-    /// The model that was typed.
+    /// Returns the source of a model, as typed, with this command's settings of the hub.
     #[cfg(feature = "hub")]
     pub fn source(&self, model: &str) -> ModelSource {
         let mut hub = crate::hub::options();
@@ -248,7 +250,7 @@ impl Options {
         crate::model::source(model)
     }
 
-    /// Each origin, also of vLLM's list in JSON.
+    /// Returns all allowed origins. A value may be a JSON list of origins, as in vLLM.
     fn origins(&self) -> Vec<String> {
         let of = |typed: &String| serde_json::from_str(typed).unwrap_or_else(|_| vec![typed.clone()]);
         self.allow_origin.iter().flat_map(of).collect()
@@ -258,7 +260,7 @@ impl Options {
         &self.knobs
     }
 
-    /// What is logged of requests. Knobs that cannot be read are told of later.
+    /// How much is logged about requests. Knobs that cannot be parsed are reported later.
     pub fn requests(&self) -> Requests {
         if self.knobs.knobs().is_ok_and(|knobs| knobs.disable_log_requests == Some(true)) {
             Requests::Nothing
@@ -267,7 +269,7 @@ impl Options {
         }
     }
 
-    /// The address as it is listened on.
+    /// The address to listen on, with the port.
     pub fn address(&self) -> String {
         let Some(host) = self.host.clone().or_else(|| self.port.map(|_| "127.0.0.1".to_owned())) else {
             return self.listen.clone();
@@ -284,7 +286,7 @@ impl Options {
         Some(TlsFiles { certificates, key })
     }
 
-    /// The limits of the server.
+    /// Returns the options of the server.
     pub fn serve(&self) -> Result<ServeOptions, Failure> {
         self.vllm.check()?;
         let usual = ServeOptions::default();
@@ -318,7 +320,8 @@ impl Options {
         Ok(options)
     }
 
-    /// The program that decodes films, as a whole path: it is run without an environment.
+    /// Returns the absolute path of the program that decodes videos. It must be absolute because
+    /// the program runs without environment variables.
     fn ffmpeg(&self) -> Result<Option<PathBuf>, Failure> {
         let Some(named) = &self.ffmpeg else {
             let path = env::var_os("PATH").unwrap_or_default();

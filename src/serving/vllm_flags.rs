@@ -1,4 +1,5 @@
-//! The flags of `vllm serve`: those that change nothing here are accepted with a notice, others are refused with a hint.
+//! The flags of `vllm serve` that Bursar does not have. Flags that make no difference here are
+//! accepted with a notice. All other flags are refused with a hint.
 
 use std::sync::LazyLock;
 
@@ -6,26 +7,26 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use crate::{failure::Failure, logging};
 
-/// What a flag of vLLM means here.
+/// How Bursar treats a flag of vLLM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meaning {
-    /// It is a flag of ours.
+    /// Bursar has this flag too.
     Served,
-    /// A switch, also with `no-` before its name, without effect, and why.
+    /// A switch without effect, also with `no-` before its name. Has the reason.
     Switch(&'static str),
-    /// A flag with a value, without effect, and why.
+    /// A flag with a value and without effect. Has the reason.
     Value(&'static str),
-    /// It is refused, and what to do instead.
+    /// A refused flag. Says what to do instead.
     Refused(&'static str),
 }
 
-/// Flags with several values. After others, the next word is the model.
+/// Flags that accept several values. After the value of any other flag, the next word is the model.
 const LISTS: [&str; 2] = ["cudagraph-capture-sizes", "custom-histogram-buckets"];
 
 #[derive(Debug)]
 struct Flag {
     name: &'static str,
-    /// With `no-` before it.
+    /// The name with `no-` before it.
     negated: String,
     meaning: Meaning,
 }
@@ -49,15 +50,15 @@ static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| {
     flags.collect()
 });
 
-/// The flags of vLLM that were typed and are not ours.
+/// The flags that the user typed and that only vLLM has.
 #[derive(Clone, Debug, Default)]
 pub struct VllmFlags(Vec<(&'static str, Meaning)>);
 
 impl VllmFlags {
-    /// Says which flags change nothing.
+    /// Reports the flags that have no effect.
     ///
     /// # Errors
-    /// A flag that would change what is served.
+    /// A flag would change what is served.
     pub fn check(&self) -> Result<(), Failure> {
         for (flag, meaning) in &self.0 {
             match meaning {
@@ -148,7 +149,7 @@ mod tests {
                     arg.get_long() == Some(name) || aliases.contains(&name)
                 })
             };
-            // Those of the whole program are not the subcommand's.
+            // Global flags of the program are not among the subcommand's arguments.
             let is_global = ["log-level", "tensor-parallel-size"].contains(&flag.name);
             assert!(known(flag.name) || is_global, "--{}", flag.name);
         }

@@ -8,8 +8,8 @@ use tokio::sync::{broadcast::error::RecvError, watch};
 use super::ModelHandle;
 use crate::kv::{BlockEvent, BlockLog, BlockReceiver, KvUse};
 
-/// The blocks in a model's prefix cache and each change of them, for routers. See
-/// [`ModelHandle::block_events`].
+/// The blocks in a model's prefix cache and each change of them,
+/// for routers. See [`ModelHandle::block_events`].
 pub struct BlockEvents {
     model: ModelHandle,
     generation: u64,
@@ -64,10 +64,10 @@ pub struct KvWatch {
 }
 
 impl KvWatch {
-    /// Waits until the use has changed since the last call, and returns the latest. The first call
-    /// returns at once. While no actors serve, such as after a death or during sleep, there are no
-    /// blocks. Returns `None` once the model is unloaded or has stopped. Cancelling the wait loses
-    /// nothing.
+    /// Waits until the use has changed since the last call, and returns the latest. The first
+    /// call returns at once. While no actors serve, such as after a death or during sleep,
+    /// there are no blocks. Returns `None` once the model is unloaded or has stopped.
+    /// Cancelling the wait loses nothing.
     pub async fn changed(&mut self) -> Option<KvUse> {
         let Some(shown) = &mut self.shown else {
             let serving = self.model.serving_after(self.generation).await.ok()?;
@@ -112,8 +112,8 @@ impl ModelHandle {
         BlockEvents { model: self.clone(), generation: 0, following: None, missed: 0 }
     }
 
-    /// Subscribes to the use of KV blocks. Their number changes when another process takes or frees
-    /// GPU memory.
+    /// Subscribes to the use of KV blocks. Their number changes when another process takes
+    /// or frees GPU memory.
     pub fn kv_use(&self) -> KvWatch {
         KvWatch { model: self.clone(), generation: 0, shown: None }
     }

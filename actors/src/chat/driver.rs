@@ -56,8 +56,8 @@ pub(super) struct Driver {
     stopwatch: Stopwatch,
 }
 
-/// How one life of the request ended. A life is the time during which one generation of actors
-/// serves the request.
+/// How one life of the request ended. A life is the time during which one generation of
+/// actors serves the request.
 enum Life {
     /// The sequence ended by itself.
     Finished(FinishReason),
@@ -129,8 +129,8 @@ impl Driver {
         let lives = async { patience.hold(self.lives()).await.unwrap_or_else(Err) };
         let outcome = tokio::select! {
             biased;
-            // Polled first; otherwise the end of the actors on a lost device would look like an
-            // ordinary death.
+            // Polled first; otherwise the end of the actors on a lost device would look
+            // like an ordinary death.
             lost = loss => Err(lost),
             outcome = lives => outcome,
         };
@@ -161,8 +161,8 @@ impl Driver {
         }
     }
 
-    /// Repeats lives of the request until the sequence ends by itself. Returns `None` if the caller
-    /// has disconnected.
+    /// Repeats lives of the request until the sequence ends by itself. Returns `None` if
+    /// the caller has disconnected.
     async fn lives(&mut self) -> Result<Option<FinishReason>, ChatError> {
         let events = self.events.clone();
         let mut lead = tokio::select! {
@@ -193,8 +193,8 @@ impl Driver {
                 return Err(ChatError::GivenUp { deaths });
             }
             if self.produced.len() >= self.preparation.tokens_max {
-                // The actors died after they delivered the last token and before they reported the
-                // end.
+                // The actors died after they delivered the last token and before
+                // they reported the end.
                 return Ok(Some(FinishReason::Length));
             }
             let pictures = match lead.take() {
@@ -266,8 +266,8 @@ impl Driver {
         if serving.scheduler.send_message(SchedulerMessage::Admit(Box::new(admission))).is_err() {
             return Ok(Ended::Over(Life::Lost));
         }
-        // Dropped before the sequence is admitted again. By then the scheduler has already
-        // forgotten the sequence.
+        // Dropped before the sequence is admitted again. By then the scheduler has
+        // already forgotten the sequence.
         let _admitted = Admitted { scheduler: serving.scheduler.clone(), id };
         let lead = Lead::Computed { generation: serving.generation, pictures: for_others };
         self.listen(&mut delivered, lead, computed).await
@@ -409,8 +409,8 @@ impl Driver {
         }
     }
 
-    /// Sends the log-probabilities of the prompt, once. Returns whether the caller is still
-    /// connected.
+    /// Sends the log-probabilities of the prompt, once. Returns whether the
+    /// caller is still connected.
     async fn tell_scores(&mut self) -> bool {
         let Some(scores) = self.scores.take() else { return true };
         let tokenizer = self.tokenizer.clone();
@@ -424,8 +424,8 @@ impl Driver {
         self.events.send(Ok(ChatEvent::Prompt(scores))).await.is_ok()
     }
 
-    /// Sends parts of the reply, up to the last allowed tool call. Returns whether the caller is
-    /// still connected.
+    /// Sends parts of the reply, up to the last allowed tool call. Returns whether the
+    /// caller is still connected.
     async fn say(&mut self, parts: Vec<ReplyPart>) -> bool {
         for part in parts {
             if self.has_called_enough() {

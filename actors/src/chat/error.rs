@@ -18,8 +18,8 @@ pub enum ChatError {
     /// The chat has no turn.
     #[error("the chat has no turn")]
     Empty,
-    /// The chat has a prompt of tokens, but also turns, tools or settings that only a template
-    /// could follow.
+    /// The chat has a prompt of tokens, but also turns, tools or settings that only
+    /// a template could follow.
     #[error("the chat has a prompt of tokens, but also turns, tools or template settings")]
     TokensAndTurns,
     /// The limit of requests that run or wait has been reached.
@@ -149,8 +149,8 @@ pub enum ChatError {
     /// The model was asleep, and did not wake up in time or could not wake up.
     #[error(transparent)]
     Asleep(Arc<SleepError>),
-    /// The model is shutting down. It ends when its running requests have ended, or at its
-    /// deadline.
+    /// The model is shutting down. It ends when its running requests have ended,
+    /// or at its deadline.
     #[error("the model is shutting down and takes no more requests")]
     ShuttingDown,
     /// The model's actors died too often while they served this request.

@@ -9,20 +9,20 @@ use crate::finish_reason::FinishReason;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ChatEvent {
-    /// The prompt's token ids, once, before all other events. Only for chats with
-    /// [`token_ids`](super::Chat::token_ids).
+    /// The prompt's token ids, once, before all other events. Only
+    /// for chats with [`token_ids`](super::Chat::token_ids).
     PromptIds(Arc<[u32]>),
     /// The id of the reply's next token, only for chats with [`token_ids`](super::Chat::token_ids).
     /// As with `Token`, the text that this token completes follows in later events.
     TokenId(u32),
-    /// The prompt tokens with their log-probabilities, if the chat asked for them. An entry is
-    /// `None` for the first token, which has no preceding token, and for tokens whose logits are
-    /// not numbers.
+    /// The prompt tokens with their log-probabilities, if the chat asked for them. An entry
+    /// is `None` for the first token, which has no preceding token, and for tokens whose
+    /// logits are not numbers.
     Prompt(Vec<Option<TokenScore>>),
-    /// The reply's next token with its log-probability, if the chat asked for it. Later events
-    /// contain what the token completes: text, reasoning or part of a call. No event may follow,
-    /// because part of a character, a tag, and the possible beginning of a stop string are held
-    /// back.
+    /// The reply's next token with its log-probability, if the chat asked for it. Later
+    /// events contain what the token completes: text, reasoning or part of a call. No event
+    /// may follow, because part of a character, a tag, and the possible beginning of a stop
+    /// string are held back.
     Token(TokenScore),
     /// More reasoning, in whole characters, without its tags. Only from models that write
     /// reasoning, and before any text.
@@ -44,17 +44,17 @@ pub enum ChatEvent {
         /// [`stop_token`](super::Chat::stop_token). `None` if an end token of the model, a limit,
         /// or a complete tool call ended the reply.
         stop_reason: Option<StopReason>,
-        /// The token that ended the reply, set by the chat or the model. It is not part of the
-        /// reply.
+        /// The token that ended the reply, set by the chat or the model. It is not
+        /// part of the reply.
         end_token: Option<u32>,
         usage: Usage,
     },
 }
 
 impl ChatEvent {
-    /// A `Done` event without reasoning and tool calls, for tests of code that reads replies. Other
-    /// fields can be set afterwards, through `if let ChatEvent::Done { stop_reason, .. } = &mut
-    /// done`.
+    /// A `Done` event without reasoning and tool calls, for tests of code that reads replies.
+    /// Other fields can be set afterwards, through `if let ChatEvent::Done { stop_reason, ..
+    /// } = &mut done`.
     pub fn done(text: impl Into<String>, finish_reason: FinishReason, usage: Usage) -> Self {
         ChatEvent::Done {
             text: text.into(),
@@ -80,8 +80,8 @@ impl ChatEvent {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenScore {
     pub token: ScoredToken,
-    /// The likeliest tokens at this position, as many as the chat asked for, with the likeliest
-    /// first.
+    /// The likeliest tokens at this position, as many as the chat asked for,
+    /// with the likeliest first.
     pub top: Vec<ScoredToken>,
 }
 

@@ -1,5 +1,5 @@
-//! Settings of a chat for generating its reply. Defaults come from the checkpoint's
-//! `generation_config.json`.
+//! Settings of a chat for generating its reply. Defaults come
+//! from the checkpoint's `generation_config.json`.
 
 use std::collections::BTreeMap;
 
@@ -57,8 +57,8 @@ impl Chat {
     }
 
     /// Minimum tokens of the reply. Before that, neither an end token of the model nor a stop
-    /// string ends the reply. A chat that sets this may have 1,024 stop tokens, including those of
-    /// the checkpoint.
+    /// string ends the reply. A chat that sets this may have 1,024 stop tokens, including
+    /// those of the checkpoint.
     pub fn min_tokens(mut self, tokens: impl Into<Option<usize>>) -> Self {
         self.generation.tokens_min = tokens.into().unwrap_or(self.generation.tokens_min);
         self
@@ -118,8 +118,8 @@ impl Chat {
         self
     }
 
-    /// Equal seeds give equal replies, even under other load. Without a seed, sampled replies
-    /// differ.
+    /// Equal seeds give equal replies, even under other load. Without a
+    /// seed, sampled replies differ.
     pub fn seed(mut self, seed: impl Into<Option<u64>>) -> Self {
         self.generation.seed = seed.into().or(self.generation.seed);
         self
@@ -144,9 +144,9 @@ impl Chat {
         self
     }
 
-    /// Sends the log-probabilities of the reply's tokens as events, each with the `top` likeliest
-    /// tokens (at most 20). They are the model's own log-probabilities, before temperature and
-    /// penalties.
+    /// Sends the log-probabilities of the reply's tokens as events, each with the `top`
+    /// likeliest tokens (at most 20). They are the model's own log-probabilities,
+    /// before temperature and penalties.
     pub fn log_probabilities(mut self, top: impl Into<Option<usize>>) -> Self {
         self.generation.log_probabilities = top.into().or(self.generation.log_probabilities);
         self
@@ -166,17 +166,17 @@ impl Chat {
         self
     }
 
-    /// Constrains the reply to an output format: a JSON schema, a regular expression, and so on. A
-    /// reasoning model writes its reasoning first. If the chat has tools, the model may call one
-    /// instead.
+    /// Constrains the reply to an output format: a JSON schema, a regular expression, and so
+    /// on. A reasoning model writes its reasoning first. If the chat has tools, the model
+    /// may call one instead.
     pub fn format(mut self, format: impl Into<Option<OutputFormat>>) -> Self {
         self.generation.format = format.into().or(self.generation.format);
         self
     }
 
-    /// Shares the prefix cache and the encoder cache only with chats of the same salt. Without a
-    /// salt, the time to the first token reveals whether another caller has sent an equal prompt or
-    /// picture.
+    /// Shares the prefix cache and the encoder cache only with chats of the same salt.
+    /// Without a salt, the time to the first token reveals whether another caller has sent an
+    /// equal prompt or picture.
     pub fn cache_salt(mut self, salt: impl Into<String>) -> Self {
         self.generation.cache_salt = Some(salt.into());
         self

@@ -45,8 +45,8 @@ pub(crate) struct SleepHandle {
     pub(crate) send: SendSleepOrder,
 }
 
-/// A handle to a loaded model. Clones refer to the same model, which stays loaded until its runtime
-/// unloads it.
+/// A handle to a loaded model. Clones refer to the same model, which stays loaded until
+/// its runtime unloads it.
 ///
 /// ```
 /// use bursar_actors::{
@@ -97,8 +97,8 @@ const LONG_CHAT_BYTES: usize = 256 << 10;
 static LONG_CHATS: LazyLock<Semaphore> =
     LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)));
 
-/// Number of events that a driver may send ahead of its caller. A slow caller delays only its own
-/// reply.
+/// Number of events that a driver may send ahead of its caller. A slow caller delays
+/// only its own reply.
 const EVENTS_AHEAD: usize = 64;
 
 impl ModelHandle {
@@ -258,9 +258,9 @@ impl ModelHandle {
     /// memory, as part of the ledger's overhead.
     ///
     /// # Errors
-    /// [`SleepError::Busy`] if requests run longer than `within`; the requests continue and the
-    /// model stays awake. [`SleepError::Host`] if host memory does not suffice for level 1.
-    /// [`SleepError::Stopped`].
+    /// [`SleepError::Busy`] if requests run longer than `within`; the requests continue
+    /// and the model stays awake. [`SleepError::Host`] if host memory does not suffice
+    /// for level 1. [`SleepError::Stopped`].
     pub async fn sleep(&self, level: SleepLevel, within: Duration) -> Result<(), SleepError> {
         let (reply, answer) = Responder::new();
         (self.sleep.send)(SleepOrder::Sleep { level, within, reply });
@@ -287,9 +287,9 @@ impl ModelHandle {
         }
     }
 
-    /// Waits until the model is awake, and keeps it awake while the result lives. If a request
-    /// cannot wake the model for lack of memory, the wake-up is tried again until the time limit of
-    /// `wake_within`.
+    /// Waits until the model is awake, and keeps it awake while the result lives. If a
+    /// request cannot wake the model for lack of memory, the wake-up is tried again until the
+    /// time limit of `wake_within`.
     async fn enter(&self, reason: WakeReason) -> Result<Inside, SleepError> {
         let SleepHandle { wakefulness, within, send } = &self.sleep;
         let mut lacked = None;
@@ -322,9 +322,9 @@ impl ModelHandle {
         }
     }
 
-    /// Returns the actors that currently serve, so that the caller can ask, monitor, link or kill
-    /// them. Waits while they are being replaced. If the model sleeps, these are the actors that
-    /// served last.
+    /// Returns the actors that currently serve, so that the caller can ask, monitor, link or
+    /// kill them. Waits while they are being replaced. If the model sleeps, these are the
+    /// actors that served last.
     ///
     /// Monitor with `mine.monitor(theirs)`. Link with `mine.link(theirs)`, which ends your actor
     /// together with theirs. Do not call `theirs.link(mine)`: an actor has only one supervisor, so

@@ -31,8 +31,8 @@ pub(super) struct Preparation {
     /// End tokens from the model's `generation_config.json`; empty if the chat ignores them.
     own_ends: Arc<[u32]>,
     pub(super) sampler: Arc<Sampler>,
-    /// Distinct prompt tokens for the repetition penalty; empty if the sampler does not read the
-    /// prompt.
+    /// Distinct prompt tokens for the repetition penalty; empty if the sampler does
+    /// not read the prompt.
     pub(super) prompt_read: Arc<[u32]>,
     pub(super) score_prompt: Option<usize>,
     /// The prompt's tokens, if the caller asked for token ids.
@@ -44,8 +44,8 @@ pub(super) struct Preparation {
 }
 
 impl Preparation {
-    /// Prepares `samples` replies to one chat. Each sample's seed is one higher than the seed
-    /// before it.
+    /// Prepares `samples` replies to one chat. Each sample's seed is one higher than
+    /// the seed before it.
     ///
     /// # Errors
     /// Anything outside the envelope, with the limit, the value and a hint.
@@ -70,8 +70,8 @@ impl Preparation {
         let shown = Shown::of(chat, context, tokens_limit(context, kv_tokens))?;
         let tokens_max = tokens_max(chat, context, &shown, kv_tokens)?;
         let Shown { prompt, pictures, reply } = shown;
-        // Compiling a grammar takes the most time, so it comes after the checks that can refuse a
-        // chat at once.
+        // Compiling a grammar takes the most time, so it comes after the checks that can refuse
+        // a chat at once.
         let samplers = samplers(chat, context, reply.grammar(chat, context)?, &stop_tokens, samples)?;
         // All samples share the same prompt tokens.
         let prompt_read = samplers.first().map_or_else(|| [].into(), |sampler| sampler.read_of(&prompt.tokens));
@@ -89,8 +89,8 @@ impl Preparation {
             sampler: Arc::new(sampler),
             prompt_read: prompt_read.clone(),
             standing: chat.standing.clone(),
-            // Log-probabilities of the prompt are the same for all samples, so only the first one
-            // computes them.
+            // Log-probabilities of the prompt are the same for all samples, so only the
+            // first one computes them.
             score_prompt: asked.prompt_log_probabilities.filter(|_| sample == 0),
             told_ids: told_ids.clone(),
             reply: reply.clone(),
@@ -173,8 +173,8 @@ pub(super) fn counted_max(limit: usize) -> usize {
     limit.saturating_mul(2).saturating_add(MORE)
 }
 
-/// Converts the error for a count that was stopped into [`ChatError::TooLong`] with the prompt's
-/// `limit`.
+/// Converts the error for a count that was stopped into [`ChatError::TooLong`]
+/// with the prompt's `limit`.
 pub(super) fn counted(tokens: Result<Vec<u32>, TextError>, limit: usize) -> Result<Vec<u32>, ChatError> {
     tokens.map_err(|error| match error {
         TextError::TooManyTokens { limit: tokens } => ChatError::TooLong { tokens, has_more: true, limit },
@@ -182,8 +182,8 @@ pub(super) fn counted(tokens: Result<Vec<u32>, TextError>, limit: usize) -> Resu
     })
 }
 
-/// Maximum tokens of the reply: the chat's `max_tokens`, but no more than the prompt leaves of the
-/// context.
+/// Maximum tokens of the reply: the chat's `max_tokens`, but no more than the prompt
+/// leaves of the context.
 fn tokens_max(chat: &Chat, context: &ModelContext, shown: &Shown, kv_tokens: usize) -> Result<usize, ChatError> {
     let asked = &chat.generation;
     let merge = context.family.merge();
@@ -273,14 +273,14 @@ fn now_unix_seconds() -> i64 {
     since.map_or(0, |since| since.as_secs() as i64)
 }
 
-/// Plans the sizes of pictures from their headers only. A picture outside the envelope is resized
-/// or refused.
+/// Plans the sizes of pictures from their headers only. A picture outside the envelope
+/// is resized or refused.
 fn plan_pictures(context: &ModelContext, visuals: &[Media], salt: Option<&str>) -> Result<Vec<MediaPlan>, ChatError> {
     if visuals.is_empty() {
         return Ok(Vec::new());
     }
-    // Templates of text-only models fail on pictures with unhelpful messages, so refuse the
-    // pictures here.
+    // Templates of text-only models fail on pictures with unhelpful messages, so
+    // refuse the pictures here.
     let processors = context.processors.as_ref().ok_or(LayoutError::TextOnly { pictures: visuals.len() })?;
     let plans = processors.plan(visuals, MediaLimits { envelope: &context.envelope, image: &context.image_limits })?;
     Ok(plans.into_iter().map(|plan| if let Some(salt) = salt { plan.salted(salt) } else { plan }).collect())

@@ -13,8 +13,8 @@ pub(super) enum Lead {
         generation: u64,
         pictures: RequestPictures,
     },
-    /// Actors died too often while they served the first sample. The other samples would probably
-    /// fail too.
+    /// Actors died too often while they served the first sample. The other samples
+    /// would probably fail too.
     GivenUp,
 }
 
@@ -55,8 +55,8 @@ impl LeaderRole {
     pub(super) async fn wait(&mut self) -> Option<Lead> {
         let LeaderRole::Follows(leader) = self else { return None };
         let lead = leader.wait_for(Option::is_some).await.ok().and_then(|lead| lead.clone());
-        // This drops the receiver. The channel holds the shared pictures until every sample has
-        // dropped its receiver.
+        // This drops the receiver. The channel holds the shared pictures until every sample
+        // has dropped its receiver.
         *self = LeaderRole::Alone;
         lead
     }

@@ -1,5 +1,5 @@
-//! The number of reasoning tokens in a reply, from the state of its parser before and after each
-//! token.
+//! The number of reasoning tokens in a reply, from the state of its parser before
+//! and after each token.
 
 use bursar_model::text::ReplyPlace;
 
@@ -22,8 +22,8 @@ impl ReasoningCount {
         }
     }
 
-    /// The number of reasoning tokens at the end of the reply. An incomplete closing tag counts as
-    /// reasoning.
+    /// The number of reasoning tokens at the end of the reply. An incomplete closing
+    /// tag counts as reasoning.
     pub(super) fn tokens(&self) -> usize {
         self.tokens + self.undecided
     }

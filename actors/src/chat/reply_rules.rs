@@ -33,10 +33,10 @@ pub(super) struct ReplyRules {
 }
 
 impl ReplyRules {
-    /// Creates the rules for a chat with this `last` turn, if it has turns, and these prompt
-    /// `tokens`. `are_described` says that the tools were
-    /// [described](bursar_model::text::describe_tools) in a system message instead of shown by the
-    /// template.
+    /// Creates the rules for a chat with this `last` turn, if it has turns, and these
+    /// prompt `tokens`. `are_described` says that the tools were
+    /// [described](bursar_model::text::describe_tools) in a system message instead of
+    /// shown by the template.
     ///
     /// # Errors
     /// [`ChatError::Tools`], [`ChatError::Text`].

@@ -15,8 +15,8 @@ use super::{ToolChoice, generation::Generation, scheduling::ChatScheduling};
 /// Maximum bytes read from a file before the model is known, as a bound against endless files.
 const FILE_BYTES_MAX: Bytes = Bytes::gib(1);
 
-/// A picture for a chat: encoded as PNG, JPEG, WebP, GIF (first frame), BMP or TIFF, or given as
-/// pixels.
+/// A picture for a chat: encoded as PNG, JPEG, WebP, GIF (first frame), BMP or TIFF,
+/// or given as pixels.
 #[derive(Clone, Debug)]
 pub struct Image(pub(super) EncodedImage);
 
@@ -199,8 +199,8 @@ pub struct Chat {
     pub(super) standing: ChatScheduling,
 }
 
-/// Prints kinds and sizes only, because content, stop strings and output formats belong to the
-/// user.
+/// Prints kinds and sizes only, because content, stop strings and output formats
+/// belong to the user.
 impl fmt::Debug for Chat {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
@@ -213,8 +213,8 @@ impl fmt::Debug for Chat {
 }
 
 impl Chat {
-    /// Creates an empty conversation. Its reply uses the settings of the checkpoint's
-    /// `generation_config.json`.
+    /// Creates an empty conversation. Its reply uses the settings
+    /// of the checkpoint's `generation_config.json`.
     pub fn new() -> Self {
         Chat::default()
     }
@@ -248,15 +248,15 @@ impl Chat {
         self.turn(Role::Assistant, vec![Content::Text(text.into())])
     }
 
-    /// Adds a picture to the last user turn, after its other pictures and videos and before its
-    /// text, which is the order in which models are trained. For another order, see
-    /// [`turn`](Chat::turn).
+    /// Adds a picture to the last user turn, after its other pictures and videos
+    /// and before its text, which is the order in which models are trained. For
+    /// another order, see [`turn`](Chat::turn).
     pub fn image(self, image: Image) -> Self {
         self.show(Content::Image(image))
     }
 
-    /// Adds a video to the last user turn, in the position that [`image`](Chat::image) uses for a
-    /// picture.
+    /// Adds a video to the last user turn, in the position that [`image`](Chat::image)
+    /// uses for a picture.
     pub fn video(self, video: Video) -> Self {
         self.show(Content::Video(video))
     }
@@ -278,18 +278,18 @@ impl Chat {
         self
     }
 
-    /// Adds functions that the model may call. [`ChatEvent::ToolCall`](super::ChatEvent::ToolCall)
-    /// reports its calls. Each tool is JSON in the form that the chat template expects, usually
-    /// OpenAI's `{"type": "function", "function": {"name": .., "description": .., "parameters":
-    /// ..}}`.
+    /// Adds functions that the model may call.
+    /// [`ChatEvent::ToolCall`](super::ChatEvent::ToolCall) reports its calls. Each tool is JSON
+    /// in the form that the chat template expects, usually OpenAI's `{"type": "function",
+    /// "function": {"name": .., "description": .., "parameters": ..}}`.
     pub fn tools(mut self, tools: impl IntoIterator<Item = serde_json::Value>) -> Self {
         self.tools.extend(tools);
         self
     }
 
-    /// Sets whether the model calls tools. By default the model decides. Forcing a call requires
-    /// that the model's format of tool calls is known, and that the tool's schema is one that
-    /// [`format`](Chat::format) could take.
+    /// Sets whether the model calls tools. By default the model decides. Forcing a call
+    /// requires that the model's format of tool calls is known, and that the tool's schema is
+    /// one that [`format`](Chat::format) could take.
     pub fn tool_choice(mut self, choice: ToolChoice) -> Self {
         self.tool_choice = choice;
         self
@@ -395,8 +395,8 @@ impl Chat {
             + self.tools.iter().map(|tool| tool.to_string().len()).sum::<usize>()
     }
 
-    /// Splits the chat into the turns as templates expect them, and the pictures and videos in
-    /// order of appearance.
+    /// Splits the chat into the turns as templates expect them, and the pictures and videos
+    /// in order of appearance.
     pub(super) fn split(&self) -> (Vec<Message>, Vec<Media>) {
         let mut visuals = Vec::new();
         let messages = self.turns.iter().map(|(role, contents)| {

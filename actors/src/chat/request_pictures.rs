@@ -29,9 +29,9 @@ pub(super) struct RequestPictures {
 }
 
 impl RequestPictures {
-    /// Finds out which pictures of a request are in the prefix cache, and gets rows of the vision
-    /// cache for the others. `rank` orders this request among others. Returns `None` if an actor
-    /// died.
+    /// Finds out which pictures of a request are in the prefix cache, and gets rows of the
+    /// vision cache for the others. `rank` orders this request among others. Returns `None`
+    /// if an actor died.
     ///
     /// # Errors
     /// [`ChatError::Vision`] for a picture that cannot be read.

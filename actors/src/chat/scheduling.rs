@@ -64,9 +64,9 @@ impl Chat {
         self
     }
 
-    /// Sets the time within which the chat's first step must be planned, counted from the request.
-    /// A chat that waits longer ends before it uses any memory of the model. Default: the model's
-    /// `queue_deadline`.
+    /// Sets the time within which the chat's first step must be planned, counted from the
+    /// request. A chat that waits longer ends before it uses any memory of the model.
+    /// Default: the model's `queue_deadline`.
     ///
     /// ```
     /// use bursar_actors::chat::Chat;
@@ -78,10 +78,10 @@ impl Chat {
         self
     }
 
-    /// Sets the time within which the first token of the reply must be ready, counted from the
-    /// request. A chat that can no longer meet it, estimated from the duration of the model's
-    /// steps, ends before it uses any memory of the model. Default: the model's
-    /// `first_token_deadline`.
+    /// Sets the time within which the first token of the reply must be ready, counted
+    /// from the request. A chat that can no longer meet it, estimated from the
+    /// duration of the model's steps, ends before it uses any memory of the model.
+    /// Default: the model's `first_token_deadline`.
     pub fn first_token_deadline(mut self, deadline: Duration) -> Self {
         self.standing.deadlines.first_token = Some(deadline);
         self

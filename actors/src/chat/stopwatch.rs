@@ -35,8 +35,8 @@ pub(super) struct Stopwatch {
     /// When the first token was ready. `last` is the time of the latest one.
     first: Option<Instant>,
     last: Option<Instant>,
-    /// The histogram of token intervals, looked up once because a step may produce tokens for
-    /// hundreds of requests.
+    /// The histogram of token intervals, looked up once because a step may produce tokens
+    /// for hundreds of requests.
     intervals: Recording,
 }
 
@@ -89,8 +89,8 @@ impl Stopwatch {
         }
     }
 
-    /// The prompt is computed. `cached` of its tokens were found in the prefix cache. Only the
-    /// first call counts.
+    /// The prompt is computed. `cached` of its tokens were found in the prefix cache. Only
+    /// the first call counts.
     pub(super) fn prompt(&mut self, tokens: usize, cached: usize) {
         if self.prompt_tokens.replace(tokens).is_none() {
             metric::PROMPT_TOKENS_TOTAL.add(&self.model, tokens);
@@ -109,8 +109,8 @@ impl Stopwatch {
         self.first.get_or_insert(at);
         self.patience.token();
         match self.last.replace(at) {
-            // Saturates because a step's time may lie before that of the latest token, which an
-            // earlier life received.
+            // Saturates because a step's time may lie before that of the latest token, which
+            // an earlier life received.
             Some(last) => self.intervals.record(at.saturating_duration_since(last)),
             None => metric::TIME_TO_FIRST_TOKEN_SECONDS.record(&self.model, at.saturating_duration_since(self.asked)),
         }

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::engine::ModelContext;
 
-/// Maximum threads per model that tokenize, detokenize or render prompts. Further callers wait for
-/// a free thread.
+/// Maximum threads per model that tokenize, detokenize or render prompts. Further callers wait
+/// for a free thread.
 pub(super) const TOKEN_THREADS: usize = 4;
 
 /// The prompt of a chat, rendered without generating.
@@ -72,8 +72,8 @@ impl ModelHandle {
     /// U+FFFD. An id that only pads the vocabulary has no text.
     ///
     /// # Errors
-    /// [`ChatError::Sampling`], with the vocabulary's size, for an id outside the vocabulary.
-    /// Otherwise see [`tokenize`](Self::tokenize).
+    /// [`ChatError::Sampling`], with the vocabulary's size, for an id outside the
+    /// vocabulary. Otherwise see [`tokenize`](Self::tokenize).
     pub async fn detokenize(&self, token_ids: impl Into<Vec<u32>>) -> Result<String, ChatError> {
         let ids = token_ids.into();
         let decode = move |context: &ModelContext| {
@@ -83,9 +83,9 @@ impl ModelHandle {
         self.on_a_thread(decode).await
     }
 
-    /// Returns each token as the vocabulary spells it, as `convert_ids_to_tokens` of transformers
-    /// does. Byte-level tokens look odd. The string for an id that only pads the vocabulary is
-    /// empty.
+    /// Returns each token as the vocabulary spells it, as `convert_ids_to_tokens` of
+    /// transformers does. Byte-level tokens look odd. The string for an id that only pads
+    /// the vocabulary is empty.
     ///
     /// # Errors
     /// See [`detokenize`](Self::detokenize).
@@ -98,15 +98,15 @@ impl ModelHandle {
         self.on_a_thread(spell).await
     }
 
-    /// Returns the prompt of this chat, rendered as it would be for a reply. Pictures and videos
-    /// are planned from their headers; nothing is decoded or encoded. Settings of the reply and
-    /// deadlines are ignored. The prompt may be longer than the context; compare its length with
-    /// [`context_tokens`](super::ModelFacts::context_tokens).
+    /// Returns the prompt of this chat, rendered as it would be for a reply. Pictures and
+    /// videos are planned from their headers; nothing is decoded or encoded. Settings of the
+    /// reply and deadlines are ignored. The prompt may be longer than the context; compare
+    /// its length with [`context_tokens`](super::ModelFacts::context_tokens).
     ///
     /// # Errors
     /// [`ChatError::TooLong`] if the prompt has more tokens than twice the context plus 8,192.
-    /// Otherwise the errors of [`chat`](Self::chat) that concern turns, tools, pictures, videos and
-    /// the template.
+    /// Otherwise the errors of [`chat`](Self::chat) that concern turns, tools, pictures,
+    /// videos and the template.
     pub async fn prompt_of(&self, chat: Chat) -> Result<Prompt, ChatError> {
         self.on_a_thread(move |context| prompt_of(&chat, context)).await
     }

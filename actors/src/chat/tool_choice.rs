@@ -17,8 +17,8 @@ pub enum ToolChoice {
     /// The model decides.
     #[default]
     Auto,
-    /// No calls: the tools are not shown to the model, and nothing in its reply is parsed as a
-    /// call.
+    /// No calls: the tools are not shown to the model, and nothing in its reply is
+    /// parsed as a call.
     None,
     /// The model calls at least one tool. After its reasoning, if it reasons, the reply consists
     /// only of calls, with arguments that follow the tool's schema. Objects may have only the

@@ -21,8 +21,8 @@ impl From<&Holding> for Leased {
     }
 }
 
-/// A change of a device's memory or of the actors that use it. No event contains a prompt, picture
-/// or reply.
+/// A change of a device's memory or of the actors that use it. No event contains a
+/// prompt, picture or reply.
 ///
 /// Leases of host memory are reported only if they are refused, because each picture has one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -76,15 +76,15 @@ pub enum Event {
     },
     /// The KV cache has grown again.
     Growth { model: Label, from_blocks: usize, to_blocks: usize },
-    /// A model was refused memory: by the device, or by the ledger after another process took
-    /// memory.
+    /// A model was refused memory: by the device, or by the ledger after
+    /// another process took memory.
     Oom {
         model: Label,
         /// The phase: `load`, `probe`, `capture`, `back`, `validate` or `serve`.
         phase: &'static str,
     },
-    /// An actor has ended, and a successor follows. The actor died, or was a failed attempt at
-    /// sizing.
+    /// An actor has ended, and a successor follows. The actor died, or was a
+    /// failed attempt at sizing.
     Restart {
         /// `None` for the runtime's own actors.
         model: Option<Label>,
@@ -93,8 +93,8 @@ pub enum Event {
         /// The reason for the death, or the error.
         reason: String,
     },
-    /// The number of devices over which a model is sharded was chosen by plan. Reported when the
-    /// runtime starts.
+    /// The number of devices over which a model is sharded was chosen by plan. Reported
+    /// when the runtime starts.
     RanksChosen {
         model: Label,
         /// The smallest number of devices on which the model fits.

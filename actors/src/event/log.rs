@@ -125,8 +125,8 @@ impl Hint for Missed {
 }
 
 impl Events {
-    /// Waits for the next event. Returns `None` once the runtime has ended. Cancelling the wait
-    /// loses nothing.
+    /// Waits for the next event. Returns `None` once the runtime has ended. Cancelling
+    /// the wait loses nothing.
     ///
     /// # Errors
     /// [`Missed`], once each time the listener lagged too far. Later calls return later events.
@@ -139,8 +139,8 @@ impl Events {
     }
 }
 
-/// The latest events of all devices as JSON, oldest first. With several devices, each event has a
-/// field `device`.
+/// The latest events of all devices as JSON, oldest first. With several devices, each event
+/// has a field `device`.
 pub fn latest_of<D: Serialize>(devices: impl ExactSizeIterator<Item = (D, Vec<Recorded>)>) -> Vec<Value> {
     let are_several = devices.len() > 1;
     let of_device = |(device, events): (D, Vec<Recorded>)| {

@@ -1,5 +1,5 @@
-//! Events about the memory of a device, reported as they happen, for embedders and for outside
-//! monitors.
+//! Events about the memory of a device, reported as they happen, for embedders
+//! and for outside monitors.
 
 mod kind;
 mod log;

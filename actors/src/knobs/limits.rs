@@ -14,8 +14,8 @@ pub struct Limits {
     pub picture_pixels: Option<u64>,
     /// Minimum pixels of a picture after resizing, instead of its processor's limit.
     pub picture_pixels_min: Option<u64>,
-    /// See [`Envelope::picture_patches`](bursar_model::Envelope::picture_patches). Used only if
-    /// `picture_pixels` is `None`.
+    /// See [`Envelope::picture_patches`](bursar_model::Envelope::picture_patches). Used only
+    /// if `picture_pixels` is `None`.
     pub picture_patches: Option<usize>,
     /// See [`Envelope::pictures`](bursar_model::Envelope::pictures).
     pub pictures: Option<usize>,

@@ -15,8 +15,8 @@ use crate::{
     tenant::TenantWeights,
 };
 
-/// Options to load a model with. The defaults fit a small model on a host device, or typical use on
-/// a GPU.
+/// Options to load a model with. The defaults fit a small model on a host device, or typical
+/// use on a GPU.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// The model's name in tables and metrics, and for unloading. Default: the name of its source.
@@ -52,16 +52,16 @@ pub struct LoadOptions {
     /// overhead; above 0 and up to 1, instead of `memory_fraction`. Memory of other processes does
     /// not count toward this fraction, so a busy device may have less memory available.
     pub device_fraction: Option<f64>,
-    /// The size of the KV cache in bytes, instead of `kv_tokens`. Rounded down to whole pages for
-    /// each layer.
+    /// The size of the KV cache in bytes, instead of `kv_tokens`. Rounded down to whole
+    /// pages for each layer.
     pub kv_bytes: Option<Bytes>,
-    /// Host memory per device to which evicted KV blocks are copied, and from which they are copied
-    /// back. Default: none.
+    /// Host memory per device to which evicted KV blocks are copied, and from which they are
+    /// copied back. Default: none.
     pub swap_space: Bytes,
     /// The type of weights and activations. A type that the device does not compute in is refused.
     pub dtype: Precision,
-    /// Rounds the decoder's projections to FP8 while they load. Default: weights stay as in the
-    /// checkpoint.
+    /// Rounds the decoder's projections to FP8 while they load. Default: weights stay
+    /// as in the checkpoint.
     pub quantization: Option<WeightQuantization>,
     /// The element type of the KV cache. Default: the type of activations.
     pub kv_cache_dtype: KvCacheType,
@@ -73,15 +73,15 @@ pub struct LoadOptions {
     pub deadlines: Deadlines,
     /// The relative shares of tenants that wait at the same time. Default: equal shares.
     pub tenant_weights: TenantWeights,
-    /// Maximum number of requests that run or wait. Further requests are refused with `Overloaded`.
-    /// Default: [`requests_for`](LoadOptions::requests_for).
+    /// Maximum number of requests that run or wait. Further requests are refused
+    /// with `Overloaded`. Default: [`requests_for`](LoadOptions::requests_for).
     pub requests: Option<usize>,
     /// Puts the model to sleep when it has had no request for this long: at level 1 if enough host
     /// memory is left for its weights, otherwise at level 2. The next request wakes it. Default:
     /// `None`, so that the model sleeps only on a call.
     pub sleep_after: Option<Duration>,
-    /// How long a request waits for a sleeping model to wake up before it fails. Default: two
-    /// minutes.
+    /// How long a request waits for a sleeping model to wake up before it
+    /// fails. Default: two minutes.
     pub wake_within: Duration,
     /// Number of threads that compute on a host device, and of further threads that decode
     /// pictures. Default: one per CPU.
@@ -113,9 +113,9 @@ pub struct LoadOptions {
     /// The number of engine restarts that are tolerated, and the time within which they count. Each
     /// engine restart runs the stress tests again.
     pub engine_intensity: Intensity,
-    /// Memory requests to refuse on purpose, for tests of failure handling. Default: none. A host
-    /// device can refuse memory in every phase, a GPU only in phases that ask a lane (capture,
-    /// validate, serve).
+    /// Memory requests to refuse on purpose, for tests of failure handling. Default: none.
+    /// A host device can refuse memory in every phase, a GPU only in phases that ask a
+    /// lane (capture, validate, serve).
     pub faults: FaultPlan,
 }
 
@@ -126,8 +126,8 @@ pub enum SamplingDefaults {
     /// the file sets it.
     #[default]
     Transformers,
-    /// As vLLM reads it: the file's values apply, the temperature is 1 unless the file sets it, and
-    /// `do_sample` is ignored.
+    /// As vLLM reads it: the file's values apply, the temperature is 1 unless the file sets it,
+    /// and `do_sample` is ignored.
     Vllm,
     /// The file is not read: the temperature is 1, and nothing else applies.
     Ignored,
@@ -198,8 +198,8 @@ impl LoadOptions {
     /// number of requests could take more than a quarter of the host memory that is left, the
     /// number is lower, but at least the number of sequences.
     pub fn requests_for(&self, is_host: bool) -> usize {
-        /// Bytes of host memory per token of a waiting prompt: its id, positions, block keys and
-        /// text.
+        /// Bytes of host memory per token of a waiting prompt: its id, positions,
+        /// block keys and text.
         const TOKEN_BYTES: u64 = 64;
         const USUAL: usize = 1024;
         if let Some(requests) = self.requests {

@@ -54,8 +54,8 @@ impl Knobs {
     /// Reads settings by any known name. Values are as in JSON, or text as typed by a user.
     ///
     /// # Errors
-    /// An unknown name, a value that the knob does not accept, or two names of one knob with
-    /// different values.
+    /// An unknown name, a value that the knob does not accept, or two names of one
+    /// knob with different values.
     pub fn from_settings<N: Into<String>>(settings: impl IntoIterator<Item = (N, Value)>) -> Result<Self, KnobError> {
         Ok(Knobs::named_from(settings)?.0)
     }
@@ -86,8 +86,8 @@ impl Knobs {
                 }
             };
             for (name, knob, value) in settings {
-                // The value is read by the knob's own name. Errors use the name that the user
-                // typed.
+                // The value is read by the knob's own name. Errors use the name
+                // that the user typed.
                 let differs = knobs.put(knob, &value).map_err(|error| error.about(&name))?;
                 if let Some((_, first, first_value)) = said.iter().find(|(said, ..)| differs && *said == knob) {
                     return Err(KnobError::Twice {

@@ -27,8 +27,8 @@ impl Kind {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// The metric's name. It begins with `bursar_`, or with `process_` if it is a standard metric
-    /// of any process.
+    /// The metric's name. It begins with `bursar_`, or with `process_` if it is a standard
+    /// metric of any process.
     pub name: &'static str,
     pub kind: Kind,
     /// The names of the labels, in order.
@@ -197,9 +197,9 @@ impl<L: LabelSet> Histogram<L> {
         self.recording(labels).record(size);
     }
 
-    /// Looks up the histogram for these labels, for callers that record a sample with every token.
-    /// Do not keep the result longer than a request lasts, because a recorder installed later does
-    /// not see it.
+    /// Looks up the histogram for these labels, for callers that record a sample with every
+    /// token. Do not keep the result longer than a request lasts, because a recorder installed
+    /// later does not see it.
     pub fn recording(&self, labels: &L) -> Recording {
         Recording(self.0.histogram(labels.labels()))
     }

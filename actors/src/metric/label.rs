@@ -150,12 +150,12 @@ impl LabelValue for Phase {
     }
 }
 
-/// A tenant that the model's options name, or `other`. A tenant that only requests name is never a
-/// label value.
+/// A tenant that the model's options name, or `other`. A tenant that only requests name is
+/// never a label value.
 impl LabelValue for Tenant {
     const NAME: &'static str = "tenant";
-    /// The series of `other` exists from the start. The series of named tenants are created with
-    /// their model's scheduler.
+    /// The series of `other` exists from the start. The series of named tenants are created
+    /// with their model's scheduler.
     const WORDS: Words = || vec![Tenant::OTHER];
 
     fn value(&self) -> SharedString {
@@ -262,8 +262,8 @@ macro_rules! words {
     };
 }
 
-/// The roles of a model's actors. The runtime and the budget belong to no model and report
-/// separately.
+/// The roles of a model's actors. The runtime and the budget belong to no
+/// model and report separately.
 impl LabelValue for Role {
     const NAME: &'static str = "actor";
     const WORDS: Words = || Role::OF_A_MODEL.iter().map(|role| role.name()).collect();

@@ -1,5 +1,5 @@
-//! Metrics of a runtime: one table of all metrics, and the only code that uses the `metrics`
-//! facade.
+//! Metrics of a runtime: one table of all metrics, and the only code that
+//! uses the `metrics` facade.
 //!
 //! The embedding application installs a recorder before or after the runtime starts. Without a
 //! recorder, recording costs next to nothing. Do not keep the handle of a metric longer than a
@@ -32,8 +32,8 @@ use std::time::Duration;
 use bursar_budgets::{Class, Device, Label, Memory};
 use metrics::SharedString;
 
-/// Interval at which each actor sets its gauges even if nothing has changed, for a recorder that
-/// was installed since.
+/// Interval at which each actor sets its gauges even if nothing has changed, for a recorder
+/// that was installed since.
 pub(crate) const SHOWN_EVERY: Duration = Duration::from_secs(1);
 
 /// Describes each metric to the current recorder, with its help text and unit. Call this once,
@@ -93,8 +93,8 @@ fn forget(name: &'static str, value: SharedString) {
     }
 }
 
-/// Sets all counters and histograms of a new model to 0, so that the first count of each kind shows
-/// as an increase.
+/// Sets all counters and histograms of a new model to 0, so that the first count of each kind
+/// shows as an increase.
 pub fn expect_model(model: &Label) {
     expect(Label::NAME, model.value());
 }

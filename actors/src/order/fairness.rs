@@ -5,8 +5,8 @@
 /// requests. An age that raises the priority would make priorities useless in that case.
 const BEFORE_OLDEST: u32 = 7;
 
-/// Entries that may overtake an entry that is next but does not fit, in addition to
-/// [`BEFORE_OLDEST`].
+/// Entries that may overtake an entry that is next but does not fit,
+/// in addition to [`BEFORE_OLDEST`].
 pub(crate) const PASSES_MAX: u32 = 32;
 
 /// Entries after the next one that are tried when the next one does not fit.

@@ -81,8 +81,8 @@ pub enum Input {
 pub enum Effect {
     /// Run a step after the one that may be running. The answer arrives as [`Input::Stepped`].
     Run(Box<StepPlan>),
-    /// Copy blocks, after earlier copies and before later steps. The answer arrives as
-    /// [`Input::Copied`].
+    /// Copy blocks, after earlier copies and before later steps. The
+    /// answer arrives as [`Input::Copied`].
     Copy(Box<Copies>),
     /// These sequences wait without blocks, because the next step lacks this many blocks.
     Short(Vec<SequenceId>, usize),

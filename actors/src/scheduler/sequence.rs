@@ -18,8 +18,8 @@ use crate::{
 /// that it has produced.
 #[derive(Clone)]
 pub struct NewSequence {
-    /// Unique, except that a sequence keeps its id when it is admitted again after a
-    /// [`ComeAgain`](super::Delivery::ComeAgain).
+    /// Unique, except that a sequence keeps its id when it is admitted
+    /// again after a [`ComeAgain`](super::Delivery::ComeAgain).
     pub id: SequenceId,
     /// The prompt, followed by the tokens produced before this admission. At least one token.
     pub tokens: Vec<u32>,
@@ -81,9 +81,9 @@ impl NewSequence {
 pub struct Placeholder {
     /// The placeholder tokens of the picture in the prompt, and the picture's content.
     pub content: ContentSpan,
-    /// The row of the vision cache for each of these tokens. Empty if cached blocks are expected to
-    /// hold the tokens. If these blocks are gone, the driver receives
-    /// [`ComeAgain`](super::Delivery::ComeAgain).
+    /// The row of the vision cache for each of these tokens. Empty if
+    /// cached blocks are expected to hold the tokens. If these blocks are
+    /// gone, the driver receives [`ComeAgain`](super::Delivery::ComeAgain).
     pub cache_rows: Arc<[u32]>,
 }
 

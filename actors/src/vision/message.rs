@@ -18,8 +18,8 @@ use crate::{
 /// Messages from chat drivers (credit: one per accepted request), from the actor's own CPU threads
 /// and from the vision lane.
 pub enum VisionMessage {
-    /// Asks that a request's pictures and videos be put into the cache; see
-    /// [`crate::tree::EMBED_PICTURES`].
+    /// Asks that a request's pictures and videos be put into
+    /// the cache; see [`crate::tree::EMBED_PICTURES`].
     Embed {
         /// In the order of the request.
         pictures: Vec<MediaPlan>,

@@ -241,11 +241,7 @@ fn copies_nothing(device: &str) -> DeviceError {
 pub enum DeviceError {
     /// There is not enough memory. A smaller request may succeed.
     #[error("the device refused {} ({asked}); {} ({free}) are free", asked.exact(), free.exact())]
-    Refused {
-        asked: Bytes,
-        free: Bytes,
-        hint: String,
-    },
+    Refused { asked: Bytes, free: Bytes, hint: String },
     /// The device is lost. All lanes, leases and addresses on it are worthless, and only a new
     /// context can help.
     #[error("the device is lost: {reason}")]
@@ -285,17 +281,11 @@ pub enum DeviceError {
         source: Box<DeviceError>,
     },
     #[error("{reason}")]
-    NoDevice {
-        reason: String,
-        hint: String,
-    },
+    NoDevice { reason: String, hint: String },
     /// The device exists, but it, its driver or a required library cannot be used in its current
     /// state.
     #[error("{reason}")]
-    Unusable {
-        reason: String,
-        hint: String,
-    },
+    Unusable { reason: String, hint: String },
     /// A driver call failed for a reason other than memory or a lost device. This is a bug in
     /// Bursar.
     #[error("{call}: {said}")]
@@ -315,10 +305,7 @@ pub enum DeviceError {
         most: Bytes,
     },
     #[error("the page size is {}: {reason}", page.exact())]
-    BadPage {
-        page: Bytes,
-        reason: String,
-    },
+    BadPage { page: Bytes, reason: String },
 }
 
 impl DeviceError {

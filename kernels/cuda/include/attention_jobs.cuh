@@ -90,8 +90,8 @@ struct Arguments {
     const float* scales;  // [2, kv_heads], for a cache in E4M3; null otherwise
     float scale;
 
-    // Factor from the dot product of a query and a key of this head to the exponent of a power of
-    // two.
+    // Factor from the dot product of a query and a key of this head to the exponent of
+    // a power of two.
     __device__ __forceinline__ float factor(uint32_t head) const {
         return scale * LOG2_E * (scales == nullptr ? 1.0f : __ldg(scales + head));
     }
@@ -101,8 +101,8 @@ struct Arguments {
     }
 };
 
-// The work of a thread block in one turn: a tile of query vectors, a head, and some or all steps of
-// keys.
+// The work of a thread block in one turn: a tile of query vectors, a head, and some or
+// all steps of keys.
 struct Job {
     uint32_t found;
     uint32_t slot;         // of its part, if tiles are split
@@ -120,9 +120,9 @@ struct Job {
 
 __device__ __forceinline__ uint32_t whole_blocks(int32_t keys) { return (keys + BLOCK_TOKENS - 1) / BLOCK_TOKENS; }
 
-// Sets the keys and the steps of a tile. A tile without keys has one step of masked zeros. Returns
-// the number of parts into which the steps are split, which is less than `splits` for a tile of few
-// steps.
+// Sets the keys and the steps of a tile. A tile without keys has one step of masked zeros.
+// Returns the number of parts into which the steps are split, which is less than `splits` for a
+// tile of few steps.
 template <typename S>
 __device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments, const AttentionTile& tile,
                                             int32_t& steps) {
@@ -136,8 +136,8 @@ __device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments
         const uint32_t last_row = min((tile.first_query + S::QUERIES - 1) / arguments.group, tile.rows - 1);
         job.visible = static_cast<int32_t>(context) - static_cast<int32_t>(tile.rows) + 1;
         job.keys = max(job.visible + static_cast<int32_t>(last_row), 0);
-        // Blocks past the keys are zeros, but the last block of the context ends with whatever was
-        // there before.
+        // Blocks past the keys are zeros, but the last block of the context ends with
+        // whatever was there before.
         job.torn = whole_blocks(job.keys) * BLOCK_TOKENS > context;
     } else {
         job.keys = static_cast<int32_t>(tile.rows);

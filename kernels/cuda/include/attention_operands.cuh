@@ -37,8 +37,8 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
     if (lane == 0) {
         fetch_map(map);
     }
-    // Lane i copies block i of a step. A block that does not exist is read past the map's end,
-    // which gives zeros.
+    // Lane i copies block i of a step. A block that does not exist is read past the map's
+    // end, which gives zeros.
     const auto block_of = [&](const Job& job, int32_t step) {
         const int32_t place = step * STEP_BLOCKS + static_cast<int32_t>(lane);
         uint32_t block = arguments.blocks;
@@ -112,8 +112,8 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
     while (job.found) {
         int32_t step = job.last_step;
         copy_keys(job, step, block);
-        // The next job and its first blocks are looked up while the copies of this one are in
-        // progress.
+        // The next job and its first blocks are looked up while the copies of this
+        // one are in progress.
         const Job next = jobs.next();
         const uint32_t first_of_next = block_of(next, next.last_step);
         // Values are copied one step after the keys, in the order in which they are needed.
@@ -192,8 +192,8 @@ __device__ __forceinline__ void widen_steps(uint32_t shared, Barriers& barriers)
     }
 }
 
-// Copies the queries of all jobs, and passes the jobs to the multiplying warpgroups. Run by three
-// warps.
+// Copies the queries of all jobs, and passes the jobs to the multiplying warpgroups.
+// Run by three warps.
 template <typename S, typename T>
 __device__ __forceinline__ void copy_queries(const T* queries, const Arguments& arguments, uint32_t shared,
                                              Barriers& barriers, Job (&shared_jobs)[STAGES]) {
@@ -239,8 +239,8 @@ __device__ __forceinline__ void copy_queries(const T* queries, const Arguments& 
         }
         wait_for_copies();
         if (S::E4M3 && !std::is_same_v<T, __half>) {
-            // Each thread converts the pieces that it has copied itself, so it need not wait for
-            // other threads.
+            // Each thread converts the pieces that it has copied itself, so it need not
+            // wait for other threads.
             for (index = thread < ROUND * PIECES ? thread / PIECES : S::QUERIES; index < S::QUERIES; index += ROUND) {
                 const uint32_t at =
                     place + index / 64 * (64 * S::WIDE * 2) + Swizzle<S::CHUNK>::place(index % 64, piece % (S::CHUNK / 8));

@@ -49,8 +49,8 @@ __device__ __forceinline__ void copy_row(const void* from, void* to, uint32_t by
     }
 }
 
-// Fills `bytes` (a multiple of 2) with one bit pattern: zeros, or ones, which are a NaN in every
-// float type.
+// Fills `bytes` (a multiple of 2) with one bit pattern: zeros, or ones, which are a NaN
+// in every float type.
 __device__ __forceinline__ void fill_row(void* to, uint32_t bytes, uint32_t pattern) {
     if (aligned_to(reinterpret_cast<uint64_t>(to) | bytes, 16)) {
         for (uint32_t word = threadIdx.x; word < bytes / 16; word += blockDim.x) {

@@ -30,13 +30,13 @@
 //
 // queries, cache and their pitch are aligned to 16 bytes, out to 4. head_dim is 32, 64, 80 or 128.
 //
-// Method: with n warps in a thread block, a warp processes every n-th key block of a run. Each warp
-// copies its blocks through its own ring in shared memory, so that warps do not wait for each
-// other. Keys are along the 16 rows of the tensor cores' products, query vectors along the 8
+// Method: with n warps in a thread block, a warp processes every n-th key block of a run. Each
+// warp copies its blocks through its own ring in shared memory, so that warps do not wait for
+// each other. Keys are along the 16 rows of the tensor cores' products, query vectors along the 8
 // columns (decode_block.cuh). The warps of a thread block combine their results in shared memory,
 // and thread blocks combine theirs in `partials`: the last of the thread blocks that share a run
-// adds up. Which one is last varies, but the order of the additions is fixed: the same inputs give
-// the same bits.
+// adds up. Which one is last varies, but the order of the additions is fixed: the same inputs
+// give the same bits.
 //
 // With programmatic dependent launch, everything up to the first read of queries and cache runs
 // before the previous kernel has ended, so that kernel must not write query_starts, context_lengths
@@ -45,10 +45,10 @@
 //
 // If GEMMs read weights with the hint to evict them from the L2 cache first, but keys and values
 // are read without it, then keys and values fill the cache, stay until other keys and values
-// replace them, and leave little space to the weights. With 64 sequences of 576 tokens, whose keys
-// and values are too large to remain in the cache until the next step, a step with the GEMMs of
-// linear_few.cu took 4 us longer per layer. So keys and values are read with the same hint if they
-// are large.
+// replace them, and leave little space to the weights. With 64 sequences of 576 tokens, whose
+// keys and values are too large to remain in the cache until the next step, a step with the
+// GEMMs of linear_few.cu took 4 us longer per layer. So keys and values are read with the same
+// hint if they are large.
 
 #pragma once
 
@@ -157,8 +157,8 @@ struct WarpPart {
             }
             end_copies();
         };
-        // Whole blocks of past tokens are complete while the previous kernel may still write this
-        // step's keys.
+        // Whole blocks of past tokens are complete while the previous kernel may still
+        // write this step's keys.
         const uint32_t past = call.past_is_there ? (context - min(context, segment.sequence.rows)) / BLOCK_TOKENS : 0;
         const auto is_past = [&](uint32_t step) { return first + step * warps < past; };
 #pragma unroll
@@ -234,8 +234,8 @@ struct WarpPart {
                 highest = fmaxf(highest, __shfl_xor_sync(ALL_LANES, highest, distance));
             }
             highest = fmaxf(highest * scale, maximum[column]);
-            // Minus infinity minus itself is NaN, so the origin of a row that has seen no keys is
-            // 0.
+            // Minus infinity minus itself is NaN, so the origin of a row that has seen
+            // no keys is 0.
             const float origin = highest == -INFINITY ? 0.0f : highest;
             shrink[column] = power_of_two(maximum[column] - origin);
             grown |= highest > maximum[column];
@@ -367,9 +367,9 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
             __syncthreads();
             continue;
         }
-        // A share contributes at most two parts to runs that it shares: one to a run that begins
-        // before the share or at its start, and one to a run that begins inside the share and ends
-        // after it.
+        // A share contributes at most two parts to runs that it shares: one to a run that
+        // begins before the share or at its start, and one to a run that begins inside the
+        // share and ends after it.
         float* own = partials + (PARTS * blockIdx.x + (run_start > share.start)) * PART_FLOATS<HEAD_DIM>;
         add_parts<HEAD_DIM>(parts, RING / 4, filled, segment.queries,
                             [&](uint32_t query, uint32_t slice, const Part& all) {

@@ -1,5 +1,5 @@
-// A warp's ring of cache blocks in shared memory, and loads from there into the tensor cores'
-// registers.
+// A warp's ring of cache blocks in shared memory, and loads from there into
+// the tensor cores' registers.
 //
 // The elements of a head may be summed in any order, as long as keys and queries use the same
 // order, and output elements may be in any order, as long as the code that writes them uses the
@@ -22,9 +22,9 @@
 using contract::common::BLOCK_TOKENS;
 static_assert(BLOCK_TOKENS == 16, "keys along the 16 rows of a product");
 
-// Starts the copy of 16 bytes. With READ_ONCE, they are the first to be evicted from the L2 cache.
-// (An explicit hint of normal priority differs from no hint: with it, 256 sequences took 84 us
-// instead of 76.)
+// Starts the copy of 16 bytes. With READ_ONCE, they are the first to be evicted from the L2
+// cache. (An explicit hint of normal priority differs from no hint: with it, 256 sequences took
+// 84 us instead of 76.)
 template <bool READ_ONCE>
 __device__ __forceinline__ void copy_16_bytes_from_cache(uint32_t destination, const void* source) {
 #if __CUDA_ARCH__ >= 800
@@ -86,8 +86,8 @@ __device__ __forceinline__ void wait_for_all_but() {
 #endif
 }
 
-// Adjacent bytes of a row that one lane has: `SIZE` bytes, starting at byte `START` of the lane's
-// bytes.
+// Adjacent bytes of a row that one lane has: `SIZE` bytes, starting at byte `START`
+// of the lane's bytes.
 template <uint32_t HEAD_DIM, uint32_t LANES, typename Cached, uint32_t START, uint32_t SIZE>
 struct Portion {
     static constexpr uint32_t FIRST_WORD = START / (2 * sizeof(Cached)), WORDS = SIZE / (2 * sizeof(Cached));

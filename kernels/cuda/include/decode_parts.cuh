@@ -1,10 +1,10 @@
-// Adding up the results of several warps or thread blocks for the same eight query vectors over
-// different keys.
+// Adding up the results of several warps or thread blocks for the same eight query
+// vectors over different keys.
 //
-// A part is [8, head_dim + 2] f32. For each query vector, it has the values weighted by 2^(score -
-// highest), the highest score (as an exponent of 2) and the sum of the weights. Query vector q is
-// in row `part_row(q)`, so that lanes with adjacent query vectors write to different banks of
-// shared memory.
+// A part is [8, head_dim + 2] f32. For each query vector, it has the values weighted by
+// 2^(score - highest), the highest score (as an exponent of 2) and the sum of the weights.
+// Query vector q is in row `part_row(q)`, so that lanes with adjacent query vectors write to
+// different banks of shared memory.
 #pragma once
 
 #include "decode_share.cuh"
@@ -51,9 +51,9 @@ struct Slice {
     static __device__ __forceinline__ uint32_t element(uint32_t slice, uint32_t pair) { return 2 * (slice + pair * COUNT); }
 };
 
-// Adds up the parts of `count` warps in shared memory, which are `pitch` floats apart and relative
-// to the same highest scores. Calls `finish(query, index of the slice, slice)`. All threads share
-// the work.
+// Adds up the parts of `count` warps in shared memory, which are `pitch` floats apart and
+// relative to the same highest scores. Calls `finish(query, index of the slice, slice)`. All
+// threads share the work.
 template <uint32_t HEAD_DIM, typename Finish>
 __device__ __forceinline__ void add_parts(const float* parts, uint32_t pitch, uint32_t count, uint32_t queries,
                                           Finish finish) {

@@ -1,6 +1,6 @@
-// Distribution of the key blocks of all sequences over the thread blocks of one launch, computed on
-// the device: the host knows the number of sequences, but a captured graph does not know their
-// current lengths.
+// Distribution of the key blocks of all sequences over the thread blocks of one launch,
+// computed on the device: the host knows the number of sequences, but a captured graph does not
+// know their current lengths.
 //
 // All work is laid out along one line: the sequences in order, in each sequence its KV heads, for
 // each of those the tiles of eight query vectors, and for each tile the key blocks in order. The
@@ -145,8 +145,8 @@ __device__ __forceinline__ bool find_even_share(const DecodeBatch& batch, uint32
     return true;
 }
 
-// Number of piece sizes that are tried. The smallest is `piece`, and each next one is twice as
-// long.
+// Number of piece sizes that are tried. The smallest is `piece`, and each next one
+// is twice as long.
 constexpr uint32_t PIECES = 3;
 
 // One way to cut the line: the places that this thread's sequences take on it, the places before
@@ -225,8 +225,8 @@ __device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint3
     return cut;
 }
 
-// Finds this thread block's share; returns false if there is no work left for it. Must be called by
-// all threads.
+// Finds this thread block's share; returns false if there is no work left for it. Must be
+// called by all threads.
 //
 // The line is first cut into pieces of a few key blocks that belong to one run each. If there are
 // no more pieces than thread blocks, each thread block gets one piece: short runs stay whole, and

@@ -1,6 +1,6 @@
-// FP8 in the E4M3 format, for weights and activations (Micikevicius et al. 2022, arXiv 2209.05433).
-// GPUs from sm_89 on have conversion instructions; for older GPUs, the conversion works on the bits
-// of f32 numbers.
+// FP8 in the E4M3 format, for weights and activations (Micikevicius et al. 2022, arXiv
+// 2209.05433). GPUs from sm_89 on have conversion instructions; for older GPUs, the conversion
+// works on the bits of f32 numbers.
 #pragma once
 
 #include <stdint.h>

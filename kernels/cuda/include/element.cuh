@@ -96,8 +96,8 @@ struct Word<2> {
     using Type = uint16_t;
 };
 
-// `COUNT` adjacent elements in their memory format, held in registers while the thread waits for
-// something else.
+// `COUNT` adjacent elements in their memory format, held in registers while the thread
+// waits for something else.
 template <uint32_t COUNT, typename Element>
 using Words = typename Word<COUNT * sizeof(Element)>::Type;
 

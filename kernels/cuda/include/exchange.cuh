@@ -12,8 +12,8 @@ using contract::all_reduce::RANKS_MAX;
 
 // Start of each rank's exchange memory. It is zero before the first collective.
 struct Control {
-    // The epoch at which a rank arrived, by barrier within a collective, block and rank. Written by
-    // the arriving rank.
+    // The epoch at which a rank arrived, by barrier within a collective, block and rank. Written
+    // by the arriving rank.
     uint32_t arrived[2][BLOCKS_MAX][RANKS_MAX];
     // Number of finished collectives, blocks that have finished the current one, and 1 + the rank
     // that did not arrive.
@@ -74,8 +74,8 @@ __device__ __forceinline__ uint64_t load_acquire(const uint64_t* from) {
     return value;
 }
 
-// Exchange memory is written by other GPUs, so it must not be read from a cache that is not
-// coherent with them.
+// Exchange memory is written by other GPUs, so it must not be read from a cache that is
+// not coherent with them.
 template <typename Unit>
 __device__ __forceinline__ Unit load_exchanged(const uint8_t* at) {
     return __ldcv(reinterpret_cast<const Unit*>(at));
@@ -185,8 +185,8 @@ __device__ __forceinline__ Unit sum_of(const Exchange& all, uint64_t offset, con
     return add_up<Element>(all, read, before);
 }
 
-// The epoch of a launch's collective, its half of the exchange memory, and the units of this
-// thread.
+// The epoch of a launch's collective, its half of the exchange memory, and the
+// units of this thread.
 struct Turn {
     uint32_t epoch;
     uint64_t half, first, step;

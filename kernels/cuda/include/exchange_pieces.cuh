@@ -3,10 +3,10 @@
 
 #include "exchange.cuh"
 
-// Units per thread in a piece. A block's piece is at most 32 KiB. A link of 400 GB/s that 128
-// blocks share takes 10 us to transfer one such piece for each block, which is longer than a block
-// takes to read, add up and write a piece. While one block does that, other blocks keep the link
-// busy.
+// Units per thread in a piece. A block's piece is at most 32 KiB. A link of 400 GB/s that
+// 128 blocks share takes 10 us to transfer one such piece for each block, which is longer
+// than a block takes to read, add up and write a piece. While one block does that, other
+// blocks keep the link busy.
 constexpr uint32_t PIECE = 4;
 
 // Announces to block b of the other ranks that `pieces` pieces of this collective have been

@@ -10,8 +10,8 @@ using contract::all_reduce::PUSHED_UNITS;
 struct Pushed {
     uint4 words[2];
 };
-// Units pushed by other ranks lie between a rank's control block and its data, by half and by the
-// rank that pushed.
+// Units pushed by other ranks lie between a rank's control block and its data, by half and by
+// the rank that pushed.
 static_assert(contract::all_reduce::PUSHED_AT + 2 * RANKS_MAX * PUSHED_UNITS * sizeof(Pushed) == contract::all_reduce::DATA_AT,
               "the host leases that much");
 

@@ -1,5 +1,5 @@
-// Output of a warp for a tile of an expert's places, with several adjacent features per store
-// (sm_90a).
+// Output of a warp for a tile of an expert's places, with several adjacent
+// features per store (sm_90a).
 #pragma once
 
 #include "expert_tiles.cuh"

@@ -1,5 +1,5 @@
-// The sum over a row's experts of products that the expert GEMMs have multiplied by the experts'
-// weights.
+// The sum over a row's experts of products that the expert GEMMs have multiplied
+// by the experts' weights.
 #pragma once
 
 #include "element.cuh"

@@ -22,8 +22,8 @@
 struct Walk : ExpertSums {
     static constexpr uint32_t SHARED = 16;  // first bit of the high half
 
-    // Counts tiles of PLACES places, for callers as in `sum_up`. There must be less than 65,536
-    // tiles.
+    // Counts tiles of PLACES places, for callers as in `sum_up`. There must be
+    // less than 65,536 tiles.
     template <uint32_t PLACES>
     __device__ __forceinline__ void count(const uint32_t* starts, uint32_t experts) {
         sum_up(starts, experts, [](uint32_t places) {

@@ -5,8 +5,8 @@
 //                                      (SwiGLU, arXiv 2002.05202)
 // experts_few_<type>_r<PLACES>         out[place] = weight of the choice * (x[place] * w^T)
 //
-// experts_few_e4m3.cu has both with weights and x in E4M3, as in linear_few_e4m3.cu: `_e4m3_blocks`
-// and `_e4m3_rows`.
+// experts_few_e4m3.cu has both with weights and x in E4M3, as in
+// linear_few_e4m3.cu: `_e4m3_blocks` and `_e4m3_rows`.
 //
 // <type> is bf16 or f16. PLACES is 8, 16, 24 or 32: the places of one expert in a tile. Operands
 // are those of experts.cu, except that the weight is passed as a tensor map, x and its rows start
@@ -111,8 +111,8 @@ struct Places {
         return min(tile.first + eight * 8 + threadIdx.x % 4 * 2 + i, tile.end - 1);
     }
 
-    // Loads the choices, on which the other loads depend. They arrive while rows of x are being
-    // requested.
+    // Loads the choices, on which the other loads depend. They arrive while rows of
+    // x are being requested.
     __device__ __forceinline__ void begin(const Arguments<Format>& arguments, const Tile& tile) {
         if constexpr (!GATED || !Format::IS_PLAIN) {
 #pragma unroll
@@ -181,8 +181,8 @@ struct ExpertScales {
 
     __device__ __forceinline__ void load(const typename Format::Scales& scales, uint32_t group, float (&weight)[2],
                                          float (&x)[PLACES / 8][2]) const {
-        // All products of columns past the last are zero, so the scale of any existing group will
-        // do.
+        // All products of columns past the last are zero, so the scale of any
+        // existing group will do.
         group = min(group, scales.groups - 1);
 #pragma unroll
         for (uint32_t half = 0; half < 2; ++half) {

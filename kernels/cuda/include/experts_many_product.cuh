@@ -5,8 +5,8 @@
 //                             (SwiGLU, arXiv 2002.05202)
 // experts_many_<type>         out[place] = weight of the choice * (x[place] * w^T)
 //
-// experts_many_e4m3.cu has both with weights and x in E4M3, as in linear_many_e4m3.cu:
-// `_e4m3_blocks` and `_e4m3_rows`.
+// experts_many_e4m3.cu has both with weights and x in E4M3, as in
+// linear_many_e4m3.cu: `_e4m3_blocks` and `_e4m3_rows`.
 //
 // Operands are those of experts.cu, except that the weight is passed as a tensor map, x, out and
 // their rows start at multiples of 16 bytes, and `in` and `features` are multiples of 8. Sums are
@@ -548,8 +548,8 @@ __device__ __forceinline__ void many(const TensorMap& weight, const Arguments<Fo
 
 // Launch: persistent; block THREADS and dynamic shared memory SHARED_BYTES of
 // contract::linear_many, grid x = 2 * min(multiprocessors / 2, largest possible number of items).
-// Any other even grid is correct, but slower. Clusters of two are compiled in. May be launched with
-// programmatic stream serialization.
+// Any other even grid is correct, but slower. Clusters of two are compiled in. May be launched
+// with programmatic stream serialization.
 //
 // The tensor map of the weight: type BFLOAT16 or FLOAT16, rank 2, element strides 1, interleave
 // NONE, swizzle 128B, out of bounds NONE (zeros), and

@@ -9,8 +9,8 @@ __device__ __forceinline__ float silu(float gate) {
     return __fdividef(gate, 1.0f + __expf(-gate));
 }
 
-// A warp's part of a tile whose sums are complete: 16 of the tile's rows, and GROUPS times eight
-// rows of x.
+// A warp's part of a tile whose sums are complete: 16 of the tile's rows, and GROUPS times
+// eight rows of x.
 template <typename Format, uint32_t GROUPS, bool GATED>
 struct Piece {
     static constexpr uint32_t FEATURES = GATED ? 1 : 2;  // per thread
@@ -36,8 +36,8 @@ struct Piece {
         }
     }
 
-    // Calls `run(index of the value, group, index among the group's four sums, index in out)` for
-    // each value.
+    // Calls `run(index of the value, group, index among the group's four sums, index in
+    // out)` for each value.
     template <typename Do>
     __device__ __forceinline__ void each(Do&& run) const {
 #pragma unroll

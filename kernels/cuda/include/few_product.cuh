@@ -50,8 +50,8 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
     if (before != others) {
         return false;
     }
-    // The parts are added in the order of the blocks; this block's own part is added in its
-    // position from registers.
+    // The parts are added in the order of the blocks; this block's own part is added in
+    // its position from registers.
     const uint32_t place = blockIdx.x - first;
     float sum[VALUES] = {};
     const auto add_own = [&] {
@@ -224,8 +224,8 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
     const uint32_t warpgroup = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
     const uint32_t own = cluster_rank() * IN_BLOCK + warpgroup % IN_BLOCK;
     const auto barrier = [&](uint32_t warpgroup) { return steps.shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup; };
-    // The address at which `warpgroup` receives, from sharer `from`, the sums of group `group` that
-    // sharer `to` finishes.
+    // The address at which `warpgroup` receives, from sharer `from`, the sums of group `group`
+    // that sharer `to` finishes.
     const auto place = [&](uint32_t warpgroup, uint32_t from, uint32_t to, uint32_t group) {
         const uint32_t at = (from < to ? from : from - 1) * SENT_BYTES + (group * WARPGROUP + thread) * 16;
         return steps.shared + Shared<ROWS>::told_at(warpgroup) + at;
@@ -257,8 +257,8 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
         return;
     }
     barrier_wait_cluster(barrier(warpgroup), 0);
-    // Adds in the order of the columns, so that the result does not depend on which warpgroup
-    // finishes.
+    // Adds in the order of the columns, so that the result does not depend
+    // on which warpgroup finishes.
     float sum[GROUPS][4] = {};
 #pragma unroll
     for (uint32_t from = 0; from < SHARERS; ++from) {
@@ -282,10 +282,10 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
     piece.write(sum);
 }
 
-// Whether the writing warp writes a tile while the other warps continue to multiply, which makes a
-// step of 64 rows 1 % faster. That is done for unquantized tiles that a block has completely,
-// except its last tile. E4M3 tiles are finished twice as fast, and one warp is too slow to write
-// them.
+// Whether the writing warp writes a tile while the other warps continue to multiply, which
+// makes a step of 64 rows 1 % faster. That is done for unquantized tiles that a block has
+// completely, except its last tile. E4M3 tiles are finished twice as fast, and one warp is too
+// slow to write them.
 template <typename Format>
 __device__ __forceinline__ bool is_for_writer(uint32_t begin, uint32_t steps, uint32_t first, uint32_t last) {
     return Format::IS_PLAIN && begin >= first && begin + steps < last;

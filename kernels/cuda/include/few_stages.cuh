@@ -41,8 +41,8 @@ constexpr uint32_t WRITER_IS_FREE = 3;
 // launches in the stream fit next to a block.
 template <uint32_t ROWS>
 struct Shared {
-    // For the sums of a tall tile, or for the sums that three other warpgroups send to each
-    // warpgroup.
+    // For the sums of a tall tile, or for the sums that three other warpgroups
+    // send to each warpgroup.
     static constexpr uint32_t TOLD_BYTES = contract::linear_few::TOLD_BYTES<ROWS>;
     static constexpr uint32_t TOLD_AT = contract::linear_few::STAGES_BYTES<ROWS>;
     static constexpr uint32_t FULL_AT = TOLD_AT + TOLD_BYTES;
@@ -206,8 +206,8 @@ __device__ __forceinline__ void copy_x(const TensorMap& x, uint32_t at, uint32_t
     }
 }
 
-// Keeps the stages full. One thread copies; if groups of columns have scales, its whole warp calls
-// this function.
+// Keeps the stages full. One thread copies; if groups of columns have scales, its whole
+// warp calls this function.
 template <typename Format, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x, const Arguments<Format>& arguments,
                                      const Stages& stages, uint32_t shared, uint32_t first, uint32_t last, bool leads) {

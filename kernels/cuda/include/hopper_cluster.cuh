@@ -1,6 +1,6 @@
-// Thread block clusters of Hopper (sm_90a): multicast copies, barriers across blocks, and bulk
-// tensor copies from shared to device memory. After the PTX ISA manual, sections on clusters and
-// cp.async.bulk.tensor.
+// Thread block clusters of Hopper (sm_90a): multicast copies, barriers across blocks,
+// and bulk tensor copies from shared to device memory. After the PTX ISA manual,
+// sections on clusters and cp.async.bulk.tensor.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ __device__ __forceinline__ uint32_t cluster_rank() {
     return rank;
 }
 
-// Waits for all threads of the cluster. Their earlier writes to shared memory are visible
-// afterwards.
+// Waits for all threads of the cluster. Their earlier writes to shared
+// memory are visible afterwards.
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// The two halves of cluster_sync. Between them, a thread may do work that does not depend on the
-// other blocks.
+// The two halves of cluster_sync. Between them, a thread may do work that does not depend
+// on the other blocks.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
@@ -39,10 +39,10 @@ __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t ran
         : "memory");
 }
 
-// A warp arrives at the barrier at this address in each of the cluster's first BLOCKS blocks. Each
-// warp of a warpgroup must arrive by itself: wgmma does not synchronize the four warps, and while
-// one warp waits for its own memory accesses (scales, for example), another one may be a stage
-// ahead.
+// A warp arrives at the barrier at this address in each of the cluster's first BLOCKS blocks.
+// Each warp of a warpgroup must arrive by itself: wgmma does not synchronize the four warps,
+// and while one warp waits for its own memory accesses (scales, for example), another one may
+// be a stage ahead.
 template <uint32_t BLOCKS>
 __device__ __forceinline__ void release_to_all(uint32_t barrier) {
     __syncwarp();
@@ -101,8 +101,8 @@ __device__ __forceinline__ void copy_box_to(uint16_t blocks, uint32_t destinatio
         : "memory");
 }
 
-// Starts the copy of a box from shared memory, as one group. Elements outside the tensor are not
-// written.
+// Starts the copy of a box from shared memory, as one group. Elements outside the
+// tensor are not written.
 __device__ __forceinline__ void store_box(const TensorMap& map, uint32_t source, int32_t x, int32_t y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2,%3}], [%1];\n"
                  "cp.async.bulk.commit_group;" ::"l"(&map),
@@ -110,8 +110,8 @@ __device__ __forceinline__ void store_box(const TensorMap& map, uint32_t source,
                  : "memory");
 }
 
-// Waits until all but the latest `GROUPS` stores of this thread have finished reading shared
-// memory.
+// Waits until all but the latest `GROUPS` stores of this thread have
+// finished reading shared memory.
 template <int GROUPS>
 __device__ __forceinline__ void stores_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(GROUPS) : "memory");

@@ -107,8 +107,8 @@ struct RingBarriers {
     uint64_t empty[STAGES];
 };
 
-// Orders this thread's ordinary writes to shared memory before later reads by the tensor cores and
-// the copy engine.
+// Orders this thread's ordinary writes to shared memory before later reads by the tensor cores
+// and the copy engine.
 __device__ __forceinline__ void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Synchronizes `threads` threads at the named barrier `name` (1 to 15; 0 is __syncthreads).

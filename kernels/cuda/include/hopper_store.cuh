@@ -3,8 +3,8 @@
 
 #include <stdint.h>
 
-// Stores four 8 x 8 quarters to shared memory. Lane i provides the address of row i % 8 of quarter
-// i / 8.
+// Stores four 8 x 8 quarters to shared memory. Lane i provides the address of row i % 8 of
+// quarter i / 8.
 __device__ __forceinline__ void store_quarters(uint32_t address, const uint32_t (&words)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(words[0]),
                  "r"(words[1]), "r"(words[2]), "r"(words[3])

@@ -1,6 +1,6 @@
-// Programmatic dependent launch (sm_90): a kernel may begin before the previous kernel of the
-// stream has ended. This hides the launch latency and any work that does not depend on the previous
-// kernel.
+// Programmatic dependent launch (sm_90): a kernel may begin before the previous kernel of
+// the stream has ended. This hides the launch latency and any work that does not depend
+// on the previous kernel.
 //
 // The functions have no effect unless the later kernel is launched with
 // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. Only kernels that call

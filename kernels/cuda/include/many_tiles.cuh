@@ -1,5 +1,5 @@
-// Tiles of GEMMs with many rows on Hopper, and their biases. Shared by linear_gated_hopper.cu and
-// linear_many_e4m3.cu.
+// Tiles of GEMMs with many rows on Hopper, and their biases. Shared
+// by linear_gated_hopper.cu and linear_many_e4m3.cu.
 #pragma once
 
 #include "contract.cuh"
@@ -65,9 +65,9 @@ struct Tiles {
     }
 };
 
-// The biases for the 256 sums per row of a tile, loaded when the tile begins, so that nothing waits
-// for them at its end. Each warp has all of them: lane i has the pairs i, i + 32, i + 64 and i +
-// 96.
+// The biases for the 256 sums per row of a tile, loaded when the tile begins, so that nothing
+// waits for them at its end. Each warp has all of them: lane i has the pairs i, i + 32, i + 64
+// and i + 96.
 template <Kind KIND, typename T>
 struct Biases {
     uint32_t pairs[4];

@@ -1,6 +1,6 @@
-// Softmax of rows whose scores arrive tile by tile (Milakov and Gimelshein 2018, arXiv 1805.02867):
-// a running maximum, a running sum, and a factor that scales the earlier results down when the
-// maximum grows.
+// Softmax of rows whose scores arrive tile by tile (Milakov and Gimelshein 2018, arXiv
+// 1805.02867): a running maximum, a running sum, and a factor that scales the earlier results down
+// when the maximum grows.
 //
 // A lane holds two rows, in the layout of tensor_core.cuh: scores[j][0..2] are of the first row and
 // scores[j][2..4] of the second, at columns 8 * j + 2 * (lane % 4) and the next one. The four lanes
@@ -53,8 +53,8 @@ struct OnlineSoftmax {
             }
             highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
             highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
-            // Minus infinity minus itself is NaN, so the origin of a row that has seen no scores is
-            // 0.
+            // Minus infinity minus itself is NaN, so the origin of a row that has seen
+            // no scores is 0.
             const float origin = highest == -INFINITY ? 0.0f : highest * factor;
             shrink[row] = power_of_two(maximum[row] * factor - origin);
             maximum[row] = highest;

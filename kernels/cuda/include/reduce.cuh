@@ -7,8 +7,8 @@ constexpr uint32_t WARP = 32;
 constexpr uint32_t WARPS_MAX = 32;
 constexpr uint32_t ALL_LANES = 0xffffffffu;
 
-// Every lane gets the sum. The order of the additions is fixed, so the same row gives the same bits
-// every time.
+// Every lane gets the sum. The order of the additions is fixed, so the same row gives the
+// same bits every time.
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
     for (uint32_t distance = WARP / 2; distance > 0; distance /= 2) {
@@ -17,10 +17,10 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// Every thread of the block gets the sum. The block must consist of whole warps. One barrier is
-// enough if consecutive reductions use different `partial` arrays: a thread that writes an array
-// again has passed the barrier of the reduction in between, so all threads have finished reading
-// the array.
+// Every thread of the block gets the sum. The block must consist of whole warps. One barrier
+// is enough if consecutive reductions use different `partial` arrays: a thread that writes an
+// array again has passed the barrier of the reduction in between, so all threads have
+// finished reading the array.
 __device__ __forceinline__ float block_sum(float value, float (&partial)[WARPS_MAX]) {
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     value = warp_sum(value);

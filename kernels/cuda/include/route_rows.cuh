@@ -1,5 +1,5 @@
-// The choice of a row's experts by a warp, and the sorting of choices by expert within a block. For
-// blocks of contract::route::THREADS.
+// The choice of a row's experts by a warp, and the sorting of choices by expert within a block.
+// For blocks of contract::route::THREADS.
 #pragma once
 
 #include "block.cuh"
@@ -95,9 +95,9 @@ struct Sort {
         }
     }
 
-    // Calls `with(choice, expert, earlier choices of that expert in this warp)` for each choice of
-    // the warp, 32 lanes at a time, and adds the choices to `of_warp`. `chosen` returns the expert
-    // of a choice.
+    // Calls `with(choice, expert, earlier choices of that expert in this warp)` for each choice
+    // of the warp, 32 lanes at a time, and adds the choices to `of_warp`. `chosen` returns the
+    // expert of a choice.
     template <typename Chosen, typename With>
     __device__ __forceinline__ void for_each(uint32_t first, uint32_t last, const Chosen& chosen, const With& with) {
         const uint32_t warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
@@ -118,8 +118,8 @@ struct Sort {
         }
     }
 
-    // Replaces each warp's number of choices by the number in earlier warps. Returns the total for
-    // this thread's expert.
+    // Replaces each warp's number of choices by the number in earlier warps. Returns the total
+    // for this thread's expert.
     __device__ __forceinline__ uint32_t sum_warps() {
         uint32_t before = 0;
 #pragma unroll

@@ -1,5 +1,5 @@
-// Products of small matrices on the tensor cores of sm_75 and later (mma.sync), and the copies that
-// load their operands.
+// Products of small matrices on the tensor cores of sm_75 and later (mma.sync), and the copies
+// that load their operands.
 //
 // A warp multiplies A [16, 16] by B [16, 8] and adds the product to C [16, 8]. A lane is in `group
 // = lane / 4` and `pair = lane % 4`. It holds the columns 2 * pair and 2 * pair + 1 of C, in the
@@ -63,8 +63,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Loads four 8 x 8 quarters from shared memory. Lane i provides the address of row i % 8 of quarter
-// i / 8.
+// Loads four 8 x 8 quarters from shared memory. Lane i provides the address of row i % 8 of
+// quarter i / 8.
 __device__ __forceinline__ void load_quarters(uint32_t (&out)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])

@@ -1,5 +1,5 @@
-// Box copies for weights: data that is read only once per step is marked as the first to evict from
-// the L2 cache.
+// Box copies for weights: data that is read only once per step is marked as the first to evict
+// from the L2 cache.
 #pragma once
 
 #include "hopper_copy.cuh"
@@ -47,8 +47,8 @@ __device__ __forceinline__ void copy_box_once(uint32_t destination, const Tensor
         : "memory");
 }
 
-// In two dimensions, into every block of the cluster whose bit in `blocks` is set, as copy_box_to
-// does.
+// In two dimensions, into every block of the cluster whose bit in `blocks` is
+// set, as copy_box_to does.
 __device__ __forceinline__ void copy_box_once_to(uint16_t blocks, uint32_t destination, const TensorMap& map,
                                                  uint32_t barrier, int32_t x, int32_t y) {
     asm volatile(

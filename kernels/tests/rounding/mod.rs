@@ -26,8 +26,8 @@ fn the_norm_of_a_mixtures_sum_has_the_bits_of_two_operations() {
     }
 }
 
-/// Codes and the bits of scales of the rows of `x`, which are normalized, gated or quantized
-/// directly.
+/// Codes and the bits of scales of the rows of `x`, which are normalized,
+/// gated or quantized directly.
 fn rounded_rows(
     scope: &Scope<'_, Cuda>,
     (operation, quantization): (&str, Quantization),

@@ -31,8 +31,8 @@ pub struct Case {
     recorded: Vec<u8>,
 }
 
-/// Processes a recorded picture. Returns the grid of its placeholder and the pictures that the
-/// encoder sees.
+/// Processes a recorded picture. Returns the grid of its placeholder and the pictures
+/// that the encoder sees.
 pub fn picture(checkpoint: &Checkpoint, name: &str) -> (MediaGrid, Vec<ResizedImage>) {
     let limits = ImageLimits::default();
     let bytes = EncodedImage::open(bursar_golden::path("pictures").join(name), &limits).expect("the picture opens");

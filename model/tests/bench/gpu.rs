@@ -66,9 +66,9 @@ impl Gpu {
     }
 
     /// Runs `story` on each of `of` ranks of a checkpoint, on separate GPUs if there are enough,
-    /// and returns the results in rank order. All ranks finish loading before the first one starts
-    /// `story`, because mapping memory on a device may wait for a running kernel that itself waits
-    /// for another rank.
+    /// and returns the results in rank order. All ranks finish loading before the first one
+    /// starts `story`, because mapping memory on a device may wait for a running kernel that
+    /// itself waits for another rank.
     pub fn on_ranks<T: Send>(
         &self,
         of: usize,
@@ -79,8 +79,8 @@ impl Gpu {
     ) -> Vec<T> {
         let devices = self.for_ranks(of);
         let sharing = devices.iter().filter(|device| device.label() == self.device.label()).count();
-        // Each rank loads its own kernels, because kernels have counters that only one lane may use
-        // at a time.
+        // Each rank loads its own kernels, because kernels have counters that only one lane may
+        // use at a time.
         let kernels: Vec<_> = devices.iter().map(|device| load(device, target)).collect();
         let exchange: Vec<_> = devices
             .iter()
@@ -106,8 +106,8 @@ impl Gpu {
                 scope.spawn(move || {
                     let mut cuda = Cuda::new(kernels).expect("a stream").linked(link);
                     if sharing > 1 {
-                        // The library loads its kernels at first use, which waits for all running
-                        // kernels.
+                        // The library loads its kernels at first use, which waits
+                        // for all running kernels.
                         cuda = cuda.with_products_by(GemmBackend::Ours);
                     }
                     let bench = Bench::on(checkpoint(), cuda, memory, room);

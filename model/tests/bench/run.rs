@@ -42,8 +42,8 @@ pub fn prefixes(
     logits
 }
 
-/// Encodes a case's pictures, and each time step of its videos as a picture, in one batch. Returns
-/// their cache rows.
+/// Encodes a case's pictures, and each time step of its videos as a picture, in one batch.
+/// Returns their cache rows.
 pub fn encode(bench: &Bench<impl Backend>, case: &Case) -> Vec<Vec<u32>> {
     if case.images.is_empty() { Vec::new() } else { bench.encode(&case.images.iter().collect::<Vec<_>>()) }
 }
@@ -166,8 +166,8 @@ pub fn assert_same_run(what: &str, found: &Run, expected: &Run, tolerance: f32) 
     worst
 }
 
-/// Asserts that the tokens, and the logits at the recorded steps, equal the recorded ones. Returns
-/// the largest error.
+/// Asserts that the tokens, and the logits at the recorded steps, equal the recorded ones.
+/// Returns the largest error.
 fn assert_recorded_answer(case: &Case, run: &Run, tolerance: f32) -> f32 {
     assert_eq!(run.tokens, case.greedy_tokens(), "{}: the answer", case.name);
     let recorded = case.logits("decode_steps", "decode_logits");

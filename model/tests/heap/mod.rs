@@ -1,5 +1,5 @@
-//! Counter of the bytes that a test program holds. Including this module sets the program's
-//! allocator.
+//! Counter of the bytes that a test program holds. Including this module
+//! sets the program's allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -9,8 +9,8 @@ struct Counting;
 static HELD: AtomicU64 = AtomicU64::new(0);
 static PEAK: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call goes to the system's allocator unchanged, and counting does not touch the
-// memory.
+// SAFETY: every call goes to the system's allocator unchanged, and counting does
+// not touch the memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let held = HELD.fetch_add(layout.size() as u64, Relaxed) + layout.size() as u64;

@@ -56,8 +56,8 @@ fn what_a_process_that_died_left_behind_goes_and_what_another_writes_stays() {
     let left = aside(&format!(".{name}.12-0.new"), 2);
     let being_written = aside(&format!(".{name}.13-0.new"), 0);
     let of_another = aside(".other.json.12-0.new", 2);
-    // This process's first temporary file name is taken, as by a process with the same PID in a
-    // container.
+    // This process's first temporary file name is taken, as by a process with the same
+    // PID in a container.
     let taken = aside(&format!(".{name}.{}-0.new", std::process::id()), 0);
     file.replace(b"new").expect("it is written");
     assert_eq!(file.read(), Ok(Some(b"new".to_vec())));

@@ -58,8 +58,8 @@ impl Copy {
         self
     }
 
-    /// Changes a tensor's entry in a safetensors header, and renames the tensor to `name`. The data
-    /// stays unchanged.
+    /// Changes a tensor's entry in a safetensors header, and renames the tensor to `name`.
+    /// The data stays unchanged.
     pub fn retell(self, file: &str, tensor: &str, name: &str, change: impl FnOnce(&mut Value)) -> Self {
         self.rewrite(file, |header, _| {
             let mut entry = header.as_object_mut().expect("an object").remove(tensor).expect("the tensor");

@@ -154,8 +154,8 @@ fn a_limit_that_the_tools_exceed_together_refuses_them_without_a_look_at_each() 
         let form = ReplyForm::Calls(ForcedCalls { format: ToolFormat::Hermes, tools, is_parallel: false });
         QWEN.compiler.compile_reply(&form, Thinking::Off).expect_err("it is refused")
     };
-    // `zebra` has an invalid schema. An error that names this tool would show that its schema was
-    // compiled.
+    // `zebra` has an invalid schema. An error that names this tool would show that
+    // its schema was compiled.
     let zebra = CallableTool { name: "zebra".into(), parameters: json!({"type": "zebra"}) };
     let many = |tool: CallableTool, count| [vec![tool; count], vec![zebra.clone()]].concat();
     let ReplyFormError { tool, source } = refused(many(tools()[0].clone(), 128));

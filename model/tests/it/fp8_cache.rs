@@ -201,8 +201,8 @@ fn a_scale_that_is_missing_or_no_scale_is_a_typed_error() {
         panic!("{error:?}");
     };
     assert_eq!(tensor, values, "one without the other");
-    // The scheme announces a scale for all heads of a layer or for each head, but the file has no
-    // scales.
+    // The scheme announces a scale for all heads of a layer or for each head, but the
+    // file has no scales.
     for strategy in ["tensor", "attn_head"] {
         let scheme =
             json!({ "num_bits": 8, "type": "float", "symmetric": true, "strategy": strategy, "dynamic": false });

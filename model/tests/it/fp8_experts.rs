@@ -33,8 +33,8 @@ fn experts_may_be_named_by_part_first() {
     assert_eq!(logits(&Bench::of(copy.open(), 2), EXPERTS), logits(&Bench::of(open(EXPERTS), 2), EXPERTS));
 }
 
-/// Puts all experts of a layer into `gate_up_proj` and `down_proj`, with separate tensors for their
-/// scales.
+/// Puts all experts of a layer into `gate_up_proj` and `down_proj`, with separate
+/// tensors for their scales.
 fn fuse(header: &mut Value, data: &mut Vec<u8>, swapped: bool) {
     let experts = "model.layers.0.mlp.experts";
     let entries = header.as_object_mut().expect("an object");

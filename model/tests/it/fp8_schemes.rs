@@ -17,8 +17,8 @@ const BLOCK: &str = "tests/golden/qwen3_fp8";
 const CHANNEL: &str = "tests/golden/qwen3_fp8_dynamic";
 const TENSOR: &str = "tests/golden/qwen3_fp8_modelopt";
 
-/// Settings of compressed-tensors for weights and activations with these scales, except for the
-/// modules in `plain`.
+/// Settings of compressed-tensors for weights and activations with these scales, except for
+/// the modules in `plain`.
 fn settings(weights: Value, activations: Value, plain: &[&str]) -> Value {
     let part = |how: Value| {
         let mut part = json!({ "num_bits": 8, "type": "float", "symmetric": true });

@@ -372,8 +372,8 @@ fn rounded(folder: &str, quantization: WeightQuantization) -> Checkpoint {
 
 #[test]
 fn what_is_rounded_while_it_loads_weighs_half_and_answers_nearly_alike() {
-    // The last checkpoint has the experts of a layer in one tensor, with the axes of each matrix
-    // swapped.
+    // The last checkpoint has the experts of a layer in one tensor, with the axes
+    // of each matrix swapped.
     for folder in [QWEN2, "tests/golden/qwen3", QWEN3_MOE, QWEN3_VL_MOE] {
         let plain = Bench::of(open(folder), 2);
         let expected = logits(&plain, folder);
@@ -452,8 +452,8 @@ pub fn laid_out(mut whole: Vec<Stored>) -> (Value, Vec<u8>) {
     (header, data)
 }
 
-/// Rounds the bf16 matrices of `folder` that `is_rounded` names to FP8 by channel, and declares it
-/// in the configuration.
+/// Rounds the bf16 matrices of `folder` that `is_rounded` names to FP8 by channel, and declares
+/// it in the configuration.
 fn by_channel(folder: &str, ignored: Value, is_rounded: impl Fn(&str) -> bool) -> Copy {
     let mut copy = Copy::of(folder);
     let index = "model.safetensors.index.json";
@@ -536,8 +536,8 @@ fn a_plain_tower_that_no_list_names_is_read_from_the_file() {
         alone(&bench, &case, &rows, &[usize::MAX]).logits.remove(0)
     });
     assert_eq!(answers[0], answers[1]);
-    // In a decoder, the list decides. A tower with a weight scale but without FP8 numbers is
-    // refused.
+    // In a decoder, the list decides. A tower with a weight scale but without
+    // FP8 numbers is refused.
     let down = "model.layers.1.mlp.down_proj.weight";
     let unlisted = by_channel(QWEN2_5_VL, json!(["lm_head"]), |name| is_decoders(name) && name != down).error();
     assert_eq!(unlisted.to_string(), format!("tensor {down} holds bf16, but quantization_config says that it is FP8"));

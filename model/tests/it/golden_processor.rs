@@ -62,8 +62,8 @@ fn smart_resize_gives_the_recorded_sizes_and_refuses_the_recorded_ones() {
     let mut compared = 0;
     for row in rows {
         if numbers(&row["out"]).contains(&0) {
-            // The reference returns an empty picture here and fails later. This processor fails at
-            // once.
+            // The reference returns an empty picture here and fails later. This
+            // processor fails at once.
             assert!(matches!(call(row), Err(ImageError::NoSize { .. })), "{row}");
             continue;
         }
@@ -109,8 +109,8 @@ fn resized_pictures_are_equal_to_the_bit_when_the_input_is() {
     let mut compared = 0;
     for case in cases["cases"].as_array().expect("cases").iter().filter(|case| !reads_otherwise(case)) {
         let file = case["file"].as_str().expect("a file");
-        // Another test covers the decoder's rounding for lossy files, so start from the pixels that
-        // Pillow decoded.
+        // Another test covers the decoder's rounding for lossy files, so start from the
+        // pixels that Pillow decoded.
         let input = if is_lossy(file) {
             golden_png(&format!("image_processor/{}.decoded.png", file.trim_start_matches("pictures/")))
         } else {
@@ -160,8 +160,8 @@ fn an_animation_is_its_first_frame() {
 fn patches_have_the_recorded_grid_order_and_values() {
     let cases = golden_json("image_processor/cases.json");
     for case in cases["cases"].as_array().expect("cases") {
-        // The resized picture keeps its size, so only rescaling, normalization and the order of
-        // patches can differ.
+        // The resized picture keeps its size, so only rescaling, normalization and the order
+        // of patches can differ.
         let resized = golden_png(case["resized"].as_str().expect("a file"));
         let processor = ImageProcessor::new(ImageProcessorConfig { do_resize: false, ..Default::default() });
         let processor = processor.expect("a valid config");

@@ -11,8 +11,8 @@ use crate::bench::{
 const FOLDER: &str = "tests/golden/qwen2_5_vl";
 const CASES: [&str; 6] = ["single_image", "several_images", "two_turns", "same_image_twice", "text_only", "long_text"];
 
-/// Relative to the largest recorded number (`tests/golden/README.md`). f32 differs from f64 by up
-/// to 8e-6.
+/// Relative to the largest recorded number (`tests/golden/README.md`). f32 differs from f64
+/// by up to 8e-6.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
 
 /// Between two ways to compute the same logits with this code, with different tiles and sums.

@@ -1,5 +1,5 @@
-//! Pictures in tiles compared with results of transformers: the arrangement, the bytes and the
-//! patch values.
+//! Pictures in tiles compared with results of transformers: the arrangement, the bytes
+//! and the patch values.
 
 use bursar_model::{
     flow::{EncodedImage, ImageError, ImageLimits, ResizeLimits, RgbImage, Tiles},

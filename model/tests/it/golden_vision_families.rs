@@ -180,8 +180,8 @@ fn chunks_and_neighbours_change_nothing() {
         let whole: Vec<_> =
             cases.iter().zip(&rows).map(|(case, rows)| alone(&bench, case, rows, &[usize::MAX])).collect();
         for ((case, rows), whole) in cases.iter().zip(&rows).zip(&whole) {
-            // Chunks that begin and end in the middle of pictures and of steps, and cross the
-            // borders of two.
+            // Chunks that begin and end in the middle of pictures and of steps, and cross
+            // the borders of two.
             for sizes in [&[1][..], &[16], &[17, 1, 29, 5]] {
                 let chunked = alone(&bench, case, rows, sizes);
                 assert_same_run(&format!("{} in chunks of {sizes:?}", case.name), &chunked, whole, NOISE_TOLERANCE);

@@ -87,8 +87,8 @@ fn many_scans(more: usize) -> EncodedImage {
     EncodedImage::new(jpeg)
 }
 
-/// A scan of a hundred bytes costs a pass over up to 64 megapixels, so a file of 20 MiB could take
-/// an hour.
+/// A scan of a hundred bytes costs a pass over up to 64 megapixels, so a file of 20 MiB
+/// could take an hour.
 #[test]
 fn a_jpeg_of_endless_scans_is_refused_by_its_markers() {
     let limits = ImageLimits::default();
@@ -195,8 +195,8 @@ fn damaged_pictures_end_in_an_error_or_a_picture_of_the_announced_size() {
         let good = golden_bytes(&format!("pictures/{file}"));
         for round in 0..120 {
             let mut bad = good.clone();
-            // Truncated, or with three bytes changed, at offsets from a linear congruential
-            // generator (Knuth's constants).
+            // Truncated, or with three bytes changed, at offsets from a linear
+            // congruential generator (Knuth's constants).
             for _ in 0..3 {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let at = (random >> 33) as usize % bad.len();
@@ -306,8 +306,8 @@ fn an_envelope_lowers_the_pixels_of_a_picture() {
     let before = own.plan(1920, 1080).expect("a plan").resized.pixels();
     let after = small.plan(1920, 1080).expect("a plan").resized.pixels();
     assert!(before > 900_000 && after <= 50_000, "{before} {after}");
-    // A limit below one merge group is raised to the merge group. A limit above the processor's own
-    // changes nothing.
+    // A limit below one merge group is raised to the merge group. A limit above the
+    // processor's own changes nothing.
     assert!(own.limited(1).expect("a valid limit").plan(640, 480).is_ok());
     assert_eq!(own.config(), own.limited(u64::MAX).expect("a valid limit").config());
 }

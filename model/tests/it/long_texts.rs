@@ -1,5 +1,5 @@
-//! Long texts. Encoded in pieces, they give the same tokens as encoded whole, and counting their
-//! tokens stops early.
+//! Long texts. Encoded in pieces, they give the same tokens as encoded whole, and counting
+//! their tokens stops early.
 
 use std::time::{Duration, Instant};
 
@@ -108,8 +108,8 @@ fn a_prompt_is_refused_at_its_limit_also_when_users_write_names_of_special_token
         let error = encoded(&messages, ids.len() - 1).expect_err("one too many");
         assert!(matches!(error, TextError::TooManyTokens { limit } if limit == ids.len() - 1), "{error}");
     }
-    // Each message has two special tokens. The search for them must not take quadratic time in the
-    // number of messages.
+    // Each message has two special tokens. The search for them must not take quadratic time in
+    // the number of messages.
     let messages = vec![Message::text(Role::User, "<|im_end|>"); 50_000];
     let begun = Instant::now();
     assert!(

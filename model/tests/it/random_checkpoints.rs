@@ -151,8 +151,8 @@ fn fp8_takes_the_decoders_projections_to_a_byte_each_and_their_scales() {
         let model = Model::plan(&settings(shape).with_quantization(quantization), &CPU).expect("it is planned");
         (model.weight_bytes().0, model.parameters())
     };
-    // Columns: hidden width, MLP width, query rows, key rows, layers, and the number of experts
-    // with projections.
+    // Columns: hidden width, MLP width, query rows, key rows, layers, and the number
+    // of experts with projections.
     for (shape, hidden, intermediate, query, kv, layers, experts) in
         [("qwen2.5-vl-7b", 3584, 18_944, 3584, 512, 28, 1), ("qwen3-30b-a3b", 2048, 768, 4096, 512, 48, 128)]
     {
@@ -207,8 +207,8 @@ fn equal_seeds_give_equal_logits_on_any_number_of_threads_and_others_give_others
     let other = logits(&Bench::of(open("qwen2.5-vl-tiny", 6), 1));
     assert_ne!(first, other);
     let spread = |row: &[f32]| row.iter().map(|logit| logit * logit).sum::<f32>() / row.len() as f32;
-    // The variance of a normed row of 128 numbers with deviation 1, times weights with deviation
-    // 0.02.
+    // The variance of a normed row of 128 numbers with deviation 1, times
+    // weights with deviation 0.02.
     let expected = 128.0 * 0.02f32.powi(2);
     for row in [first, other] {
         assert!((spread(&row) / expected - 1.0).abs() < 0.5, "{} where {expected} is expected", spread(&row));

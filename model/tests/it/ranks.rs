@@ -279,8 +279,8 @@ fn ranks_weigh_what_one_does_and_what_all_of_them_have() {
     }
 }
 
-/// A checkpoint whose FP8 blocks divide among four ranks: like `folder`, with larger projections
-/// and other numbers.
+/// A checkpoint whose FP8 blocks divide among four ranks: like `folder`, with larger
+/// projections and other numbers.
 fn wide_fp8() -> Copy {
     const HIDDEN: usize = 256;
     let folder = Copy::of("tests/golden/qwen3_fp8").set("config.json", &["head_dim"], 128.into()).set(

@@ -114,8 +114,8 @@ impl Machine {
         self.workspace.reset_high_water();
         let below = self.workspace.used();
         let shape = self.model.kv_shape(self.cpu.target());
-        // SAFETY: the machine's segments are backed for these blocks and rows, and a test has one
-        // thread.
+        // SAFETY: the machine's segments are backed for these blocks and rows, and a
+        // test has one thread.
         let layers: Vec<KvLayer> =
             self.kv.iter().map(|segment| unsafe { KvLayer::new(segment.address(), self.room.blocks, shape) }).collect();
         let cache_shape = [self.room.cache_rows, self.model.config().embedding_layout().width()];
@@ -127,8 +127,8 @@ impl Machine {
             Pass::Encode(_) => SEQUENCES,
         };
         let sampling = SamplingShape { sequences, ..self.sampling };
-        // SAFETY: the backed segment is at least as large as these words, and a test has one
-        // thread.
+        // SAFETY: the backed segment is at least as large as these words, and a
+        // test has one thread.
         let words = unsafe { Tensor::persistent(self.chosen.address(), [sampling.words()], DType::U32) };
         let mut buffers = SamplingBuffers::over(words, sampling);
         let counter = WorkCounter::default();
@@ -324,8 +324,8 @@ impl Within<'_> {
             .iter()
             .map(|(.., shown, _)| [EmbeddingRows { tokens: 0..*shown, cache_rows: &rows[..*shown] }])
             .collect();
-        // All, none, or a random percentage: the last layer ends early if at most half of the rows
-        // are wanted.
+        // All, none, or a random percentage: the last layer ends early if at most half of
+        // the rows are wanted.
         let scored = [100, 0, self.random.below(101)][self.random.below(3)];
         let parts = shares.iter().zip(&pictures).map(|((count, cached, _, wants_logits), pictures)| SequencePart {
             tokens: &tokens[..*count],

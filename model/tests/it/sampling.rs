@@ -9,8 +9,8 @@ use bursar_model::sampling::{
 };
 use proptest::prelude::*;
 
-/// Tokens at positions from 0, computed independently of this code, and equal to the tokens of the
-/// first version.
+/// Tokens at positions from 0, computed independently of this code, and equal to the tokens
+/// of the first version.
 const DRAWN_BY_SEED_42: [u32; 16] = [3, 0, 5, 5, 1, 1, 1, 1, 3, 1, 3, 1, 1, 1, 1, 5];
 
 fn logits() -> Vec<f32> {

@@ -1,5 +1,5 @@
-//! Distributions of the samplers, compared with a plain reference that sorts, cuts and normalizes
-//! in f64.
+//! Distributions of the samplers, compared with a plain reference that sorts, cuts
+//! and normalizes in f64.
 
 use std::collections::BTreeMap;
 
@@ -84,9 +84,9 @@ fn draw(logits: &[f32], case: &Case) -> Vec<u64> {
     counts
 }
 
-/// Pearson's test of whether the counts are plausible. `None` if a token with probability 0 was
-/// drawn. A true distribution is refused once in 10,000 tests. Seeds are fixed, so the result never
-/// changes.
+/// Pearson's test of whether the counts are plausible. `None` if a token with probability
+/// 0 was drawn. A true distribution is refused once in 10,000 tests. Seeds are fixed, so
+/// the result never changes.
 fn believable(expected: &[f64], counts: &[u64]) -> Option<bool> {
     let draws = counts.iter().sum::<u64>() as f64;
     let (mut chi_square, mut freedom) = (0.0, -1.0f64);
@@ -179,8 +179,8 @@ fn draws_over_positions_follow_it_too() {
     assert_eq!(Some(true), believable(&reference(&logits(), &case), &counts));
 }
 
-/// Tests each case's draws against every other case's distribution. Different distributions must be
-/// refused.
+/// Tests each case's draws against every other case's distribution. Different
+/// distributions must be refused.
 #[test]
 fn the_test_of_distributions_refuses_wrong_ones() {
     let cases = cases();
@@ -204,8 +204,8 @@ fn the_test_of_distributions_refuses_wrong_ones() {
     assert_eq!(None, believable(&[0.5, 0.5, 0.0], &[10, 10, 1]));
 }
 
-/// The size of Qwen2.5's vocabulary. Top-p reads only a part of it, which must not change the
-/// result.
+/// The size of Qwen2.5's vocabulary. Top-p reads only a part of it, which must
+/// not change the result.
 #[test]
 fn the_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort() {
     let vocabulary = 152_064;
@@ -234,8 +234,8 @@ fn the_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort() {
             draws += u32::from(logits[token.id as usize] >= least);
         }
         assert_eq!(40, draws, "none below the nucleus, spread {spread}");
-        // The largest uniform numbers reach the end of the nucleus, so the nucleus is not too small
-        // either.
+        // The largest uniform numbers reach the end of the nucleus, so the nucleus is
+        // not too small either.
         let within = (lowest - least) / (sorted[0] as f32 - least);
         assert!(within < 0.25, "spread {spread}: {lowest} is far above {least}");
     }

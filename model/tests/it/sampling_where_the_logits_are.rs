@@ -1,5 +1,5 @@
-//! Sampling on the device: the sampler sends its request, the operation chooses, and the sampler
-//! reads the answer.
+//! Sampling on the device: the sampler sends its request, the operation chooses, and the
+//! sampler reads the answer.
 
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{

@@ -1,5 +1,5 @@
-//! JSON schemas that are refused with keyword and path instead of being followed with a rounded
-//! number.
+//! JSON schemas that are refused with keyword and path instead of being followed
+//! with a rounded number.
 
 use bursar_budgets::Hint;
 use bursar_model::error::GrammarError;

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use crate::common;
 
-/// A vocabulary with its grammar compiler. The logits are wider than the tokenizer, as in padded
-/// checkpoints.
+/// A vocabulary with its grammar compiler. The logits are wider than the tokenizer,
+/// as in padded checkpoints.
 pub(crate) struct Model {
     pub(crate) name: &'static str,
     pub(crate) tokenizer: Tokenizer,
@@ -236,8 +236,8 @@ fn a_reply_to_choices_is_one_of_them() {
 
 #[test]
 fn any_json_is_json() {
-    // A random reply may never end, so the test only checks that it is the beginning of a JSON
-    // value.
+    // A random reply may never end, so the test only checks that it is the beginning
+    // of a JSON value.
     for schema in [json!(true), json!({})] {
         let grammar = DEMO.grammar(&OutputFormat::json(schema));
         for seed in 0..20 {
@@ -284,8 +284,8 @@ fn a_sequence_that_died_is_computed_anew_with_the_same_masks() {
         let (produced, _) = reply(model, &grammar, params, 60);
         let masks: Vec<_> =
             (0..=produced.len()).map(|end| grammar.allowed(&produced[..end]).expect("a mask").ids()).collect();
-        // Forwards and backwards, on the same grammar and on a clone of it. Earlier calls must not
-        // matter.
+        // Forwards and backwards, on the same grammar and on a clone of it. Earlier
+        // calls must not matter.
         let clone = grammar.clone();
         let mut place = 0;
         for _ in 0..40 {
@@ -450,9 +450,9 @@ fn errors_and_debug_show_nothing_of_schema_pattern_or_reply() {
     assert!(!shown.contains("zebr"), "{shown}");
 }
 
-/// Patterns and schemas designed to take forever or to fill memory. Each is refused, or followed
-/// for a hundred tokens. All together take under a minute on a slow machine (two seconds were
-/// measured).
+/// Patterns and schemas designed to take forever or to fill memory. Each is refused, or
+/// followed for a hundred tokens. All together take under a minute on a slow machine
+/// (two seconds were measured).
 #[test]
 fn hostile_forms_end_soon() {
     let regex = |pattern: &str| OutputFormat::Regex(pattern.to_owned());

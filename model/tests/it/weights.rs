@@ -1,5 +1,5 @@
-//! Checkpoints that contradict themselves. Errors name the tensor or field, the expected value and
-//! the value found.
+//! Checkpoints that contradict themselves. Errors name the tensor or field, the expected value
+//! and the value found.
 
 use std::{fs, ops::ControlFlow, sync::Arc};
 

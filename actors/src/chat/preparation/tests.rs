@@ -109,8 +109,8 @@ fn envelopes() -> impl Strategy<Value = Envelope> {
     )
 }
 
-/// A random request: words, sides of each picture, sides and frame count of each video, and
-/// `max_tokens`.
+/// A random request: words, sides of each picture, sides and frame count of
+/// each video, and `max_tokens`.
 type Asked = (usize, Vec<(u32, u32)>, Vec<((u32, u32), usize)>, Option<usize>);
 
 fn asked() -> impl Strategy<Value = Asked> {
@@ -209,8 +209,8 @@ fn for_a_prompt_in_tokens_an_explicit_format_tells_how_calls_are_read() {
     };
     let tokens = || Chat::from_tokens([5, 6, 7]);
     assert!(is_read(tokens().reply_format(hermes)));
-    // An output format can be combined with it, although the chat has no tools that a grammar could
-    // call.
+    // An output format can be combined with it, although the chat has no tools that
+    // a grammar could call.
     assert!(is_read(tokens().reply_format(hermes).format(OutputFormat::Regex("a".into()))));
     assert!(!is_read(tokens().reply_format(hermes).tool_choice(ToolChoice::None)));
     assert!(!is_read(tokens()));

@@ -1,5 +1,5 @@
-//! Tests that every known name is accepted, that contradictions are reported, and that unknown
-//! names are refused.
+//! Tests that every known name is accepted, that contradictions are reported, and that
+//! unknown names are refused.
 
 use bursar_budgets::{Bytes, Hint};
 use serde_json::json;

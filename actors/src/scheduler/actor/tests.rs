@@ -78,8 +78,8 @@ async fn next_step(jobs: &Receiver<Job>) -> Box<StepJob> {
     }
 }
 
-/// A scheduler with a lane whose jobs the test runs, and a vision actor that reports released
-/// pictures.
+/// A scheduler with a lane whose jobs the test runs, and a vision actor
+/// that reports released pictures.
 struct Bed {
     scheduler: ActorRef<SchedulerMessage>,
     jobs: Receiver<Job>,

@@ -93,8 +93,8 @@ impl SchedulerCore {
             }
             let sequence = self.running.get_mut(&id).expect("it runs");
             let prefix = sequence.takeable();
-            // Blocks that are being fetched for another sequence are found on the device
-            // afterwards.
+            // Blocks that are being fetched for another sequence are found
+            // on the device afterwards.
             if self.kv.is_coming(prefix) {
                 continue;
             }

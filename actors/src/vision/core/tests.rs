@@ -162,8 +162,8 @@ fn an_abandoned_request_makes_room_wherever_it_waits() {
     // Request 2 waits for rows. Request 3, which did not overtake it, gets them now.
     assert_eq!(vision.step(Input::Withdraw(Ticket(2))), []);
     assert!(!vision.need_pixels().contains(&hash(2)) && vision.counts() == (0, 2));
-    // Request 1 waits for its launch, which continues. Its rows are free for other requests
-    // afterwards.
+    // Request 1 waits for its launch, which continues. Its rows are free
+    // for other requests afterwards.
     assert_eq!(vision.step(Input::Withdraw(Ticket(1))), []);
     assert_eq!(vision.step(Input::Encoded), [Effect::Launch(vec![(hash(3), rows(&[8, 9]))])]);
     assert_eq!(vision.step(want(4, vec![picture(4, 7)])), [], "the launch is under way");

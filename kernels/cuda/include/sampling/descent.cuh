@@ -186,8 +186,8 @@ __device__ __forceinline__ uint64_t weights_up_to(ChoiceRoom& room, const Descen
                                                   float least_difference) {
     uint64_t weights = 0;
     const float largest = row.plan->largest;
-    // Skips the logits that min-p certainly forbids, with a margin for rounding. The exact test is
-    // below.
+    // Skips the logits that min-p certainly forbids, with a margin for rounding. The
+    // exact test is below.
     const float bound = largest + least_difference;
     const float sure = bound - fabsf(bound) * 1e-6f - fabsf(largest) * 1e-6f;
     const uint32_t least = max(max(key_of(last), KEY_OF_LEAST), sure > -INFINITY ? order_key(sure) : 0);
@@ -227,8 +227,8 @@ struct Descents {
     uint32_t reported;
 };
 
-// The drawn token, or `token` if `draws` is false. All threads of the block must call this
-// function.
+// The drawn token, or `token` if `draws` is false. All threads of the block
+// must call this function.
 __device__ __forceinline__ uint32_t find_by_descent(ChoiceRoom& room, const RowPlan& plan, const SampleRow& wanted,
                                                     const RowScratch& scratch, const Descents& descents,
                                                     uint32_t token) {

@@ -1,14 +1,14 @@
-// Philox4x32-10: random numbers as a function of a key and a counter (Salmon, Moraes, Dror, Shaw,
-// SC'11).
+// Philox4x32-10: random numbers as a function of a key and a counter (Salmon,
+// Moraes, Dror, Shaw, SC'11).
 //
-// Bit-identical to `philox.rs`: the counter is (position low, position high, 0, 0), the key (seed
-// low, seed high).
+// Bit-identical to `philox.rs`: the counter is (position low, position high, 0, 0), the key
+// (seed low, seed high).
 #pragma once
 
 #include <stdint.h>
 
-// A double in [0, 1) with 53 random bits, for the token at `position` of a sequence with this
-// `seed`.
+// A double in [0, 1) with 53 random bits, for the token at `position` of a
+// sequence with this `seed`.
 __device__ __forceinline__ double philox_uniform(uint64_t seed, uint64_t position) {
     uint32_t counter[4] = {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0, 0};
     uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};

@@ -19,8 +19,8 @@ using contract::sampling::FAULT_IGNORED;
 using contract::sampling::FAULT_NOT_NUMBERS;
 using contract::sampling::FAULT_NOTHING_ALLOWED;
 
-// Facts about a slice. `raw_…` fields refer to the logits as they came in, the other fields to the
-// logits after changes.
+// Facts about a slice. `raw_…` fields refer to the logits as they came in, the other fields to
+// the logits after changes.
 struct SliceFacts {
     uint32_t raw_largest;   // signless key
     uint32_t raw_finite;    // number of finite logits; if not counted, positive if there is one

@@ -7,8 +7,8 @@
 #include "scratch.cuh"
 
 using contract::sampling::SLICE_THREADS;
-// Blocks of the first and third kernels to fit on a multiprocessor at once, which limits their
-// registers.
+// Blocks of the first and third kernels to fit on a multiprocessor at once,
+// which limits their registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr uint32_t SLICE_BLOCKS = 1, GATHER_BLOCKS = 1;
 #else

@@ -13,8 +13,8 @@ constexpr float WEIGHT_UNITS = 17592186044416.0f;
 // The exponential of this is less than half a unit.
 constexpr float WEIGHTLESS = -32.0f;
 
-// 1 / temperature as the sum of two floats, so that a product with it has the error of only one
-// rounding.
+// 1 / temperature as the sum of two floats, so that a product with it has the error
+// of only one rounding.
 struct Softening {
     float high;
     float low;
@@ -31,8 +31,8 @@ __device__ __forceinline__ Softening softening_of(double temperature) {
 // `difference` = logit - largest, at most 0.
 __device__ __forceinline__ float likelihood(float difference, Softening softening) {
     const float exponent = difference * softening.high;
-    // This test is needed for correctness, too: far below 0, the sum below would add infinities of
-    // opposite signs.
+    // This test is needed for correctness, too: far below 0, the sum below would add
+    // infinities of opposite signs.
     if (!(exponent > WEIGHTLESS)) {
         return 0.0f;
     }

@@ -75,8 +75,8 @@ pub fn tiff(layout: Layout, tags: &[(u16, &[u16])], pieces: &[Vec<u8>]) -> Vec<u
         }
     }
     directory.extend(vec![0; room]);
-    // The lists of a single piece fit in their directory entries, which leaves a gap before the
-    // piece.
+    // The lists of a single piece fit in their directory entries, which leaves a
+    // gap before the piece.
     outside.resize(values_bytes + lists_bytes, 0);
     let mark = if layout.is_little { b"II" } else { b"MM" };
     let head = if layout.is_big {
@@ -286,8 +286,8 @@ fn subsampled_ycbcr_is_read() {
     }
 }
 
-/// Tiles of 16 x 16 pixels that extend beyond the right and lower edges, in one plane and in
-/// separate planes.
+/// Tiles of 16 x 16 pixels that extend beyond the right and lower edges, in one plane
+/// and in separate planes.
 #[test]
 fn tiles_are_put_together() {
     let scene = scene();
@@ -331,8 +331,8 @@ fn what_is_not_read_is_named() {
     }
 }
 
-/// Strips and tiles that cost more than the file can be worth are refused before anything is
-/// decompressed.
+/// Strips and tiles that cost more than the file can be worth are refused
+/// before anything is decompressed.
 #[test]
 fn hostile_directories_are_refused() {
     let grey: [(u16, &[u16]); 2] = [(258, &[8]), (262, &[1])];
