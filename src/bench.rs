@@ -1,5 +1,5 @@
-//! `bursar bench`: a server's key figures, measured through the serving engine, each beside the best that the device
-//! could do.
+//! `bursar bench`: the key figures of a server, measured through the serving engine, each next to
+//! the best that the device could do.
 
 mod draw;
 mod fits;
@@ -45,7 +45,8 @@ use crate::{
 
 pub use options::Options;
 
-/// Limit on host memory for pictures in flight: enough that the CPUs decode every request's pictures at full speed.
+/// Limit on host memory for pictures in flight: enough for the CPUs to decode every request's
+/// pictures at full speed.
 const HOST_BYTES: Bytes = Bytes::gib(8);
 
 /// Text figures take the fastest of this many runs, like vLLM's.
@@ -54,7 +55,7 @@ const TEXT_RUNS: usize = 2;
 /// Picture figures take the median of this many runs, after one warm-up.
 const PICTURE_RUNS: usize = 3;
 
-/// Runs the command; `main` is when the process entered `main`.
+/// Runs the command. `main` is the time at which the process entered `main`.
 pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> ExitCode {
     let told = if options.replay.is_wanted() {
         replay::replay(device, &options, main).await.and_then(|report| {
@@ -87,7 +88,8 @@ fn show<R: Display + Serialize>(report: &R, as_json: bool) {
     if as_json { println!("{}", json!(report)) } else { print!("{report}") }
 }
 
-/// Measures and prints. False if an object tells what ended it before all was measured.
+/// Measures and prints. Returns `false` if the measurement ended early and the JSON output says
+/// why.
 async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Result<bool, Failure> {
     let seed = options.seed.unwrap_or_else(seed_of_now);
     let source = options.model.source(seed)?;
@@ -144,7 +146,8 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         let memory = report::memory(&snapshot, serving.record.kv_tokens());
         memory.into_iter().chain(driver_free(&runtime, "ready", "at READY")).for_each(|figure| bench.add(figure));
     }
-    // Text has told of each figure by now. An object has those that there are when something ends the measurement.
+    // Text output prints each figure at once. JSON is printed at the end, so it needs signals to be
+    // caught: it then contains the figures that were measured before.
     let mut signals = if options.json { Some(Signals::hear()?) } else { None };
     let outcome = tokio::select! {
         outcome = bench.run(options) => outcome,
@@ -156,14 +159,14 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     }
     let is_whole = bench.report.ended_by.is_none();
     if options.wants(Measurement::Start) && is_whole {
-        // Less than at READY would mean an allocation outside leases.
+        // A value below that at READY would mean that memory was allocated outside leases.
         driver_free(&runtime, "end", "at the end").into_iter().for_each(|figure| bench.add(figure));
     }
     bench.bar.finish_and_clear();
     if options.json {
         show(&bench.report, true);
     }
-    // Asked twice: at once.
+    // A second signal ends the program at once.
     tokio::select! {
         () = runtime.shutdown() => {}
         _ = ended(&mut signals) => {}
@@ -171,21 +174,21 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     Ok(is_whole)
 }
 
-/// Waits for a signal that asks the program to end, if any is heard.
+/// Waits for a signal that asks the program to end. Waits forever if signals are not caught.
 async fn ended(signals: &mut Option<Signals>) -> Failure {
     let Some(signals) = signals else { return std::future::pending().await };
     let hint = "the output contains the figures that were measured before".to_owned();
     Failure { error: format!("{} ended the measurement", signals.next().await), hint }
 }
 
-/// The free bytes that the driver reports, independent of the ledger.
+/// Returns the free bytes that the driver reports, independent of the ledger.
 fn driver_free(runtime: &Runtime, id: &str, when: &str) -> Option<Figure> {
     let free = runtime.device().memory().ok()?.free.0 as f64;
     let name = format!("bytes, free {when} as the driver reports");
     Some(Figure::plain(&format!("driver_free_{id}"), &name, free, Unit::Bytes))
 }
 
-/// The largest integer that every JSON reader keeps exactly.
+/// The largest integer that every JSON reader preserves.
 const SEED_MOST: u64 = (1 << 53) - 1;
 
 fn seed_of_now() -> u64 {
@@ -198,7 +201,8 @@ fn bar(shown: bool) -> ProgressBar {
     bar
 }
 
-/// How the model's pictures are cut, if it takes any. What is wrong with its settings, loading says.
+/// Returns how the model's pictures are cut into patches, if it takes any. Does not report invalid
+/// settings: loading does that.
 async fn picture_cut(source: &ModelSource) -> Option<PatchGeometry> {
     let origin = source.origin().clone();
     let cut = move || {
@@ -210,7 +214,7 @@ async fn picture_cut(source: &ModelSource) -> Option<PatchGeometry> {
     tokio::task::spawn_blocking(cut).await.ok()?
 }
 
-/// What the heaviest of so many ranks has of the model, without its weights.
+/// Returns the part of the model that the heaviest of `ranks` ranks has, without its weights.
 async fn planned(
     source: ModelSource,
     target: Target,
@@ -220,7 +224,7 @@ async fn planned(
 ) -> Result<Model, Failure> {
     let cache = kv_cache_dtype.on(&target).map_err(StartError::from)?;
     let plan = move || {
-        // Loading has fetched its files already.
+        // Loading has already fetched the model's files.
         let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?.with_quantization(quantization);
         let checkpoint = checkpoint.with_cache(cache);
         Model::plan_heaviest(&checkpoint, &target, ranks)
@@ -239,20 +243,21 @@ struct Bench {
     planner: Planner,
     fits: Fits,
     report: Report,
-    /// Whether figures are printed as they come, so that who ends it early has those that there are.
+    /// Whether figures are printed as they are measured, so that an interrupted run still prints
+    /// the figures so far.
     is_text: bool,
     bar: ProgressBar,
 }
 
-/// A measurement: what it is called and what its value is computed from.
+/// A measurement: its name, and the numbers that its value is computed from.
 struct Measured {
     id: String,
     name: String,
     unit: Unit,
-    /// How many of the thing counted took `time`: steps, tokens, requests.
+    /// The number of steps, tokens or requests that took `time`.
     count: f64,
     time: Duration,
-    /// Seconds between the fastest run and the slowest.
+    /// Seconds by which the slowest run exceeded the fastest.
     spread: f64,
     runs: Vec<f64>,
 }
@@ -287,7 +292,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Times long replies, subtracts one-token replies, and divides by the steps.
+    /// Measures the time of a decode step: times long replies, subtracts the time of one-token
+    /// replies, and divides by the number of steps.
     async fn decode(&mut self, batch: usize) -> Result<(), Failure> {
         let Workload { context, steps, .. } = self.workload;
         let id = format!("decode_{batch}");
@@ -366,7 +372,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The fastest of several runs, and the seconds of each.
+    /// Returns the fastest of several runs, and the seconds of each run.
     async fn fastest(&mut self, prompts: Prompts, reply: usize) -> Result<(Run, Vec<f64>), Failure> {
         let mut fastest = self.meter.text(prompts, reply).await?;
         let mut runs = vec![fastest.time.as_secs_f64()];
@@ -387,7 +393,7 @@ impl Bench {
         })
     }
 
-    /// Records a figure with the bound of its passes.
+    /// Records a figure with the roofline bound of its passes.
     fn tell(&mut self, measured: Measured, passes: &[Work]) {
         let Measured { id, name, unit, count, time, spread, runs } = measured;
         let lower_is_better = unit == Unit::Milliseconds;

@@ -195,6 +195,9 @@ fn capacity(typed: &str) -> Result<Bytes, String> {
 
 impl DeviceOptions {
     /// Returns the device that these options name, for a runtime that will load these models.
+    ///
+    /// # Errors
+    /// See [`choice`](Self::choice).
     pub fn choice_for(&self, models: Vec<(ModelSource, LoadOptions)>) -> Result<DeviceChoice, Failure> {
         let of = self.choice()?;
         Ok(if self.is_any_number() { DeviceChoice::MinDevices(Box::new(MinDevicesFor { of, models })) } else { of })

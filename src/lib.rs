@@ -1,3 +1,36 @@
+//! Bursar serves vision-language models inside your own process and never runs the device out of
+//! memory.
+//!
+//! One budget actor issues a lease for every byte of device memory. Concurrency never exceeds what
+//! was measured under stress. A supervisor restarts any actor that dies, and a request sees only a
+//! pause.
+//!
+//! ```
+//! use bursar::{Chat, Class, Image, LoadOptions, MIB, ModelSource, Runtime, RuntimeConfig, demo};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let runtime = Runtime::start(RuntimeConfig::default()).await?; // a GPU, or host memory of 512 MiB
+//! let options = LoadOptions { memory_fraction: Some(0.5), ..LoadOptions::small() }; // leaves room for others
+//! let model = runtime.load_with(ModelSource::demo(), options, |_| {}).await?; // plan, load, stress, READY
+//!
+//! let picture = Image::from_bytes(demo::pictures()[1].bytes); // or Image::open("cat.jpg")?
+//! let mut reply = model.chat(Chat::new().user("What number is written?").image(picture)).await?;
+//! # let mut heard = String::new();
+//! while let Some(event) = reply.next().await {
+//! #   let event = event?; heard += event.text(); let event: Result<_, bursar::ChatError> = Ok(event);
+//!     print!("{}", event?.text());
+//! }
+//! # assert_eq!(heard, "427");
+//!
+//! println!("{}", runtime.budget().snapshot().await?); // every byte, by class and model
+//! let lease = runtime.budget().lease(Class::external("my-index"), 64 * MIB).await?; // for your own code
+//! # drop(lease);
+//! # runtime.shutdown().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! [`Runtime`] holds one device, its ledger and its models. [`LoadOptions`] sets how large inputs
 //! may be and how much memory a model takes. [`ModelHandle`] answers a [`Chat`] with a [`Reply`],
 //! renders a chat's [`Prompt`] without generating, and returns the model's [`ModelFacts`].
@@ -6,6 +39,30 @@
 //! Qwen2.5-VL). Handles are `Clone + Send + 'static`. Everything needs a multi-threaded tokio
 //! runtime. In a debug build, set `[profile.dev.package."*"] opt-level = 2`: without this setting,
 //! a CPU takes minutes to reach READY.
+//!
+//! Errors are enums. Each error names the limit and the value, and its [`Hint`] says what to
+//! change.
+//!
+//! # Your own actors
+//!
+//! Everything runs on [`ractor`], which this crate re-exports so that your code and Bursar use the
+//! same version. [`ModelHandle::serving`] returns references to the actors that serve a model now,
+//! [`Runtime::supervised`] returns the actors that supervise them, and [`messages`] lists the
+//! messages that you may send to them.
+//!
+//! An actor has one supervisor, and Bursar's supervisors restart Bursar's actors. Link *your* actor
+//! under one of Bursar's (`mine.link(theirs)`) so that your actor ends when Bursar's does, or
+//! monitor Bursar's actor (`mine.monitor(theirs)`) to be notified when it dies. Do not link one of
+//! Bursar's actors under yours: the link would take it from the supervisor that restarts it.
+//! [`Runtime::start_linked`] puts a whole runtime under your own supervisor. A [`FaultInjection`]
+//! makes any of Bursar's actors die, so that you can test how your actors react.
+//!
+//! # Other crates
+//!
+//! This crate is the public API. It is built on `bursar-budgets` (ledger, leases, segments,
+//! workspaces), `bursar-kernels` (operations), `bursar-model` (checkpoints, pictures, text) and
+//! `bursar-actors`. For an item that this crate does not re-export, depend on one of these crates
+//! directly, in the same version.
 
 #![deny(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! `bursar top`: a live view of a running process, over its metrics address.
+//! `bursar top`: a live view of a running process, read from its metrics address.
 
 mod address;
 mod draw;
@@ -43,7 +43,7 @@ use crate::failure::{self, Failure};
 #[cfg(feature = "prometheus")]
 pub use self::samples::Samples;
 
-/// The samples of this process' own text, which is well-formed.
+/// Parses the metrics text of this process itself, which is well-formed.
 #[cfg(feature = "prometheus")]
 pub fn read(text: &str) -> Samples {
     exposition::read(text, "bursar_").unwrap_or_default()
@@ -71,21 +71,22 @@ pub struct Options {
     color: When,
 }
 
-/// The time between two scrapes, as typed.
+/// The time between two scrapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Every(Duration);
 
 /// Columns to print if the width is unknown.
 const COLUMNS: u16 = 100;
-/// How long to wait for the terminal before listening for scrapes again.
+/// How long to wait for terminal input before checking for scrapes again.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// Ages are redrawn this often.
+/// Interval at which ages are redrawn.
 const REDRAW: Duration = Duration::from_millis(500);
 
-/// Runs the command: 1 if there is nothing to show.
+/// Runs the command. Exits with 1 if there is nothing to show.
 pub async fn run(options: Options, served: Option<SocketAddr>) -> ExitCode {
     let is_json = options.json;
-    // A server on any address is reachable on this machine too.
+    // A server that listens on an unspecified address, such as 0.0.0.0, is reachable through the
+    // loopback address.
     let here = served
         .map(|served| if served.ip().is_unspecified() { Address::port(served.port()) } else { Address::of(served) });
     let address = options.address.clone().or(here).unwrap_or_else(|| Address::port(PORT));
@@ -114,7 +115,7 @@ fn look(options: &Options, address: &Address) -> Result<(), Failure> {
         is_terminal: stdout().is_terminal(),
     };
     let colours = Colours::of(options.color, surroundings);
-    // The user's flag wins over NO_COLOR, which the library reads itself.
+    // The user's flag has priority over NO_COLOR, which the library reads itself.
     force_color_output(colours != Colours::None);
     match options.once {
         true => look_once(options, address, colours),
@@ -126,7 +127,7 @@ fn look(options: &Options, address: &Address) -> Result<(), Failure> {
     }
 }
 
-/// Scrapes twice, since rates need two scrapes.
+/// Prints the view once. Scrapes twice, because rates need two scrapes.
 fn look_once(options: &Options, address: &Address, colours: Colours) -> Result<(), Failure> {
     let scraper = Scraper::new(address.clone());
     let mut session = Session::new(address.to_string(), options.every.0);
@@ -158,7 +159,8 @@ fn watch(options: &Options, address: &Address, colours: Colours) -> Result<(), F
     loop {
         let is_due = asked.is_none_or(|asked| asked.elapsed() >= session.every);
         if is_due && !is_asked && !session.is_paused {
-            // One scrape at a time: a slow process is not asked again meanwhile.
+            // Run one scrape at a time, so that a slow process does not get further requests
+            // meanwhile.
             (asked, is_asked) = (Some(Instant::now()), looks.ask.try_send(()).is_ok());
         }
         match looks.heard.try_recv() {
@@ -195,7 +197,8 @@ struct Looks {
 }
 
 impl Looks {
-    /// It ends when the last sender is gone, at the latest with the process, whatever it waits for.
+    /// Starts the thread. It ends when `ask` is dropped, or with the process if it still waits for
+    /// an answer.
     fn start(scraper: Scraper, begun: Instant) -> Self {
         let ((ask, asked), (told, heard)) = (sync_channel(1), sync_channel(1));
         thread::spawn(move || {
@@ -215,7 +218,8 @@ fn now(begun: Instant) -> Now {
     Now { elapsed: begun.elapsed(), unix: unix.as_secs_f64() }
 }
 
-/// Sleeps. `thread::sleep` is banned here, for good reasons elsewhere.
+/// Sleeps. clippy.toml bans `thread::sleep` because other threads must wait on queues; this command
+/// has nothing else to wait for.
 fn wait(time: Duration) {
     let (_keep, nobody) = sync_channel::<()>(1);
     let waited: Result<(), RecvTimeoutError> = nobody.recv_timeout(time);

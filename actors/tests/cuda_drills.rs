@@ -1,6 +1,7 @@
-//! A supervised model of Qwen2.5-VL-7B's shape on a whole card: where every byte goes, a neighbour that comes while
-//! chats have pictures and while the model starts, cards with too little memory, and loads that made another server
-//! lose requests. Without a GPU, each story says so and passes.
+//! Drills with a supervised model of Qwen2.5-VL-7B's shape on a whole GPU: an account of every
+//! byte, another process that arrives while chats have pictures or while the model starts, GPUs
+//! with too little memory, and loads that made another server lose requests. Without a GPU, each
+//! story prints that and passes.
 
 mod gpu;
 
@@ -31,7 +32,7 @@ use gpu::{
 };
 use tokio::task::{JoinHandle, JoinSet, block_in_place};
 
-/// The test's name, for the test harness.
+/// The name of the test that runs as the other process.
 const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 
 #[test]
@@ -39,17 +40,16 @@ fn a_neighbour_takes_the_requested_bytes() {
     neighbour::live();
 }
 
-/// The model's name.
 const NAME: &str = "seven";
 
 const LAYERS: u64 = 28;
 
-/// What an application without settings asks for: the envelope of a GPU, and all of the card.
+/// The load options of an application without settings: the envelope of a GPU, and the whole GPU.
 fn full() -> LoadOptions {
     LoadOptions { name: Some(NAME.into()), envelope: None, requests: Some(512), ..options() }
 }
 
-/// A model that serves, and how it started.
+/// A model that serves, and the course of its start.
 struct Started {
     model: ModelHandle,
     begun: Instant,
@@ -69,7 +69,7 @@ impl Started {
     }
 }
 
-/// Starts the model. `at` is called as each phase begins.
+/// Starts the model. Calls `at` at the beginning of each phase.
 async fn start(
     stage: &Stage,
     options: LoadOptions,
@@ -91,12 +91,12 @@ async fn start(
     Ok(Started { model, begun, phases, attempts, ready: Instant::now() })
 }
 
-/// The size of keys and values, in tokens.
+/// The size of the KV cache, in tokens.
 async fn kv_tokens(model: &ModelHandle) -> usize {
     model.serving().await.expect("it serves").kv_tokens
 }
 
-/// Pseudorandom bytes, to draw pictures from.
+/// Pseudorandom bytes, for pictures and token ids.
 fn noise() -> &'static [u8] {
     static NOISE: OnceLock<Vec<u8>> = OnceLock::new();
     NOISE.get_or_init(|| {
@@ -140,7 +140,7 @@ fn greedy(chat: Chat, reply: usize) -> Chat {
     chat.temperature(0.0).max_tokens(reply).ignore_end()
 }
 
-/// Asks. Checks that the reply and its scores have the length that was asked for.
+/// Sends a chat. Checks that the reply and its scores have the requested lengths.
 async fn ask(model: ModelHandle, chat: Chat, reply: usize, scores: Range<usize>) {
     let mut events = model.chat(chat).await.expect("it is accepted");
     let mut scored = 0;
@@ -166,8 +166,8 @@ async fn ask(model: ModelHandle, chat: Chat, reply: usize, scores: Range<usize>)
 
 const NONE: Range<usize> = 0..1;
 
-/// Checks that the likeliest tokens come first, that their probabilities add up to 1 at most, and that the token is one
-/// of them or less likely.
+/// Checks that the likeliest tokens come first, and that their probabilities add up to less than 1.
+/// The token must be one of them or less likely.
 fn is_of_a_distribution(score: &TokenScore) {
     let TokenScore { token, top } = score;
     let (own, least) = (token.log_probability, top.last().map_or(0.0, |last| last.log_probability));
@@ -177,7 +177,7 @@ fn is_of_a_distribution(score: &TokenScore) {
     assert!(top.iter().map(|other| f64::from(other.log_probability).exp()).sum::<f64>() < 1.0, "{score:?}");
 }
 
-/// Asks all at once. Returns how long they took.
+/// Sends all chats at once. Returns the time until all were answered.
 async fn ask_all(model: &ModelHandle, chats: Vec<Chat>, reply: usize, scores: Range<usize>) -> Duration {
     let (begun, mut asked) = (Instant::now(), JoinSet::new());
     for chat in chats {
@@ -189,7 +189,7 @@ async fn ask_all(model: &ModelHandle, chats: Vec<Chat>, reply: usize, scores: Ra
     begun.elapsed()
 }
 
-/// This many users, each of whom shows one picture after another.
+/// Users, each of whom sends one picture after another.
 struct Users {
     enough: Arc<AtomicBool>,
     answered: Arc<AtomicU32>,
@@ -212,7 +212,8 @@ impl Users {
         Users { enough, answered, users }
     }
 
-    /// Lets users finish what they have begun. Returns how many requests were answered.
+    /// Lets users finish the requests that they have begun. Returns the
+    /// number of answered requests.
     async fn go(self) -> u32 {
         self.enough.store(true, SeqCst);
         for user in self.users {
@@ -222,7 +223,7 @@ impl Users {
     }
 }
 
-/// What keys and values gave up, and how long after the decision.
+/// The bytes that each change took from the KV cache, and the time since the decision to shrink.
 fn yields(heard: &[Recorded]) -> Vec<(Bytes, Duration)> {
     let (mut decided, mut found) = (None::<SystemTime>, Vec::new());
     for recorded in heard {
@@ -239,7 +240,7 @@ fn yields(heard: &[Recorded]) -> Vec<(Bytes, Duration)> {
     found
 }
 
-/// Collects all events about memory from now on.
+/// Collects all events of the runtime from now on.
 fn listen(stage: &Stage) -> impl AsyncFnOnce() -> Vec<Recorded> {
     let mut events = stage.runtime.events();
     let (over, mut is_over) = tokio::sync::oneshot::channel::<()>();
@@ -295,7 +296,7 @@ fn a_start_takes_the_whole_card_and_names_every_byte() {
             assert_eq!(now.canary, now.canary_wanted);
             let by_ledger = now.free + now.canary;
             assert_eq!(free, by_ledger, "what the ledger calls free is free");
-            // What is held before there is a model belongs to the driver.
+            // Foreign memory that is held before the model is loaded belongs to the driver.
             println!("{} more are foreign than before", now.foreign.saturating_sub(before.foreign));
             assert!(now.foreign <= before.foreign + Bytes::mib(2), "some is in no lease");
             let drift = async || {
@@ -329,7 +330,7 @@ fn a_neighbour_gets_1_8_and_40_gib_beside_64_chats() {
         let before = stage.measured().await;
         let kv = async || stage.snapshot().await.of_class(&Class::Kv);
         let (wants, mut neighbour) = ([1, 8, 40].map(Bytes::gib), Neighbour::moves_in(NEIGHBOUR));
-        // Without users at first, then with 64.
+        // First without users, then with 64.
         for users in [0, 64] {
             let (users, heard) = (Users::come(users, model), listen(&stage));
             let are_busy = async || users.users.is_empty() || users.answered.load(SeqCst) > 0;
@@ -370,7 +371,8 @@ fn loads_that_killed_another_server_lose_nothing_here() {
         let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
         let wanted = Bytes::mib(7680);
         eventually("the neighbour has it", async || block_in_place(|| neighbour.hold(wanted)) == wanted).await;
-        // Then all that is left, except what it left the other server.
+        // Then the other process takes the rest, except for the memory that it left
+        // to the other server.
         let free = block_in_place(|| neighbour.leave(Bytes::mib(200)));
         println!("{free} are free beside the neighbour");
         let scored = |_| told(2048, 32).temperature(1.0).top_p(0.9).top_k(50).log_probabilities(5);
@@ -400,7 +402,7 @@ fn a_start_needs_2_gib_spare_and_the_errors_suggestion_works() {
         let before = stage.measured().await;
         let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
         let (left, first) = too_little(&stage, &mut neighbour, Bytes::gib(4)).await;
-        // What the plan cannot lease: the canary, and what kernels take.
+        // The memory that the plan cannot lease: the canary, and the memory of kernels.
         let Lack::Memory { needed, available, .. } = first.lack else { panic!("{first}") };
         let enough = needed + left.saturating_sub(available);
         let mut applied = 0;
@@ -431,7 +433,7 @@ fn a_start_needs_2_gib_spare_and_the_errors_suggestion_works() {
     });
 }
 
-/// Starts with `left` bytes free. Returns what was really free, and the error.
+/// Tries a start with `left` bytes free. Returns the bytes that were actually free, and the error.
 async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (Bytes, Box<Unfit>) {
     let left = neighbour.leave(left);
     let error = start(stage, full(), |_| {}).await.map(drop).expect_err("there is too little");
@@ -453,7 +455,7 @@ fn a_neighbour_arriving_in_any_phase_costs_tokens_not_the_start() {
                     let mut taking = taking.lock().expect("nobody panics with it");
                     if begun == phase && taking.is_none() {
                         let (neighbour, is_ready) = (neighbour.clone(), is_ready.clone());
-                        // On another thread, so that it does not delay the start.
+                        // This is done on another thread, so that it does not delay the start.
                         *taking = Some(std::thread::spawn(move || take_in_steps(&neighbour, &is_ready)));
                     }
                 }
@@ -478,7 +480,8 @@ fn a_neighbour_arriving_in_any_phase_costs_tokens_not_the_start() {
     });
 }
 
-/// Takes 1, 8 and 40 GiB, or what there is, until the model is ready. Returns what it holds then.
+/// Takes 1, 8 and 40 GiB, or what is available, until the model is ready. Returns the bytes that
+/// the process then holds.
 fn take_in_steps(neighbour: &Mutex<Option<Neighbour>>, is_ready: &AtomicBool) -> Bytes {
     let mut neighbour = neighbour.lock().expect("nobody panics with it");
     let neighbour = neighbour.as_mut().expect("it is there");

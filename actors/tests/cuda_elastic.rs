@@ -1,5 +1,6 @@
-//! A neighbour on a GPU that a model fills: it gets what it takes, no request fails, and everything is regained when it
-//! leaves. Without a GPU, the story says so and passes.
+//! Another process on a GPU that a model fills. The process gets the memory that it wants, no
+//! request fails, and the model regains all memory when the process ends. Without a GPU, the story
+//! prints that and passes.
 
 mod gpu;
 
@@ -20,7 +21,7 @@ use gpu::{
     options, picture, question, story,
 };
 
-/// The test's name, for the test harness.
+/// The name of the test that runs as the other process.
 const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 
 #[test]
@@ -28,7 +29,7 @@ fn a_neighbour_takes_the_requested_bytes() {
     neighbour::live();
 }
 
-/// The size of keys and values.
+/// The size of the KV cache.
 async fn kv(stage: &Stage) -> Bytes {
     stage.snapshot().await.of_class(&Class::Kv)
 }
@@ -66,7 +67,8 @@ fn a_neighbour_gets_what_it_takes(kv_cache_dtype: KvCacheType) {
                         break;
                     }
                     let said = answer(&model, chat(number)).await.expect("no request fails");
-                    // On a GPU, other sequences in the batch change the rounding, so a greedy choice may differ.
+                    // On a GPU, other sequences in the batch change the rounding, so a
+                    // greedy choice may differ.
                     differ += usize::from(said != expected[number as usize]);
                     asked.fetch_add(1, Relaxed);
                 }
@@ -78,7 +80,7 @@ fn a_neighbour_gets_what_it_takes(kv_cache_dtype: KvCacheType) {
         for gibibytes in [1, 8, 40] {
             let (wanted, began) = (Bytes::gib(gibibytes), Instant::now());
             eventually("the neighbour has what it wants", async || {
-                // It takes all that is free but a few MiB, and tries again.
+                // The other process takes all free memory except a few MiB, and tries again.
                 tokio::task::block_in_place(|| neighbour.leave(Bytes::mib(16)));
                 stage.measured().await.foreign >= wanted
             })

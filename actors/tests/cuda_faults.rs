@@ -1,5 +1,5 @@
-//! What goes wrong on a GPU that others use too: each case is a typed error or none, nothing hangs, and no byte is
-//! lost. Without a GPU, each story says so and passes.
+//! Failures on a GPU that other processes use too. Each case results in a typed error or none,
+//! nothing hangs, and no byte is lost. Without a GPU, each story prints that and passes.
 
 mod gpu;
 
@@ -28,7 +28,7 @@ use gpu::{
     options, picture, question, started, story,
 };
 
-/// The test's name, for the test harness.
+/// The name of the test that runs as the other process.
 const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 
 #[test]
@@ -36,7 +36,7 @@ fn a_neighbour_takes_the_requested_bytes() {
     neighbour::live();
 }
 
-/// The envelope of a GPU, with the pictures of `small`.
+/// The envelope of a GPU, with the picture limits of `small`.
 fn large() -> Envelope {
     Envelope { step_tokens: 8192, sequences: 256, context_tokens: 512, ..Envelope::small() }
 }
@@ -51,7 +51,7 @@ fn a_neighbour_filling_the_card_fails_a_load_until_it_leaves() {
         let before = stage.measured().await;
         let neighbour = Arc::new(Mutex::new(Some(Neighbour::moves_in(NEIGHBOUR))));
         let (moving, has_filled) = (neighbour.clone(), AtomicBool::new(false));
-        // When the card fills up, the weights are leased and backed, and are being copied.
+        // When the GPU fills up, the weights have been leased and backed, and are being copied.
         let fill = move |progress| {
             if matches!(progress, Progress::Loading { .. }) && !has_filled.swap(true, Ordering::SeqCst) {
                 let mut neighbour = moving.lock().expect("nobody panics with it");
@@ -70,7 +70,7 @@ fn a_neighbour_filling_the_card_fails_a_load_until_it_leaves() {
         all_is_home(&stage, &before).await;
         let full = stage.measured().await;
         assert!(full.foreign * 2 > full.total, "the ledger knows who has it: {full}");
-        // The neighbour leaves, and the same load is tried again.
+        // The other process ends, and the same load is tried again.
         drop(neighbour.lock().expect("no holder panicked").take());
         let model = load(&stage, LoadOptions { kv_tokens: Some(1 << 18), ..options }).await.expect("there is room now");
         let chat = question("Describe the picture.", 20).image(picture(1));
@@ -85,14 +85,15 @@ fn the_suggestion_for_a_small_card_starts_when_applied() {
     story(async |stage| {
         let before = stage.measured().await;
         let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
-        // First find what it needs. Then give it three quarters of that, plus what kernels and the canary take.
+        // First find out how much memory the model needs. Then leave three quarters of that free,
+        // plus the memory for kernels and the canary.
         let (left, first) = too_little(&stage, &mut neighbour, Bytes::mib(300)).await;
         let Lack::Memory { needed, available, .. } = first.lack else { panic!("{first}") };
         let left = Bytes(needed.0 / 4 * 3) + left.saturating_sub(available);
         let wanted = LoadOptions { envelope: Some(large()), ..options() };
         let mut applied = 0;
         for knob in first.suggestions.iter().map(|suggestion| suggestion.knob) {
-            // Ask again each time: the driver keeps some memory of a model that was unloaded.
+            // Ask again each time, because the driver keeps some memory of an unloaded model.
             let (_, error) = too_little(&stage, &mut neighbour, left).await;
             let named = error.suggestions.iter().find(|suggestion| suggestion.knob == knob);
             let suggestion = named.expect("the same are named");
@@ -117,7 +118,7 @@ fn the_suggestion_for_a_small_card_starts_when_applied() {
     });
 }
 
-/// Loads with `left` bytes free. Returns what was really free, and the error.
+/// Tries a load with `left` bytes free. Returns the bytes that were actually free, and the error.
 async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (Bytes, Box<Unfit>) {
     let left = neighbour.leave(left);
     let error = load(stage, LoadOptions { envelope: Some(large()), ..options() }).await.map(drop);
@@ -141,7 +142,8 @@ fn one_refused_launch_costs_no_reply_and_many_fail_typed() {
             let injected = engine.send_message(EngineMessage::FailLaunches { which, after, count });
             injected.expect("the engine lives");
         };
-        // Once, in the middle of a prompt and of a launch of the encoder: the lost work is computed again.
+        // Fail once, in the middle of a prompt and of a launch of the encoder. The lost
+        // work is computed again.
         for (which, after) in [(WhichLane::Step, 7), (WhichLane::Vision, 5)] {
             let before = model.serving().await.expect("it serves").generation;
             drill(which, after, 1);
@@ -152,7 +154,7 @@ fn one_refused_launch_costs_no_reply_and_many_fail_typed() {
             let serving = model.serving().await.expect("it serves");
             assert!(serving.generation > before, "{which:?}: nothing was refused");
         }
-        // Repeatedly: the request ends with an error that says so, and no other request does.
+        // Fail repeatedly. Only this request ends, with an error that gives the number of failures.
         drill(WhichLane::Step, 7, 3);
         let error =
             answer(&model, chat().cache_salt("again and again")).await.expect_err("each of its lives was cut short");

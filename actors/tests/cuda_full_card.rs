@@ -1,5 +1,6 @@
-//! A model that fills a whole GPU except for its reserve: it serves, a dead lane restarts in the memory left, and
-//! everything is given back. Without a GPU, the test says so and passes.
+//! A model that fills a whole GPU except for its reserve. The model serves, a dead lane
+//! restarts in the remaining memory, and all memory is returned. Without a GPU, the test
+//! prints that and passes.
 
 use std::{
     collections::BTreeMap,
@@ -91,7 +92,8 @@ impl Ears {
     }
 }
 
-/// Checks that the reply has as many tokens as asked for, whatever the random weights choose.
+/// Checks that the reply has the requested number of tokens, whatever tokens
+/// the random weights choose.
 async fn answer(model: &ModelHandle, chat: Chat, tokens: usize) {
     let mut reply = model.chat(chat.temperature(0.0).max_tokens(tokens).ignore_end()).await.expect("accepted");
     while let Some(event) = reply.next().await {
@@ -129,7 +131,7 @@ async fn a_model_that_fills_the_card_serves_and_captures_again() {
     let model = runtime.load_with(ModelSource::random(checkpoint), options, |_| {}).await.expect("it starts");
     let full = budget.measure().await.expect("it answers");
     println!("{full}\nthe driver has {} free", runtime.device().memory().expect("it says").free);
-    // Rounding to whole pages in each of 28 layers.
+    // Each of the 28 layers rounds to whole pages.
     let rounding = Bytes::mib(2 * 28);
     let reserve = RESERVE_MAX.min(Bytes(full.total.0 / 64));
     assert!((reserve..=reserve + rounding).contains(&full.free), "{} are free beside the canary", full.free);
@@ -145,7 +147,7 @@ async fn a_model_that_fills_the_card_serves_and_captures_again() {
     assert!(eager > 0.0, "a prompt's step has none");
     answer(&model, shown(1036), 8).await;
     let engine = runtime.supervised().await.expect("it answers").engines.remove("seven").expect("it is loaded");
-    // New pictures: the earlier one is cached, so no lane would be asked for it.
+    // Use new pictures. An earlier picture is cached, so it would not reach the vision lane.
     for (which, side) in [(WhichLane::Step, 1008), (WhichLane::Vision, 980)] {
         let (ended, end) = Responder::new();
         engine.send_message(EngineMessage::KillLane { which, ended }).expect("the engine lives");

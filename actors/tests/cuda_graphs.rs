@@ -1,5 +1,5 @@
-//! On a GPU, decoding with captured graphs gives the same as decoding launch by launch. Without a GPU, each test says
-//! so and passes.
+//! Decoding with captured graphs on a GPU, compared with decoding launch by launch: both give the
+//! same results. Without a GPU, each test prints that and passes.
 
 mod leased;
 
@@ -27,7 +27,7 @@ use bursar_model::{
 };
 use leased::Leased;
 
-/// A test's turn on the GPU, which all tests share.
+/// Exclusive use of the GPU by one test.
 type Turn = MutexGuard<'static, ()>;
 
 /// A lane with a model on a GPU.
@@ -40,15 +40,15 @@ struct Stage {
     _turn: Turn,
 }
 
-/// Memory of the GPU for everything but weights, keys and values.
+/// GPU memory for everything except weights and the KV cache.
 const CAPACITY: Bytes = Bytes::gib(2);
 
 const WORKSPACE: Bytes = Bytes::gib(1);
 
-/// Addresses are reserved for this many times the keys and values.
+/// The reserved addresses of the KV cache, as a multiple of its initial size.
 const GROWTH: usize = 100;
 
-/// Steps of a reply after the one that reads the prompt.
+/// Steps of a reply after the step that reads the prompt.
 const STEPS: usize = 40;
 
 /// Blocks of the longest sequence.
@@ -61,7 +61,8 @@ fn demo() -> CheckpointSource {
 }
 
 impl Drop for Stage {
-    /// The lane's thread frees graphs with the driver, which goes when the process exits.
+    /// Waits for the lane's thread. It frees graphs with the driver, which is gone
+    /// when the process exits.
     fn drop(&mut self) {
         let threads = tokio::runtime::Builder::new_current_thread().build().expect("this thread");
         threads.block_on(self.lane.shut_down());
@@ -69,18 +70,19 @@ impl Drop for Stage {
 }
 
 impl Stage {
-    /// The demo model.
+    /// A stage with the demo model.
     fn set() -> Option<Stage> {
         Stage::cached(CacheFormat::Plain)
     }
 
-    /// The demo model, whose keys and values are kept like this.
+    /// A stage with the demo model and a KV cache of this format.
     fn cached(cache: CacheFormat) -> Option<Stage> {
         let shape = GraphShape { sequences: 11, context_tokens: 180, axes: 3 };
         Stage::of(demo(), cache, shape, GROWTH)
     }
 
-    /// A model with keys and values for `shape.sequences` sequences, and addresses for `growth` times as many.
+    /// A stage whose KV cache holds `shape.sequences` sequences, with addresses for
+    /// `growth` times as many.
     fn of(source: CheckpointSource, cache: CacheFormat, shape: GraphShape, growth: usize) -> Option<Stage> {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,7 +94,8 @@ impl Stage {
             }
             Err(error) => panic!("{error}"),
         };
-        // The test machine says where the library is. This is the only place below `main` that reads the environment.
+        // The test machine names the folder of the library. This is the only place below `main`
+        // that reads the environment.
         #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
         let folder = std::env::var("BURSAR_CUDA_LIB");
         let usual = BlasSearch::usual();
@@ -146,7 +149,7 @@ impl Stage {
         Some(Stage { lane, device: cuda, memory, vocabulary, shape, _turn: turn })
     }
 
-    /// Captures every size. Returns how much memory that took.
+    /// Captures every size. Returns the memory that the graphs took.
     fn capture(&self) -> Bytes {
         let captured = self.shape.buckets().into_iter().map(|rows| {
             let (give, answer) = sync_channel(1);
@@ -158,7 +161,8 @@ impl Stage {
         captured.sum()
     }
 
-    /// Drops graphs. Steps of these sizes are then launched, with the algorithms that were measured.
+    /// Drops graphs. Steps of these sizes are then launched kernel by kernel, with
+    /// the algorithms measured before.
     fn forget(&self, sizes: &[usize]) {
         for &rows in sizes {
             let (give, answer) = sync_channel(1);
@@ -178,8 +182,9 @@ impl Stage {
         answer
     }
 
-    /// Decodes `steps` tokens after the first for prompts of different lengths, one for each sampler, in blocks from
-    /// `first_block` on. Returns the replies, and how many steps ran as a graph.
+    /// Decodes `steps` tokens after the first token, for prompts of different lengths, one for each
+    /// sampler, in blocks from `first_block` on. Returns the replies, and the number of steps that
+    /// ran as a graph.
     fn replies(
         &self,
         samplers: &[Arc<Sampler>],
@@ -188,7 +193,7 @@ impl Stage {
         named: Named,
     ) -> (Vec<Vec<Token>>, usize) {
         let (sequences, blocks_each) = (samplers.len(), blocks_each(self.shape));
-        // The longest prompt leaves room for a reply.
+        // The longest prompt leaves enough context for a reply.
         let longer = (self.shape.context_tokens - 2 * STEPS) / self.shape.sequences;
         let prompt =
             |sequence: usize| (0..5 + (longer * sequence) as u32).map(|at| (at * 7 + sequence as u32) % 300).collect();
@@ -207,8 +212,8 @@ impl Stage {
             let tokens = stepped.chosen.into_iter().map(|token| token.expect("a number"));
             replies.iter_mut().zip(tokens).for_each(|(reply, token)| reply.push(token));
         };
-        // The choices of a step that brings each sequence to `position` tokens, of which the host has not seen the
-        // last.
+        // The choices of a step after `position` tokens of each reply. The host may not have seen
+        // the last of these tokens.
         let choices = |replies: &[Vec<Token>], position: usize| -> Vec<Choice> {
             let choice = |row: usize| {
                 let produced: Vec<u32> = replies[row].iter().map(|token| token.id).collect();
@@ -222,7 +227,8 @@ impl Stage {
         };
         let mut before = self.submit(&parts, choices(&replies, 0));
         for step in 0..steps {
-            // The host either reads each step one step late, or names the tokens that it has seen.
+            // The host either reads the tokens of each step one step late, or names the tokens
+            // that it has seen.
             let (tokens, late): (Vec<u32>, _) = match named {
                 Named::Unseen => (Vec::new(), Some(before)),
                 Named::Seen => {
@@ -249,12 +255,12 @@ impl Stage {
         Arc::new(Sampler::new(params, self.vocabulary).expect("within its limits"))
     }
 
-    /// Samplers that take the likeliest token.
+    /// Samplers that always take the likeliest token.
     fn plain(&self, sequences: usize) -> Vec<Arc<Sampler>> {
         vec![self.sampler(SamplingParams::default()); sequences]
     }
 
-    /// Samplers with different settings. One takes only the likeliest token.
+    /// Samplers with different settings. One of them always takes the likeliest token.
     fn samplers(&self, sequences: usize) -> Vec<Arc<Sampler>> {
         let sampler = |sequence: usize| {
             let warm = || SamplingParams { temperature: 1.3, seed: 5 + sequence as u64, ..SamplingParams::default() };
@@ -280,7 +286,7 @@ impl Stage {
     }
 }
 
-/// A sequence's part of a step, whose last token chooses the next.
+/// The part of a step that belongs to one sequence. Its last token's logits choose the next token.
 fn part<'a>(tokens: &'a [u32], positions: &'a [[u32; 3]], cached_tokens: usize, blocks: &'a [u32]) -> SequencePart<'a> {
     SequencePart {
         tokens,
@@ -294,12 +300,12 @@ fn part<'a>(tokens: &'a [u32], positions: &'a [[u32; 3]], cached_tokens: usize, 
     }
 }
 
-/// How a step names the tokens of the step before.
+/// How a step names the tokens of the previous step.
 #[derive(Clone, Copy)]
 enum Named {
     /// By value, since the host has seen them.
     Seen,
-    /// By their place on the device: the host reads one step late.
+    /// By their rows on the device, because the host reads tokens one step late.
     Unseen,
 }
 
@@ -315,8 +321,9 @@ fn graph_replies_match_launched_ones_with_fp8_keys_and_values() {
     assert_graphs_change_no_reply(&stage);
 }
 
-/// How attention splits its sums depends on the number of rows and the length of contexts: keys of more than eight
-/// blocks are split in steps of 9 to 22 rows, but not in one of 24, which has more warps.
+/// How attention splits its sums depends on the number of rows and the length of contexts. Keys
+/// of more than eight blocks are split in steps of 9 to 22 rows, but not in a step of 24 rows,
+/// which has more warps.
 #[test]
 fn a_7b_shaped_reply_is_the_same_with_and_without_graphs() {
     let weights = random_checkpoint("qwen2.5-vl-7b", 7).expect("the shape is known");
@@ -326,7 +333,7 @@ fn a_7b_shaped_reply_is_the_same_with_and_without_graphs() {
     assert_graphs_change_no_reply(&stage);
 }
 
-/// Checks that replies with graphs equal those without, for every number of sequences.
+/// Checks that replies with graphs equal replies without graphs, for every number of sequences.
 fn assert_graphs_change_no_reply(stage: &Stage) {
     let taken = stage.capture();
     println!("{} sizes take {taken}", stage.shape.buckets().len());
@@ -389,7 +396,8 @@ fn graphs_draw_tokens_as_often_as_their_probabilities_say() {
             let sampler = Sampler::new(params, stage.vocabulary).and_then(|sampler| sampler.with_log_probabilities(1));
             Arc::new(sampler.expect("within its limits"))
         };
-        // Eleven fill their size, and nine have two rows of padding.
+        // Eleven sequences fill their graph. Nine sequences use the same graph, with
+        // two rows of padding.
         let samplers: Vec<_> = (0..if round % 2 == 0 { 11 } else { 9 }).map(sampler).collect();
         let (replies, replayed) = stage.replies(&samplers, 60, 0, Named::Unseen);
         assert_eq!(replayed, 60);
@@ -442,7 +450,7 @@ fn decoding_can_be_captured_again_between_two_steps() {
         assert_eq!(undisturbed.1, 20);
         let (free, counts) = (stage.device.memory().expect("it says").free, stage.device.counts());
         let (again, told) = std::thread::scope(|threads| {
-            // The queue is short, so captures run between steps, not after all of them.
+            // The lane's queue is short, so captures run between steps and not after all steps.
             let captures = threads.spawn(|| (0..3).map(|_| stage.capture()).collect::<Vec<_>>());
             let replies: Vec<_> = (0..20).map(|_| stage.replies(&samplers, 20, 0, Named::Unseen)).collect();
             let told: Bytes = captures.join().expect("they are captured").into_iter().sum();
@@ -451,7 +459,8 @@ fn decoding_can_be_captured_again_between_two_steps() {
         for reply in again {
             assert_eq!(reply, undisturbed);
         }
-        // Each size takes two graphs, and what they take is reported. Nothing is backed or page-locked for them.
+        // Each size takes two graphs, and their memory is reported. Nothing is backed
+        // or page-locked for graphs.
         let allocations = counts.allocations + 3 * 2 * stage.shape.buckets().len() as u64;
         assert_eq!(stage.device.counts(), CudaCounts { allocations, ..counts });
         let left = stage.device.memory().expect("it says").free;

@@ -1,6 +1,7 @@
-//! Models served by several GPUs, or by ranks on the only one, which checks all but the links: their replies, those of a
-//! mixture, through NCCL and about several pictures too, lanes that die or are refused a launch, a neighbour on one GPU, and
-//! that every byte comes home. Without a GPU, each story says so and passes.
+//! Models on several GPUs. With a single GPU, all ranks share it, which tests everything but the
+//! links. The stories cover replies (of a mixture of experts, through NCCL, and about several
+//! pictures), lanes that die or whose launches are refused, another process on one GPU, and the
+//! return of every byte. Without a GPU, each story prints that and passes.
 
 mod gpu;
 
@@ -26,10 +27,11 @@ use gpu::{
     options, picture, question, story,
 };
 
-/// The test that is the neighbour of others.
+/// The name of the test that runs as the other process.
 const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 
-/// Two GPUs, or as many as `BURSAR_TEST_RANKS` says. The first one for all, where there are fewer.
+/// As many GPUs as `BURSAR_TEST_RANKS` says; two by default. If there are fewer, all ranks
+/// use the first GPU.
 fn several(first: &Arc<CudaDevice>) -> Vec<Arc<CudaDevice>> {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let of = std::env::var("BURSAR_TEST_RANKS").map_or(2, |ranks| ranks.parse().expect("a number of ranks"));
@@ -42,7 +44,8 @@ fn several(first: &Arc<CudaDevice>) -> Vec<Arc<CudaDevice>> {
     devices
 }
 
-/// A model that so many ranks can share out: the demo model has six heads, the other four, and random weights.
+/// A model that can be split over this many ranks. The demo model has six heads. The other model
+/// has four heads and random weights.
 fn shared_by(devices: &[Arc<CudaDevice>]) -> ModelSource {
     if 6 % devices.len() == 0 { ModelSource::demo() } else { tiny("qwen3_vl") }
 }
@@ -51,7 +54,7 @@ fn tiny(name: &str) -> ModelSource {
     ModelSource::folder(bursar_golden::path(name))
 }
 
-/// How far apart likelihoods may be whose sums were rounded otherwise.
+/// The maximum difference of log-probabilities whose sums were rounded differently.
 fn bound(source: &ModelSource) -> f32 {
     if source.name() == ModelSource::demo().name() { 0.1 } else { 0.2 }
 }
@@ -83,7 +86,8 @@ fn chats() -> Vec<Chat> {
     ]
 }
 
-/// Each is new to the prefix cache: a prompt that is found in part is computed in other steps, which round otherwise.
+/// Each chat is new to the prefix cache. A prompt that is partly cached is computed in different
+/// steps, which round differently.
 async fn answers(model: &ModelHandle) -> Vec<String> {
     static TIMES: AtomicUsize = AtomicUsize::new(0);
     let (mut answers, time) = (Vec::new(), TIMES.fetch_add(1, Ordering::Relaxed));
@@ -129,21 +133,23 @@ fn replies_are_the_same_each_time_and_close_to_one_ranks() {
     });
 }
 
-/// Whether each rank has a GPU of its own. If not, it says so.
+/// Whether each rank has a separate GPU. If not, prints that the story is skipped.
 fn are_apart(devices: &[Arc<CudaDevice>]) -> bool {
     let are_apart = devices[0].label() != devices[1].label();
     (!are_apart).then(|| println!("skipped, this wants {} GPUs", devices.len()));
     are_apart
 }
 
-/// Bytes of each device that the process holds and does not count. None where the driver does not tell.
+/// The bytes of each device that the process holds but does not count; `None` if the driver
+/// does not report them.
 fn uncounted(devices: &[Arc<CudaDevice>]) -> Vec<Option<i64>> {
     let counted = |device: &CudaDevice| device.overhead() + device.counts().backed;
     let of = |device: &Arc<CudaDevice>| Some(device.process_bytes()?.0 as i64 - counted(device).0 as i64);
     devices.iter().map(of).collect()
 }
 
-/// How many more may be uncounted through NCCL: 8 MiB were seen on two GPUs, 10 on four.
+/// The maximum of additional uncounted bytes with NCCL: 8 MiB were observed on two GPUs, and
+/// 10 MiB on four.
 const UNCOUNTED_MORE: Bytes = Bytes::mib(16);
 
 #[test]
@@ -170,7 +176,8 @@ fn a_model_served_through_nccl_has_the_same_replies_each_time_close_to_those_of_
         let now = uncounted(&devices);
         println!("{ledger}\n{now:?} bytes are not counted, {before:?} without NCCL");
         for (before, now) in before.iter().zip(&now) {
-            // Negative where more was counted than the driver said: that is not NCCL's.
+            // `before` is negative if more bytes were counted than the driver reported. NCCL does
+            // not cause that difference.
             let more = now.zip(*before).map_or(0, |(now, before)| now - before.max(0));
             assert!(more <= UNCOUNTED_MORE.0 as i64, "what NCCL takes is counted: {more} bytes are not");
         }
@@ -191,7 +198,7 @@ fn a_model_served_through_nccl_has_the_same_replies_each_time_close_to_those_of_
     });
 }
 
-/// A question about two pictures, which ranks share out.
+/// A question about two pictures, which are distributed over the ranks.
 fn about_two(number: u32) -> Chat {
     question("Describe the pictures.", 30).image(picture(number)).image(picture(number + 1))
 }
@@ -219,7 +226,8 @@ fn pictures_that_are_shared_out_are_read_as_by_one_rank_and_again_after_a_rank_f
         let (ranks, model) = served(&devices, source.clone()).await;
         let engine = ranks.supervised().await.expect("the runtime answers").engines[&model.name()].clone();
         for (number, (token, likelihood)) in (0..).zip(of_one) {
-            // In the middle of a launch, whose other rank finds that this one is gone.
+            // Fail one rank in the middle of a launch of the encoder. The other rank notices that
+            // this rank is gone.
             if number % 4 == 3 {
                 let refused = EngineMessage::FailLaunches { which: WhichLane::Vision, after: 5, count: 1 };
                 engine.send_message(refused).expect("the engine lives");
@@ -235,7 +243,8 @@ fn pictures_that_are_shared_out_are_read_as_by_one_rank_and_again_after_a_rank_f
     });
 }
 
-/// All tokens of a reply with the bits of their log-probabilities. Replies with one salt share what is cached.
+/// All tokens of a reply with the bits of their log-probabilities. Replies with the same
+/// salt share cached blocks.
 async fn scored(model: &ModelHandle, tokens: usize, salt: &str) -> Vec<(u32, u32)> {
     let chat = question("Tell me about the sea.", tokens).log_probabilities(0).cache_salt(salt);
     let (mut reply, mut scores) = (model.chat(chat).await.expect("it is accepted"), Vec::new());
@@ -252,9 +261,10 @@ fn a_thousand_steps_have_the_same_bits_in_two_runs() {
     story(async |Stage { device, .. }| {
         let devices = several(&device);
         let (ranks, model) = served(&devices, shared_by(&devices)).await;
-        // The demo's context holds some 500 tokens.
+        // A single reply would be too short: the demo model's context holds only about 500 tokens.
         let (model, mut runs) = (&model, Vec::new());
-        // A run that found its prompt cached would compute it in other steps, which round otherwise.
+        // Each run has a different salt. A run whose prompt is cached would compute it in different
+        // steps, which round differently.
         for salt in ["one", "other"] {
             let replies =
                 [scored(model, 350, salt).await, scored(model, 350, salt).await, scored(model, 350, salt).await];
@@ -282,7 +292,7 @@ fn a_neighbour_on_one_gpu_makes_all_ranks_shrink_and_grow_again() {
         let (ranks, model) = loaded(&devices, shared_by(&devices), options()).await;
         let kv = async || ranks.budget().measure().await.expect("the budget answers").of_class(&Class::Kv);
         let (before, said, wanted) = (kv().await, answers(&model).await, Bytes::gib(8));
-        // It is on the first GPU alone.
+        // The other process uses only the first GPU.
         let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
         let has = async || tokio::task::block_in_place(|| neighbour.hold(wanted)) == wanted;
         eventually("the neighbour has it", has).await;
@@ -316,7 +326,7 @@ fn a_lane_that_loses_a_rank_starts_again_and_no_request_is_lost() {
             end.await.expect("all of its threads have ended");
             assert_eq!(answers(&model).await, said, "{which:?}");
         }
-        // In the middle of a pass: the other ranks are told.
+        // Fail one rank in the middle of a pass. The other ranks are informed.
         let refused = EngineMessage::FailLaunches { which: WhichLane::Step, after: 7, count: 1 };
         let began = Instant::now();
         engine.send_message(refused).expect("the engine lives");

@@ -1,6 +1,7 @@
-//! A GPU that is lost while a model serves on it: every caller is told, every byte goes back, and the runtime ends with
-//! the reason. After a loss, the driver gives the process no second context, so this is a program of its own, with one
-//! story. Without a GPU, it says so and passes.
+//! Loss of a GPU while a model serves on it: every caller gets an error, every byte is returned,
+//! and the runtime ends with the reason. After a loss, the driver creates no second context in
+//! the process, so this is a separate program with a single story. Without a GPU, the story
+//! prints that and passes.
 
 mod gpu;
 
@@ -18,19 +19,19 @@ use bursar_model::Envelope;
 use gpu::{Stage, answer, eventually, neighbour, neighbour::Neighbour, options, picture, question, soon, story};
 use tokio::task::JoinHandle;
 
-/// The test's name, for the test harness.
+/// The name of the test that runs as the other process.
 const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 
-/// Sequences that run at once, and so the number of replies that stream.
+/// Sequences that run at once, which is also the number of replies that stream.
 const STREAMING: usize = 4;
 
-/// Requests that wait for a place among them.
+/// Requests that wait until one of these sequences ends.
 const WAITING: usize = 8;
 
-/// Enough steps that these still wait when the device is lost.
+/// Tokens of a reply: enough that waiting requests are still waiting when the device is lost.
 const TOKENS: usize = 1900;
 
-/// The driver takes and gives some MiB for itself, 2 at a time.
+/// The driver takes and returns a few MiB for itself, 2 MiB at a time.
 const ROUNDING: Bytes = Bytes::mib(16);
 
 #[test]
@@ -38,7 +39,8 @@ fn a_neighbour_takes_the_requested_bytes() {
     neighbour::live();
 }
 
-/// Another user of the device in this process, with one page of memory and addresses for two, and a kernel to run on it.
+/// Another user of the device in this process, with one page of memory, addresses for two pages,
+/// and a kernel to run.
 struct Tenant {
     cuda: Cuda,
     workspace: Workspace,
@@ -56,18 +58,19 @@ impl Tenant {
         Tenant { cuda, workspace: Workspace::over(segment) }
     }
 
-    /// Computes at this address, and waits for the result.
+    /// Runs the kernel on memory at this address, and waits for the result.
     fn computes_at(&self, address: Address) -> Result<(), KernelError> {
         let counter = WorkCounter::default();
         let scope = Scope::new(&self.cuda, &self.workspace, &counter);
-        // SAFETY: both pages belong to this tenant, and only this thread uses them. The second has no memory: the
-        // kernel's fault stays on the device, and is what this story tests.
+        // SAFETY: both pages belong to this tenant, and only this thread uses them. The second page
+        // has no memory, but the fault stays on the device and is what this story tests.
         let mut x = unsafe { Tensor::persistent(address, [1, 64], scope.target().activation()) };
         scope.gelu(&mut x, Gelu::Erf)?;
         self.cuda.wait()
     }
 
-    /// Computes where there are addresses but no memory. From here on the context is broken, for the whole process.
+    /// Runs the kernel on addresses without memory. From here on, the context is broken
+    /// for the whole process.
     fn goes_too_far(&self) {
         let start = self.workspace.address();
         self.computes_at(start).expect("in its own page nothing is wrong");
@@ -79,7 +82,7 @@ impl Tenant {
 
 /// Chats that have not ended.
 struct Open {
-    /// Their first token has come; no more was read.
+    /// Replies whose first token was read, and nothing after it.
     streaming: Vec<Reply>,
     /// Tasks that wait for the next event.
     waiting: Vec<JoinHandle<(usize, Result<(), ChatError>)>>,
@@ -87,8 +90,9 @@ struct Open {
 
 impl Open {
     async fn on(model: &ModelHandle) -> Open {
-        // Each token is an event, even without text, and a reply runs only a few events ahead of its reader. So an
-        // unread reply does not end, however fast the device is.
+        // With log-probabilities, each token is an event even if it has no text, and a reply runs
+        // only a few events ahead of its reader. So an unread reply does not end, no matter how
+        // fast the device is.
         let chat = |number: u32| {
             let chat = question("Describe the picture.", TOKENS).log_probabilities(1).cache_salt(number.to_string());
             if number.is_multiple_of(3) { chat } else { chat.image(picture(number)) }
@@ -109,7 +113,7 @@ impl Open {
         Open { streaming, waiting }
     }
 
-    /// Checks that each reply ends with the loss, all with the same reason. Returns the reason.
+    /// Checks that every reply ends with the loss, all with the same reason. Returns the reason.
     async fn are_told(self) -> Arc<str> {
         let mut reasons = Vec::new();
         for (number, reply) in self.streaming.into_iter().enumerate() {
@@ -132,7 +136,8 @@ impl Open {
     }
 }
 
-/// Reads events until the end. Returns how many there were, and how it ended. Nothing may follow.
+/// Reads events until the end. Returns the number of events and the outcome. Checks that
+/// nothing follows the end.
 async fn listen(mut reply: Reply) -> (usize, Result<(), ChatError>) {
     let mut heard = 0;
     let outcome = loop {
@@ -146,7 +151,8 @@ async fn listen(mut reply: Reply) -> (usize, Result<(), ChatError>) {
     (heard, outcome)
 }
 
-/// The reason of a chat whose device was lost: the driver's own words. The error has a hint.
+/// Checks that a chat failed with a lost device, the driver's message and a
+/// hint. Returns the message.
 fn lost(outcome: Result<(), ChatError>, who: &str) -> Arc<str> {
     let error = outcome.expect_err(who);
     let ChatError::DeviceLost { reason } = &error else { panic!("{who}: {error:?}") };
@@ -156,7 +162,7 @@ fn lost(outcome: Result<(), ChatError>, who: &str) -> Arc<str> {
     reason.clone()
 }
 
-/// All events of the runtime until it ends.
+/// Collects all events of the runtime until the runtime ends.
 fn diary(mut events: Events) -> JoinHandle<Vec<Event>> {
     tokio::spawn(async move {
         let mut told = Vec::new();
@@ -167,7 +173,7 @@ fn diary(mut events: Events) -> JoinHandle<Vec<Event>> {
     })
 }
 
-/// What is still leased after all these events.
+/// The bytes that are still leased after all these events.
 fn still_leased(told: &[Event]) -> Bytes {
     let mut leases: BTreeMap<LeaseId, Bytes> = BTreeMap::new();
     for event in told {
@@ -181,8 +187,8 @@ fn still_leased(told: &[Event]) -> Bytes {
     leases.values().sum()
 }
 
-/// Checks that one loss is reported, with this reason, that nothing is restarted after it, and that the model's end has
-/// a reason too.
+/// Checks that exactly one loss is reported, with this reason, and that nothing is restarted after
+/// the loss. The stop of the model must have a reason too.
 fn assert_told_once(told: &[Event], reason: &str) {
     let losses: Vec<_> = told.iter().filter(|event| matches!(event, Event::DeviceLost { .. })).collect();
     assert!(matches!(&losses[..], [Event::DeviceLost { reason: told }] if told == reason), "{losses:?}");
@@ -193,7 +199,7 @@ fn assert_told_once(told: &[Event], reason: &str) {
     assert!(behind.into_iter().any(|event| stopped(&event)), "the model has stopped: {told:?}");
 }
 
-/// Checks that the runtime has ended, and that later callers are told why and what to do.
+/// Checks that the runtime has ended, and that later callers get the reason and a hint.
 async fn assert_ended(stage: &Stage, model: &ModelHandle) {
     let error = soon("a chat behind the end", model.chat(question("Who are you?", 4))).await.expect_err("it is over");
     println!("a chat behind the end: {error}; {}", error.hint());
@@ -227,7 +233,7 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
 
         let open = Open::on(&model).await;
         tenant.goes_too_far();
-        // Whether or not the loss was noticed by now, this chat is lost with the others or refused.
+        // This chat is refused if the loss was noticed by now. Otherwise it fails like the others.
         let late = soon("a chat in the midst of it", answer(&model, question("Who are you?", 4))).await;
         let late = late.expect_err("nothing is computed any more");
         assert!(matches!(late, ChatError::DeviceLost { .. } | ChatError::Stopped { .. }), "{late:?}");
@@ -236,8 +242,8 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
         eventually("all credits are free", async || model.requests().0 == 0).await;
         assert_ended(&stage, &model).await;
 
-        // Only the tenant's lease remains, for it to drop: in the ledger, in the events, on the device, and as another
-        // process sees it.
+        // Only the tenant's lease remains, until the tenant drops it. This must be so in the
+        // ledger, in the events, on the device, and as another process sees it.
         let told = soon("the end of events", diary).await.expect("no panic");
         let snapshot = stage.runtime.budget().snapshot();
         soon("a question to the budget", snapshot).await.expect_err("its budget is over too");

@@ -1,4 +1,4 @@
-//! A runtime's ledger on a real GPU. Without one, each test says so and passes.
+//! The ledger of a runtime on a real GPU. Without a GPU, each test prints that and passes.
 
 mod gpu;
 
@@ -19,7 +19,7 @@ fn the_ledger_counts_context_modules_and_other_processes() {
         let unexplained = (memory.total - memory.free).saturating_sub(started.overhead + started.foreign);
         assert!(unexplained <= Bytes::mib(64), "{unexplained} are neither overhead nor foreign");
         let pinned = device.pinned(Bytes::mib(64)).expect("the host has some");
-        // To the ledger, this is a neighbour: memory without a lease.
+        // Memory without a lease looks like another process to the ledger.
         let address = device.reserve(Bytes::gib(3)).expect("addresses");
         device.back(address, Bytes::gib(3)).expect("there is room");
         let seen = budget.measure().await.expect("it answers");
@@ -75,7 +75,8 @@ fn the_budget_answers_at_once_while_a_card_is_reclaimed() {
     });
 }
 
-/// Asks for snapshots until `is_over`. Returns the longest time that one took, and how many there were.
+/// Measures through the budget until `is_over`. Returns the longest time that a measurement took,
+/// and the number of measurements.
 async fn ask_until(
     budget: &bursar_actors::budget::Budget,
     mut slowest: Duration,

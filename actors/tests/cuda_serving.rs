@@ -1,4 +1,5 @@
-//! A model that serves on a GPU takes no memory from the driver. Without a GPU, the story says so and passes.
+//! A serving model takes no memory from the driver of its GPU. Without a GPU, each story
+//! prints that and passes.
 
 mod gpu;
 
@@ -12,7 +13,7 @@ use bursar_kernels::DType;
 use bursar_model::Envelope;
 use gpu::{answer, demo, options, picture, question, story};
 
-/// Tokens of a reply. Each after the first is a step.
+/// Tokens of a reply. Each token after the first is a step.
 const TOKENS: usize = 220;
 
 #[test]
@@ -33,7 +34,7 @@ fn nothing_is_allocated_after_ready(kv_cache_dtype: KvCacheType) {
         let (ready, counts) = (stage.snapshot().await, stage.device.counts());
         println!("at READY: {counts:?}");
         let free = stage.device.memory().expect("it says").free;
-        // One after another, so that each token is a step.
+        // Run these chats one after another, so that each token is a step.
         let mut steps = 0;
         let mut replies = Vec::new();
         for number in 0..5 {
@@ -42,8 +43,8 @@ fn nothing_is_allocated_after_ready(kv_cache_dtype: KvCacheType) {
             steps += TOKENS - 1;
         }
         assert!(steps >= 1000, "{steps} steps");
-        // At once: larger steps, several pictures in a launch, draws, penalties, scores, and prompts that end within
-        // chunks.
+        // Run these chats at once. This causes larger steps, several pictures in a launch,
+        // sampling, penalties, log-probabilities, and prompts that end within chunks.
         let beside = (0..8u32).map(|number| {
             let (model, text) = (model.clone(), "Describe the picture. ".repeat(1 + number as usize));
             let mut chat = question(&text, 30 + 7 * number as usize).image(picture(number)).image(picture(number + 9));
@@ -60,11 +61,12 @@ fn nothing_is_allocated_after_ready(kv_cache_dtype: KvCacheType) {
         assert_eq!((now.granted, now.overhead), (ready.granted, ready.overhead));
         let unbacked = now.granted - counts.backed;
         assert!(unbacked <= now.of_class(&Class::Graphs), "{unbacked} are leased and not backed");
-        // Our own count is not enough: a library that takes memory at first use bypasses it.
+        // Our own count is not sufficient, because it misses a library that takes memory
+        // at its first use.
         let after = stage.device.memory().expect("it says").free;
         println!("{steps} steps; {free} free at READY, {after} behind them");
         assert_eq!(after, free, "what the driver has free");
-        // The same model still answers as before.
+        // The model still gives the same answer as before.
         let chat = question("Describe the picture.", TOKENS).image(picture(0)).cache_salt("second");
         assert_eq!(answer(&model, chat).await.expect("it answers"), replies[0]);
         stage.runtime.unload("demo").await.expect("it unloads");
@@ -93,7 +95,8 @@ fn a_repeated_prompt_is_read_from_fp8_keys_and_values() {
         assert_eq!((cold.cached_tokens, warm.cached_tokens), (0, again.cached_tokens));
         assert!(2 * warm.cached_tokens > warm.prompt_tokens, "{warm:?}");
         assert_eq!(second, third);
-        // The rest of the prompt goes through kernels for fewer rows, so a near tie may end otherwise later.
+        // The uncached rest of the prompt is computed by kernels for fewer rows, so a near-tie
+        // later in the reply may resolve differently.
         let begin = |reply: &str| reply.chars().take(8).collect::<String>();
         assert_eq!(begin(&first), begin(&second));
         stage.runtime.unload("demo").await.expect("it unloads");

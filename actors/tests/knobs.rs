@@ -1,4 +1,4 @@
-//! `docs/knobs.md` has what the table of knobs has.
+//! Comparison of `docs/knobs.md` with the table of knobs.
 
 use std::{fs, path::Path};
 
@@ -25,7 +25,7 @@ fn row(knob: &Knob) -> String {
     format!("| {} |", cells.join(" | "))
 }
 
-/// The rows of the table with this head.
+/// The rows of the table with this header.
 fn rows<'p>(page: &'p str, head: &str) -> Vec<&'p str> {
     let lines = page.lines().skip_while(|line| *line != head).skip(2);
     lines.take_while(|line| line.starts_with('|')).collect()

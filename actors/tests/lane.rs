@@ -1,5 +1,5 @@
-//! Stories of a lane on a device as slow as the story wants: what starts while it works, when each request is answered,
-//! and what a dying lane waits for.
+//! Stories of a lane on a device whose progress is controlled by the story: which work starts while
+//! the device is busy, when each request is answered, and which work a dying lane waits for.
 
 mod leased;
 mod slow;
@@ -38,7 +38,7 @@ struct Stage {
 
 const PROMPT: usize = 20;
 
-/// Tokens of a drawn reply.
+/// Tokens of a sampled reply.
 const DRAWN: usize = 12;
 
 impl Stage {
@@ -84,28 +84,31 @@ impl Stage {
         Arc::new(Sampler::new(params, self.vocabulary).expect("parameters within their limits"))
     }
 
-    /// Has the lane run one sequence's next tokens and take the likeliest. Returns where the answer arrives.
+    /// Runs the next tokens of a sequence on the lane and takes the likeliest token. Returns the
+    /// channel for the answer.
     fn step(&self, name: &'static str, tokens: &[u32], cached: usize) -> Receiver<Outcome> {
         self.choose(name, tokens, cached, self.plain_choice(cached + tokens.len()))
     }
 
-    /// The same with the token that the running step chooses.
+    /// Like `step`, but reads the token that the running step chooses.
     fn step_ahead(&self, name: &'static str, cached: usize) -> Receiver<Outcome> {
         self.choose(name, &[], cached, self.plain_choice(cached + 1))
     }
 
-    /// Takes the likeliest token after this many.
+    /// Takes the likeliest token after this many tokens.
     fn plain_choice(&self, tokens: usize) -> Choice {
         let sampler = self.sampler(SamplingParams::default());
         Choice { sampler, position: (tokens - PROMPT) as u64, past: None }
     }
 
-    /// No tokens stand for the one that the running step chooses.
+    /// Submits a step with a choice. If `tokens` is empty, the step reads the token that
+    /// the running step chooses.
     fn choose(&self, name: &'static str, tokens: &[u32], cached: usize, choice: Choice) -> Receiver<Outcome> {
         self.score(name, tokens, cached, choice, Vec::new())
     }
 
-    /// The same, with scores of what follows the first tokens.
+    /// Like `choose`, and also scores the token that follows each of
+    /// the first `scores.len()` tokens.
     fn score(
         &self,
         name: &'static str,
@@ -159,11 +162,12 @@ impl Stage {
         self.step(name, &(5..5 + PROMPT as u32).collect::<Vec<_>>(), 0)
     }
 
-    /// A reply by `sampler`, with each step submitted after the answer to the one before, or one step ahead.
+    /// A reply sampled with `sampler`. Each step is submitted after the answer to the previous
+    /// step, or one step ahead.
     fn drawn(&self, sampler: &Arc<Sampler>, is_ahead: bool) -> Vec<Token> {
         let prompt: Vec<u32> = (5..5 + PROMPT as u32).collect();
         let mut fed = prompt.clone();
-        // What the host has seen of the reply, and what is still unanswered.
+        // The tokens of the reply that the host has seen, and the answers that it has not read.
         let (mut seen, mut answers) = (Vec::<Token>::new(), Vec::new());
         for position in 0..DRAWN {
             let unseen = (is_ahead && position > 0).then_some(UNSEEN);
@@ -181,7 +185,8 @@ impl Stage {
         seen
     }
 
-    /// A reply by likeliest tokens, with each step submitted after the answer to the one before, or all at once.
+    /// A greedy reply. Each step is submitted after the answer to the previous step, or all steps
+    /// are submitted at once.
     fn reply(&self, is_ahead: bool) -> Vec<u32> {
         let mut answers = vec![self.prompt("prompt")];
         let mut reply = Vec::new();
@@ -195,7 +200,7 @@ impl Stage {
     }
 }
 
-/// What the running step chooses in its first row.
+/// The token that the running step chooses in its first row.
 const UNSEEN: UnseenToken = UnseenToken { row: 0 };
 
 type Outcome = Result<Stepped, LaneError>;
@@ -303,7 +308,7 @@ fn prompt_scores_in_followed_steps_match_the_hosts() {
     let choice = Choice { sampler: stage.sampler(SamplingParams::default()), position: 0, past: None };
     let scored = stage.score("A", &prompt, 0, choice, wanted.clone());
     let next = stage.step_ahead("B", PROMPT);
-    // The first step downloads its scores and its token.
+    // The first step downloads its scores and its token, and the second step its token.
     stage.clock.launched(3);
     assert_eq!(stage.clock.log(), ["launch 0", "launch 1", "launch 2"], "nobody waits for scores");
     let logits = stage.clock.state.lock().expect("nobody panics with it").logits.concat();
@@ -334,7 +339,7 @@ fn samplers(stage: &Stage) -> Vec<Arc<Sampler>> {
     let long = Sampler::new(warm(), stage.vocabulary).and_then(|sampler| sampler.with_tokens_min(9, [1, 2].into()));
     vec![
         stage.sampler(warm()),
-        // Greedy, with a penalty that counts its own tokens.
+        // Greedy, with a penalty that counts the tokens of the reply.
         stage.sampler(SamplingParams { temperature: 0.0, frequency_penalty: 2.0, ..warm() }),
         stage.sampler(all),
         Arc::new(reported.expect("few of the likeliest")),
@@ -386,7 +391,7 @@ async fn a_dying_lanes_device_work_ends_before_its_death_is_reported() {
     stage.clock.launched(1);
     let behind = stage.device.fence_here();
     stage.lane.submit(Job::Die);
-    // The dying lane asks the device how far it is.
+    // The dying lane asks the device whether all its work is done.
     stage.clock.until(|state| state.waits > 0);
     assert!(stage.lane.is_alive() && !behind.is_passed() && begun.try_recv().is_err());
     stage.clock.let_past(ALL);
@@ -459,7 +464,7 @@ async fn waiting_for_an_idle_lane_ignores_captures() {
     assert_eq!(stage.clock.log(), ["capture", "launch 0", "answer A"]);
 }
 
-/// Whether the future still waits.
+/// Whether the future is still pending.
 async fn still_waits(future: &mut (impl Future<Output = ()> + Unpin)) -> bool {
     std::future::poll_fn(|context| std::task::Poll::Ready(std::pin::Pin::new(&mut *future).poll(context).is_pending()))
         .await

@@ -1,4 +1,5 @@
-//! Profiles on disk: what was written is read back, and any other content gives a reason, never an error.
+//! Profile records on disk: a written record is read back, and any other content is
+//! ignored with a reason.
 
 use std::{
     fs,
@@ -64,7 +65,7 @@ fn profile(profile_key: ProfileKey) -> RecordedProfile {
     }
 }
 
-/// Steps of prompts alone that took so many µs.
+/// Measured steps with only prompt tokens, which took these times in µs.
 fn costs(micros: &[u64]) -> MeasuredCosts {
     let step =
         |micros: &u64| MeasuredStep { work: StepWork { prompt_tokens: 16, ..StepWork::default() }, micros: *micros };
@@ -116,7 +117,8 @@ proptest! {
         let place = folder.place();
         place.keep(profile.clone()).expect("it is written");
         let whole = fs::read(place.path()).expect("it is there");
-        // Without its last line break, the file may still be complete.
+        // At least two bytes are cut, because a file without its last line break
+        // may still be complete.
         let cut = ((whole.len() - 2) as f64 * cut) as usize;
         fs::write(place.path(), &whole[..cut]).expect("it is cut");
         prop_assert!(matches!(place.find(&profile.profile_key), Err(RecordError::Broken { .. })), "cut at {}", cut);

@@ -1,6 +1,7 @@
-//! A seeded simulation of the pure cores together, without a device, on lanes as slow as the seed says. Pictures go
-//! through the vision core, sequences and their blocks through the scheduler; callers come and go, and actors die. The
-//! same seed gives the same trace. To repeat a failure, put its printed seed into `one_seed`.
+//! A seeded simulation of the pure cores together, without a device, on lanes whose speed depends
+//! on the seed. Pictures go through the vision core. Sequences and their blocks go through the
+//! scheduler. Callers arrive and cancel, and actors die. The same seed gives the same trace. To
+//! repeat a failure, put its printed seed into `one_seed`.
 
 mod cast;
 mod checks;
@@ -36,7 +37,7 @@ struct World {
     looks_ahead: bool,
     chance: Chance,
     limits: Limits,
-    /// Maximum tokens of a request. The pool always holds this many.
+    /// The maximum number of tokens of a request. The pool always holds at least this many.
     context: usize,
     launch_patches: usize,
     cache_rows: usize,
@@ -45,11 +46,13 @@ struct World {
     requests: BTreeMap<u64, Request>,
     /// The steps on the lane, the oldest first.
     under_way: VecDeque<Box<StepPlan>>,
-    /// The tokens chosen by the newest of them, as the next finds them on the device.
+    /// The tokens that the newest of these steps chooses, as the next step finds
+    /// them on the device.
     previous: Vec<u32>,
-    /// The launches on the lane, the oldest first.
+    /// The launches of the encoder on the lane, the oldest first.
     launches: VecDeque<Vec<(PictureHash, Arc<[u32]>)>>,
-    /// What the vision cache holds, by row. Only launches write it.
+    /// The content of the encoder cache, by row. Only launches and copies from
+    /// host memory write it.
     rows: Vec<Option<PictureHash>>,
     /// Pictures whose pixels the vision actor keeps.
     pixels: BTreeSet<PictureHash>,
@@ -57,12 +60,12 @@ struct World {
     pins: BTreeMap<SequenceId, Pins>,
     /// Pictures that only a step on the lane still holds, the oldest step first.
     pins_of_steps: VecDeque<Vec<Pins>>,
-    /// Requests that must return and have not yet, with the identities that they keep.
+    /// Requests that must return but have not yet, with the ids that they keep.
     returning: VecDeque<(u64, SequenceId)>,
     next_request: u64,
     next_sequence: u64,
     next_ticket: u64,
-    /// What each slot of the KV cache holds: a hash of everything that it was computed from.
+    /// The content of each slot of the KV cache: a hash of everything from which it was computed.
     slots: Vec<Option<u64>>,
     host: HostMemory,
     host_rows: HostRows,
@@ -77,28 +80,30 @@ struct World {
     preempted_by_shrinks: usize,
     made_way: usize,
     late: BTreeMap<Deadline, usize>,
-    /// Tokens of prompts that were scored.
+    /// Prompt tokens that were scored.
     scored: usize,
-    /// Orders to shrink the pool, and how many came before each loss of blocks of a sequence.
+    /// The number of orders to shrink the pool, and the number of times that each
+    /// sequence lost its blocks.
     shrinks: usize,
     losses: BTreeMap<SequenceId, usize>,
     /// Sequences that have begun.
     found: BTreeSet<SequenceId>,
-    /// Pictures that needed no rows, and sequences whose blocks had gone that held such.
+    /// The number of pictures that needed no rows, and the number of sequences that lost the blocks
+    /// of such pictures before they began.
     found_computed: usize,
     missed: usize,
-    /// The time that steps have taken.
+    /// The simulated time: the sum of the times of all steps.
     clock: Duration,
-    /// Whether the scheduler waits for a burst to gather.
+    /// Whether the scheduler is waiting for more requests of a burst.
     gathers: bool,
-    /// Wanted blocks of the pool. A new scheduler starts with as many.
+    /// The wanted number of blocks in the pool. A new scheduler starts with this many.
     blocks: usize,
 }
 
 /// Pictures, and the rows that they are in.
 type Pins = (Vec<PictureHash>, Vec<u32>);
 
-/// Every other seed promises an interval, which its steps keep or not.
+/// Every other seed promises a token interval, which its steps may or may not keep.
 fn scheduler(limits: Limits, looks_ahead: bool, seed: u64) -> SchedulerCore {
     let scheduler = SchedulerCore::new(limits).with_pace(pace(seed).filter(|_| seed.is_multiple_of(2)));
     let scheduler = scheduler.with_tenants(weights(seed)).with_host(tiers::slots(seed), tiers::costs(seed));
@@ -170,7 +175,8 @@ impl World {
         writeln!(self.trace, "{what}").expect("a string takes it");
     }
 
-    /// A new request, as one that preparation would accept: alone it fits the pool.
+    /// Adds a request that preparation would accept, because it fits the pool if
+    /// no other request runs.
     fn arrive(&mut self) {
         self.next_request += 1;
         let Some(request) = Request::drawn(self.seed, self.next_request, self.context) else { return };
@@ -180,11 +186,11 @@ impl World {
         self.live(number);
     }
 
-    /// What the driver does at the start of each life.
+    /// Starts a request for the first time or again, as its driver does.
     fn live(&mut self, number: u64) {
         let request = self.requests.get_mut(&number).expect("it lives");
         if request.produced.len() == request.tokens_max {
-            // The actors died after its last token, before the finish was delivered.
+            // The actors died after the request's last token, before the finish was delivered.
             request.end = Some(Finish::Length);
             return;
         }
@@ -199,7 +205,8 @@ impl World {
         self.want(number, wanted, false);
     }
 
-    /// How many of its first pictures blocks hold, as its driver would look it up.
+    /// The number of first pictures whose tokens are all in KV blocks, as the driver
+    /// would look it up.
     fn computed(&self, number: u64) -> usize {
         let request = &self.requests[&number];
         let rows: Vec<_> = request.pictures.iter().map(|_| [].into()).collect();
@@ -239,7 +246,8 @@ impl World {
             tokens_max: request.tokens_max,
             pictures,
             stop_tokens: [STOP].into(),
-            // Now and then the host must see a token first, so that no step is planned ahead.
+            // For some requests, the host must see each token first, so that no
+            // step is planned ahead.
             sampler: sampler(number),
             prompt_read: [].into(),
             prefix: PrefixKeys::default(),
@@ -326,7 +334,7 @@ impl World {
         }
     }
 
-    /// The cache follows the pool. What is no longer backed holds nothing.
+    /// Resizes the cache with the pool. Slots that are no longer backed lose their content.
     fn resize_slots(&mut self) {
         let slots = self.scheduler.kv().blocks() * BLOCK_TOKENS;
         let is_idle = self.under_way.is_empty() && self.host.under_way.is_empty();
@@ -418,7 +426,7 @@ impl World {
             assert!(sequence.is_none_or(|sequence| sequence.produced == row.position), "each token has its place");
         }
         let tokens = self.choices(&plan);
-        // The device is past this step.
+        // The device is past this step, so its pictures are unpinned.
         for (keys, _) in self.pins_of_steps.pop_front().expect("each step holds something or nothing") {
             self.vision_step(vision::Input::Unpin(keys));
         }
@@ -443,7 +451,7 @@ impl World {
         self.vision_step(vision::Input::Encoded);
     }
 
-    /// The wait for a burst ends, perhaps long after it mattered.
+    /// The wait for a burst ends, possibly long after it mattered.
     fn moment_passes(&mut self) {
         if std::mem::take(&mut self.gathers) {
             self.scheduler_step(Input::Gathered);
@@ -495,7 +503,7 @@ fn run_and_say(seed: u64, looks_ahead: bool) -> World {
     run(seed, looks_ahead)
 }
 
-/// The worlds of as many seeds, in any order, run on all processors.
+/// Runs this many seeds on all processors. Passes each world to `take`, in any order.
 fn for_each_world(seeds: u64, mut take: impl FnMut(World)) {
     let next = AtomicU64::new(0);
     let one = || Some(next.fetch_add(1, Relaxed)).filter(|seed| *seed < seeds).map(|seed| run_and_say(seed, true));

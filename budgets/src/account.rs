@@ -2,8 +2,8 @@
 
 use crate::Bytes;
 
-/// The terms of rule 1 (see the crate docs). All fields but `canary_wanted` count bytes in use or
-/// kept free.
+/// The terms of rule 1 (see the crate docs). All fields but `canary_wanted` count bytes in
+/// use or kept free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
     pub total: Bytes,
@@ -24,8 +24,8 @@ impl Account {
         self.total.saturating_sub(self.spent().saturating_add(self.canary))
     }
 
-    /// The most that a request can get now. A canary that was given up is restored before anything
-    /// is granted.
+    /// The most that a request can get now. A canary that was given up is restored
+    /// before anything is granted.
     pub fn available(&self) -> Bytes {
         self.total.saturating_sub(self.spent().saturating_add(self.canary_wanted))
     }

@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use crate::{Bytes, Hint, Priority, RequestId};
 
-/// A request that waits for memory. The queue does not look at `W`, which describes what is
-/// granted.
+/// A request that waits for memory. The queue does not look at `W`, which
+/// describes what is granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting<W> {
     pub id: RequestId,
@@ -18,15 +18,15 @@ pub struct Waiting<W> {
 /// A bounded queue by priority, then age.
 ///
 /// The head of the queue blocks the rest on purpose. A small request never overtakes a large
-/// request of the same or a higher priority, so steady small traffic cannot starve the large
-/// request. No request starves within its priority. A lower priority waits for as long as requests
-/// of a higher priority wait.
+/// request of the same or a higher priority, so a steady stream of small requests cannot block the
+/// large one forever. Within a priority, no request waits forever. A lower priority waits for as
+/// long as requests of a higher priority wait.
 ///
 /// ```
 /// use bursar_budgets::*;
 /// let mut queue = Admission::new(2);
 /// let ask = |id, priority, bytes| Waiting { id: RequestId(id), priority, bytes, wish: () };
-/// queue.push(ask(1, Priority::Tenant, Bytes(100)))?;
+/// queue.push(ask(1, Priority::External, Bytes(100)))?;
 /// queue.push(ask(2, Priority::Serving, Bytes(900)))?;
 /// assert!(queue.push(ask(3, Priority::Startup, Bytes(1))).is_err());
 /// assert!(queue.pop_fitting(Bytes(500)).is_none()); // request 1 would fit, and is not next

@@ -100,9 +100,9 @@ impl Class {
         }
     }
 
-    /// The order in which elastic classes are ordered to shrink, lowest first; `None` if the class
-    /// is not elastic. Losing a cached picture costs one run of the encoder. Losing KV blocks
-    /// preempts a sequence.
+    /// The order in which elastic classes are ordered to shrink, lowest first; `None` if the
+    /// class is not elastic. Losing a cached picture costs one run of the encoder. Losing KV
+    /// blocks preempts a sequence.
     pub fn gives_up_rank(&self) -> Option<u8> {
         match self {
             Class::VisionCache => Some(0),

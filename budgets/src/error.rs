@@ -2,8 +2,8 @@
 
 /// An error that may come with a hint.
 ///
-/// The message (`Display`) gives what happened, the limit and the value. The hint gives what to
-/// change.
+/// The message (`Display`) gives what happened, the limit and the value. The hint
+/// gives what to change.
 ///
 /// ```
 /// use bursar_budgets::{Bytes, Hint};

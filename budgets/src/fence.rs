@@ -1,5 +1,5 @@
-//! Fences: points in the work of a device's lanes. Memory is reclaimed only after the device has
-//! passed its fence.
+//! Fences: points in the work of a device's lanes. Memory is reclaimed only after the device
+//! has passed its fence.
 
 use std::sync::{
     Arc, Mutex,
@@ -27,8 +27,8 @@ struct Counts {
     completed: AtomicU64,
     /// Odd while a test or drill holds fences back. Each hold has a unique number.
     hold: AtomicU64,
-    /// The completed count when the hold began. Fences up to this count had passed, and stay
-    /// passed.
+    /// The completed count when the hold began. Fences up to this count had
+    /// passed, and stay passed.
     completed_at_hold: AtomicU64,
 }
 
@@ -149,8 +149,8 @@ impl Timelines {
     /// Adds a lane and returns its timeline.
     pub fn open(&self) -> Timeline {
         let mut lanes = self.lock();
-        // A lane that is gone and has no unfinished work does not delay later fences, so it is
-        // removed.
+        // A lane that is gone and has no unfinished work does not delay later fences,
+        // so it is removed.
         lanes.open.retain(|lane| Arc::strong_count(&lane.0) > 1 || !lane.is_idle());
         let lane = Timeline::new();
         if lanes.held {
@@ -165,8 +165,8 @@ impl Timelines {
         self.lock().open.iter().map(Timeline::fence_here).fold(Fence::passed(), Fence::and)
     }
 
-    /// Injects a fault: no fence passes, including on lanes opened later, until
-    /// [`Timelines::let_pass`].
+    /// Injects a fault: no fence passes, including on lanes
+    /// opened later, until [`Timelines::let_pass`].
     pub fn hold(&self) {
         let mut lanes = self.lock();
         lanes.held = true;
@@ -181,8 +181,8 @@ impl Timelines {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Lanes> {
-        // No code that runs under this lock can panic half-way, so a poisoned lock still guards a
-        // valid list.
+        // No code that runs under this lock can panic half-way, so a poisoned lock still
+        // guards a valid list.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

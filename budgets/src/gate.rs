@@ -33,8 +33,8 @@ pub enum Gate {
     /// Starting: claimants may take memory.
     #[default]
     Open,
-    /// After READY: the only new claimants are external or for host memory. Only they and elastic
-    /// classes grow.
+    /// After READY: the only new claimants are external or for host memory. Only they
+    /// and elastic classes grow.
     Frozen,
     /// Stopping: memory is only returned.
     Teardown,

@@ -4,8 +4,8 @@ use std::{borrow::Borrow, fmt, sync::Arc};
 
 use serde::{Serialize, Serializer};
 
-/// The name of an owner or a model, cheap to clone. It must contain no prompt text, because labels
-/// appear in metrics.
+/// The name of an owner or a model, cheap to clone. It must contain no prompt text, because
+/// labels appear in metrics.
 ///
 /// ```
 /// use bursar_budgets::Label;

@@ -1,5 +1,5 @@
-//! The handle to a number of leased bytes. Dropping the handle reports the end of the lease to the
-//! budget.
+//! The handle to a number of leased bytes. Dropping the handle reports the end of the
+//! lease to the budget.
 
 use std::{
     fmt,
@@ -118,8 +118,8 @@ pub trait ReleaseNotes: Send + Sync {
     fn segment_reserved(&self, _lease: LeaseId, _revoker: RevokeHandle) {}
 }
 
-/// The right to a number of bytes of one class, held by one owner. Dropping the lease posts a
-/// release note.
+/// The right to a number of bytes of one class, held by one owner. Dropping the lease
+/// posts a release note.
 ///
 /// Only the ledger decides the size of a lease; [`Lease::resize`] applies it. One lease may pay for
 /// several segments, for example one per layer for the KV cache. Together, these segments never
@@ -185,9 +185,9 @@ impl LeaseMeter {
         if self.0.has_segments.load(SeqCst) { self.0.backed.load() } else { granted }
     }
 
-    /// Whether the device is backing or unbacking part of the lease right now. The memory that the
-    /// device has taken is then between the meter's value before the call and its value after the
-    /// call.
+    /// Whether the device is backing or unbacking part of the lease right now. The memory
+    /// that the device has taken is then between the meter's value before the call and its
+    /// value after the call.
     pub fn is_moving(&self) -> bool {
         self.0.moving.load(SeqCst) > 0
     }
@@ -256,8 +256,8 @@ impl Lease {
     /// Applies the size that the ledger decided.
     ///
     /// # Panics
-    /// If `resized` is for another lease, or segments back more than the new size. Both are bugs in
-    /// Bursar.
+    /// If `resized` is for another lease, or segments back more than the new size. Both
+    /// are bugs in Bursar.
     pub fn resize(&self, resized: &Resized) {
         assert_eq!(resized.lease, self.id(), "this lease was not the one resized");
         let backed = self.backed();
@@ -276,8 +276,8 @@ impl Lease {
         Moving(&self.meter.0)
     }
 
-    /// Counts bytes as backed. Panics if that is more than the lease's size, which is a bug in
-    /// Bursar.
+    /// Counts bytes as backed. Panics if that is more than the lease's size, which is
+    /// a bug in Bursar.
     pub(crate) fn spend(&self, bytes: Bytes) {
         let backed = self.meter.0.backed.fetch_add(bytes) + bytes;
         assert!(
@@ -305,8 +305,8 @@ impl Lease {
         self.notes.segment_reserved(self.id(), revoker);
     }
 
-    /// Keeps a fence for the release note, and with it any memory that stays backed until the fence
-    /// has passed.
+    /// Keeps a fence for the release note, and with it any memory that stays backed until
+    /// the fence has passed.
     pub(crate) fn part(&self, fence: Fence, backing: Option<Backing>) {
         let mut pending_release = self.pending_release.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let before = std::mem::take(&mut pending_release.fence);

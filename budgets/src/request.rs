@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use crate::{Bytes, Class, Label, Owner};
 
-/// A request's number. The caller that drives the ledger chooses it and uses it to match the answer
-/// to the request.
+/// A request's number. The caller that drives the ledger chooses it and uses it to match the
+/// answer to the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct RequestId(pub u64);
@@ -23,16 +23,16 @@ impl fmt::Display for RequestId {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Priority {
-    /// Work that can wait, such as returning spare memory to the KV cache after another process has
-    /// left.
+    /// Work that can wait, such as returning spare memory to the KV cache after
+    /// another process has left.
     Background,
     /// A user's own code that uses memory next to the models.
     External,
     /// Memory that an accepted chat needs to continue.
     #[default]
     Serving,
-    /// A model that is loading, or an actor that restarts. The model serves no request until it has
-    /// its memory.
+    /// A model that is loading, or an actor that restarts. The model serves no request until
+    /// it has its memory.
     Startup,
 }
 
@@ -66,8 +66,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request with the default priority of its class. A user's own code has a lower priority
-    /// than serving.
+    /// A request with the default priority of its class. A user's own code has a
+    /// lower priority than serving.
     pub fn new(owner: Owner, class: Class, model: impl Into<Label>, bytes: Bytes) -> Self {
         let priority = match class {
             Class::External(_) => Priority::External,

@@ -36,8 +36,8 @@ pub struct Segment {
     lease: Arc<Lease>,
 }
 
-/// The memory of a segment. Dropping the last `Backing` of a segment unbacks the memory and
-/// releases the addresses.
+/// The memory of a segment. Dropping the last `Backing` of a segment unbacks the memory
+/// and releases the addresses.
 pub struct Backing(Arc<Mapping>);
 
 /// Takes a segment's memory away while the segment itself may still exist. The budget uses this to
@@ -61,8 +61,8 @@ struct Extent {
 }
 
 impl Segment {
-    /// Reserves addresses for at most `bytes_max`, rounded up to whole pages. The addresses are not
-    /// backed yet.
+    /// Reserves addresses for at most `bytes_max`, rounded up to whole pages. The addresses
+    /// are not backed yet.
     ///
     /// Pass an `Arc<Lease>` if one lease pays for several segments.
     ///
@@ -82,11 +82,12 @@ impl Segment {
         Ok(Segment { backing: Some(Backing(stretch)), lease })
     }
 
-    /// Backs the prefix up to `bytes`, rounded up to whole pages. Does nothing if the prefix is
-    /// already that long.
+    /// Backs the prefix up to `bytes`, rounded up to whole pages. Does nothing if the prefix
+    /// is already that long.
     ///
     /// # Errors
-    /// Any error of the device; the prefix then keeps its length. [`DeviceError::BadRange`] if the segment was revoked.
+    /// Any error of the device; the prefix then keeps its length. [`DeviceError::BadRange`] if
+    /// the segment was revoked.
     ///
     /// # Panics
     /// If the lease is too small, or fewer addresses were reserved. Both are bugs in Bursar. Leases
@@ -131,8 +132,8 @@ impl Segment {
         Ok(())
     }
 
-    /// Copies the backed prefix into host memory, and waits for the copy. Nothing may write to the
-    /// prefix meanwhile.
+    /// Copies the backed prefix into host memory, and waits for the copy. Nothing may write
+    /// to the prefix meanwhile.
     ///
     /// # Errors
     /// The same as [`Device::copy_out`].
@@ -156,8 +157,8 @@ impl Segment {
         self.stretch().address()
     }
 
-    /// The start address on one rank of a [group](crate::DeviceGroup). Without a group, `rank` is
-    /// ignored.
+    /// The start address on one rank of a [group](crate::DeviceGroup). Without a
+    /// group, `rank` is ignored.
     pub fn address_on(&self, rank: usize) -> Address {
         match &self.stretch().addresses[..] {
             [only] => *only,
@@ -216,10 +217,10 @@ impl Drop for Segment {
         let fence = self.lease.parting_fence().and(fence);
         if fence.is_passed() {
             let _moving = self.lease.moving();
-            // Unback while the segment still exists, so that a revoke handle waits for this call.
-            // If the handle found the segment gone, the ledger would count the memory as returned
-            // too early. An error is ignored: it means that the device is lost, and the memory with
-            // it.
+            // Unback while the segment still exists, so that a revoke handle waits for this
+            // call. If the handle found the segment gone, the ledger would count the memory as
+            // returned too early. An error is ignored: it means that the device is lost, and
+            // the memory with it.
             drop(backing.0.clear(&mut backing.0.lock()));
             // Unback on the device before counting on the lease: another segment of the same lease
             // may spend the saved bytes at once.

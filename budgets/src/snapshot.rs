@@ -39,12 +39,12 @@ pub struct Snapshot {
     pub leases: Vec<LeaseLine>,
     /// Sums by class, in the order of [`Class`].
     pub classes: Vec<ClassLine>,
-    /// Waiting requests in the order of service: first requests for device memory, then for host
-    /// memory.
+    /// Waiting requests in the order of service: first requests for device memory,
+    /// then for host memory.
     pub waiting: Vec<WaitingLine>,
     pub gates: Vec<GateLine>,
-    /// The GPUs of a [group](crate::DeviceGroup) by rank, as last measured. Empty for a single
-    /// device.
+    /// The GPUs of a [group](crate::DeviceGroup) by rank, as last measured. Empty
+    /// for a single device.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cards: Vec<GpuLine>,
 }

@@ -2,8 +2,8 @@
 
 use crate::Bytes;
 
-/// Width of a bar in characters: fine enough to show a twentieth, and short enough for lines of 100
-/// characters.
+/// Width of a bar in characters: fine enough to show a twentieth, and short enough for
+/// lines of 100 characters.
 const BAR: u64 = 24;
 
 /// Pads each column to its widest cell. Columns marked `true` are right-aligned.

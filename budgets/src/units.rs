@@ -95,8 +95,8 @@ impl Bytes {
         Pages(self.div_ceil(page))
     }
 
-    /// The number of pieces of size `piece` that hold this many bytes. The last piece may be partly
-    /// used.
+    /// The number of pieces of size `piece` that hold this many bytes. The last piece
+    /// may be partly used.
     pub fn div_ceil(self, piece: Bytes) -> u64 {
         self.0.div_ceil(piece.0)
     }

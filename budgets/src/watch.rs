@@ -1,19 +1,19 @@
-//! Watches the fences that leases wait for. This code is outside the ledger so that the ledger
-//! stays pure.
+//! Watches the fences that leases wait for. This code is outside the ledger so that
+//! the ledger stays pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{Backing, DeviceError, Fence, LeaseId, ReleaseNote, RevokeHandle};
 
-/// For every lease that is being returned, the lease's fence and the memory that stays backed until
-/// the fence has passed. Also keeps the revoke handles of all segments, because the owner of a
-/// segment may die.
+/// For every lease that is being returned, the lease's fence and the memory that stays backed
+/// until the fence has passed. Also keeps the revoke handles of all segments, because the owner of
+/// a segment may die.
 ///
 /// The caller that drives the ledger calls [`FenceWatch::passed`] regularly, and sends the ledger
 /// one [`crate::Input::FencePassed`] for each returned lease. Unbacking the memory of a whole GPU
 /// takes a third of a second. To avoid blocking that long, call [`FenceWatch::due`], call
-/// [`PendingReclaim::bring`] for each lease on another thread, and call [`FenceWatch::home`] before
-/// informing the ledger.
+/// [`PendingReclaim::bring`] for each lease on another thread, and call [`FenceWatch::home`]
+/// before informing the ledger.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -33,8 +33,8 @@ pub struct FenceWatch {
     coming: BTreeSet<LeaseId>,
 }
 
-/// A lease whose fence has passed. Its memory must be returned to the device before the ledger is
-/// informed.
+/// A lease whose fence has passed. Its memory must be returned to the device before
+/// the ledger is informed.
 #[derive(Debug)]
 #[must_use = "its memory stays backed until it is released"]
 pub struct PendingReclaim {
@@ -51,8 +51,9 @@ struct Pending {
 }
 
 impl FenceWatch {
-    /// This lease now pays for a segment. If the ledger no longer holds the lease, because a thread
-    /// of a dead owner has not noticed the death, do not call this but revoke the segment at once.
+    /// This lease now pays for a segment. If a thread of a dead owner has not noticed the
+    /// death, the ledger may no longer hold the lease. In that case, do not call this, but
+    /// revoke the segment at once.
     pub fn segment_reserved(&mut self, lease: LeaseId, revoker: RevokeHandle) {
         let revokers = self.revokers.entry(lease).or_default();
         revokers.retain(|revoker| !revoker.is_spent());
@@ -86,7 +87,8 @@ impl FenceWatch {
         self.pending.entry(lease).or_default().revoke = true;
     }
 
-    /// Returns each lease whose fence has passed once, after returning its memory to the device.
+    /// Returns the memory of all leases whose fence has passed to the device. Returns these
+    /// leases, each only once.
     ///
     /// # Errors
     /// Any error of the device while a segment is unbacked. A later call returns the failed lease
@@ -106,8 +108,8 @@ impl FenceWatch {
         outcome.map(|()| home)
     }
 
-    /// Returns each lease whose fence has passed once. The memory is still backed: call
-    /// [`bring`](PendingReclaim::bring) for each lease on a thread that may block.
+    /// Takes the leases whose fence has passed, each only once. Their memory is still backed: call
+    /// [`bring`](PendingReclaim::bring) for each on a thread that may block.
     pub fn due(&mut self) -> Vec<PendingReclaim> {
         let is_due =
             |(lease, pending): &(&LeaseId, &Pending)| pending.fence.is_passed() && !self.coming.contains(*lease);
@@ -121,15 +123,15 @@ impl FenceWatch {
         due.into_iter().map(begin).collect()
     }
 
-    /// The memory of this lease has been returned, so the ledger may be informed. Returns the
-    /// lease.
+    /// The memory of this lease has been returned, so the ledger may be
+    /// informed. Returns the lease.
     pub fn home(&mut self, lease: LeaseId) -> LeaseId {
         self.coming.remove(&lease);
         lease
     }
 
-    /// The memory of this lease could not be returned. A later [`due`](FenceWatch::due) returns the
-    /// lease again.
+    /// The memory of this lease could not be returned. A later [`due`](FenceWatch::due)
+    /// returns the lease again.
     pub fn put_back(&mut self, PendingReclaim { lease, revokers, backings }: PendingReclaim) {
         self.coming.remove(&lease);
         let pending = self.pending.entry(lease).or_default();

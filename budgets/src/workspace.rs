@@ -1,5 +1,5 @@
-//! A segment that one lane uses as a stack of temporaries. A workspace never grows and never calls
-//! the driver.
+//! A segment that one lane uses as a stack of temporaries. A workspace never grows and
+//! never calls the driver.
 
 use std::{cell::Cell, marker::PhantomData, sync::Arc};
 
@@ -102,8 +102,8 @@ impl Workspace {
         Workspace::new(segment.address_on(rank), segment.backed(), Some(segment))
     }
 
-    /// A workspace for planning, without memory and without a limit. Its addresses must not be
-    /// accessed.
+    /// A workspace for planning, without memory and without a limit. Its addresses
+    /// must not be accessed.
     pub fn dry() -> Workspace {
         Workspace::new(DRY_BASE, Bytes::MAX, None)
     }
@@ -166,8 +166,8 @@ impl Workspace {
 }
 
 impl Frame<'_> {
-    /// Takes this many bytes, uninitialized, at a multiple of 256 bytes from the start of the
-    /// workspace.
+    /// Takes this many bytes, uninitialized, at a multiple of 256 bytes from the
+    /// start of the workspace.
     ///
     /// # Errors
     /// [`WorkspaceFull`]. The workspace is then unchanged.
@@ -211,7 +211,8 @@ impl Frame<'_> {
 
 impl Drop for Frame<'_> {
     fn drop(&mut self) {
-        // While a thread unwinds, frames still drop in order, but a second panic would abort the process.
+        // While a thread unwinds, frames still drop in order, but a second panic
+        // would abort the process.
         if !std::thread::panicking() {
             self.assert_on_top("drop it");
         }

@@ -158,8 +158,8 @@ fn pinned_memory_carries_bytes_to_the_device_and_back_and_is_gone_when_it_drops(
     std::thread::scope(|threads| {
         let copied = threads.spawn(|| {
             device.enter().expect("the device is there");
-            // SAFETY: both ranges are equally long, and the copies are done once the stream is
-            // synchronized.
+            // SAFETY: both ranges are equally long, and the copies are done once
+            // the stream is synchronized.
             unsafe {
                 let there =
                     sys::cuMemcpyHtoDAsync_v2(address.0, pinned.address().cast(), pinned.len(), std::ptr::null_mut());
@@ -264,8 +264,8 @@ fn a_card_that_is_filled_to_the_last_byte_gives_a_page_of_a_large_piece_back() {
     let rest = device.reserve(Bytes::gib(1)).expect("addresses");
     let pages = (0..).find(|number| device.back(rest.offset(page * *number), page).is_err()).expect("there is an end");
     println!("{most} in large pieces, {pages} pages more; free: {}", device.memory().expect("it says").free);
-    // First unback the tail of a large piece, and then a hole inside a piece. No memory is free for
-    // the copies.
+    // First unback the tail of a large piece, and then a hole inside a piece. No memory is
+    // free for the copies.
     device.unback(address.offset(most - page), page).expect("the tail goes");
     assert_eq!(read(&device, address.offset(most - page * 2), 4), [41; 4]);
     device.back(rest.offset(page * pages), page).expect("what went can be had");

@@ -24,8 +24,8 @@ fn run_wild(device: &CudaDevice) -> sys::CUresult {
     device.enter().expect("the device is there");
     let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
     let (stream, none) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: all pointers passed to the driver are valid, and the kernel's fault stays on the
-    // device.
+    // SAFETY: all pointers passed to the driver are valid, and the kernel's fault
+    // stays on the device.
     unsafe {
         assert_eq!(sys::cuModuleLoadData(&mut module, WILD.as_ptr().cast()), sys::CUresult::CUDA_SUCCESS);
         let name = c"wild".as_ptr();
@@ -70,8 +70,8 @@ fn a_device_is_lost_by_a_kernel_that_writes_where_nothing_is_and_takes_back_what
     drop(pinned);
     assert_eq!((device.counts().backed, device.counts().pinned), (Bytes::ZERO, Bytes::ZERO));
     drop(Arc::into_inner(device).expect("the last one"));
-    // The driver decides whether this process may continue. If it may not, the error says what to
-    // do.
+    // The driver decides whether this process may continue. If it may not, the error
+    // says what to do.
     match CudaDevice::open(0) {
         Ok(device) => {
             let after = device.memory().expect("it says").free;

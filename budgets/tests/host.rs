@@ -132,8 +132,8 @@ fn reservations_start_on_pages_and_do_not_overlap() {
         assert!(start.0.is_multiple_of(Bytes::mib(2).0));
         device.back(*start, Bytes::mib(6)).unwrap();
         for byte in [start.0, start.offset(Bytes::mib(6)).0 - 1] {
-            // SAFETY: `byte` is the address of the first or last byte of memory that was just
-            // backed.
+            // SAFETY: `byte` is the address of the first or last byte of memory
+            // that was just backed.
             unsafe { (byte as *mut u8).write_volatile(1) };
         }
     }
@@ -264,8 +264,8 @@ fn held_calls_pass_one_by_one_and_then_all() {
     device.hold_calls();
     device.let_one_call_pass(); // The next call may pass.
     device.back(address, PAGE).unwrap();
-    // A panic inside this scope would wait for the blocked calls, so the results are checked after
-    // the scope.
+    // A panic inside this scope would wait for the blocked calls, so the results are
+    // checked after the scope.
     let seen = std::thread::scope(|scope| {
         let device = &device;
         let calls = [1, 2, 3].map(|page| scope.spawn(move || device.back(address.offset(PAGE * page), PAGE).unwrap()));

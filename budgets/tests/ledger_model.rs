@@ -319,14 +319,14 @@ impl Life {
         assert_eq!(leases, naive.leases.iter().map(|lease| (lease.id, lease.bytes)).collect::<Vec<_>>());
         let waiting: Vec<_> = seen.waiting.iter().map(|wish| wish.request.0).collect();
         assert_eq!(waiting, naive.in_order().into_iter().map(|place| naive.waiting[place].id).collect::<Vec<_>>());
-        // Every request is answered. A request is open only if it is waiting, or if a fence will
-        // answer it.
+        // Every request is answered. A request is open only if it is waiting, or if a
+        // fence will answer it.
         let shrinks = naive.leases.iter().filter_map(|lease| Some(lease.shrinks?.1));
         assert_eq!(self.open, waiting.into_iter().chain(shrinks).collect());
     }
 
-    /// Applies an event to the naive model. Returns the ledger's input, or `None` if the event does
-    /// not apply.
+    /// Applies an event to the naive model. Returns the ledger's input, or `None` if the
+    /// event does not apply.
     fn input(&mut self, op: &Op) -> Option<Input> {
         let leases = self.naive.leases.len();
         let picked = |pick: usize, naive: &Naive| naive.leases[pick % leases].id;

@@ -259,7 +259,7 @@ fn a_reminder_asks_for_more_and_says_what_nobody_covers() {
     let kv = hold(&mut ledger, 1, request("kv", 0, Class::Kv, "demo", 200));
     hold(&mut ledger, 2, request("weights", 0, Class::Weights, "demo", 600));
     ledger.step(Input::Canary(Bytes(100)));
-    ledger.step(Input::Foreign(Bytes(210))); // The canary is given up. The deficit is 10, and 110 bytes are owed.
+    ledger.step(Input::Foreign(Bytes(210))); // Canary given up: deficit 10, owed 110.
     let order = |to| Effect::GiveUp { lease: kv, owner: Owner::new("kv", 0), class: Class::Kv, to: Bytes(to) };
     let said = |uncovered| Effect::Deficit { short_by: Bytes(10), uncovered: Bytes(uncovered) };
     assert_eq!(ledger.step(Input::Remind { ahead: Bytes(40) }), [said(0), order(50)]);

@@ -427,7 +427,7 @@ fn bytes_already_on_their_way_home_are_not_ordered_a_second_time() {
         lease: cache,
         owner: Owner::new("vision", 0),
         class: Class::VisionCache,
-        to: Bytes(250), // Of the deficit of 250, the shrinking tail of `kv` covers 100, and the cache must free 150.
+        to: Bytes(250), // 250 are missing: the shrinking `kv` frees 100, so the cache must free 150
     };
     assert_eq!(effects, [Effect::Deficit { short_by: Bytes(250), uncovered: Bytes(0) }, order]);
 }

@@ -1,5 +1,5 @@
-//! Stories of segments on the host device: the backed memory never exceeds the lease, whatever
-//! fails.
+//! Stories of segments on the host device: the backed memory never exceeds
+//! the lease, whatever fails.
 
 mod notes;
 
@@ -83,8 +83,8 @@ fn read(address: Address) -> u8 {
     unsafe { (address.0 as *const u8).read_volatile() }
 }
 
-/// Whether an access to this address would fault. The check itself does not fault, because the
-/// kernel returns EFAULT.
+/// Whether an access to this address would fault. The check itself does not fault, because
+/// the kernel returns EFAULT.
 #[cfg(unix)]
 fn faults(address: Address) -> bool {
     use std::{io::ErrorKind, os::fd::AsRawFd};

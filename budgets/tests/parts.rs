@@ -1,5 +1,5 @@
-//! Tests of small parts: queues, gates, seats, sums, plans, snapshots, names, and the defaults of
-//! `Device`.
+//! Tests of small parts: queues, gates, seats, sums, plans, snapshots, names, and
+//! the defaults of `Device`.
 
 use std::{borrow::Borrow, sync::Arc};
 

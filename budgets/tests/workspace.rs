@@ -104,8 +104,8 @@ fn a_workspace_is_empty_again_after_a_panic_inside_nested_frames() {
     assert!(workspace.frame().take(Bytes(1)).is_ok());
 }
 
-/// A program of nested frames. Each step takes a number of bytes, or opens a frame and runs a
-/// program in it.
+/// A program of nested frames. Each step takes a number of bytes, or opens a frame and runs
+/// a program in it.
 #[derive(Clone, Debug)]
 enum Op {
     Take(u64),

@@ -1,4 +1,4 @@
-//! Draws numbers: the same ones for the same seed, on every machine.
+//! A random number generator that gives the same numbers for the same seed on every machine.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ impl Draw {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub fn below(&mut self, end: u32) -> u32 {
         ((u128::from(self.next()) * u128::from(end)) >> 64) as u32
     }
@@ -29,12 +29,13 @@ impl Draw {
         bytes
     }
 
-    /// A number above 0 and at most 1.
+    /// Returns a number above 0 and at most 1.
     pub fn share(&mut self) -> f64 {
         ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
-    /// A whole number whose logarithm is normal: half of them are below `middle`.
+    /// Returns an integer whose logarithm has a normal distribution with standard deviation
+    /// `spread`. Half of the values are below `middle`. All are from `least` to `most`.
     pub fn lognormal(&mut self, middle: f64, spread: f64, least: usize, most: usize) -> usize {
         // Box and Muller 1958.
         let normal = (-2.0 * self.share().ln()).sqrt() * (std::f64::consts::TAU * self.share()).cos();

@@ -1,4 +1,5 @@
-//! Whether a served model can run a measurement as it stands: sizes that do not fit are reported, not shrunk. Pure.
+//! Pure: whether a served model can run a measurement. Sizes that do not fit are reported, not
+//! reduced.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use super::workload::Prompts;
 pub struct Fits {
     /// The most sequences in a step.
     pub sequences: usize,
-    /// Ids below this are text tokens.
+    /// Token ids below this are text tokens.
     pub text_ids: u32,
     context_tokens: usize,
     kv_tokens: usize,
@@ -21,7 +22,7 @@ pub struct Fits {
 }
 
 impl Fits {
-    /// The limits that were stressed.
+    /// Returns the limits under which the model was stressed.
     pub fn of(serving: &Serving) -> Self {
         let tokenizer = serving.context.prompts.tokenizer();
         let marks = tokenizer.added_tokens().iter().map(|token| token.id);
@@ -59,8 +60,8 @@ impl Fits {
         }
     }
 
-    /// What the encoder sees of a picture that is admitted unresized, or with all its tiles, and has room for its
-    /// reply.
+    /// Returns the grid that the encoder gets for a picture. The picture must not need resizing,
+    /// except into tiles, and its request must fit the context with its reply.
     pub fn picture(&self, width: u32, height: u32, reply: usize) -> Result<MediaGrid, String> {
         let processors = self.processors.as_ref().ok_or("the model does not take pictures")?;
         let plan = processors.pictures.plan(width, height).map_err(|error| error.to_string())?;

@@ -1,4 +1,5 @@
-//! What a measurement ran on and when: figures without it are rumours.
+//! The machine, build and time of a measurement. They are recorded with each result, which cannot
+//! be compared without them.
 
 use std::{
     fs,
@@ -11,23 +12,23 @@ use serde::Serialize;
 /// A machine, a build and a moment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
-    /// The driver's name for it.
+    /// The device's name, as reported by the driver.
     pub device: String,
-    /// The driver's version, for a GPU whose driver reports it.
+    /// The driver's version, if the device is a GPU and the driver reports it.
     pub driver: Option<String>,
     pub device_bytes: Bytes,
-    /// CPUs that this process may use.
+    /// Number of CPUs that this process may use.
     pub cpus: usize,
-    /// The version of this crate.
+    /// Version of this crate.
     pub version: &'static str,
-    /// The commit of its sources, if known.
+    /// Commit of this crate's sources, if known.
     pub commit: Option<String>,
-    /// In UTC.
+    /// ISO 8601, in UTC.
     pub date: String,
 }
 
 impl Machine {
-    /// This machine, now.
+    /// Describes this machine at the current time.
     pub fn of(device: &dyn Device, commit: Option<String>) -> Self {
         let driver =
             (!device.is_host_memory()).then(|| fs::read_to_string("/proc/driver/nvidia/version").ok()).flatten();
@@ -43,13 +44,14 @@ impl Machine {
     }
 }
 
-/// The first word that is a version, such as `580.159.04`.
+/// Returns the first word that is a version, such as `580.159.04`.
 fn driver_version(text: &str) -> Option<&str> {
     let is_version = |word: &&str| word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     text.split_whitespace().find(is_version)
 }
 
-/// Seconds since 1970 as ISO 8601 writes them (the calendar is Hinnant's, "chrono-compatible low-level date algorithms").
+/// Formats seconds since 1970 as ISO 8601. The calendar algorithm is Hinnant's ("chrono-compatible
+/// low-level date algorithms").
 fn date(unix_seconds: u64) -> String {
     let (days, second) = (unix_seconds / 86_400 + 719_468, unix_seconds % 86_400);
     let (era, day_of_era) = (days / 146_097, days % 146_097);
@@ -62,24 +64,27 @@ fn date(unix_seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
 }
 
-/// `/proc` ticks a second, on every supported Linux.
+/// Clock ticks per second in `/proc`, on every supported Linux.
 const TICKS: f64 = 100.0;
 
-/// The most time that a process may take before `main`; more means that the clock is another machine's.
+/// The longest time that a process may take before `main`. A longer time means that `/proc` shows
+/// another machine's clock.
 const BEFORE_MAIN_MAX: Duration = Duration::from_secs(60);
 
-/// Time since this process started, to 10 ms, where the system reports it. Elsewhere, and where the report is
-/// impossible (some containers show another clock), time since `main` began.
+/// Returns the time since this process started, to 10 ms, if the system reports it. Otherwise, or
+/// if the reported time is impossible (some containers show another clock), returns the time since
+/// `main` began.
 pub fn since_process_start(main: Instant) -> Duration {
     let since_main = main.elapsed();
     let told = fs::read_to_string("/proc/self/stat").ok().zip(fs::read_to_string("/proc/uptime").ok());
     let age = told.and_then(|(stat, uptime)| process_age(&stat, &uptime));
-    // The tick clock lags by up to one tick.
+    // The tick clock may be behind by one tick.
     age.filter(|age| *age >= since_main && *age <= since_main + BEFORE_MAIN_MAX).unwrap_or(since_main)
 }
 
-/// The age from `/proc/self/stat` and `/proc/uptime` (proc(5)). The 22nd field is the start time; the second is the
-/// process's name and may contain anything.
+/// Returns the process's age, from the contents of `/proc/self/stat` and `/proc/uptime` (proc(5)).
+/// The 22nd field is the start time. The second field is the process's name in parentheses, which
+/// may contain any characters.
 fn process_age(stat: &str, uptime: &str) -> Option<Duration> {
     let started: f64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
     let now: f64 = uptime.split_whitespace().next()?.parse().ok()?;

@@ -1,4 +1,4 @@
-//! Sends requests through the serving engine and times them together.
+//! Requests that are sent through the serving engine and timed together.
 
 use std::{
     iter,
@@ -15,10 +15,11 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// Ids that prompts are drawn from, the same as for vLLM: text tokens, no special ones.
+/// Token ids that prompts are drawn from, the same range as for vLLM: text tokens without special
+/// tokens.
 const IDS: Range<u32> = 1000..100_000;
 
-/// The ids to draw from, for a model whose text has ids below `text_ids`.
+/// Returns the range of ids to draw from, for a model whose text tokens have ids below `text_ids`.
 pub fn ids(text_ids: u32) -> Range<u32> {
     let end = IDS.end.min(text_ids).max(1);
     IDS.start.min(end / 2)..end
@@ -33,24 +34,24 @@ pub struct Meter {
     random: Draw,
 }
 
-/// Answered requests.
+/// The result of requests that were all answered.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
-    /// From just before the first request to the end of the last.
+    /// Time from just before the first request to the end of the last.
     pub time: Duration,
     pub prompt_tokens: usize,
 }
 
 impl Meter {
-    /// Measures `model`, whose text has ids below `text_ids`.
+    /// Measures `model`, whose text tokens have ids below `text_ids`.
     pub fn new(model: ModelHandle, text_ids: u32, seed: u64) -> Self {
         Meter { model, ids: ids(text_ids), random: Draw::new(seed) }
     }
 
-    /// Prompts of new random tokens, each answered with `reply` tokens.
+    /// Sends prompts of new random tokens. Each is answered with `reply` tokens.
     ///
     /// # Errors
-    /// A request that got a wrong answer, since the figure would mean something else.
+    /// A request got a wrong answer, so the figure would not be comparable.
     pub async fn text(&mut self, prompts: Prompts, reply: usize) -> Result<Run, Failure> {
         let chat = |random: &mut Draw| {
             let ids = iter::repeat_with(|| self.ids.start + random.below(self.ids.end - self.ids.start));
@@ -60,10 +61,10 @@ impl Meter {
         self.run(chats, reply).await
     }
 
-    /// Requests with one picture of random pixels each, passed as raw pixels.
+    /// Sends requests with one picture of random pixels each, as raw pixels.
     ///
     /// # Errors
-    /// As [`text`](Meter::text).
+    /// See [`text`](Meter::text).
     pub async fn pictures(&mut self, pictures: &PictureLoad, reply: usize) -> Result<Run, Failure> {
         let bytes = 3 * pictures.width as usize * pictures.height as usize;
         let chats: Result<Vec<_>, Failure> = (0..pictures.count)
@@ -76,7 +77,8 @@ impl Meter {
     }
 
     async fn run(&mut self, chats: Vec<Chat>, reply: usize) -> Result<Run, Failure> {
-        // A new salt each time, so that no cached prefix is reused, not even a common system turn.
+        // Use a new salt each time, so that no cached prefix is reused, not even a common system
+        // turn.
         let salted = chats.into_iter().map(|chat| greedy(chat, reply).cache_salt(self.random.next().to_string()));
         let chats: Vec<Chat> = salted.collect();
         let started = Instant::now();
@@ -94,7 +96,7 @@ impl Meter {
     }
 }
 
-/// Greedy decoding with a fixed length, whatever the checkpoint's defaults.
+/// Sets greedy decoding with a fixed length, whatever the checkpoint's defaults are.
 pub fn greedy(chat: Chat, reply: usize) -> Chat {
     let plain = chat.temperature(0.0).repetition_penalty(1.0).presence_penalty(0.0).frequency_penalty(0.0);
     plain.max_tokens(reply).ignore_end()

@@ -66,7 +66,7 @@ impl Options {
         self.only.is_empty() || self.only.contains(&part)
     }
 
-    /// Whether sizes are to be small.
+    /// Whether small sizes were asked for.
     pub fn is_quick(&self) -> bool {
         self.quick
     }
@@ -75,7 +75,8 @@ impl Options {
         let usual = if self.quick { QUICK } else { FULL };
         let batches = match &self.batches[..] {
             [] => usual.batches,
-            // As long as the program, like the usual ones.
+            // Leak the list, which then lives as long as the constant lists of the default
+            // workloads.
             batches => batches.iter().map(|batch| *batch as usize).collect::<Vec<_>>().leak(),
         };
         let context = self.decode_context.map_or(usual.context, |tokens| tokens as usize);
@@ -83,15 +84,16 @@ impl Options {
         Workload { context, steps, batches, ..usual }
     }
 
-    /// Load options: the envelope follows from the figures unless a knob sets it.
+    /// Returns the load options. The envelope follows from the figures, unless a knob sets it.
     pub fn load(&self, workload: &Workload, blas: BlasSearch) -> Result<LoadOptions, Failure> {
         let (envelope, requests) = (Some(workload.envelope()), Some(workload.requests()));
-        // Single figures are of throughput: all requests come at once, and no reader waits for one's tokens.
+        // Single figures measure throughput: all requests arrive at once, and no client reads the
+        // tokens as they arrive.
         let token_interval = None;
         self.knobs.over(LoadOptions { envelope, requests, blas, token_interval, ..LoadOptions::default() })
     }
 
-    /// The rates given by flags.
+    /// Returns the device's rates, if flags give them.
     pub fn rates(&self) -> Option<Rates> {
         let (teraflops, terabytes) = (self.teraflops?, self.terabytes?);
         Some(Rates::new(teraflops * 1e12, terabytes * 1e12, "--teraflops and --terabytes"))

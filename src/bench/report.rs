@@ -1,4 +1,4 @@
-//! The figures, as text and as JSON.
+//! The report of all figures, as text and as JSON.
 
 use std::fmt;
 
@@ -9,48 +9,46 @@ use serde_json::Value;
 
 use super::{machine::Machine, roofline::Rates};
 
-/// Columns of a figure's name in text: no name is longer.
+/// Columns for a figure's name in text. No name is longer.
 const NAME_COLUMNS: usize = 58;
 
-/// A whole measurement.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub model: String,
-    /// Whether the weights are random instead of a checkpoint's.
+    /// Whether the weights are random instead of loaded from a checkpoint.
     pub random_weights: bool,
     /// The seed of prompts, pictures and random weights.
     pub seed: u64,
     /// The machine, the build and the date.
     #[serde(flatten)]
     pub machine: Machine,
-    /// The largest inputs that were admitted.
+    /// The largest inputs that the model admits.
     pub envelope: Envelope,
-    /// What the device does in a second, if known.
+    /// The rates of the device, if known.
     pub rates: Option<Rates>,
     pub figures: Vec<Figure>,
     pub left_out: Vec<LeftOut>,
-    /// The failure or signal that ended it before all was measured.
+    /// The failure or signal that ended the measurement early.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_by: Option<Value>,
 }
 
-/// One measured value.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
-    /// Stable between versions.
+    /// Does not change between versions.
     pub id: String,
-    /// For people.
     pub name: String,
     pub value: f64,
     pub unit: Unit,
     pub lower_is_better: bool,
-    /// Seconds of each run; for a difference, of both sides.
+    /// Seconds of each run. If the value is a difference, includes the runs of both sides.
     pub runs: Vec<f64>,
-    /// How much longer the slowest run took than the fastest, as a share of the time that the value is computed from.
+    /// Time by which the slowest run exceeded the fastest, as a share of the time that the value is
+    /// computed from.
     pub spread: Option<f64>,
-    /// What the plan says its passes take.
+    /// Operations and bytes of the figure's passes, by the plan.
     pub work: Option<PlannedWork>,
-    /// The best that the device could do.
+    /// The best value that the device could reach.
     pub roofline: Option<Roofline>,
 }
 
@@ -58,7 +56,7 @@ pub struct Figure {
 pub enum Unit {
     #[serde(rename = "ms")]
     Milliseconds,
-    /// Prompt tokens a second.
+    /// Prompt tokens per second.
     #[serde(rename = "tokens/s")]
     TokensPerSecond,
     #[serde(rename = "requests/s")]
@@ -73,18 +71,18 @@ pub enum Unit {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct PlannedWork {
     pub flops: u64,
-    /// Of these, those of E4M3 numbers on a device that multiplies them.
+    /// The part of `flops` on E4M3 numbers, if the device multiplies them.
     pub e4m3_flops: u64,
     /// Bytes read and written in device memory.
     pub bytes: Bytes,
 }
 
-/// The best that the device could do at its rates.
+/// The best value that the device could reach at its rates.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Roofline {
     /// In the figure's unit.
     pub bound: f64,
-    /// How much of it was reached: 1 is all.
+    /// The share of the bound that was reached. 1 is all of it.
     pub share: f64,
 }
 
@@ -99,7 +97,7 @@ pub struct LeftOut {
 }
 
 impl Figure {
-    /// A number that no rate of the device bounds.
+    /// A figure that no rate of the device limits.
     pub fn plain(id: &str, name: &str, value: f64, unit: Unit) -> Self {
         Figure {
             id: id.to_owned(),
@@ -115,7 +113,7 @@ impl Figure {
     }
 }
 
-/// Where memory goes once a model serves.
+/// Returns the memory by purpose, once a model serves.
 pub fn memory(snapshot: &Snapshot, kv_tokens: usize) -> Vec<Figure> {
     let bytes = |id: &str, name: &str, bytes: Bytes| Figure::plain(id, name, bytes.0 as f64, Unit::Bytes);
     let classes = snapshot.classes.iter().map(|line| {
@@ -143,7 +141,7 @@ impl Unit {
         }
     }
 
-    /// The number without its unit.
+    /// Formats the number without its unit.
     fn show(self, value: f64) -> String {
         match self {
             Unit::Bytes => Bytes(value as u64).to_string(),
@@ -153,7 +151,7 @@ impl Unit {
     }
 }
 
-/// What was measured, where and when.
+/// Writes the first lines of a report: the model, the machine, the build, the date and the seed.
 pub fn write_head(
     f: &mut fmt::Formatter<'_>,
     model: &str,
@@ -169,7 +167,7 @@ pub fn write_head(
     writeln!(f, "bursar {version}{commit}, {date}, seed {seed}")
 }
 
-/// What stands above the figures.
+/// The lines above the figures.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_head(f, &self.model, self.random_weights, &self.machine, self.seed)?;

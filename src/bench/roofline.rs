@@ -1,5 +1,5 @@
-//! The roofline: the least time that a device needs for some work, from the operations and bytes that a plan of the
-//! same passes counts (Williams, Waterman, Patterson, "Roofline", 2009).
+//! The roofline: the shortest time in which a device can do some work, from the operations and
+//! bytes that a plan of the same passes counts (Williams, Waterman, Patterson, "Roofline", 2009).
 
 use std::iter;
 
@@ -7,18 +7,19 @@ use bursar_kernels::{KernelError, Target, Work};
 use bursar_model::{Model, flow::Grid, flow::SequencePart, flow::StepBatch, worst_cases, worst_cases::Pass};
 use serde::Serialize;
 
-/// What a device does in a second.
+/// The rates of a device.
 #[derive(Clone, Debug, Serialize)]
 pub struct Rates {
-    /// Of 16-bit operands; of E4M3 ones twice as many.
+    /// Operations per second on 16-bit operands. The rate on E4M3 operands is twice this value.
     pub flops_per_second: f64,
-    /// Bytes read from and written to device memory.
+    /// Bytes per second that are read from and written to device memory.
     pub bytes_per_second: f64,
-    /// Where both numbers come from.
+    /// The source of both numbers.
     pub source: &'static str,
 }
 
-/// Devices with measured rates: part of the name, operations, bytes, source.
+/// Devices with measured rates: part of the device's name, operations per second, bytes per second,
+/// and source.
 const KNOWN: [(&str, f64, f64, &str); 1] =
     [("H200", 780e12, 4.3e12, "measured: bf16 products of 8192^3, and copies; see benches/h200.md")];
 
@@ -27,13 +28,14 @@ impl Rates {
         Rates { flops_per_second, bytes_per_second, source }
     }
 
-    /// The measured rates of a device of this name, if any.
+    /// Returns the measured rates of a device with this name, if any.
     pub fn of(device: &str) -> Option<Self> {
         let known = KNOWN.iter().find(|(part, ..)| device.contains(part));
         known.map(|(_, flops, bytes, source)| Rates::new(*flops, *bytes, source))
     }
 
-    /// The fewest seconds that `passes` take in sequence; each pass is bound by the slower of arithmetic and memory.
+    /// Returns the shortest time in seconds that `passes` take one after another. Each pass is
+    /// limited by arithmetic or by memory, whichever takes longer.
     pub fn floor_seconds(&self, passes: &[Work]) -> f64 {
         let seconds = passes.iter().map(|work| {
             let computing = (work.flops - work.e4m3_flops / 2) as f64 / self.flops_per_second;
@@ -45,16 +47,17 @@ impl Rates {
 
 /// Plans the passes of a measurement.
 pub struct Planner {
-    /// Without weights.
+    /// The model without its weights.
     pub model: Model,
     pub target: Target,
-    /// Tokens in a step.
+    /// Maximum tokens in a step.
     pub step_tokens: usize,
-    /// Patches in a launch.
+    /// Maximum patches in one batch of the vision encoder.
     pub launch_patches: usize,
 }
 
-/// A sequence's share of a step: tokens already computed, tokens to compute, and whether one is sampled.
+/// A sequence's part of a step: tokens already computed, tokens to compute, and whether a token is
+/// sampled.
 #[derive(Clone, Copy)]
 struct SequenceTokens {
     cached: usize,
@@ -63,13 +66,14 @@ struct SequenceTokens {
 }
 
 impl Planner {
-    /// A step in which `batch` sequences decode, each with this many tokens including the one being computed.
+    /// Plans a step in which `batch` sequences decode. Each has `context` tokens, including the
+    /// token being computed.
     pub fn decode(&self, batch: usize, context: usize) -> Result<Vec<Work>, KernelError> {
         let share = SequenceTokens { cached: context - 1, run: 1, chooses: true };
         Ok(vec![self.step(&vec![share; batch])?])
     }
 
-    /// The steps of `count` prompts of `length` tokens, filled in prompt order.
+    /// Plans the steps of `count` prompts of `length` tokens. Prompts fill the steps in order.
     pub fn prefill(&self, count: usize, length: usize) -> Result<Vec<Work>, KernelError> {
         let (mut works, mut step, mut room) = (Vec::new(), Vec::new(), self.step_tokens);
         for _ in 0..count {
@@ -90,7 +94,8 @@ impl Planner {
         Ok(works)
     }
 
-    /// The launches of `count` pictures of `grid`, as many in each as fit.
+    /// Plans the encoder batches of `count` pictures of `grid`. Each batch has as many pictures as
+    /// fit.
     pub fn encode(&self, count: usize, grid: Grid) -> Result<Vec<Work>, KernelError> {
         let at_once = (self.launch_patches / grid.patches()).clamp(1, count);
         let launch = |pictures| self.work(&Pass::Encode(worst_cases::blank_pictures(&self.model, pictures, grid)));
@@ -157,17 +162,20 @@ mod tests {
     #[test]
     fn the_7b_floors_on_an_h200_match_hand_calculation() {
         let (planner, rates) = (planner("qwen2.5-vl-7b"), Rates::of("NVIDIA H200").expect("its rates are known"));
-        // 7.07e9 weights of two bytes, without the embedding, of which one row is read.
+        // 7.07e9 weights of two bytes each. The embedding is not included, because only one of its
+        // rows is read.
         let step = rates.floor_seconds(&planner.decode(1, 576).expect("it is planned"));
         assert_near("a step", step, 7.07e9 * 2.0 / 4.3e12, 0.02);
-        // 6.53e9 weights in 28 layers; the last layer multiplies 217e6 of its 233e6 for the prompt's last token only.
+        // 6.53e9 weights in 28 layers. The last layer multiplies 217e6 of its 233e6 weights only
+        // for the prompt's last token.
         let weights = 28.0 * 233.05e6 - 216.53e6;
-        // Each token attends to half of its prompt on average, in 28 heads of 128.
+        // Each token attends to half of its prompt on average, in 28 heads of dimension 128.
         let attention = 28.0 * 4.0 * 256.5 * 3584.0;
         let tokens = 64 * 512;
         let prefill = rates.floor_seconds(&planner.prefill(64, 512).expect("it is planned"));
         assert_near("tokens a second", tokens as f64 / prefill, 780e12 / (2.0 * weights + attention), 0.005);
-        // 675e6 tower weights for each patch (a quarter of that for the merger's), and four layers with full attention.
+        // 675e6 weights of the tower for each patch, a quarter of the merger's weights, and four
+        // layers with full attention.
         let grid = Grid { t: 1, h: 74, w: 74 };
         let encode = rates.floor_seconds(&planner.encode(1, grid).expect("it is planned"));
         let (tower, merger) = (32.0 * (4.0 * 1280.0 + 3.0 * 3420.0) * 1280.0, 5120.0 * (5120.0 + 3584.0) / 4.0);

@@ -1,4 +1,5 @@
-//! What is measured: the number and size of requests, and the envelope that admits them. Pure.
+//! Pure: the sizes of a measurement. The number and size of requests, and the envelope that admits
+//! them.
 
 use bursar::Envelope;
 use bursar_model::{MergeSize, processor::Size, processor::Tiling};
@@ -20,7 +21,7 @@ pub enum Measurement {
 /// Requests with prompts of equal length.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompts {
-    /// How many run at once.
+    /// Number of concurrent requests.
     pub count: usize,
     /// Tokens of each prompt.
     pub length: usize,
@@ -29,35 +30,35 @@ pub struct Prompts {
 /// Requests with one picture each.
 #[derive(Clone, Copy, Debug)]
 pub struct PictureLoad {
-    /// How many run at once.
+    /// Number of concurrent requests.
     pub count: usize,
     /// Width in pixels.
     pub width: u32,
     /// Height in pixels.
     pub height: u32,
-    /// Reply lengths in tokens; one figure for each.
+    /// Reply lengths in tokens, with one figure for each.
     pub replies: &'static [usize],
 }
 
-/// How a model's pictures are cut.
+/// How a model cuts pictures.
 #[derive(Clone, Copy, Debug)]
 pub struct PatchGeometry {
     /// Pixels along a patch's side.
     pub patch: u32,
-    /// Into tiles, if it is.
+    /// Tiles that pictures are cut into, if any.
     pub tiling: Option<Tiling>,
 }
 
 /// One set of measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
-    /// Prompt tokens before decoding is measured.
+    /// Tokens of the prompt before decoding is measured.
     pub context: usize,
-    /// A decoding step is the mean of this many; replies are one token longer.
+    /// Number of decode steps that are averaged. Replies are one token longer.
     pub steps: usize,
-    /// Batch sizes of decoding; one figure for each.
+    /// Batch sizes for decoding, with one figure for each.
     pub batches: &'static [usize],
-    /// Prompts answered with one token.
+    /// Prompts that are answered with one token.
     pub prefill: &'static [Prompts],
     pub pictures: [PictureLoad; 2],
     /// How pictures are cut.
@@ -66,7 +67,7 @@ pub struct Workload {
     pub step_tokens: usize,
 }
 
-/// The same workload as vLLM's on the same card: see `benches/README.md`.
+/// The workload that vLLM was measured with on the same GPU: see `benches/README.md`.
 pub const FULL: Workload = Workload {
     context: 512,
     steps: 128,
@@ -84,7 +85,7 @@ pub const FULL: Workload = Workload {
     step_tokens: Envelope::gpu().step_tokens,
 };
 
-/// A small version, for a CPU or a quick check.
+/// A smaller workload, for a CPU or a quick check.
 pub const QUICK: Workload = Workload {
     context: 64,
     steps: 16,
@@ -101,12 +102,14 @@ pub const QUICK: Workload = Workload {
 /// How patches merge into tokens in every served family.
 const MERGE: MergeSize = MergeSize::new(2);
 
-/// Tokens around a picture, for the turn's markers and the question, at worst one token a byte.
+/// Tokens around a picture, for the turn's markers and the question, at one token per byte in the
+/// worst case.
 const AROUND: usize = 128;
 
 impl Workload {
-    /// The same for a model whose pictures are cut by `cut`: each picture's sides become the nearest whole number of
-    /// merged patches, so that none is resized unless it is stretched over tiles.
+    /// Returns the same workload for a model whose pictures are cut by `cut`. Each side of a
+    /// picture becomes the nearest whole number of merged patches, so that no picture is resized,
+    /// except to stretch it over tiles.
     pub fn cut_by(self, cut: PatchGeometry) -> Workload {
         let factor = cut.patch * MERGE.side() as u32;
         let whole = |side: u32| (side + factor / 2) / factor * factor;
@@ -118,7 +121,7 @@ impl Workload {
         Workload { pictures, cut, ..self }
     }
 
-    /// Patches of each picture.
+    /// Returns the number of patches of each picture.
     pub fn patches(&self, pictures: &PictureLoad) -> usize {
         let PatchGeometry { patch, tiling } = self.cut;
         let of = |width: u32, height: u32| (width / patch) as usize * (height / patch) as usize;
@@ -128,14 +131,14 @@ impl Workload {
         tiles.count() * of(tiling.side, tiling.side)
     }
 
-    /// The most requests that run at once.
+    /// Returns the largest number of concurrent requests.
     pub fn requests(&self) -> usize {
         let prompts = self.prefill.iter().map(|prompts| prompts.count);
         let pictures = self.pictures.iter().map(|pictures| pictures.count);
         self.batches.iter().copied().chain(prompts).chain(pictures).max().unwrap_or(1)
     }
 
-    /// The smallest envelope that admits everything at once.
+    /// Returns the smallest envelope that admits all measurements.
     pub fn envelope(&self) -> Envelope {
         let of_text = self.prefill.iter().map(|prompts| prompts.length + 1).chain([self.context + self.steps + 1]);
         let of_pictures = self.pictures.iter().map(|pictures| {
@@ -152,8 +155,8 @@ impl Workload {
             pictures: 1,
             largest_pictures: 1,
             video_frames: 1,
-            // Room for two of the largest: one leaves parts of a GPU idle, and more would take memory from keys and
-            // values.
+            // Two of the largest pictures: with one, parts of a GPU would be idle, and more would
+            // take memory from the KV cache.
             launch_patches: 2 * largest,
         }
     }

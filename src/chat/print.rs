@@ -61,8 +61,8 @@ pub async fn stream(
     }
 }
 
-/// Prints several replies to one question: JSON events as they arrive, or texts one after another. Each failure is
-/// reported.
+/// Prints several replies to one question: JSON events as they arrive, or texts one after another.
+/// Each failure is reported.
 pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Result<Over, Failure> {
     let mut running = JoinSet::new();
     for (sample, reply) in model.samples(chat, options.n).await?.into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! The line that the log has of each request once its answer has gone out, or its client has left. It says what came of the
-//! request and never what stands in it.
+//! Access log: one line per request, written when the response has been sent or the client has
+//! disconnected. The line has the outcome of the request, never its content.
 
 use std::{
     pin::Pin,
@@ -20,13 +20,13 @@ use tracing::Span;
 use super::{error::ApiError, models::shortened, openai::usage::UsageTold};
 use bursar_actors::metric::{HTTP_ERRORS_TOTAL, HTTP_REQUESTS_TOTAL, HttpError, HttpStatus, Route};
 
-/// The tokens of a request, once all of its replies have ended.
+/// Token counts of a request. They are set when all of its replies have ended.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Used(Arc<OnceLock<UsageTold>>);
 
 impl Used {
     pub(super) fn tell(&self, usage: UsageTold) {
-        // A request ends once; what is told after that is its end again.
+        // Keep the first value: later calls report the end of the same request again.
         self.0.get_or_init(|| usage);
     }
 }
@@ -36,15 +36,15 @@ pub(super) struct Access {
     span: Span,
     method: Method,
     path: String,
-    /// As it is routed.
+    /// Path pattern of the matched route.
     route: Arc<str>,
     began: Instant,
     used: Used,
-    /// None until it is answered.
+    /// `None` until there is a response.
     status: Option<StatusCode>,
-    /// What kind of error it was, and in which field.
+    /// Error code and the request field at fault.
     fault: Option<(&'static str, Option<String>)>,
-    /// Whether all of the answer was taken.
+    /// Whether the whole response was sent.
     is_whole: bool,
 }
 
@@ -58,17 +58,17 @@ impl Access {
         self.used.clone()
     }
 
-    /// The answer, which has its line written when it has gone out.
+    /// Wraps the response, so that the line is written when the response has been sent.
     pub(super) fn answered(mut self, response: Response) -> Response {
         self.status = Some(response.status());
         self.fault = response.extensions().get::<ApiError>().map(ApiError::fault);
-        // Nothing is sent of the body.
+        // The body of a `HEAD` response is never sent.
         self.is_whole = self.method == Method::HEAD;
         response.map(|body| Body::new(LoggedBody { body, access: self }))
     }
 }
 
-/// Whether programs that watch a server ask this all the time.
+/// Whether monitoring polls this path. Such requests are logged at debug level only.
 pub(super) fn is_probe(path: &str) -> bool {
     matches!(path, "/health" | "/health/live" | "/health/ready" | "/ping" | "/metrics")
 }
@@ -104,7 +104,7 @@ impl Drop for Access {
     }
 }
 
-/// A response that was made in the background has ended, after its request was answered.
+/// Logs the end of a background response, whose request was answered earlier.
 pub(super) fn ended(response: &Value) {
     let tokens = |name: &str| response["usage"][name].as_u64();
     let (prompt_tokens, completion_tokens) = (tokens("input_tokens"), tokens("output_tokens"));
@@ -112,7 +112,7 @@ pub(super) fn ended(response: &Value) {
     tracing::info!(id, status, prompt_tokens, completion_tokens, "a background response ended");
 }
 
-/// A body that is told of.
+/// A response body that records whether it was sent completely.
 struct LoggedBody {
     body: Body,
     access: Access,
@@ -127,7 +127,7 @@ impl HttpBody for LoggedBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
-        // A body of known length is not asked for more after its last piece.
+        // A body of known length is not polled again after its last frame.
         self.access.is_whole |= matches!(polled, Poll::Ready(None)) || self.body.is_end_stream();
         polled
     }

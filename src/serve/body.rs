@@ -1,4 +1,5 @@
-//! Bodies of requests: bounded in size, time and number, and JSON whose faults are named by field.
+//! Request bodies: limits on size, time and number, decompression, and JSON errors that
+//! name the wrong field.
 
 use std::{
     io::Read,
@@ -29,23 +30,24 @@ use tokio::{
 use super::{error::ApiError, lenient::Lenient, service::Shared};
 use crate::{Bytes, KIB};
 
-/// What a value takes once it is read, at most: a turn without anything in it.
+/// Upper bound on the memory of one parsed JSON value, in bytes. An empty message needs the most.
 const VALUE_BYTES: u64 = 256;
 
-/// Bytes of JSON that are read without a pause: about a quarter of a millisecond.
+/// JSON up to this many bytes is parsed on the async thread, which takes about 0.25 ms.
 pub(super) const LARGE: usize = 256 << 10;
 
-/// What all bodies have together.
+/// Limits shared by all request bodies.
 pub(super) struct Bodies {
-    /// For those that are held at once, in KiB.
+    /// Memory for bodies, in KiB.
     room: Arc<Semaphore>,
-    /// For large ones that are read at once.
+    /// Permits to parse or decompress a large body, one per CPU.
     turns: Semaphore,
-    /// Freed memory will soon be given back to the system.
+    /// A task that returns freed memory to the system is already scheduled.
     is_tidied_up: Arc<AtomicBool>,
 }
 
-/// How long after a large body the memory of several is given back together.
+/// Delay after a large body until freed memory is returned to the system. One call
+/// then covers several bodies.
 const TIDIED_UP_AFTER: Duration = Duration::from_secs(1);
 
 impl Bodies {
@@ -55,7 +57,8 @@ impl Bodies {
         Bodies { room: Arc::new(Semaphore::new(room)), turns: Semaphore::new(threads), is_tidied_up: Arc::default() }
     }
 
-    /// Gives the memory of large bodies back to the system, in a moment: the allocator would keep it.
+    /// Schedules the return of freed memory to the system after a large body. The
+    /// allocator would keep it.
     pub(super) fn tidy_up(&self) {
         if self.is_tidied_up.swap(true, Relaxed) {
             return;
@@ -68,7 +71,7 @@ impl Bodies {
         });
     }
 
-    /// Room for so many bytes that a request made the server read.
+    /// Reserves memory for bytes that the server reads for a request, such as files and URLs.
     pub(super) fn room(&self, bytes: u64) -> Result<OwnedSemaphorePermit, ApiError> {
         self.take(kib(bytes))
     }
@@ -80,18 +83,19 @@ impl Bodies {
     }
 }
 
-/// The place of a request among what is held, if it has one: its body, and what it has made the server read.
+/// Memory that is reserved for a request: for its body, and for data that the server reads for it.
+/// `None` if nothing is reserved.
 pub(super) type BodyPermit = Option<OwnedSemaphorePermit>;
 
-/// A body as JSON. It keeps its place among the bodies that are held until it is dropped.
+/// A parsed JSON body. Its memory stays reserved until `room` is dropped.
 pub(super) struct JsonBody<T> {
     pub(super) value: T,
     pub(super) room: OwnedSemaphorePermit,
 }
 
-/// What is read from a body of JSON.
+/// A type that can be parsed from a JSON body.
 pub(super) trait FromJson: Sized {
-    /// The value of these bytes, or which field is wrong.
+    /// Parses the value. The error names the wrong field.
     fn from_json(bytes: &[u8]) -> Result<Self, ApiError>;
 }
 
@@ -103,8 +107,8 @@ impl<T: FromJson> FromRequest<Arc<Shared>> for JsonBody<T> {
         if bytes.len() <= LARGE {
             return Ok(JsonBody { value: T::from_json(&bytes)?, room });
         }
-        // A large body takes a while to read, and this thread has other requests. Each exists twice while it is read, so
-        // only as many are read at once as there are CPUs.
+        // Parsing a large body would delay other requests on this thread. A body is in memory twice
+        // while it is parsed, so at most one body per CPU is parsed at a time.
         let _turn = shared.bodies.turns.acquire().await.expect("it is never closed");
         let value = aside(|| T::from_json(&bytes));
         drop(bytes);
@@ -112,16 +116,16 @@ impl<T: FromJson> FromRequest<Arc<Shared>> for JsonBody<T> {
     }
 }
 
-/// Does long work without holding up the other requests of this thread.
+/// Runs long work without blocking other tasks on this thread.
 pub(super) fn aside<T>(work: impl FnOnce() -> T) -> T {
     match Handle::current().runtime_flavor() {
         RuntimeFlavor::MultiThread => tokio::task::block_in_place(work),
-        // An embedder's own runtime of one thread has none to hand them to.
+        // A single-threaded runtime has no other thread that could run the tasks.
         _ => work(),
     }
 }
 
-/// The size of a body, as its head tells it.
+/// Value of the `Content-Length` header.
 pub(super) fn told_bytes(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
@@ -133,7 +137,7 @@ async fn read(request: Request, shared: &Shared) -> Result<(Vec<u8>, OwnedSemaph
     if told.is_some_and(|told| told > limit.0) {
         return Err(too_large(limit));
     }
-    // What is told takes no room: a client could say much and send nothing.
+    // Nothing is reserved for `Content-Length`: a client can claim any length and send nothing.
     let mut room = shared.bodies.take(0)?;
     let collected = collect(request.into_body(), told.unwrap_or_default(), limit, shared, &mut room);
     let late = |_| {
@@ -142,16 +146,17 @@ async fn read(request: Request, shared: &Shared) -> Result<(Vec<u8>, OwnedSemaph
     };
     let mut bytes = timeout(shared.options.body_time, collected).await.map_err(late)??;
     if coding != Coding::Plain {
-        // A small body may become a large one: its room is taken as it grows, by few at once.
+        // A small compressed body may become a large one. Memory is reserved as it grows, and at
+        // most one body per CPU is decompressed at a time.
         let _turn = shared.bodies.turns.acquire().await.expect("it is never closed");
         bytes = aside(|| coding.inflated(&bytes, limit, |bytes| grow(&mut room, bytes, shared)))?;
     }
-    // Many small values take more than their text.
+    // Many small values take more memory than their text.
     grow(&mut room, values(&bytes) * VALUE_BYTES, shared)?;
     Ok((bytes, room))
 }
 
-/// Takes more room as a body of unknown length grows.
+/// Collects the body. Memory is reserved as it grows, because its length may be unknown.
 async fn collect(
     body: Body,
     told: u64,
@@ -167,7 +172,8 @@ async fn collect(
             return Err(too_large(limit));
         }
         if bytes.capacity() - bytes.len() < piece.len() {
-            // Twice as much as has come, but not more than is told: most bodies end with no byte to spare.
+            // Double the buffer, but not beyond `Content-Length`: most bodies then
+            // leave no unused capacity.
             let lacks = (told as usize).saturating_sub(bytes.len());
             bytes.reserve_exact(piece.len().max(bytes.len().max(LARGE).min(lacks)));
         }
@@ -177,7 +183,7 @@ async fn collect(
     Ok(bytes)
 }
 
-/// How a body is compressed.
+/// The `Content-Encoding` of a request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Coding {
     Plain,
@@ -200,7 +206,7 @@ impl Coding {
         }
     }
 
-    /// The body, of at most `limit`.
+    /// Decompresses the body, up to `limit`. Calls `grown` with the size so far after each piece.
     fn inflated(
         self,
         bytes: &[u8],
@@ -226,7 +232,7 @@ impl Coding {
     }
 }
 
-/// Takes room until it is for so many bytes.
+/// Extends the reservation to at least `bytes`.
 fn grow(room: &mut OwnedSemaphorePermit, bytes: u64, shared: &Shared) -> Result<(), ApiError> {
     let held = u32::try_from(room.num_permits()).unwrap_or(u32::MAX);
     let lacks = kib(bytes).saturating_sub(held);
@@ -236,7 +242,8 @@ fn grow(room: &mut OwnedSemaphorePermit, bytes: u64, shared: &Shared) -> Result<
     Ok(())
 }
 
-/// How many values a text of JSON has, about: its commas and opening brackets, also those within strings.
+/// Estimates the number of values in a JSON text: its commas and opening brackets,
+/// including those within strings.
 fn values(bytes: &[u8]) -> u64 {
     bytes.iter().filter(|byte| matches!(byte, b',' | b'[' | b'{')).count() as u64
 }
@@ -252,13 +259,13 @@ fn too_large(limit: Bytes) -> ApiError {
         .hint("send smaller or fewer pictures")
 }
 
-/// The value, or what is wrong and where.
+/// Parses JSON with the tolerance of [`Lenient`]. The error names the wrong field.
 pub(super) fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     json(bytes).and_then(of)
 }
 
-/// Parses one body into two types, because serde's `flatten` loses the path of a wrong field. The field `large` is null
-/// for the second type, so that its content is not copied.
+/// Parses one body into two types, because serde's `flatten` loses the path of a wrong field. The
+/// field `large` is null for the second type, so that its content is not copied.
 pub(super) fn parsed_twice<T: DeserializeOwned, U: DeserializeOwned>(
     mut whole: Value,
     large: &str,
@@ -271,7 +278,8 @@ pub(super) fn parsed_twice<T: DeserializeOwned, U: DeserializeOwned>(
     Ok((of(whole)?, second?))
 }
 
-/// Parses JSON as Python does: the last of duplicate keys wins, and a leading byte-order mark is ignored.
+/// Parses JSON as Python does: the last of duplicate keys wins, and a leading
+/// byte-order mark is ignored.
 pub(super) fn json(bytes: &[u8]) -> Result<Value, ApiError> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     serde_json::from_slice(bytes).map_err(|fault| ApiError::invalid("body", format!("the body is not JSON: {fault}")))
@@ -285,7 +293,7 @@ pub(super) fn of<T: DeserializeOwned>(json: Value) -> Result<T, ApiError> {
     })
 }
 
-/// A missing field is named by serde's text alone.
+/// Appends the name of a missing field to the path. Serde names it only in the message.
 fn with_missing(path: String, told: &str) -> String {
     let missing = told.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
     match (missing, path.as_str()) {

@@ -1,7 +1,7 @@
-//! The names that clients know: of fields of a request, and of the server's flags. Errors of the library have those of its
-//! own API.
+//! Translation of the library's names in error messages to names that clients know: request
+//! fields and server flags.
 
-/// Settings of a model that errors name, and their flags.
+/// Settings of a model that error messages mention, with their flags.
 const FLAGS: [(&str, &str); 12] = [
     ("`ImageLimits::bytes_max`", "--picture-file-bytes"),
     ("`ImageLimits::pixels_max`", "--picture-source-pixels"),
@@ -17,11 +17,11 @@ const FLAGS: [(&str, &str); 12] = [
     ("`reply_deadline`", "--reply-deadline"),
 ];
 
-/// Other names, and what clients call them.
+/// Other text in error messages, with its replacement for clients.
 const FIELDS: [(&str, &str); 2] =
     [("`ignore_end`", "`ignore_eos`"), ("set `reply_format`", "set `tool_choice` to auto")];
 
-/// The text with the names that clients know.
+/// Replaces the library's names in `text` with names that clients know.
 pub(super) fn for_clients(text: &str) -> String {
     let mut told = text.to_owned();
     for (ours, flag) in FLAGS {

@@ -1,4 +1,5 @@
-//! How many connections there may be: of all clients, of one address, and for health and metrics when all are taken.
+//! Connection limits: in total, per address, and a reserve for health and metrics requests when
+//! a limit is reached.
 
 use std::{
     collections::HashMap,
@@ -9,21 +10,22 @@ use std::{
 use super::options::ServeOptions;
 use bursar_actors::metric::HTTP_CONNECTIONS;
 
-/// Connections beyond the limits, on which only health and metrics are answered.
+/// Connections beyond the limits. Only health and metrics requests are answered on them.
 const RESERVE: usize = 64;
-/// The same of one address: a client that fills its own must not fill the reserve.
+/// Connections of one address in the reserve. A client that reaches its own limit must
+/// not fill the reserve.
 const RESERVE_PER_ADDRESS: usize = 8;
 
-/// Whom a place is for.
+/// Which requests are answered on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Any request.
+    /// All requests are answered.
     Usual,
-    /// Health and metrics.
+    /// Only health and metrics requests are answered.
     Reserve,
 }
 
-/// Taken and free places.
+/// Numbers of open connections, with their limits.
 pub(super) struct ConnectionSlots {
     taken: Arc<Mutex<Taken>>,
     limit: usize,
@@ -34,11 +36,11 @@ pub(super) struct ConnectionSlots {
 struct Taken {
     usual: usize,
     reserve: usize,
-    /// Both of each address that has any.
+    /// Usual and reserve connections of each address that has any.
     addresses: HashMap<IpAddr, (usize, usize)>,
 }
 
-/// A connection's place, until it is dropped.
+/// The slot of one connection. Dropping it frees the slot.
 pub(super) struct ConnectionSlot {
     pub(super) kind: Kind,
     address: IpAddr,
@@ -51,8 +53,8 @@ impl ConnectionSlots {
         ConnectionSlots { taken: Arc::default(), limit, per_address }
     }
 
-    /// A place for a connection from `address`, in the reserve if `kind` is the reserve
-    /// or a usual limit is reached. `None` if the reserve is full too.
+    /// Takes a slot for a connection from `address`. The slot is in the reserve if `kind` is
+    /// [`Kind::Reserve`] or a usual limit is reached. Returns `None` if the reserve is full too.
     pub(super) fn take(&self, address: IpAddr, kind: Kind) -> Option<ConnectionSlot> {
         let address = counted_by(address);
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,7 +77,7 @@ impl Taken {
         HTTP_CONNECTIONS.set(&(), self.usual + self.reserve);
     }
 
-    /// The counts of this kind: of all addresses, and of this one.
+    /// The counters of `kind`: over all addresses, and of `address`.
     fn counts(&mut self, kind: Kind, address: IpAddr) -> (&mut usize, &mut usize) {
         let own = self.addresses.entry(address).or_default();
         match kind {
@@ -98,7 +100,8 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// One address of IPv4, or the network of IPv6 that a site has at least.
+/// Key under which connections are counted: an IPv4 address, or the /64 network of an IPv6 address,
+/// the smallest network that a site gets.
 fn counted_by(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6((address.to_bits() & (u128::MAX << 64)).into()),

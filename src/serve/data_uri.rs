@@ -1,5 +1,5 @@
-//! `data:` URIs and base64 as encoders write them (RFC 2397, RFC 2045, RFC 4648): in lines, without padding, with either
-//! alphabet, percent-encoded.
+//! Lenient parsing of `data:` URIs (RFC 2397) and base64 (RFC 2045, RFC 4648). Base64 may contain
+//! line breaks and percent-encoding, may use either alphabet, and may lack padding.
 
 use base64::{
     DecodeError, Engine,
@@ -19,14 +19,14 @@ const fn engine(padding: DecodePaddingMode) -> GeneralPurpose {
 
 /// A parsed data URI.
 pub(super) struct DataUri<'u> {
-    /// In lower case.
+    /// In lower case, without parameters.
     pub(super) media_type: String,
     pub(super) is_base64: bool,
     pub(super) body: &'u str,
 }
 
 impl<'u> DataUri<'u> {
-    /// Reads what follows `data:`. `None` without a comma.
+    /// Parses the part after `data:`. Returns `None` without a comma.
     pub(super) fn read(rest: &'u str) -> Option<Self> {
         let (head, body) = rest.split_once(',')?;
         let mut parts = head.split(';').map(|part| part.trim_ascii().to_ascii_lowercase());
@@ -36,18 +36,20 @@ impl<'u> DataUri<'u> {
     }
 }
 
-/// The bytes of base64.
+/// Decodes strict or lenient base64.
 ///
 /// # Errors
-/// A character that is neither in an alphabet nor white space, or a length that is impossible in base64.
+/// A character that is neither in an alphabet nor white space, or a length that
+/// is impossible in base64.
 pub(super) fn base64(text: &str) -> Result<Vec<u8>, DecodeError> {
     // Strict base64, the common case, is decoded at once.
     STANDARD.decode(text.trim_ascii()).or_else(|_| lenient(text))
 }
 
-/// It copies a chunk at a time: a copy of the whole text would take memory that nobody counts.
+/// Cleans and decodes the text in chunks. A cleaned copy of the whole text would use memory
+/// that is not reserved.
 fn lenient(text: &str) -> Result<Vec<u8>, DecodeError> {
-    /// Whole groups of four characters.
+    /// A multiple of 4, the characters of a base64 group.
     const CHUNK: usize = 4096;
     let mut decoded = Vec::with_capacity(text.len() / 4 * 3 + 3);
     let mut chunk = Vec::with_capacity(CHUNK);

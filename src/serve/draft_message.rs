@@ -1,4 +1,4 @@
-//! Turns of a conversation as they stand in a request, with links in place of pictures.
+//! Messages of a conversation as sent in a request. Pictures and videos are still links.
 
 use std::collections::HashMap;
 
@@ -10,17 +10,15 @@ use super::{
 };
 use crate::{Chat, ChatError, Content, ModelHandle, Role};
 
-/// One turn.
 pub(super) struct DraftMessage {
     pub(super) role: Role,
     pub(super) pieces: Vec<Piece>,
-    /// The ids of a model's calls.
+    /// Ids of the tool calls in this message.
     pub(super) calls: Vec<Option<String>>,
-    /// The call that a result is of.
+    /// Id of the call that this tool result answers.
     pub(super) result_of: Option<String>,
 }
 
-/// A piece of a turn.
 pub(super) enum Piece {
     Said(Content),
     Shown(Link),
@@ -37,18 +35,19 @@ impl DraftMessage {
         DraftMessage { role, pieces, calls: Vec::new(), result_of: None }
     }
 
-    /// What a tool answered to the call of this id.
+    /// The result of the tool call with the id `of`.
     pub(super) fn result(of: String, pieces: Vec<Piece>) -> Self {
         DraftMessage { result_of: Some(of), ..DraftMessage::new(Role::Tool, pieces) }
     }
 
-    /// Adds a turn, or goes on with the last one if the same role speaks again. Results stay apart, one a call.
+    /// Adds a message. If the last message has the same role, the two are joined. Tool results are
+    /// not joined: there is one message per call.
     pub(super) fn join(drafts: &mut Vec<DraftMessage>, draft: DraftMessage) {
         match drafts.last_mut() {
             Some(last) if last.role == draft.role && draft.role != Role::Tool => {
                 let between = if draft.role == Role::System { "\n\n" } else { "\n" };
                 let mut pieces = draft.pieces.into_iter().peekable();
-                // One text, so that no template puts anything else between the two.
+                // Join adjacent texts, so that no template inserts anything between them.
                 if let Some(Piece::Said(Content::Text(said))) = last.pieces.last_mut()
                     && let Some(Piece::Said(Content::Text(more))) =
                         pieces.next_if(|piece| matches!(piece, Piece::Said(Content::Text(_))))
@@ -63,7 +62,7 @@ impl DraftMessage {
     }
 }
 
-/// The fields of a request that its pictures and videos are in, in the order of the conversation.
+/// Request fields of the pictures and videos, in the order of the conversation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MediaFields {
     pictures: Vec<String>,
@@ -71,7 +70,7 @@ pub(super) struct MediaFields {
 }
 
 impl MediaFields {
-    /// The error about the request, which names the field of a picture or video.
+    /// Converts an error. If the error is about a picture or video, it names the request field.
     pub(super) fn error(&self, error: ChatError) -> ApiError {
         let place = match &error {
             ChatError::Picture { index, .. } | ChatError::PictureTooLarge { index, .. } => self.pictures.get(*index),
@@ -87,7 +86,7 @@ impl MediaFields {
     }
 }
 
-/// The conversation, once all that it shows has been read.
+/// Builds the chat, after reading all pictures and videos.
 pub(super) async fn chat(
     mut drafts: Vec<DraftMessage>,
     model: &ModelHandle,
@@ -121,13 +120,14 @@ pub(super) async fn chat(
     let variables = shared.options.template_variables.clone();
     let blank = variables.into_iter().fold(Chat::new(), |chat, (name, value)| chat.template_variable(name, value));
     let chat = said.into_iter().fold(blank, |chat, (role, pieces)| {
-        // As many were seen as there are links.
+        // `seen` has one item per link.
         chat.turn(role, pieces.into_iter().filter_map(|piece| piece.or_else(|| seen.next())).collect())
     });
     Ok((chat, places))
 }
 
-/// Brings results of tools into the order of their calls: most chat templates show the model no ids to match them by.
+/// Sorts tool results into the order of their calls. Most chat templates show no ids, so the model
+/// can match results to calls only by their order.
 fn order_results(drafts: &mut [DraftMessage]) {
     let mut rest = drafts;
     while let Some(called) = rest.iter().position(|turn| !turn.calls.is_empty()) {
@@ -135,7 +135,7 @@ fn order_results(drafts: &mut [DraftMessage]) {
         let ids = before[called].calls.iter().enumerate().filter_map(|(at, id)| Some((id.as_deref()?, at)));
         let order: HashMap<&str, usize> = ids.collect();
         let count = results.iter().take_while(|turn| turn.role == Role::Tool).count();
-        // Stable: results of unknown calls stay in their order, after the others.
+        // The sort is stable: results of unknown calls keep their order and come last.
         results[..count].sort_by_cached_key(|result| {
             result.result_of.as_deref().and_then(|of| order.get(of)).copied().unwrap_or(usize::MAX)
         });
@@ -179,7 +179,7 @@ mod tests {
         drafts.extend(ids().rev().map(|id| DraftMessage::result(id, Vec::new())));
         let begun = std::time::Instant::now();
         order_results(&mut drafts);
-        // Each with each would be minutes.
+        // Comparing each call with each result would take minutes.
         assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
         assert!(drafts[1..].iter().filter_map(|draft| draft.result_of.clone()).eq(ids()));
     }

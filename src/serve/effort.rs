@@ -1,9 +1,9 @@
-//! How much a model shall think.
+//! Reasoning effort of a chat.
 
 use crate::Chat;
 
-/// The chat with an effort, in both words that templates know: models that can do without thinking read
-/// `enable_thinking`, those that think by degrees `reasoning_effort`.
+/// Sets the effort in both template variables. Models whose thinking can be turned off read
+/// `enable_thinking`; models with several levels of thinking read `reasoning_effort`.
 pub(super) fn with_effort(chat: Chat, effort: Option<String>) -> Chat {
     let Some(effort) = effort else { return chat };
     let chat = if effort == "none" { chat.template_variable("enable_thinking", false) } else { chat };

@@ -1,4 +1,4 @@
-//! Errors as clients read them: OpenAI's and Anthropic's shapes.
+//! API errors in OpenAI's and Anthropic's formats.
 
 use axum::{
     Extension, Json,
@@ -13,14 +13,15 @@ use serde_json::{Value, json};
 use super::client_names;
 use crate::{ChatError, Deadline, ErrorKind, Hint, LayoutError, SamplingError, TextError};
 
-/// Seconds after which a client may ask a full model again: about a reply.
+/// `Retry-After` if a limit is reached, in seconds: about the duration of a reply.
 const FULL_SECONDS: u64 = 1;
-/// Seconds after which a client may ask a model again that is being loaded.
+/// `Retry-After` while a model is loading, in seconds.
 const LOADING_SECONDS: u64 = 2;
 
-/// A message may name fields of a request, which clients choose: longer ones are cut.
+/// Longest message. A message may repeat field names, which clients choose, so
+/// longer messages are cut.
 const MESSAGE_CHARACTERS: usize = 2048;
-/// The same for the field at fault, which is also logged.
+/// Longest name of the field at fault, which is also logged.
 const PARAM_CHARACTERS: usize = 128;
 
 fn bounded(text: String, characters_max: usize) -> String {
@@ -30,30 +31,30 @@ fn bounded(text: String, characters_max: usize) -> String {
     }
 }
 
-/// Why a request was not answered.
+/// The error response to a request.
 #[derive(Clone, Debug)]
 pub(super) struct ApiError {
     pub(super) status: StatusCode,
     told: Box<ErrorDetails>,
 }
 
-/// What is told with the status.
+/// Everything in the response except the status.
 #[derive(Clone, Debug, Default)]
 struct ErrorDetails {
-    /// OpenAI's `type`.
+    /// Field `type` of OpenAI's errors.
     kind: &'static str,
-    /// OpenAI's `code`.
+    /// Field `code` of OpenAI's errors.
     code: Option<&'static str>,
     /// The field of the request at fault.
     param: Option<String>,
     message: String,
     hint: String,
-    /// In Anthropic's own words, where its clients look for them.
+    /// Message in Anthropic's wording, which its clients search for.
     anthropic: Option<String>,
     retry_after: Option<u64>,
 }
 
-/// The shape of an error's body.
+/// API that determines the format of an error body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     OpenAi,
@@ -66,34 +67,33 @@ impl ApiError {
         ApiError { status, told: Box::new(ErrorDetails { kind, message, ..ErrorDetails::default() }) }
     }
 
-    /// A field is wrong.
+    /// 400: the field `param` is wrong.
     pub(super) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         let mut error = ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
         error.told.param = Some(bounded(param.into(), PARAM_CHARACTERS));
         error
     }
 
-    /// There is no such thing.
     pub(super) fn not_found(message: impl Into<String>) -> Self {
         ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message)
     }
 
-    /// Too much at once; the client may ask again.
+    /// 429: a limit is reached, and the client may retry.
     pub(super) fn full(message: impl Into<String>) -> Self {
         ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message).after(FULL_SECONDS)
     }
 
-    /// The model does not answer now.
+    /// 503 without `Retry-After`.
     pub(super) fn unavailable(message: impl Into<String>) -> Self {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable_error", message)
     }
 
-    /// The model is being loaded.
+    /// 503 with `Retry-After`: the model is loading.
     pub(super) fn loading(message: impl Into<String>) -> Self {
         ApiError::unavailable(message).after(LOADING_SECONDS)
     }
 
-    /// There is no room for it now.
+    /// 503 with `Retry-After`: resources are exhausted.
     pub(super) fn busy(message: impl Into<String>) -> Self {
         ApiError::unavailable(message).after(FULL_SECONDS)
     }
@@ -103,7 +103,8 @@ impl ApiError {
         self
     }
 
-    /// The error about a field that this API has under another name.
+    /// Renames the field at fault if it is in `names`, which are pairs of the chat API's name
+    /// and this API's name.
     pub(super) fn renamed(mut self, names: &[(&str, &str)]) -> Self {
         if let Some((_, theirs)) = names.iter().find(|(ours, _)| self.told.param.as_deref() == Some(ours)) {
             self.told.param = Some((*theirs).to_owned());
@@ -111,18 +112,16 @@ impl ApiError {
         self
     }
 
-    /// The same error, about this field.
+    /// Sets the field at fault.
     pub(super) fn of_field(mut self, param: &str) -> Self {
         self.told.param = Some(bounded(param.to_owned(), PARAM_CHARACTERS));
         self
     }
 
-    /// What is wrong, for people.
     pub(super) fn message(&self) -> &str {
         &self.told.message
     }
 
-    /// What to change.
     pub(super) fn hint_text(&self) -> &str {
         &self.told.hint
     }
@@ -137,7 +136,7 @@ impl ApiError {
         self
     }
 
-    /// The body of the answer, and of the event that ends a broken stream.
+    /// JSON of the response, and of the event that ends a broken stream.
     pub(super) fn body(&self, shape: Shape) -> Value {
         let ErrorDetails { kind, code, param, message, hint, anthropic, .. } = &*self.told;
         let message = anthropic.as_ref().filter(|_| shape == Shape::Anthropic).unwrap_or(message);
@@ -150,13 +149,14 @@ impl ApiError {
         }
     }
 
-    /// What kind of error it is and the field at fault, for logs: its message may repeat the request.
+    /// Error code and field at fault, for logs. The message is not logged, because it
+    /// may repeat the request.
     pub(super) fn fault(&self) -> (&'static str, Option<String>) {
         let ErrorDetails { kind, code, param, .. } = &*self.told;
         (code.unwrap_or(kind), param.clone())
     }
 
-    /// As Anthropic names statuses (docs.anthropic.com, "Errors").
+    /// Anthropic's error type for the status (docs.anthropic.com, "Errors").
     fn anthropic_kind(&self) -> &'static str {
         match self.status.as_u16() {
             401 => "authentication_error",
@@ -171,7 +171,7 @@ impl ApiError {
         }
     }
 
-    /// The answer keeps the error beside its body, so that another shape can be made of it.
+    /// The response has the error as an extension, so that a later layer can change its shape.
     pub(super) fn response(&self, shape: Shape) -> Response {
         let mut response = (self.status, Extension(self.clone()), Json(self.body(shape))).into_response();
         if let Some(seconds) = self.told.retry_after {
@@ -180,7 +180,8 @@ impl ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        // The client's own time is over. OpenAI's and Anthropic's clients would ask twice more.
+        // The client's own deadline has passed. Without this header, OpenAI's and Anthropic's
+        // clients would retry twice.
         if self.status == StatusCode::GATEWAY_TIMEOUT {
             response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
         }
@@ -204,20 +205,21 @@ impl From<ChatError> for ApiError {
             error => client_names::for_clients(&error.hint()),
         };
         let answer = match (&error, error.kind()) {
-            // In OpenAI's words, which litellm and agents look for.
+            // OpenAI's wording, which litellm and agents search for.
             (ChatError::TooLong { tokens, has_more, limit }, _) => {
                 let more = if *has_more { "more than " } else { "" };
                 let told = format!(
                     "this model's maximum context length is {limit} tokens, but the prompt has {more}{tokens} tokens"
                 );
                 let mut error = ApiError::invalid("messages", told).code("context_length_exceeded");
-                // In Anthropic's, which its agents look for.
+                // Anthropic's wording, which its agents search for.
                 error.told.anthropic = Some(format!("prompt is too long: {tokens} tokens > {limit} maximum"));
                 error
             }
             (_, ErrorKind::Request) => ApiError::invalid(param(&error), message),
             (ChatError::Overloaded { .. }, _) => ApiError::full(message).code("overloaded"),
-            // Another server may have room. After the others the client's own time is over.
+            // After the queue deadline the client may retry, because another server may have
+            // capacity. After the other deadlines the client's own time is over.
             (ChatError::TooLate { deadline: Deadline::Queue, .. }, _) => ApiError::busy(message).code("queue_deadline"),
             (ChatError::TooLate { .. }, _) => {
                 ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message).code("deadline_exceeded")
@@ -232,7 +234,7 @@ impl From<ChatError> for ApiError {
     }
 }
 
-/// The field of a chat request that an error is about.
+/// Field of a chat request that the error is about.
 fn param(error: &ChatError) -> &'static str {
     match error {
         ChatError::NoTokens => "max_tokens",

@@ -1,4 +1,5 @@
-//! Pictures from URLs: only of hosts that the server allows, never of private addresses, bounded in bytes, time and redirects.
+//! Downloads of pictures and videos from URLs: only from allowed hosts, by default not from private
+//! addresses, and bounded in bytes, time and redirects.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -21,29 +22,31 @@ use ureq::{
 use super::{error::ApiError, models::shortened, options::ServeOptions};
 use crate::Bytes;
 
-/// Redirects that are followed, each to an allowed host.
+/// Maximum number of redirects. Each must lead to an allowed host.
 const REDIRECTS_MAX: usize = 3;
-/// From the first byte asked to the last one read, redirects included.
+/// Time limit of a download, from the request to the last byte, redirects included.
 const TIME_MAX: Duration = Duration::from_secs(15);
-/// Pictures that are fetched at once from one of the allowed hosts, for all clients; more wait. A slow host holds up no
-/// other.
+/// Concurrent downloads from one allowed host, over all clients. Further downloads wait. The limit
+/// is per host, so that a slow host does not delay downloads from other hosts.
 const AT_ONCE: usize = 16;
-/// Characters that people leave in URLs and that no request may have, besides those beyond ASCII.
+/// Characters that are common in written URLs but invalid in a request. They are percent-encoded,
+/// as are all non-ASCII characters.
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'`');
 
-/// Fetches for all requests of a server.
+/// Downloads for all requests of a server.
 pub(super) struct Fetcher {
     agent: Agent,
-    /// `host` or `host:port`, in small letters.
+    /// `host` or `host:port`, in lower case.
     hosts: Arc<[String]>,
     bytes_max: Bytes,
-    /// Of each host.
+    /// One semaphore per host, in the order of `hosts`.
     permits: Vec<Arc<Semaphore>>,
 }
 
 impl Fetcher {
     pub(super) fn new(options: &ServeOptions) -> Self {
-        // Redirects are followed here, where each host is looked up; a proxy would resolve names itself.
+        // `follow` follows redirects itself, because it checks the host of each. A proxy would
+        // resolve names itself, without the address check of `Addresses`.
         let config = Config::builder()
             .max_redirects(0)
             .max_redirects_will_error(false)
@@ -58,10 +61,11 @@ impl Fetcher {
         Fetcher { agent, hosts, bytes_max: options.body_bytes, permits }
     }
 
-    /// The bytes at a URL.
+    /// Downloads the bytes at a URL.
     ///
     /// # Errors
-    /// 400, with what is wrong with it.
+    /// 400 if the URL is not allowed or the download fails; 503 if too many downloads from
+    /// its host are running.
     pub(super) async fn fetch(&self, url: &str, param: &str) -> Result<Vec<u8>, ApiError> {
         let wrong = |fault: Fault| {
             let told = format!("`{}` {}", shortened(url), fault.told);
@@ -75,7 +79,7 @@ impl Fetcher {
         let permit = timeout(TIME_MAX, self.permits[host].clone().acquire_owned()).await.map_err(|_| full())?;
         let (agent, hosts, bytes_max, first) = (self.agent.clone(), self.hosts.clone(), self.bytes_max, url.to_owned());
         let fetched = tokio::task::spawn_blocking(move || {
-            // Also when the request that wanted it has ended.
+            // Held until the download ends, even if the request has ended.
             let _permit = permit;
             follow(&agent, &hosts, bytes_max, first)
         });
@@ -84,7 +88,7 @@ impl Fetcher {
     }
 }
 
-/// What is wrong with a URL.
+/// Why a URL cannot be fetched.
 struct Fault {
     told: String,
     hint: &'static str,
@@ -129,7 +133,7 @@ fn failed(error: Error) -> Fault {
     }
 }
 
-/// The URL, if its host is allowed, and which of `hosts` it is.
+/// Parses the URL and checks its host. Returns the index of the host in `hosts`.
 fn check(url: &str, hosts: &[String]) -> Result<(Uri, usize), Fault> {
     let no_url = || fault("is not a URL", "expected a URL such as https://example.org/picture.jpg");
     let uri: Uri = utf8_percent_encode(url, ENCODED).to_string().parse().map_err(|_| no_url())?;
@@ -141,7 +145,7 @@ fn check(url: &str, hosts: &[String]) -> Result<(Uri, usize), Fault> {
         return Err(fault("contains a user name or password", "remove them from the URL"));
     }
     let (host, whole) = (authority.host().to_ascii_lowercase(), authority.as_str().to_ascii_lowercase());
-    // A host without a port allows the scheme's own port alone.
+    // An allowed host without a port allows only the default port of the scheme.
     let is_it = |allowed: &String| *allowed == whole || *allowed == host && authority.port().is_none();
     match hosts.iter().position(is_it) {
         Some(at) => Ok((uri, at)),
@@ -149,7 +153,7 @@ fn check(url: &str, hosts: &[String]) -> Result<(Uri, usize), Fault> {
     }
 }
 
-/// Where a redirect leads: a whole URL, or a path of the same host.
+/// Target of a redirect: an absolute URL, or a path on the same host.
 fn joined(from: &Uri, target: &str) -> Option<String> {
     if target.starts_with('/') && !target.starts_with("//") {
         Some(format!("{}://{}{target}", from.scheme_str()?, from.authority()?))
@@ -158,7 +162,8 @@ fn joined(from: &Uri, target: &str) -> Option<String> {
     }
 }
 
-/// Resolves names to addresses that a client may have reached. What is checked is what is connected to.
+/// Resolver that drops private addresses, unless they are allowed. It runs when a connection is
+/// made, so the checked address is the one connected to.
 #[derive(Debug)]
 struct Addresses {
     inner: DefaultResolver,
@@ -181,7 +186,7 @@ impl Resolver for Addresses {
     }
 }
 
-/// Whether an address is one of the public internet (IANA's registries of special-purpose addresses).
+/// Whether an address is on the public internet (IANA's registries of special-purpose addresses).
 fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -199,7 +204,7 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
         || address.is_multicast()
         || a == 0
         || a >= 240
-        // Shared by carriers, protocol assignments, benchmarks.
+        // Carrier-grade NAT, protocol assignments, benchmarks.
         || (a == 100 && b & 0xC0 == 64)
         || (a, b, c) == (192, 0, 0)
         || (a == 198 && b & 0xFE == 18);
@@ -211,7 +216,8 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         return is_public_v4(mapped);
     }
     let parts = address.segments();
-    // Global unicast alone, less what embeds other addresses or documents: Teredo, 6to4, 2001:db8, 3fff.
+    // Only global unicast, except addresses that embed others (Teredo, 6to4) or are
+    // for documentation (2001:db8, 3fff).
     let is_global = parts[0] & 0xE000 == 0x2000;
     let is_special =
         (parts[0] == 0x2001 && (parts[1] < 0x200 || parts[1] == 0xDB8)) || parts[0] == 0x2002 || parts[0] == 0x3FFF;

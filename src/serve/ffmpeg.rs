@@ -1,5 +1,6 @@
-//! Frames of a film, decoded by the program `ffmpeg` in a process of its own: a film that breaks a decoder costs that film
-//! alone. It is given one open file, a demuxer, and decoders of films: no network, no other file, no playlist. Dropping the
+//! Decoding of video frames by the program `ffmpeg` in a separate process, so that a file
+//! that crashes a decoder fails only its own request. The process gets one open file, one
+//! demuxer and a list of video decoders: no network, no other file, no playlist. Dropping the
 //! future ends the process.
 
 use std::{
@@ -16,29 +17,33 @@ use tokio::{
 
 use crate::{FrameSampling, Image, Video};
 
-/// Its standard input, as a path: a file there can be sought in, and each process has a place of its own in it.
+/// Standard input of ffmpeg as a path. Opening the path allows seeking, and each process gets
+/// a separate file offset.
 const INPUT: &str = "file:/dev/fd/0";
-/// Decoders that it may use.
+/// Decoders that ffmpeg may use.
 const DECODERS: &str = "h264,hevc,av1,libdav1d,vp8,vp9,libvpx,libvpx-vp9,mpeg4,mpeg1video,mpeg2video,h263,mjpeg,prores,ffv1,rawvideo,png,theora,qtrle";
-/// Pixels of a decoded frame before it is shrunk: nearly twice those of 4K. A decoder may hold seventeen of them.
+/// Maximum pixels of a decoded frame before scaling: nearly twice those of 4K. A decoder may
+/// hold 17 such frames.
 const PIXELS_MAX: &str = "16000000";
-/// The largest single piece of memory that it may take, in bytes.
+/// Largest single allocation that ffmpeg may make, in bytes.
 const PIECE_BYTES: &str = "134217728";
-/// Distance between frames, in seconds, from which each is looked for alone: a film has a frame to begin from about
-/// every 10 seconds, and what lies between wanted frames is not decoded.
+/// Distance between sampled frames, in seconds, above which ffmpeg seeks to each frame instead of
+/// decoding the whole video. A seek decodes only from the preceding keyframe. Videos have a
+/// keyframe about every 10 seconds.
 const SPARSE_SECONDS: f64 = 5.0;
-/// Frames that are looked for at once.
+/// Concurrent ffmpeg processes that seek frames of one video.
 const AT_ONCE: usize = 2;
 /// Estimated seconds of video that are decoded to seek one frame.
 const SOUGHT_SECONDS: f64 = 10.0;
-/// Pixels that no machine decodes in a second with two threads: sixty frames of 8K are half of it.
+/// Pixels per second that no machine decodes with two threads: twice those of 8K at
+/// 60 frames per second.
 const PIXELS_PER_SECOND: f64 = 4e9;
-/// What is kept of its messages.
+/// Bytes of ffmpeg's messages that are kept.
 const TOLD_BYTES: usize = 16 << 10;
-/// What an error shows of them.
+/// Characters of ffmpeg's message that an error shows.
 const REASON_CHARS: usize = 200;
 
-/// A film in a container, for one of its demuxers.
+/// A video file, with the demuxer that reads it.
 #[derive(Clone, Copy)]
 pub(super) struct Input<'a> {
     pub(super) program: &'a Path,
@@ -48,12 +53,12 @@ pub(super) struct Input<'a> {
     pub(super) seconds: f64,
 }
 
-/// Why there are no frames.
+/// Why no frames were decoded.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The program does not run.
+    /// ffmpeg could not be run.
     Program(std::io::Error),
-    /// The film is none, with its words.
+    /// The file is not a readable video. Carries ffmpeg's message.
     Film(String),
 }
 
@@ -63,7 +68,7 @@ impl From<std::io::Error> for Fault {
     }
 }
 
-/// The video of a film, whose frames are at even distances.
+/// Decodes frames of a video at even distances.
 pub(super) async fn video(input: Input<'_>, sampling: &FrameSampling) -> Result<Video, Fault> {
     let refused = |error: crate::VideoError| Fault::Film(error.to_string());
     let Stream { seconds, pixels_per_second } = stream(input).await?;
@@ -99,7 +104,8 @@ async fn stream(input: Input<'_>) -> Result<Stream, Fault> {
     let mut child = command.stdout(Stdio::null()).spawn()?;
     let told = told(&mut child).await?;
     child.wait().await?;
-    // Without an output it fails by intent, after it has said what it found.
+    // Without an output file ffmpeg always fails, but only after it has printed the
+    // properties of the input.
     if told.contains("\n  Duration: ") {
         Ok(Stream { seconds: duration(&told), pixels_per_second: pixels_per_second(&told) })
     } else {
@@ -107,7 +113,7 @@ async fn stream(input: Input<'_>) -> Result<Stream, Fault> {
     }
 }
 
-/// The line `  Duration: 00:01:02.50, …`.
+/// Seconds from the line `  Duration: 00:01:02.50, …`.
 fn duration(told: &str) -> Option<f64> {
     let line = told.lines().find_map(|line| line.strip_prefix("  Duration: "))?;
     let mut parts = line.split(',').next()?.trim().split(':');
@@ -115,9 +121,10 @@ fn duration(told: &str) -> Option<f64> {
     Some(part()? * 3600.0 + part()? * 60.0 + part()?)
 }
 
-/// The line `  Stream #0:0: Video: h264 (High), yuv420p(tv, bt709), 1920x1080 [SAR 1:1], 4999 kb/s, 29.97 fps, …`.
+/// Pixels per second from the size and frame rate in the line `  Stream #0:0: Video: h264 (High),
+/// yuv420p(tv, bt709), 1920x1080 [SAR 1:1], 4999 kb/s, 29.97 fps, …`.
 fn pixels_per_second(told: &str) -> Option<f64> {
-    // Some audio files and films have their cover as a stream.
+    // Some files have a cover picture as an additional stream.
     let is_film =
         |line: &&str| line.starts_with("  Stream #") && line.contains(": Video: ") && !line.ends_with("(attached pic)");
     let line = told.lines().find(is_film)?;
@@ -136,7 +143,7 @@ fn pixels_per_second(told: &str) -> Option<f64> {
     rate(" fps").or_else(|| rate(" tbr")).map(|rate| rate * pixels)
 }
 
-/// Looks for each frame alone, and decodes only from the nearest frame before that can be begun from.
+/// Seeks to each frame separately. Each seek decodes only from the preceding keyframe.
 async fn sought(input: Input<'_>, count: usize, rate: f64, pixels: u64) -> Result<Vec<Image>, Fault> {
     let filter = &filter(None, pixels);
     let frame = |number: usize| async move {
@@ -144,7 +151,7 @@ async fn sought(input: Input<'_>, count: usize, rate: f64, pixels: u64) -> Resul
         let begun = run(input, Some(number as f64 / rate), filter, Some(1), |frame| found = Some(frame)).await;
         match (begun, number) {
             (Err(fault), 0) => Err(fault),
-            // A film may end before it says.
+            // A video may end before its reported duration.
             _ => Ok(found),
         }
     };
@@ -152,7 +159,8 @@ async fn sought(input: Input<'_>, count: usize, rate: f64, pixels: u64) -> Resul
     Ok(found.into_iter().map_while(|frame| frame).collect())
 }
 
-/// A film that does not say how long it is, as browsers record them: when there are too many frames every second one goes.
+/// Samples a video without a duration, as browsers record them. Whenever there are too many frames,
+/// every second one is dropped.
 async fn unmeasured(input: Input<'_>, sampling: &FrameSampling) -> Result<Video, Fault> {
     let (_, rate) = sampling.frames(0.0).map_err(|error| Fault::Film(error.to_string()))?;
     let mut thinned = Thinned { kept: Vec::new(), most: sampling.frames_max, stride: 1, seen: 0 };
@@ -161,7 +169,7 @@ async fn unmeasured(input: Input<'_>, sampling: &FrameSampling) -> Result<Video,
     Ok(Video::from_frames(thinned.kept, rate / thinned.stride as f64))
 }
 
-/// At most so many things out of any number, at even distances.
+/// Samples at most `most` items at even distances from a sequence of unknown length.
 struct Thinned<T> {
     kept: Vec<T>,
     most: usize,
@@ -186,12 +194,12 @@ impl<T> Thinned<T> {
     }
 }
 
-/// What is done to decoded frames: picked by time, and shrunk to so many pixels.
+/// Filter that samples decoded frames at `rate` and scales them down to at most `pixels`.
 fn filter(rate: Option<f64>, pixels: u64) -> String {
     let scale = format!("min(1,sqrt({pixels}/(iw*ih)))");
     let side = |side: &str| format!("'max(1,trunc({side}*{scale}))'");
     let scaled = format!("scale=w={}:h={}", side("iw"), side("ih"));
-    // Rounded up, the frame of a moment is the last one that had begun.
+    // With `round=up`, the frame for a point in time is the last frame that has started by then.
     rate.map_or(scaled.clone(), |rate| format!("fps=fps={rate:.9}:round=up,{scaled}"))
 }
 
@@ -205,7 +213,7 @@ fn command(input: Input<'_>, level: &str, from_seconds: Option<f64>) -> Command 
     command.args(["-protocol_whitelist", "file", "-format_whitelist", demuxer, "-codec_whitelist", DECODERS]);
     command.args(["-max_pixels", PIXELS_MAX, "-threads", "2", "-an", "-sn", "-dn"]);
     if demuxer == "mov" {
-        // A QuickTime film may say that its frames are in another file.
+        // A QuickTime file may refer to frames in another file.
         command.args(["-enable_drefs", "0"]);
     }
     if let Some(seconds) = from_seconds {
@@ -213,9 +221,10 @@ fn command(input: Input<'_>, level: &str, from_seconds: Option<f64>) -> Command 
     }
     command.args(["-f", demuxer, "-i", INPUT]);
     command.env_clear().current_dir("/").stderr(Stdio::piped()).kill_on_drop(true);
-    // Ctrl-C is the server's, which ends what it started.
+    // A separate process group, so that Ctrl-C reaches only the server, which then ends ffmpeg.
     command.process_group(0);
-    // A copy for the process; a file that cannot be copied is told as one that cannot be run.
+    // Duplicate the descriptor for the process. If that fails, ffmpeg gets an empty input and
+    // reports an unreadable video.
     match input.film.try_clone() {
         Ok(film) => command.stdin(film),
         Err(_) => command.stdin(Stdio::null()),
@@ -223,10 +232,11 @@ fn command(input: Input<'_>, level: &str, from_seconds: Option<f64>) -> Command 
     command
 }
 
-/// Hands each frame over as it comes.
+/// Decodes frames and passes each to `hand` as soon as it arrives.
 ///
 /// # Errors
-/// Without a single frame, with its words.
+/// [`Fault::Film`] with ffmpeg's message if there is no frame; [`Fault::Program`] if
+/// ffmpeg cannot be run.
 async fn run(
     input: Input<'_>,
     from_seconds: Option<f64>,
@@ -235,7 +245,7 @@ async fn run(
     mut hand: impl FnMut(Image),
 ) -> Result<ExitStatus, Fault> {
     let mut command = command(input, "error", from_seconds);
-    // The first stream of pictures that is no cover of an album.
+    // `V`: the first video stream that is not a cover picture.
     command.args(["-map", "0:V:0", "-vf", filter]);
     count.map(|count| command.args(["-frames:v", &count.to_string()]));
     command.args(["-c:v", "ppm", "-pix_fmt", "rgb24", "-f", "image2pipe", "pipe:1"]);
@@ -262,7 +272,8 @@ fn no_pipe() -> std::io::Error {
     std::io::ErrorKind::BrokenPipe.into()
 }
 
-/// The next picture of a stream of PPM, which has its size in words before its bytes.
+/// Reads the next image of a PPM stream: a text header with the size, then the pixels. Returns
+/// `None` at the end.
 async fn ppm(frames: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<Image>, Fault> {
     let broken = || Fault::Film("the frames end early".to_owned());
     let Some(kind) = line(frames).await? else { return Ok(None) };
@@ -273,12 +284,12 @@ async fn ppm(frames: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<Image>, 
     let (width, height) = (u32::from(width), u32::from(height));
     let bytes = u64::from(width) * u64::from(height) * 3;
     let mut pixels = Vec::new();
-    // Memory is taken as bytes come, whatever the size says.
+    // Memory is allocated as bytes arrive, whatever size the header claims.
     frames.take(bytes).read_to_end(&mut pixels).await?;
     Image::from_rgb(width, height, pixels).map(Some).map_err(|_| broken())
 }
 
-/// A short line without its end, or none after the last.
+/// Reads a line of at most `BYTES_MAX` bytes, without its line break. Returns `None` at the end.
 async fn line(frames: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<String>, Fault> {
     const BYTES_MAX: u64 = 32;
     let mut line = Vec::new();
@@ -287,7 +298,7 @@ async fn line(frames: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<String>
     Ok(Some(line).filter(|line| !line.is_empty()))
 }
 
-/// The beginning of what it says until it closes its standard error.
+/// Reads the standard error of ffmpeg until it is closed, and returns the first `TOLD_BYTES` bytes.
 async fn told(child: &mut Child) -> Result<String, Fault> {
     let mut stream = child.stderr.take().ok_or_else(no_pipe)?;
     let mut kept = Vec::new();
@@ -307,7 +318,7 @@ async fn read_some(stream: &mut (impl AsyncRead + Unpin), kept: &mut Vec<u8>) ->
     }
 }
 
-/// The first thing it says of what is wrong, without addresses.
+/// First line of ffmpeg's message, without prefixes such as `[mov @ 0x55]`.
 fn reason(told: &str) -> String {
     let mut line = told.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("ffmpeg printed no reason");
     while let Some((_, said)) = line.split_once("] ").filter(|(place, _)| place.starts_with('[')) {

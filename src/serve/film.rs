@@ -1,4 +1,5 @@
-//! Films: animations, decoded here, and films in a container, decoded by `ffmpeg`. What a file is, its first bytes say.
+//! Videos: animations, which are decoded in this process, and container formats, which `ffmpeg`
+//! decodes. The first bytes of a file determine its format.
 
 use std::{
     fs::File,
@@ -17,17 +18,18 @@ use super::{
 };
 use crate::{Bytes, FrameSampling, Hint, ImageLimits, Video};
 
-/// Films that are decoded at once, for all clients; more wait.
+/// Videos that are decoded concurrently, over all clients. Further videos wait.
 const AT_ONCE: usize = 4;
-/// Pixels of an animation's screen, twice those of 4K, and the memory that decoding it takes.
+/// Limits of an animation: about twice the pixels of 4K, and the memory for decoding it.
 const SCREEN: ImageLimits =
     ImageLimits { bytes_max: Bytes::mib(64), pixels_max: 16_000_000, decode_bytes_max: Bytes::mib(256) };
-/// More than films have; a frame would be shown several times.
+/// Highest sampling rate. Videos have fewer frames per second, so a higher rate
+/// would only repeat frames.
 const FRAMES_PER_SECOND_MAX: f64 = 240.0;
-/// What a client may do instead.
+/// Alternative to a video file, for error hints.
 const FRAMES: &str = "frames: `data:video/jpeg;base64,FRAME,FRAME…`, or `file:` and a folder of pictures";
 
-/// Decodes films for all requests of a server.
+/// Decodes videos for all requests of a server.
 pub(super) struct FilmReader {
     ffmpeg: Option<PathBuf>,
     time: Duration,
@@ -35,22 +37,22 @@ pub(super) struct FilmReader {
     permits: Arc<Semaphore>,
 }
 
-/// A film, not decoded.
+/// A video that is not decoded yet.
 pub(super) enum Film {
     Bytes(Arc<[u8]>),
     File(File),
 }
 
-/// What kind of film it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Animation,
-    /// In a container, with the name of ffmpeg's demuxer for it.
+    /// A container format, with the name of ffmpeg's demuxer for it.
     Contained(&'static str),
 }
 
 impl Kind {
-    /// By the first bytes: GIF89a, section 17; RFC 9649, 2.4; ISO 14496-12, 4.2 and 4.3; RFC 8794, 11.2.
+    /// Detects the format from the first bytes: GIF89a, section 17; RFC 9649, 2.4; ISO 14496-12,
+    /// 4.2 and 4.3; RFC 8794, 11.2.
     fn of(head: &[u8]) -> Option<Self> {
         match head {
             [b'G', b'I', b'F', b'8', ..] | [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => {
@@ -72,10 +74,10 @@ impl FilmReader {
         FilmReader { ffmpeg, time, bytes_max, permits: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
-    /// The frames of a film.
+    /// Decodes frames of a video.
     ///
     /// # Errors
-    /// 400 with what is wrong with it; 503 if too many are being decoded.
+    /// 400 if the video cannot be read or decoded; 503 if too many videos are being decoded.
     pub(super) async fn read(&self, film: Film, sampling: FrameSampling, param: &str) -> Result<Video, ApiError> {
         let sampling =
             FrameSampling { frames_per_second: sampling.frames_per_second.min(FRAMES_PER_SECOND_MAX), ..sampling };
@@ -93,7 +95,7 @@ impl FilmReader {
             Kind::Animation => {
                 let limits = ImageLimits { bytes_max: self.bytes_max, ..SCREEN };
                 let read = blocking(move || {
-                    // Also when the request that wanted it has ended.
+                    // Held until decoding ends, even if the request has ended.
                     let _permit = permit;
                     film.bytes(limits.bytes_max).map(|bytes| Video::from_animation(&bytes, &sampling, &limits))
                 });
@@ -137,7 +139,7 @@ impl FilmReader {
 }
 
 impl Film {
-    /// Its first bytes.
+    /// Reads the first bytes and rewinds the file.
     fn head(mut self) -> io::Result<(Self, Vec<u8>)> {
         const BYTES: usize = 16;
         let mut head = Vec::new();
@@ -151,7 +153,8 @@ impl Film {
         Ok((self, head))
     }
 
-    /// All of its bytes, or one more than the limit, which is refused after.
+    /// Reads the whole file, but at most one byte more than `limit`. The decoder rejects a
+    /// file above the limit.
     fn bytes(self, limit: Bytes) -> io::Result<Arc<[u8]>> {
         match self {
             Film::Bytes(bytes) => Ok(bytes),
@@ -163,7 +166,8 @@ impl Film {
         }
     }
 
-    /// A file that another process can seek in. Bytes of a request are one in memory, without a name.
+    /// A file that another process can seek in. Bytes of a request are written to an
+    /// unnamed file in memory.
     fn file(self) -> io::Result<File> {
         match self {
             Film::File(file) => Ok(file),
@@ -185,7 +189,7 @@ fn unnamed(_: &[u8]) -> io::Result<File> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Does what waits for a disk, or computes for long, on a thread for that.
+/// Runs disk I/O or a long computation on a blocking thread.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
     let died = |_| ApiError::unavailable("the thread that reads videos has died");
     tokio::task::spawn_blocking(work).await.map_err(died)

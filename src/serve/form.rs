@@ -1,4 +1,4 @@
-//! The form that a reply shall have.
+//! Output formats of replies.
 
 use bursar_model::sampling::close_objects;
 use serde_json::{Value, json};
@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use super::{error::ApiError, models::shortened};
 use crate::{Chat, JsonWhitespace, OutputFormat, ToolChoice};
 
-/// The form of this type, none for plain text. The request names the type at `field`.type, the schema at `schema_field`.
+/// Returns the output format for this type, or `None` for plain text. Errors name the
+/// field `{field}.type` or `schema_field`.
 pub(super) fn form(
     kind: &str,
     schema: Option<Value>,
@@ -25,21 +26,21 @@ pub(super) fn form(
     }
 }
 
-/// The chat with this form. The form is dropped if a tool call is forced: clients send both, and mean
-/// the form for replies that are not calls.
+/// Sets the output format. It is dropped if a tool call is forced: clients send both, and mean the
+/// format for replies that are not calls.
 pub(super) fn with_format(chat: Chat, choice: Option<&ToolChoice>, format: Option<OutputFormat>) -> Chat {
     let is_forced = matches!(choice, Some(ToolChoice::Required | ToolChoice::Named(_)));
     chat.format(format.filter(|_| !is_forced))
 }
 
-/// JSON of this schema, with the spaces that models have learnt. Objects have only the members that it names, as with vLLM
-/// and in OpenAI's strict mode, unless it says otherwise.
+/// JSON that matches the schema, with the white space that models have learned. Objects have
+/// only the members that the schema names, as in vLLM and in OpenAI's strict mode, unless
+/// the schema says otherwise.
 pub(super) fn json_of(mut schema: Value) -> OutputFormat {
     close_objects(&mut schema);
     OutputFormat::JsonSchema { schema, whitespace: JsonWhitespace::Spaced }
 }
 
-/// Any JSON object.
 pub(super) fn any_object() -> OutputFormat {
     json_of(json!({"type": "object"}))
 }

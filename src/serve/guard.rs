@@ -1,4 +1,4 @@
-//! Who may ask: keys, and how many replies at once each key has.
+//! Authentication: API keys, administrators, and the limit of concurrent replies per key.
 
 use std::{
     fmt,
@@ -15,47 +15,47 @@ use super::{
 };
 use crate::Hint;
 
-/// A list of keys that cannot be used.
+/// Why a list of API keys cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// It has no key.
+    /// The list contains no key.
     #[error("the list of keys is empty")]
     None,
-    /// A key that no header can carry.
+    /// A key that an HTTP header cannot carry.
     #[error("the key on line {line} is empty or has characters that are not allowed in a header")]
     Unsendable {
-        /// Its line in the list, from 1.
+        /// Line of the key in the list, starting at 1.
         line: usize,
     },
 }
 
-/// The keys of a server. None: everybody may ask.
+/// API keys of a server. Without keys, every client is admitted.
 pub(super) struct Guard {
     keys: Vec<Key>,
-    /// Of administrators.
+    /// Hashes of the administrators' keys.
     admin_hashes: Vec<[u8; 32]>,
     open_admin: bool,
-    /// Replies at once of everybody where there are no keys, each key where there are.
+    /// Concurrent replies per key, or of all clients together if there are no keys.
     streams: Option<usize>,
-    /// Of everybody.
+    /// Permits of all clients together if there are no keys.
     all: OnceLock<Arc<Semaphore>>,
 }
 
 struct Key {
-    /// A hash, so that the time of a comparison says nothing of a key's length either.
+    /// A hash, so that the time of a comparison does not reveal the length of a key either.
     hash: [u8; 32],
     streams: Option<Arc<Semaphore>>,
 }
 
-/// Never shows a key.
+/// Never prints a key.
 impl fmt::Debug for Guard {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Guard({} keys)", self.keys.len())
     }
 }
 
-/// Who has asked, and how many replies it may still have.
+/// The client of a request, with its permits for concurrent replies.
 #[derive(Clone, Default)]
 pub(super) struct Client {
     permits: Option<Arc<Semaphore>>,
@@ -65,7 +65,8 @@ pub(super) struct Client {
     used: Used,
 }
 
-/// What a request holds while it is answered: its permits and its room, with the pictures that the model still keeps.
+/// Resources that a request holds while it is answered: permits for its replies, and reserved
+/// memory, including that of pictures that the model still holds.
 #[derive(Default)]
 pub(super) struct Held {
     _permits: Option<OwnedSemaphorePermit>,
@@ -74,24 +75,23 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Its room, which grows by what is read for it.
+    /// The reserved memory, which grows as data is read for the request.
     pub(super) fn room(&mut self) -> &mut BodyPermit {
         &mut self.room
     }
 
-    /// All replies have ended, and have used this.
+    /// Records the token usage, after all replies have ended.
     pub(super) fn used(&self, usage: UsageTold) {
         self.used.tell(usage);
     }
 }
 
 impl Client {
-    /// The same, of whose request this is known.
+    /// Adds the parameters in the request's headers, and the place to record its token usage.
     pub(super) fn asking(self, header_params: HeaderParams, used: Used) -> Self {
         Client { header_params, used, ..self }
     }
 
-    /// What its request says of its turn.
     pub(super) fn header_params(&self) -> &HeaderParams {
         &self.header_params
     }
@@ -100,12 +100,13 @@ impl Client {
         self.is_admin
     }
 
-    /// Which of the keys it sent; none where there are no keys.
+    /// Index of the client's key. `None` for administrators, and if the server has no keys.
     pub(super) fn key(&self) -> Option<usize> {
         self.key
     }
 
-    /// Places for so many replies, kept with the room of the request until they are dropped.
+    /// Acquires permits for `replies`. They are held with the memory of the request until
+    /// the result is dropped.
     pub(super) fn hold(&self, replies: usize, room: OwnedSemaphorePermit) -> Result<Held, ApiError> {
         let permits = self.permits(replies)?;
         Ok(Held { _permits: permits, room: Some(room), used: self.used.clone() })
@@ -146,18 +147,19 @@ impl Guard {
         }
     }
 
-    /// Whether a client without a key of administrators is one.
+    /// Whether clients without an administrator key are administrators.
     fn is_anyone_admin(&self, is_local: bool) -> bool {
         let is_alone = is_local && self.keys.is_empty();
         self.admin_hashes.is_empty() && (self.open_admin || is_alone)
     }
 
-    /// Whether the load of one key tells of another's.
+    /// Whether there are several keys. The load of the server then reveals the
+    /// load of other clients.
     pub(super) fn has_tenants(&self) -> bool {
         self.keys.len() > 1
     }
 
-    /// The error for a client that is no administrator.
+    /// The error for a client that is not an administrator.
     pub(super) fn admin_only(&self) -> ApiError {
         let error =
             ApiError::new(StatusCode::FORBIDDEN, "permission_error", "this request needs the key of an administrator");
@@ -168,21 +170,22 @@ impl Guard {
         })
     }
 
-    /// Whether everybody may ask.
+    /// Whether every client is admitted, because there are no keys.
     pub(super) fn is_open(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// The tenant that a client's key stands for, where there are several keys: `key-1` is the first.
+    /// Tenant of the client's key, if there are several keys. The first is `key-1`.
     pub(super) fn tenant_of(&self, client: &Client) -> Option<String> {
         client.key.filter(|_| self.has_tenants()).map(|index| format!("key-{}", index + 1))
     }
 
-    /// Who sends these headers: `Authorization: Bearer KEY` as OpenAI's clients do, or `x-api-key: KEY` as Anthropic's.
-    /// Where only this machine reaches the server, whoever asks is its administrator, if there are no keys.
+    /// Identifies a client by its headers: `Authorization: Bearer KEY` as OpenAI's clients send it,
+    /// or `x-api-key: KEY` as Anthropic's do. `is_local` is set if only this machine can reach the
+    /// server. Every client of such a server is an administrator if the server has no keys.
     pub(super) fn admit_at(&self, headers: &HeaderMap, is_local: bool) -> Result<Client, ApiError> {
         let hash = sent_key(headers).map(blake3::hash);
-        // Each is compared, so that the time does not tell which it was.
+        // Compare every key, so that the time does not reveal which one matched.
         let is_admin = hash.is_some_and(|hash| {
             let keys = self.admin_hashes.iter();
             keys.fold(false, |found, key| found | bool::from(key[..].ct_eq(&hash.as_bytes()[..])))
@@ -197,7 +200,7 @@ impl Guard {
             return Ok(anyone);
         }
         let hash = hash.ok_or_else(|| refused("this server requires an API key"))?;
-        // Each is compared, so that the time does not tell which it was.
+        // Compare every key, so that the time does not reveal which one matched.
         let keys = self.keys.iter().enumerate();
         let found = keys.fold(None, |found, (index, key)| {
             if bool::from(key.hash.ct_eq(hash.as_bytes())) {
@@ -210,7 +213,7 @@ impl Guard {
     }
 }
 
-/// Only this machine reaches the listener that a request came by.
+/// Marks a request that came through a listener that only this machine can reach.
 #[derive(Clone, Copy)]
 pub(super) struct Local;
 
@@ -228,7 +231,7 @@ fn refused(message: &str) -> ApiError {
         .hint("send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
 }
 
-/// The keys of a text, one a line; empty lines and those that begin with `#` are none.
+/// Parses one key per line. Empty lines and lines that begin with `#` are skipped.
 ///
 /// # Errors
 /// [`KeyError`].

@@ -1,4 +1,5 @@
-//! Clients that shut down their sending side after a request (TCP half-close) and wait for the answer.
+//! Clients that shut down their sending side after a request (TCP half-close) and
+//! wait for the answer.
 
 use std::{
     io,
@@ -16,10 +17,12 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-/// An end of input within this time after the last bytes counts as a half-close. A later one counts as a disconnect,
-/// which cancels the request. TCP does not distinguish the two until the server writes.
+/// An end of input within this time after the last bytes counts as a half-close. A later
+/// end counts as a disconnect, which cancels the request. TCP does not distinguish the two
+/// until the server writes.
 const WITH_REQUEST: Duration = Duration::from_millis(100);
-/// How often a half-closed connection is checked: if the client has reset it, the request is canceled.
+/// How often a half-closed connection is checked: if the client has reset it,
+/// the request is canceled.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// Streams over a socket. After the end of input, reads no longer return the socket's error.
@@ -40,13 +43,13 @@ impl Socket for TlsStream<TcpStream> {
     }
 }
 
-/// A connection that hides a half-close from the HTTP server. If the request is incomplete, the timeouts for headers
-/// and bodies end it.
+/// A connection that hides a half-close from the HTTP server. If the request is incomplete, the
+/// timeouts for headers and bodies end it.
 pub(super) struct HalfClosed<S> {
     stream: S,
-    /// When bytes last came.
+    /// Time of the last received bytes.
     heard: Option<Instant>,
-    /// The time of the next check, if an end was hidden.
+    /// Timer for the next check, if an end of input was hidden.
     check: Option<Pin<Box<Sleep>>>,
     ended: Arc<Notify>,
 }

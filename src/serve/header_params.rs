@@ -1,4 +1,5 @@
-//! What the headers of a request say of its turn: whose it is, and its deadlines. They are the same for each API.
+//! Request parameters in HTTP headers: the tenant and the deadlines. They are the
+//! same for all APIs.
 
 use std::time::Duration;
 
@@ -9,17 +10,17 @@ use crate::{Chat, Tenant};
 
 type Set = fn(Chat, Duration) -> Chat;
 
-/// Headers with a deadline each, in milliseconds from the request on, and what they set of a chat.
+/// Deadline headers, in milliseconds from the arrival of the request, with the chat
+/// option that each sets.
 const DEADLINES: [(&str, Set); 3] = [
     ("x-queue-deadline-ms", Chat::queue_deadline),
     ("x-first-token-deadline-ms", Chat::first_token_deadline),
     ("x-deadline-ms", Chat::deadline),
 ];
 
-/// Whose the request is.
+/// Header that names the tenant of the request.
 const TENANT: &str = "x-tenant";
 
-/// What a request's headers say.
 #[derive(Clone, Default)]
 pub(super) struct HeaderParams {
     tenant: Option<String>,
@@ -27,10 +28,11 @@ pub(super) struct HeaderParams {
 }
 
 impl HeaderParams {
-    /// Reads the headers. Where each key is a tenant of its own, a client cannot choose another.
+    /// Parses the headers. If the client's key determines the tenant (`of_key`), the
+    /// header cannot change it.
     ///
     /// # Errors
-    /// A header with a value that it cannot have, by its name.
+    /// The value of a header is invalid. The error names the header.
     pub(super) fn of(headers: &HeaderMap, of_key: Option<String>) -> Result<Self, ApiError> {
         let mut header_params = HeaderParams { tenant: of_key, ..HeaderParams::default() };
         if header_params.tenant.is_none()
@@ -56,7 +58,7 @@ impl HeaderParams {
         Ok(header_params)
     }
 
-    /// The chat with this standing.
+    /// Sets the tenant and the deadlines of the chat.
     pub(super) fn apply(&self, chat: Chat) -> Chat {
         let chat = self.tenant.iter().fold(chat, Chat::tenant);
         let set = self.deadlines.iter().zip(DEADLINES).filter_map(|(deadline, (_, set))| Some(((*deadline)?, set)));

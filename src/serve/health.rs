@@ -1,4 +1,4 @@
-//! Whether the server is alive and takes requests.
+//! Health, readiness, metrics and version routes.
 
 use std::sync::Arc;
 
@@ -20,12 +20,13 @@ use super::{
 };
 use crate::{Health, ModelHealth};
 
-/// 200 while all models that could be loaded take requests and the server is not ending.
+/// 200 while all models that did not fail to load accept requests, and the server
+/// is not shutting down.
 pub(super) async fn ready(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
     told(&shared, &headers, |live, ready| live && ready).await
 }
 
-/// 200 while each runtime is alive; if not, only another process helps.
+/// 200 while all runtimes are alive. If not, only a restart of the process helps.
 pub(super) async fn live(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
     told(&shared, &headers, |live, _| live).await
 }
@@ -34,10 +35,11 @@ async fn told(shared: &Shared, headers: &HeaderMap, is_well: impl Fn(bool, bool)
     let all = join_all(shared.served.iter().map(|served| served.runtime.health())).await;
     let health: Health = all.into_iter().collect();
     let entries = shared.models.all();
-    // Why a model failed may name folders of the server, which is none of a stranger's business.
+    // The reason for a failure may contain paths on the server, so only clients with a
+    // valid key see it.
     let is_client = shared.is_client(headers);
     let mut models = Map::new();
-    // A model that failed is told of, and takes nothing from the others.
+    // A failed model is shown, but does not make the server unready.
     let mut is_ready = entries.iter().any(Entry::is_listed) && !shared.is_ending();
     for entry in entries {
         let now = health.models.get(&own_name(&entry.state).unwrap_or_default()).copied();
@@ -56,7 +58,7 @@ async fn told(shared: &Shared, headers: &HeaderMap, is_well: impl Fn(bool, bool)
     (status, Json(body)).into_response()
 }
 
-/// The name that the runtime knows a model by, which may be none that clients use.
+/// Name of the model in the runtime, which may differ from the names that clients use.
 fn own_name(state: &ModelState) -> Option<String> {
     match state {
         ModelState::Ready(model) => Some(model.name()),
@@ -64,11 +66,12 @@ fn own_name(state: &ModelState) -> Option<String> {
     }
 }
 
-/// Prometheus' text.
+/// `GET /metrics` in the Prometheus text format.
 #[cfg(feature = "prometheus")]
 pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     let Some(metrics) = &shared.metrics else { return no_metrics().await };
-    // A look at each device, so that a quiet one is shown as it is; of several scrapers, one looks.
+    // Measure each device, so that the metrics of an idle device are current. Concurrent
+    // scrapers share one measurement.
     for served in &shared.served {
         drop(super::memory::told_text(&shared, served).await);
     }

@@ -1,4 +1,4 @@
-//! Names for requests and replies, unlike any other.
+//! Unique ids of requests and replies.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -9,7 +9,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// `prefix` and 32 hexadecimal digits, which cannot be guessed from others: clients may show them to each other.
+/// `prefix` and 32 hexadecimal digits. Clients may show their ids to each other, so an id cannot be
+/// guessed from other ids.
 pub(super) fn fresh(prefix: &str) -> String {
     static KEYS: LazyLock<[RandomState; 2]> = LazyLock::new(|| [RandomState::new(), RandomState::new()]);
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -18,7 +19,7 @@ pub(super) fn fresh(prefix: &str) -> String {
     format!("{prefix}{high:016x}{low:016x}")
 }
 
-/// Now, in seconds since 1970.
+/// Current time in seconds since 1970.
 pub(super) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

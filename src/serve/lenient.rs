@@ -1,5 +1,5 @@
-//! Lenient JSON values for clients of vLLM. vLLM parses requests with pydantic, which accepts `"16"` and `16.0` for an
-//! integer and `1` for a Boolean.
+//! Lenient JSON values for clients of vLLM. vLLM parses requests with pydantic, which accepts
+//! `"16"` and `16.0` for an integer and `1` for a Boolean.
 
 use serde::{
     Deserializer,
@@ -14,7 +14,8 @@ use serde_json::{Error, Number, Value};
 /// A JSON value whose numbers and Booleans may be written as pydantic accepts them.
 pub(super) struct Lenient(pub(super) Value);
 
-/// Converts a string or a float that holds a whole number to an integer. Other values are returned unchanged.
+/// Converts a string or a float that holds a whole number to an integer. Other
+/// values are returned unchanged.
 fn whole(value: Value) -> Value {
     /// An f64 represents every integer up to this magnitude exactly.
     const EXACT: f64 = (1_u64 << 53) as f64;
@@ -31,7 +32,7 @@ fn whole(value: Value) -> Value {
     read.unwrap_or(value)
 }
 
-/// A number with digits, unlike `inf` and `nan`.
+/// Parses a decimal number. `inf` and `nan` are rejected.
 fn decimal(text: &str) -> Option<f64> {
     let is_decimal = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'.' | b'-' | b'+' | b'e' | b'E'));
     text.parse().ok().filter(|_| is_decimal)

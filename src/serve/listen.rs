@@ -1,4 +1,4 @@
-//! Listening: connections, their limits and times, TLS, and an end that loses nothing.
+//! Listener: connections with their limits and timeouts, TLS, and graceful shutdown.
 
 use std::{
     io,
@@ -37,33 +37,34 @@ use super::{
 };
 use crate::Hint;
 
-/// Files of TLS, in PEM.
+/// Certificate and key files for TLS, in PEM format.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
-    /// The server's certificate, and those between it and a root that clients know.
+    /// The server's certificate, followed by the intermediate certificates up to a
+    /// root that clients trust.
     pub certificates: PathBuf,
-    /// Its private key.
+    /// Private key of the server's certificate.
     pub key: PathBuf,
 }
 
-/// Why a server does not listen.
+/// Why a server cannot listen.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    /// The system refuses the address.
+    /// The operating system refused the address.
     #[error("cannot listen on {address}: {source}")]
     Refused {
-        /// The address asked for.
+        /// Address that was requested.
         address: String,
-        /// The system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file of TLS cannot be used.
+    /// A TLS file cannot be used.
     #[error("{}: {reason}", .file.display())]
     Tls {
-        /// The file.
+        /// The certificate or key file.
         file: PathBuf,
-        /// Why not.
+        /// Why the file cannot be used.
         reason: String,
     },
 }
@@ -86,14 +87,16 @@ impl Hint for ListenError {
     }
 }
 
-/// How long replies that are cut off have to tell their clients.
+/// Time for aborted replies to send their error to clients.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// The head time of connections in the reserve, so that idle ones do not fill it.
+/// Upper limit of `head_time` and `body_time` for connections in the reserve, so that idle
+/// connections do not fill it.
 const RESERVE_HEAD_TIME: Duration = Duration::from_secs(2);
-/// How often errors about connections are logged.
+/// Minimum time between log lines about connection errors.
 const LOGGED_EVERY: Duration = Duration::from_secs(10);
 
-/// A [`Service`] that listens. Dropping it ends it at once; [`shutdown`](Server::shutdown) lets running replies end.
+/// A [`Service`] with a listener. Dropping it closes all connections at once.
+/// [`shutdown`](Server::shutdown) lets running replies finish.
 #[derive(Debug)]
 #[must_use = "the server ends when this is dropped"]
 pub struct Server {
@@ -105,7 +108,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on an address, such as `127.0.0.1:8000`; port 0 takes any free one.
+    /// Listens on an address, such as `127.0.0.1:8000`. Port 0 selects any free port.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -123,19 +126,19 @@ impl Server {
         Ok(Server { address, has_tls, service, stop, serving: tokio::spawn(serving.run()) })
     }
 
-    /// The address it listens on.
+    /// Address that the server listens on.
     pub fn addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// `http` or `https`.
+    /// URL scheme: `http` or `https`.
     pub fn scheme(&self) -> &'static str {
         if self.has_tls { "https" } else { "http" }
     }
 
-    /// Refuses new requests, and returns when the running ones have ended, or after
-    /// [`drain`](super::ServeOptions::drain). Then replies that are left end with an error. Health and metrics are
-    /// answered until the end.
+    /// Refuses new requests, and waits until running requests have ended, but at most
+    /// [`drain`](super::ServeOptions::drain). Replies that are still running then end with an
+    /// error. Health and metrics requests are answered until the end.
     pub async fn shutdown(mut self) {
         self.service.end();
         self.stop.send_replace(true);
@@ -184,9 +187,9 @@ struct Accepting {
     listener: TcpListener,
     acceptor: Option<TlsAcceptor>,
     service: Service,
-    /// Made once: connections share it.
+    /// Built once and shared by all connections.
     router: Router,
-    /// The same for connections in the reserve.
+    /// Router of connections in the reserve, which answers only health and metrics requests.
     probes: Router,
     places: ConnectionSlots,
     stopped: watch::Receiver<bool>,
@@ -199,7 +202,7 @@ impl Accepting {
             let (stream, address) = tokio::select! {
                 _ = self.stopped.wait_for(|stopped| *stopped) => break,
                 accepted = accept(&self.listener, &mut errors) => accepted,
-                // Ended ones are forgotten as they end.
+                // Remove connections from the set as they end.
                 Some(_) = running.join_next() => continue,
             };
             match self.places.take(address.ip(), Kind::Usual) {
@@ -209,7 +212,7 @@ impl Accepting {
                 ),
             }
         }
-        // Load balancers still ask whether this server takes requests.
+        // Load balancers still check readiness during the shutdown.
         let mut late = JoinSet::new();
         loop {
             tokio::select! {
@@ -233,11 +236,11 @@ impl Accepting {
         };
         async move {
             let limits = Limits::of(service.options(), place.kind);
-            // Small chunks of a stream must not wait for each other.
+            // Disable Nagle's algorithm: small chunks of a stream must not wait for each other.
             drop(stream.set_nodelay(true));
             match acceptor {
                 None => serve(stream, limits, router, stopped).await,
-                // A client that does not finish its greeting has as long as for a head.
+                // A TLS handshake has the same time limit as a request head.
                 Some(acceptor) => {
                     if let Ok(Ok(stream)) = timeout(limits.head_time, acceptor.accept(stream)).await {
                         serve(stream, limits, router, stopped).await;
@@ -249,7 +252,6 @@ impl Accepting {
     }
 }
 
-/// What one connection may take.
 #[derive(Clone, Copy)]
 struct Limits {
     head_time: Duration,
@@ -271,7 +273,7 @@ impl Limits {
     }
 }
 
-/// Errors about connections, which may come by thousands.
+/// Rate-limited log of connection errors, of which there may be thousands.
 #[derive(Default)]
 struct Errors {
     told: Option<Instant>,
@@ -289,9 +291,9 @@ impl Errors {
     }
 }
 
-/// The next connection.
+/// Waits for the next connection.
 async fn accept(listener: &TcpListener, errors: &mut Errors) -> (TcpStream, SocketAddr) {
-    /// The system may have no descriptors left; connections that end give some back.
+    /// Pause after an error: the process may have no file descriptors left until a connection ends.
     const PAUSE: Duration = Duration::from_millis(50);
     loop {
         match listener.accept().await {
@@ -304,7 +306,8 @@ async fn accept(listener: &TcpListener, errors: &mut Errors) -> (TcpStream, Sock
     }
 }
 
-/// Serves one connection until it ends, or until its running request has ended when the server stops.
+/// Serves one connection until it ends. When the server stops, the connection ends
+/// after its running request.
 async fn serve(
     stream: impl AsyncRead + AsyncWrite + Socket + Unpin + Send + 'static,
     limits: Limits,
@@ -320,7 +323,7 @@ async fn serve(
         .keep_alive(limits.keeps_alive)
         .serve_connection(io, TowerToHyperService::new(router));
     let mut connection = std::pin::pin!(connection);
-    // What is in the reserve ends by itself.
+    // Connections in the reserve end after one request, because they have no keep-alive.
     if limits.keeps_alive {
         tokio::select! {
             ended = connection.as_mut() => return note(ended),

@@ -1,4 +1,5 @@
-//! Pictures and videos that requests name: data in the request, files below a folder, URLs of hosts that the server allows.
+//! Pictures and videos of requests: data in the request, files below the media root, and
+//! URLs of allowed hosts.
 
 use std::{
     fs::{File, OpenOptions},
@@ -25,14 +26,14 @@ use super::{
 };
 use crate::{Bytes, FrameSampling, Hint, Image, ImageLimits, ModelFacts, Video};
 
-/// Pictures and frames of one request: more than any model takes.
+/// Maximum pictures and frames of one request: more than any model accepts.
 const PICTURES_MAX: usize = 1024;
-/// Links of one request that are read at once.
+/// Links of one request that are read concurrently.
 const AT_ONCE: usize = 4;
-/// Frames a second of a video that does not say: what Qwen's processors sample.
+/// Default frames per second of a video: the sampling rate of Qwen's processors.
 const USUAL_FPS: f64 = 2.0;
 
-/// Sizes of pictures in a request, which override settings of the model.
+/// Picture sizes of a request. They override the settings of the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 pub(super) struct Sizes {
     min_pixels: Option<u64>,
@@ -45,7 +46,7 @@ pub(super) struct Sizes {
     pub(super) fps: Option<f64>,
 }
 
-/// Limits in pixels of the whole picture, as Qwen's processors call them.
+/// Limits on the pixels of the whole picture, under the names of Qwen's processors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 struct EdgeSizes {
     shortest_edge: Option<u64>,
@@ -53,7 +54,8 @@ struct EdgeSizes {
 }
 
 impl Sizes {
-    /// OpenAI's `detail: low`, whose pictures have 512 pixels a side, or what the model can if that is less.
+    /// Sizes for OpenAI's `detail: low`: 512 × 512 pixels, clamped to the range of the model. A
+    /// `max_pixels` of the request takes precedence.
     fn low(self, facts: &ModelFacts) -> Self {
         const SIDE: u64 = 512;
         let fits = facts.picture_pixels.as_ref().map(|range| (SIDE * SIDE).clamp(*range.start(), *range.end()));
@@ -70,15 +72,15 @@ impl Sizes {
     }
 }
 
-/// What was found at a link.
+/// A picture or video that was read.
 pub(super) enum LoadedMedia {
     Picture(Image),
     Film(Video),
 }
 
-/// A picture or video that a request names.
+/// A picture or video in a request, before it is read.
 pub(super) struct Link {
-    /// The field that it stands in.
+    /// Request field that contains the link.
     param: String,
     what: What,
     sizes: Sizes,
@@ -88,12 +90,12 @@ pub(super) struct Link {
 enum What {
     Picture(Source),
     Frames(Vec<Source>, f64),
-    /// A film, or a folder of frames.
+    /// A video file, or a folder of frames, with the frames per second.
     Film(Source, f64),
 }
 
 enum Source {
-    /// Decoded already.
+    /// Data in the request, already decoded.
     Bytes(Arc<[u8]>),
     File(String),
     Url(String),
@@ -109,22 +111,22 @@ impl Link {
         Ok(Link::new(param, What::Picture(source)))
     }
 
-    /// A picture of these sizes, and of these `detail`s: `low` is coarser, `high` and `auto` are the model's own.
+    /// Sets the sizes. A `detail` of `low` makes the picture coarser; `high` and `auto`
+    /// use the model's size.
     pub(super) fn sized(self, sizes: Sizes, detail: Option<&str>) -> Self {
         Link { sizes, is_low: detail == Some("low"), ..self }
     }
 
-    /// The field that it is in.
     pub(super) fn param(&self) -> &str {
         &self.param
     }
 
-    /// Whether it is a film, or the frames of one.
+    /// Whether the link is a video: a file, or frames.
     pub(super) fn is_film(&self) -> bool {
         !matches!(self.what, What::Picture(_))
     }
 
-    /// How many pictures it names, as far as that is known before they are read.
+    /// Number of pictures, as far as it is known before reading. A video file counts as one.
     fn pictures(&self) -> usize {
         match &self.what {
             What::Picture(_) | What::Film(..) => 1,
@@ -132,18 +134,18 @@ impl Link {
         }
     }
 
-    /// Whether it takes facts of the model to read it.
+    /// Whether [`ModelFacts`] are needed to read the link.
     pub(super) fn wants_facts(&self) -> bool {
         self.is_low || matches!(self.what, What::Film(..))
     }
 
-    /// A picture that is in the request, in base64.
+    /// A picture in the request, in base64.
     pub(super) fn base64(param: String, data: &str) -> Result<Self, ApiError> {
         let source = decoded(&param, data)?;
         Ok(Link::new(param, What::Picture(source)))
     }
 
-    /// A video: vLLM's `data:video/jpeg;base64,FRAME,FRAME…`, a film, or a folder of frames.
+    /// A video: vLLM's `data:video/jpeg;base64,FRAME,FRAME…`, a video file, or a folder of frames.
     pub(super) fn video(param: String, url: &str, fps: Option<f64>) -> Result<Self, ApiError> {
         let fps = fps.unwrap_or(USUAL_FPS);
         let (scheme, rest) = scheme(url);
@@ -170,7 +172,8 @@ impl Link {
     }
 }
 
-/// The scheme of a URL, in small letters, and what follows its colon. White space around a URL says nothing.
+/// Splits a URL into its scheme, in lower case, and the part after the colon. White space around
+/// the URL is ignored.
 fn scheme(url: &str) -> (String, &str) {
     let url = url.trim_ascii();
     let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
@@ -211,8 +214,9 @@ fn bytes(param: &str, bytes: Vec<u8>) -> Result<Source, ApiError> {
     if bytes.is_empty() { Err(broken(param, "the data is empty")) } else { Ok(Source::Bytes(bytes.into())) }
 }
 
-/// Reads all links, a few at a time. Facts are wanted for films, and for pictures in low detail.
-/// What is read takes room among the bodies that are held: a small request may name much.
+/// Reads all links, `AT_ONCE` at a time. `facts` are needed for video files, and for pictures with
+/// `detail: low`. The data counts towards the limit of request bytes in memory, because a small
+/// request may name large files.
 pub(super) async fn read(
     links: Vec<Link>,
     facts: Option<&ModelFacts>,
@@ -230,7 +234,7 @@ pub(super) async fn read(
     stream::iter(links).map(|link| see(link, facts, reading)).buffered(AT_ONCE).try_collect().await
 }
 
-/// What each film of a request may have.
+/// Limits of each video file of a request.
 #[derive(Clone, Copy)]
 struct FilmShare {
     frames_max: usize,
@@ -238,7 +242,8 @@ struct FilmShare {
 }
 
 impl FilmShare {
-    /// The films share evenly the frames that the model takes and that are not in the request, and half of its bytes.
+    /// Divides the frames that the model accepts, less the frames that the request contains, and
+    /// half of `bytes` evenly among the video files.
     fn of(links: &[Link], facts: Option<&ModelFacts>, bytes: Bytes) -> Self {
         let films = links.iter().filter(|link| matches!(link.what, What::Film(..))).count().max(1);
         let given = links.iter().map(|link| match &link.what {
@@ -298,7 +303,8 @@ async fn picture(source: Source, param: &str, reading: &Reading<'_>) -> Result<I
     }
 }
 
-/// Reading all that one request names, which is bounded together: files and URLs cost a client nothing.
+/// State for reading all links of one request. They share one byte limit, because it costs a client
+/// nothing to name large files and URLs.
 struct Reading<'s> {
     shared: &'s Shared,
     /// Bytes that may still be read.
@@ -307,10 +313,10 @@ struct Reading<'s> {
     room: Mutex<&'s mut BodyPermit>,
 }
 
-/// What a name below the media root leads to.
+/// A video file or a folder below the media root.
 enum LocalMedia {
     Film(File),
-    /// The pictures in a folder, by name.
+    /// The pictures in a folder, sorted by name.
     Frames(Vec<PathBuf>),
 }
 
@@ -346,7 +352,7 @@ impl Reading<'_> {
         Ok(picture)
     }
 
-    /// The film or the folder of this name.
+    /// Opens the video file, or lists the folder, of this name.
     async fn look(&self, param: &str, name: String) -> Result<LocalMedia, ApiError> {
         let root = self.shared.options.media_root.clone();
         let look = move |param: &str| {
@@ -374,12 +380,13 @@ impl Reading<'_> {
     }
 }
 
-/// Threads that may wait for a disk. One that waits for a disk that does not answer cannot be stopped.
+/// Threads that may wait for a disk. A thread that waits for an unresponsive
+/// disk cannot be stopped.
 const DISK_THREADS: usize = 32;
 static DISK: Semaphore = Semaphore::const_new(DISK_THREADS);
 
 impl Reading<'_> {
-    /// Runs what waits for a disk on a thread for that, for a limited time.
+    /// Runs disk I/O on a blocking thread, with a time limit.
     async fn on_disk<T: Send + 'static>(
         &self,
         param: &str,
@@ -404,7 +411,8 @@ impl Reading<'_> {
     }
 }
 
-/// A plain file, open. Opening a pipe, or what has become one since it was looked at, does not wait for a writer.
+/// Opens a plain file. `NONBLOCK` avoids a wait for a writer if the path is a pipe, or has become
+/// one since it was checked.
 fn plain(file: &Path, param: &str) -> Result<File, ApiError> {
     let failed = |told: String| ApiError::invalid(param, told).hint("name a file with a picture or video");
     let mut options = OpenOptions::new();
@@ -419,7 +427,7 @@ fn plain(file: &Path, param: &str) -> Result<File, ApiError> {
     }
 }
 
-/// The file of this name below the media root.
+/// Resolves a name to a path below the media root.
 fn allowed_file(name: &str, param: &str, root: Option<&Path>) -> Result<PathBuf, ApiError> {
     let refused = |told: &str, hint: &str| ApiError::invalid(param, told).hint(hint);
     let Some(root) = root else {
@@ -430,18 +438,19 @@ fn allowed_file(name: &str, param: &str, root: Option<&Path>) -> Result<PathBuf,
     };
     let outside = || refused("the file is not in the media root of the server", "name a file below the media root");
     let root = root.canonicalize().map_err(|_| outside())?;
-    // Absolute names may be those within the root, or of it.
+    // An absolute name may start with the media root, or be relative to it.
     let name = Path::new(name);
     let below = name.strip_prefix(&root).or_else(|_| name.strip_prefix("/")).unwrap_or(name);
     if !below.components().all(|part| matches!(part, Component::Normal(_))) {
         return Err(outside());
     }
-    // After links are followed, too.
+    // Check again after symbolic links are resolved.
     let file = root.join(below).canonicalize().map_err(|_| outside())?;
     if file.starts_with(&root) { Ok(file) } else { Err(outside()) }
 }
 
-/// The files in a folder, by name, each of them below the media root after links are followed.
+/// Files in a folder, sorted by name. Each must be below the media root after
+/// symbolic links are resolved.
 fn files_of(folder: &Path, param: &str, root: Option<&Path>) -> Result<Vec<PathBuf>, ApiError> {
     let failed = |error: std::io::Error| {
         ApiError::invalid(param, format!("the frames cannot be read: {error}")).hint("name a folder of pictures")

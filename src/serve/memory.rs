@@ -1,4 +1,4 @@
-//! Every byte of the device, as clients may watch it.
+//! Routes that report device memory: the budget, its events, and a stream of both.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,16 +25,17 @@ use super::{
 };
 use crate::{AskError, Events, Missed, Snapshot};
 
-/// How often the snapshot is told to those who watch.
+/// Interval between snapshots in a stream.
 const EVERY: Duration = Duration::from_millis(500);
-/// How old a snapshot may be that several are told: so thousands who watch cost no more than one.
+/// Maximum age of a snapshot that is sent to several clients. Thousands of clients that watch then
+/// cost no more than one.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// The last snapshot that was told, and when it was made.
+/// The last snapshot as JSON, and the time when it was taken.
 #[derive(Default)]
 pub(super) struct LastTold(Mutex<Option<(Instant, Arc<str>)>>);
 
-/// The snapshot of a runtime as JSON, made anew unless there is a fresh one.
+/// Snapshot of a runtime as JSON. A snapshot that is younger than `FRESH` is reused.
 pub(super) async fn told_text(shared: &Shared, served: &Served) -> Result<Arc<str>, ApiError> {
     let mut last = served.last_told.0.lock().await;
     if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
@@ -45,8 +46,8 @@ pub(super) async fn told_text(shared: &Shared, served: &Served) -> Result<Arc<st
     Ok(text)
 }
 
-/// `GET /v1/budget?device=NUMBER`: the ledger of one of the `devices`, by default the first, and how many requests each model
-/// has, on whichever it is.
+/// `GET /v1/budget?device=NUMBER`: the ledger of one of the `devices` (the first by default), and
+/// the number of requests of each model on any device.
 pub(super) async fn snapshot(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Json<Value>, ApiError> {
     let served = Fields::of(&uri, OF_DEVICE)?.served(&shared)?;
     told(&shared, served, served.runtime.budget().snapshot().await).map(Json)
@@ -79,14 +80,16 @@ fn told(shared: &Shared, served: &Served, snapshot: Result<Snapshot, AskError>) 
     }))
 }
 
-/// `GET /events`: the latest events of all devices, as `bursar top` reads them of a metrics server too.
+/// `GET /events`: the latest events of all devices, in the format that `bursar top` also reads
+/// from a metrics server.
 pub(super) async fn latest(State(shared): State<Arc<Shared>>) -> Json<Vec<Value>> {
     let of = |served: &Served| (served.runtime.device().label(), served.runtime.recent_events());
     Json(latest_of(shared.served.iter().map(of)))
 }
 
-/// `GET /v1/budget/events?device=NUMBER`: `budget` twice a second as [`snapshot`] tells it, `event` for each that happens, first
-/// the latest.
+/// `GET /v1/budget/events?device=NUMBER`: server-sent events. `budget` comes twice a second and has
+/// the JSON of [`snapshot`]. `event` comes for each event of the runtime, starting with recent
+/// events from before the request.
 pub(super) async fn events(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Response, ApiError> {
     let fields = Fields::of(&uri, OF_DEVICE)?;
     let runtime = &fields.served(&shared)?.runtime;
@@ -103,12 +106,13 @@ struct Watch {
     shared: Arc<Shared>,
     fields: Fields,
     events: Events,
-    /// The number of the last event that was told among the latest.
+    /// Number of the last event that was sent at the start.
     told: u64,
     looks: Interval,
 }
 
-/// Ends when the server does, so that it need not wait for those who watch.
+/// Stream of snapshots and events. It ends when the server shuts down, so that the shutdown does
+/// not wait for clients that watch.
 fn watched(watch: Watch) -> impl Stream<Item = Event> {
     stream::unfold(watch, |mut watch| async move {
         if watch.shared.is_ending() {
@@ -120,7 +124,7 @@ fn watched(watch: Watch) -> impl Stream<Item = Event> {
                 Event::default().event("budget").data(told_text(&watch.shared, served).await.ok()?)
             }
             event = watch.events.next() => match event {
-                // It was told among the latest already: nothing for those who read.
+                // The event was already sent at the start. Clients ignore comments.
                 Some(Ok(recorded)) if recorded.number <= watch.told => Event::default().comment("told"),
                 Some(Ok(recorded)) => sse::named("event", &recorded),
                 Some(Err(missed)) => missed_event(missed),

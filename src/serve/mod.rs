@@ -1,7 +1,9 @@
-//! An HTTP front for models: OpenAI's and Anthropic's APIs over a [`Runtime`](crate::Runtime), as `bursar serve` has them.
+//! HTTP server with OpenAI's and Anthropic's APIs over a [`Runtime`](crate::Runtime), as
+//! used by `bursar serve`.
 //!
-//! This module translates between HTTP and [`Chat`](crate::Chat), and decides nothing: limits, order and memory are the
-//! runtime's. A [`Service`] is an [`axum::Router`] to mount beside your own routes; a [`Server`] listens for it.
+//! This module only translates between HTTP and [`Chat`](crate::Chat). The runtime decides on
+//! limits, order and memory. A [`Service`] is an [`axum::Router`] to mount next to your own routes;
+//! a [`Server`] adds a listener.
 //!
 //! ```no_run
 //! use bursar::{ModelSource, Runtime, RuntimeConfig, serve::{ServeOptions, Service}};

@@ -8,20 +8,21 @@ use std::{
 use super::{error::ApiError, id};
 use crate::ModelHandle;
 
-/// How far a model is.
+/// State of a model on a server.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum ModelState {
-    /// It is being loaded: what is being done, for people.
+    /// The model is loading. The text describes the current phase for people.
     Loading(Arc<str>),
-    /// It answers.
+    /// The model accepts requests.
     Ready(ModelHandle),
-    /// It could not be loaded, and why. It is not listed, and requests that name it are answered with 404.
+    /// The model could not be loaded, for this reason. It is not listed, and requests
+    /// for it get 404.
     Failed(Arc<str>),
 }
 
 impl ModelState {
-    /// Its name in `/health` and `/v1/models`.
+    /// Name of the state in `/health` and `/v1/models`.
     pub(super) fn name(&self) -> &'static str {
         match self {
             ModelState::Loading(_) => "loading",
@@ -31,7 +32,7 @@ impl ModelState {
         }
     }
 
-    /// What a person may want to know of it.
+    /// Phase of loading or reason of failure, for people.
     pub(super) fn detail(&self) -> Option<&str> {
         match self {
             ModelState::Loading(detail) | ModelState::Failed(detail) => Some(detail),
@@ -40,10 +41,9 @@ impl ModelState {
     }
 }
 
-/// One model.
 #[derive(Clone)]
 pub(super) struct Entry {
-    /// The first is its own, by which it is shown; the others are taken too.
+    /// The first is the model's own name. Requests may use any of them.
     pub(super) names: Arc<[String]>,
     /// Seconds since 1970.
     pub(super) created: u64,
@@ -51,22 +51,22 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Whether it answers, or will.
+    /// Whether the model accepts requests or is loading.
     pub(super) fn is_listed(&self) -> bool {
         !matches!(self.state, ModelState::Failed(_))
     }
 }
 
-/// All models, in the order in which they were named.
+/// All models, in the order in which they were added.
 #[derive(Default)]
 pub(super) struct Models {
     entries: RwLock<Vec<Entry>>,
-    /// Names that are answered and not listed, and the first name of their model.
+    /// Names that requests may use but that are not listed, with the first name of their model.
     aliases: RwLock<BTreeMap<String, String>>,
 }
 
 impl Models {
-    /// Names a model, or says how far it is now. A model with the same first name is replaced.
+    /// Adds a model or updates its state. A model with the same first name is replaced.
     pub(super) fn set(&self, names: Vec<String>, state: ModelState) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         match entries.iter_mut().find(|entry| entry.names.first() == names.first()) {
@@ -75,12 +75,12 @@ impl Models {
         }
     }
 
-    /// Answers to `alias` too, unless a model is named so.
+    /// Adds the name `alias` for the model `of`. A model that has this name takes precedence.
     pub(super) fn alias(&self, alias: String, of: String) {
         self.aliases.write().unwrap_or_else(PoisonError::into_inner).insert(alias, of);
     }
 
-    /// The name by which people are shown a model: short, where its first name is a path.
+    /// Name of a model for people: its alias if it has one, because its first name may be a path.
     pub(super) fn shown(&self, entry: &Entry) -> String {
         let aliases = self.aliases.read().unwrap_or_else(PoisonError::into_inner);
         let alias = aliases.iter().find(|(_, of)| **of == entry.names[0]).map(|(alias, _)| alias);
@@ -91,8 +91,8 @@ impl Models {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The model of this name that answers, and the name that its answers give it: the client's. Without a name, the only
-    /// model that is served.
+    /// Finds a model that is ready, and the name for its responses: the one that the client used.
+    /// Without a name, finds the only model of the server.
     pub(super) fn ready(&self, name: Option<&str>) -> Result<(String, ModelHandle), ApiError> {
         let entry = self.find(name)?;
         let own = &entry.names[0];
@@ -106,7 +106,7 @@ impl Models {
         }
     }
 
-    /// The model of this name as it is listed: it answers, or is being loaded.
+    /// Finds a model that is ready or loading.
     pub(super) fn listed(&self, name: &str) -> Result<Entry, ApiError> {
         let entry = self.find(Some(name))?;
         match &entry.state {
@@ -115,7 +115,7 @@ impl Models {
         }
     }
 
-    /// To clients, a model that could not be loaded is one that is not there.
+    /// For clients, a model that could not be loaded does not exist.
     fn failed(&self, own: &str, why: &str) -> ApiError {
         let message = format!("the model `{own}` is not available, because it failed to load: {why}");
         ApiError::not_found(message).code("model_not_found").hint(known(&self.all()))
@@ -155,7 +155,7 @@ fn known(entries: &[Entry]) -> String {
     }
 }
 
-/// What a client sent, short enough for an answer.
+/// Cuts text of a client to a length that fits into a message.
 pub(super) fn shortened(text: &str) -> String {
     const CHARACTERS_MAX: usize = 80;
     match text.char_indices().nth(CHARACTERS_MAX) {

@@ -1,4 +1,4 @@
-//! A neighbour's drill, where host memory stands in for a GPU: another process takes memory, and gives it back.
+//! Drill on a host device: simulates another process that takes memory and gives it back.
 
 use bursar_budgets::testing::HostControl;
 use std::{sync::Arc, time::Duration};
@@ -16,10 +16,10 @@ use super::{
 };
 use crate::{Bytes, HostDevice};
 
-/// How long a neighbour may stay.
+/// Longest duration of a drill, in seconds.
 const SECONDS_MAX: u64 = 60;
 
-/// `POST /v1/budget/neighbour`.
+/// Body of `POST /v1/budget/neighbour`.
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Drill {
     bytes: u64,
@@ -32,7 +32,7 @@ impl FromJson for Drill {
     }
 }
 
-/// What a neighbour has.
+/// Bytes that the simulated process holds.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Taken {
     bytes: u64,
@@ -43,7 +43,8 @@ pub(super) async fn shown(State(shared): State<Arc<Shared>>, uri: Uri) -> Result
     Ok(Json(Taken { bytes: stand_in(&shared, &uri)?.counts().foreign.0 }))
 }
 
-/// Takes what is free, up to `bytes`, for so many seconds. One neighbour at a time.
+/// `POST /v1/budget/neighbour?device=NUMBER`: takes free memory, up to `bytes`, and gives it back
+/// after `seconds`. Only one drill runs at a time.
 pub(super) async fn drill(
     State(shared): State<Arc<Shared>>,
     uri: Uri,

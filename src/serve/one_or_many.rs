@@ -11,7 +11,8 @@ use serde::{
     },
 };
 
-/// A list, or a text alone in place of a list of one. Unlike an untagged enum it names the wrong item.
+/// A list, or a single string in place of a list with one item. Unlike with an untagged enum,
+/// errors name the wrong item.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct OneOrMany<T>(pub(super) Vec<T>);
 
@@ -54,7 +55,7 @@ impl<T: JsonSchema> JsonSchema for OneOrMany<T> {
     }
 }
 
-/// An object, or a text alone in place of an object that has nothing else.
+/// An object, or a string in place of an object that has no other fields.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Wrapped<T>(pub(super) T);
 

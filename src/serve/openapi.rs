@@ -1,4 +1,5 @@
-//! `GET /openapi.json`: every route, with what it reads and answers, from the types that do.
+//! `GET /openapi.json`: all routes, with schemas of requests and responses that are
+//! derived from their types.
 
 use std::sync::LazyLock;
 
@@ -22,7 +23,7 @@ pub(super) async fn document() -> Json<&'static Value> {
     Json(&DOCUMENT)
 }
 
-/// The document, of OpenAPI 3.1, whose schemas are JSON Schema 2020-12.
+/// OpenAPI 3.1 document with JSON Schema 2020-12.
 fn made() -> Value {
     let settings =
         SchemaSettings::draft2020_12().with(|settings| settings.definitions_path = "/components/schemas".into());
@@ -103,7 +104,7 @@ fn made() -> Value {
     })
 }
 
-/// What may stand behind `?` in addresses with these paths.
+/// Query parameters of the routes that have any.
 const QUERIES: [(&[&str], &[&str]); 3] = [
     (&["/v1/budget", "/v1/budget/events", "/v1/budget/neighbour"], OF_DEVICE),
     (&["/wake_up", "/is_sleeping"], OF_MODEL),
@@ -133,7 +134,7 @@ impl Pages {
         self.add(path, "post", operation);
     }
 
-    /// Without a body, and with an answer that has no type here.
+    /// Adds a route without a request body, whose response has no schema.
     fn bare(&mut self, path: &str, method: &str, summary: &str) {
         let responses = json!({"200": {"description": "Success"}, "default": error()});
         self.add(path, method, json!({"summary": summary, "responses": responses}));
@@ -160,7 +161,7 @@ impl Pages {
     }
 }
 
-/// OpenAI's shape of an error.
+/// Schema of an error in OpenAI's format.
 fn error() -> Value {
     let text = json!({"type": ["string", "null"]});
     let fields = json!({"message": {"type": "string"}, "type": {"type": "string"}, "param": text, "code": text});

@@ -1,85 +1,96 @@
-//! What a server allows its clients.
+//! Options of a server.
 
 use std::{path::PathBuf, time::Duration};
 
 use super::guard::{self, KeyError};
 use crate::Bytes;
 
-/// The limits of a [`Service`](super::Service) and a [`Server`](super::Server). Each has a default that suits one GPU and clients that
-/// are not trusted.
+/// Options of a [`Service`](super::Service) and a [`Server`](super::Server). The defaults suit one
+/// GPU and clients that are not trusted.
 #[derive(Clone)]
 pub struct ServeOptions {
-    /// Keys of clients. Without any, everybody who reaches the port is served.
+    /// API keys of clients. Without keys, every client that reaches the port is served.
     pub keys: Vec<String>,
-    /// Keys of administrators, who may also put models to sleep, wake them, run drills, and read the budget of a
-    /// server with several `keys`. Without any, every client is an administrator if the server has no `keys` and
-    /// listens only on this machine, or if [`open_admin`](Self::open_admin) is set; otherwise no client is.
+    /// Keys of administrators. They may also put models to sleep, wake them, run drills, and read
+    /// the budget of a server with several `keys`. Without administrator keys, every client is an
+    /// administrator if the server has no `keys` and listens only on this machine, or if
+    /// [`open_admin`](Self::open_admin) is set; otherwise no client is an administrator.
     pub admin_keys: Vec<String>,
-    /// Whether every client is an administrator where there are no `admin_keys`.
+    /// Whether every client is an administrator if there are no `admin_keys`.
     pub open_admin: bool,
-    /// The largest body of a request; larger ones are refused with 413. Pictures travel in base64, so they take a third more.
+    /// Largest request body. Larger bodies get 413. Pictures in a body are in base64, which is a
+    /// third larger than the file.
     pub body_bytes: Bytes,
-    /// Bodies that are held at once, all clients together. More are refused with 503.
+    /// Memory for the bodies of all concurrent requests, and for pictures and videos that are read
+    /// for them. Requests beyond it get 503.
     pub bodies_bytes: Bytes,
-    /// The time that a client has to send a whole body.
+    /// Time that a client has to send a whole body. A client that stops reading its response is
+    /// disconnected after the same time.
     pub body_time: Duration,
-    /// The time that a client has to send the head of a request, and how long an idle connection is kept.
+    /// Time that a client has to send the head of a request. An idle connection is closed
+    /// after the same time.
     pub head_time: Duration,
-    /// The largest head of a request; larger ones are refused with 431.
+    /// Largest head of a request. Larger heads get 431.
     pub head_bytes: Bytes,
-    /// Maximum concurrent connections. Connections above the limit get 503 for everything except health and metrics.
+    /// Maximum concurrent connections. Connections above the limit get 503 for everything
+    /// except health and metrics.
     pub connections: usize,
-    /// The same for connections from one address, or from one /64 network of IPv6.
+    /// Maximum concurrent connections from one address, or from one /64 network of IPv6.
     pub connections_per_address: usize,
-    /// Replies at once for each key; more are refused with 429. None: as many as the models take.
+    /// Maximum concurrent replies per key, or of all clients together if there are no keys. Further
+    /// requests get 429. `None`: only the models limit them.
     pub streams_per_key: Option<usize>,
-    /// Silence after which a stream gets a comment, so that proxies keep it open.
+    /// Time without events after which a stream gets a comment, so that proxies keep it open.
     pub keep_alive: Duration,
-    /// How long running replies may take when the server ends.
+    /// Time that running replies have to finish when the server shuts down.
     pub drain: Duration,
-    /// Responses of `/v1/responses` that are kept, in memory alone. The oldest go first.
+    /// Maximum number of stored responses of `/v1/responses`. They are stored in memory only. The
+    /// oldest response of the key that stores the most is evicted first.
     pub responses: usize,
-    /// The bytes of all kept responses and their conversations, pictures included.
+    /// Maximum bytes of all stored responses and their conversations, pictures included.
     pub responses_bytes: Bytes,
-    /// Hosts that pictures may be fetched from, such as `example.org` or `example.org:8443`. None by default.
+    /// Hosts that pictures and videos may be fetched from, such as `example.org` or
+    /// `example.org:8443`. Empty by default.
     pub url_hosts: Vec<String>,
-    /// Whether these hosts may have private addresses, for example in a company's internal network. Not by default: a name
-    /// that anybody controls may point at the server's neighbours.
+    /// Whether these hosts may have private addresses, for example in a company's internal
+    /// network. `false` by default: the owner of a host name could point it at other machines
+    /// in the server's network.
     pub private_url_hosts: bool,
-    /// The folder that `file:` URLs of pictures and videos may name files of. None by default.
+    /// Folder of the files that `file:` URLs of pictures and videos may name. `None` by default.
     pub media_root: Option<PathBuf>,
-    /// How long reading a file below `media_root` may take.
+    /// Time limit for reading a file below `media_root`.
     pub media_time: Duration,
-    /// The program `ffmpeg`, which decodes films in MP4, MOV, WebM and MKV. Without it they are refused; animated GIF and
-    /// WebP need none. None by default.
+    /// Path of the program `ffmpeg`, which decodes MP4, MOV, WebM and MKV. Without it, such videos
+    /// are refused. Animated GIF and WebP do not need it. `None` by default.
     pub ffmpeg: Option<PathBuf>,
-    /// How long decoding a film may take.
+    /// Time limit for decoding a video.
     pub film_time: Duration,
-    /// Whether `/metrics` also has the series of vLLM that dashboards and autoscalers read.
+    /// Whether `/metrics` also has vLLM's series, which dashboards and autoscalers read.
     pub vllm_metrics: bool,
-    /// Variables that chat templates read, such as `enable_thinking`, unless a request sets them.
+    /// Variables for chat templates, such as `enable_thinking`. A request may override them.
     pub template_variables: serde_json::Map<String, serde_json::Value>,
-    /// Optional path prefix of requests, without slashes at its ends, for a proxy that does not strip it: `llm` for
-    /// `/llm/v1/models`. Empty for no prefix.
+    /// Optional path prefix of requests, without slashes at its ends, for a proxy that does not
+    /// strip it: `llm` for `/llm/v1/models`. Empty for no prefix.
     pub root_path: String,
-    /// Origins of web pages that may ask, such as `https://example.org`, or `*` for all.
+    /// Origins of web pages that may send requests, such as `https://example.org`, or `*` for all.
     pub origins: Vec<String>,
 }
 
 impl ServeOptions {
-    /// Adds the keys of a text, one a line. Empty lines and those that begin with `#` are none.
+    /// Adds the keys of a text with one key per line. Empty lines and lines that begin
+    /// with `#` are skipped.
     ///
     /// # Errors
-    /// [`KeyError`], with the line.
+    /// [`KeyError`] if the text has no key, or a key that a header cannot carry.
     pub fn with_keys(mut self, text: &str) -> Result<Self, KeyError> {
         self.keys.extend(guard::keys_of(text)?);
         Ok(self)
     }
 
-    /// As [`with_keys`](Self::with_keys), for keys of administrators.
+    /// Adds administrator keys, in the format of [`with_keys`](Self::with_keys).
     ///
     /// # Errors
-    /// [`KeyError`], with the line.
+    /// [`KeyError`] if the text has no key, or a key that a header cannot carry.
     pub fn with_admin_keys(mut self, text: &str) -> Result<Self, KeyError> {
         self.admin_keys.extend(guard::keys_of(text)?);
         Ok(self)

@@ -1,11 +1,11 @@
-//! The page at `/`: a chat beside the device's memory, in the binary.
+//! Web page at `/`, embedded in the binary: a chat and the memory of the device.
 
 use axum::{
     http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
     response::IntoResponse,
 };
 
-/// Nothing from elsewhere, nothing inline, and in no frame.
+/// Content security policy: nothing from other servers, nothing inline, and no embedding in frames.
 const POLICY: &str = "default-src 'self'; img-src 'self' data: blob:; media-src data: blob:; style-src 'self'; script-src 'self'; \
                       connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
@@ -25,7 +25,7 @@ pub(super) async fn markdown() -> impl IntoResponse {
     file("text/javascript; charset=utf-8", include_str!("page/markdown.js"))
 }
 
-/// Another version of the server has another page, so none is kept.
+/// Not cached, because another version of the server has another page.
 fn file(kind: &'static str, text: &'static str) -> impl IntoResponse {
     let headers = [
         (CONTENT_TYPE, kind),

@@ -1,4 +1,4 @@
-//! Connections whose clients stop reading.
+//! Timeout for clients that stop reading.
 
 use std::{
     io,
@@ -14,11 +14,12 @@ use tokio::{
 
 use super::half_closed::Socket;
 
-/// A connection that breaks when its client takes nothing for too long: a stopped reader would hold its reply's memory.
+/// A connection that fails if its client reads nothing for `patience`. A client that stops reading
+/// would otherwise hold the memory of its reply.
 pub(super) struct Patient<S> {
     stream: S,
     patience: Duration,
-    /// When the client has read nothing for long enough; None while nothing waits to be read.
+    /// Timer that runs while a write is blocked. `None` while no write is blocked.
     waits: Option<Pin<Box<Sleep>>>,
 }
 

@@ -1,4 +1,4 @@
-//! Pictures for embedders, read under a server's rules.
+//! Reading of pictures for embedders, under the rules of a server.
 
 use std::fmt;
 
@@ -10,19 +10,21 @@ use super::{
 };
 use crate::{Hint, Image};
 
-/// Pictures that were read, in order. They count among the bytes that the [`Service`] holds until they are dropped.
+/// Pictures that were read. They count towards the byte limit of the [`Service`]
+/// until they are dropped.
 pub struct ReadPictures {
-    /// The pictures.
+    /// In the order of their URLs.
     pub pictures: Vec<Image>,
     _room: BodyPermit,
 }
 
-/// Why a picture was not read: a host or folder that is not allowed, a size, or something that is no picture.
+/// Why a picture was not read: its host or folder is not allowed, it is too large, or it
+/// is not a picture.
 #[derive(Clone, Debug)]
 pub struct NotRead(ApiError);
 
 impl NotRead {
-    /// Whether the same may be read a moment later: there was no room, or no thread.
+    /// Whether a retry may succeed, because only memory or a thread was not available.
     pub fn is_busy(&self) -> bool {
         self.0.status.is_server_error()
     }
@@ -45,13 +47,13 @@ impl Hint for NotRead {
 }
 
 impl Service {
-    /// Reads pictures as it does those of its requests: `data:` URIs in base64, `http:` and `https:` URLs of
-    /// [allowed hosts](super::ServeOptions::url_hosts), and `file:` URLs below the
-    /// [media root](super::ServeOptions::media_root), within the same bounds on bytes and time. For fronts of other
-    /// protocols. Nothing is decoded.
+    /// Reads pictures as the server does for its requests: `data:` URIs in base64, `http:` and
+    /// `https:` URLs of [allowed hosts](super::ServeOptions::url_hosts), and `file:` URLs below the
+    /// [media root](super::ServeOptions::media_root), with the same limits on bytes and time.
+    /// Intended for servers with other protocols. The pictures are not decoded.
     ///
     /// # Errors
-    /// [`NotRead`], of the first that could not be.
+    /// [`NotRead`] for the first picture that could not be read.
     pub async fn read_pictures(&self, urls: &[impl AsRef<str>]) -> Result<ReadPictures, NotRead> {
         let link = |(at, url): (usize, &_)| Link::picture(format!("pictures[{at}]"), AsRef::<str>::as_ref(url));
         let links: Result<Vec<_>, _> = urls.iter().enumerate().map(link).collect();

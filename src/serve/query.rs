@@ -1,4 +1,4 @@
-//! The part of an address behind `?`, as some routes take it.
+//! Query strings of the routes that take them.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,13 @@ use super::{
 };
 use crate::ModelHandle;
 
-/// Of a budget.
+/// Parameters of the budget routes.
 pub(super) const OF_DEVICE: &[&str] = &["device"];
-/// Of models, all without one.
+/// Parameters of `/wake_up` and `/is_sleeping`. Without `model`, they apply to all models.
 pub(super) const OF_MODEL: &[&str] = &["model"];
-/// Of sleep.
+/// Parameters of the route `/sleep`.
 pub(super) const OF_SLEEP: &[&str] = &["level", "model", "within"];
 
-/// The fields of a query.
 pub(super) struct Fields(BTreeMap<String, String>);
 
 impl Fields {
@@ -40,7 +39,7 @@ impl Fields {
         self.0.get(name).map(|value| value.parse().map_err(wrong)).transpose()
     }
 
-    /// The named model, or all that have been loaded.
+    /// The model that `model` names, or all models that are ready.
     pub(super) fn models(&self, shared: &Shared) -> Result<Vec<(String, ModelHandle)>, ApiError> {
         match self.0.get("model") {
             Some(name) => shared.models.ready(Some(name)).map(|model| vec![model]),
@@ -56,7 +55,7 @@ impl Fields {
         }
     }
 
-    /// The runtime with the devices of this number (`device`, from 0), or the first.
+    /// The runtime whose index is `device` (from 0), or the first runtime.
     pub(super) fn served<'s>(&self, shared: &'s Shared) -> Result<&'s Served, ApiError> {
         let number = self.number("device")?.unwrap_or(0);
         let served = usize::try_from(number).ok().and_then(|number| shared.served.get(number));

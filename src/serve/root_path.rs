@@ -15,7 +15,7 @@ pub(super) fn below(root: &str, routes: Router) -> Router {
         return routes;
     }
     let prefix = format!("/{root}");
-    // The links of the page are relative to a folder.
+    // Links of the page are relative to a path with a trailing slash.
     let folder = format!("{prefix}/");
     let redirect = async move |RawQuery(query): RawQuery| {
         let query = query.map(|query| format!("?{query}")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The routes of a server, and what they share.
+//! Routes of a server, and the state that they share.
 
 use std::{
     fmt,
@@ -47,12 +47,12 @@ use super::{
 };
 use crate::{ModelHandle, Reply, Runtime};
 
-/// The name of a request, the client's own or ours, in its answer and in logs.
+/// Id of a request in its response and in logs: the client's, or a generated one.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// The same, where Anthropic's clients look for it.
+/// Header in which Anthropic's clients look for the id.
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
-/// Models of one runtime or several, as OpenAI's and Anthropic's clients reach them. Clones share everything.
+/// OpenAI's and Anthropic's APIs for the models of one or several runtimes. Clones share all state.
 #[derive(Clone)]
 pub struct Service {
     shared: Arc<Shared>,
@@ -70,9 +70,9 @@ impl Served {
     }
 }
 
-/// What all requests share.
+/// State that all requests share.
 pub(super) struct Shared {
-    /// Each with devices of its own; at least one.
+    /// At least one runtime. Runtimes do not share devices.
     pub(super) served: Vec<Served>,
     pub(super) models: Models,
     pub(super) options: ServeOptions,
@@ -83,14 +83,14 @@ pub(super) struct Shared {
     #[cfg(feature = "prometheus")]
     pub(super) metrics: Option<crate::MetricsText>,
     guard: Guard,
-    /// Held by the one neighbour of a drill.
+    /// Held while a drill runs: only one runs at a time.
     pub(super) neighbour: Arc<tokio::sync::Mutex<()>>,
     is_ending: AtomicBool,
-    /// True from when running replies have to end.
+    /// True once running replies have to end.
     is_cut: watch::Sender<bool>,
 }
 
-/// Shows no key.
+/// Never prints a key.
 impl fmt::Debug for Service {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Service({:?})", self.shared.guard)
@@ -102,12 +102,12 @@ impl Shared {
         self.is_ending.load(Relaxed)
     }
 
-    /// Whether these headers are of a client that may ask.
+    /// Whether the headers are of a client that may send requests.
     pub(super) fn is_client(&self, headers: &HeaderMap) -> bool {
         self.guard.admit_at(headers, false).is_ok()
     }
 
-    /// The reply, which ends with an error when the server has waited long enough for it.
+    /// A reply that ends with an error when the server no longer waits for running replies.
     pub(super) fn served(&self, reply: Reply) -> Reply {
         let mut is_cut = self.is_cut.subscribe();
         reply.until(async move {
@@ -119,16 +119,17 @@ impl Shared {
 }
 
 impl Service {
-    /// A service without models. Add them with [`add`](Self::add) as they become ready, or tell with [`set`](Self::set) how far they are.
+    /// Creates a service without models. Add models with [`add`](Self::add) when they are ready, or
+    /// report their state with [`set`](Self::set) before that.
     pub fn new(runtime: &Runtime, options: ServeOptions) -> Self {
         Service::over(std::slice::from_ref(runtime), options)
     }
 
-    /// The same over several runtimes, each with devices of its own ([`Placing`](crate::Placing)). No two models may have
-    /// the same name.
+    /// Creates a service for several runtimes with separate devices ([`Placing`](crate::Placing)).
+    /// No two models may have the same name.
     ///
     /// # Panics
-    /// Without a runtime.
+    /// If there is no runtime.
     pub fn over(runtimes: &[Runtime], options: ServeOptions) -> Self {
         assert!(!runtimes.is_empty(), "models run somewhere");
         let (bodies, guard) = (Bodies::new(options.bodies_bytes), Guard::new(&options));
@@ -152,33 +153,33 @@ impl Service {
         Service { shared: Arc::new(shared) }
     }
 
-    /// Serves a model by these names. The first is its own.
+    /// Serves a model under these names. The first is the model's own name.
     pub fn add<N: Into<String>>(&self, names: impl IntoIterator<Item = N>, model: ModelHandle) {
         self.set(names, ModelState::Ready(model));
     }
 
-    /// Says how far a model is. Until it is ready its requests are answered with 503, and if it failed with 404.
+    /// Sets the state of a model. Requests for it get 503 until it is ready, and 404 if it failed.
     ///
     /// # Panics
-    /// Without a name.
+    /// If there is no name.
     pub fn set<N: Into<String>>(&self, names: impl IntoIterator<Item = N>, state: ModelState) {
         let names: Vec<String> = names.into_iter().map(N::into).collect();
         assert!(!names.is_empty(), "a model has a name");
         self.shared.models.set(names, state);
     }
 
-    /// Answers requests for `alias` with the model whose first name is `of`, and does not list it. `/health` shows the
-    /// model by it: names that clients use may be paths.
+    /// Serves the model whose first name is `of` also as `alias`, which is not listed. `/health`
+    /// shows the model under its alias, because its names may be paths.
     pub fn alias(&self, alias: impl Into<String>, of: impl Into<String>) {
         self.shared.models.alias(alias.into(), of.into());
     }
 
-    /// From now on new requests are refused with 503, while running ones go on.
+    /// Refuses new requests with 503 from now on. Running requests continue.
     pub fn end(&self) {
         self.shared.is_ending.store(true, Relaxed);
     }
 
-    /// From now on running replies end, with an error.
+    /// Ends all running replies with an error.
     pub(super) fn cut(&self) {
         self.shared.is_cut.send_replace(true);
     }
@@ -187,18 +188,20 @@ impl Service {
         &self.shared
     }
 
-    /// The limits that it was made with.
+    /// Options that the service was created with.
     pub fn options(&self) -> &ServeOptions {
         &self.shared.options
     }
 
-    /// Its routes, to merge with yours or to nest below a path of yours. Paths that are none of them are left to you.
+    /// Routes of the service, to merge with your own routes or to nest below a path. Other paths
+    /// are left to you.
     pub fn router(&self) -> Router {
         self.layered(self.routes())
     }
 
-    /// The same for a server of its own, which answers every path. One that only this machine reaches, without keys,
-    /// answers by no other name: a page could give its own name this machine's address.
+    /// Routes for a standalone server, which answers every path. A server without keys that only
+    /// this machine can reach accepts only local host names: a web page could point its own name at
+    /// this machine's address (DNS rebinding).
     pub(super) fn whole(&self, is_local: bool) -> Router {
         let routes = self.layered(self.routes().fallback(missing));
         if is_local && self.shared.guard.is_open() {
@@ -267,7 +270,7 @@ impl Service {
         let routes = routes
             .layer(CatchPanicLayer::custom(panicked))
             .layer(middleware::from_fn_with_state(self.shared.clone(), named));
-        // Outside of all, so that a page reads refusals too.
+        // CORS is the outermost layer, so that pages can read error responses too.
         let routes = if self.shared.options.origins.is_empty() {
             routes
         } else {
@@ -277,7 +280,7 @@ impl Service {
     }
 }
 
-/// Lets requests with a key pass, while the server is not ending.
+/// Admits requests with a valid key from allowed origins, unless the server is shutting down.
 async fn admitted(State(shared): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
     if shared.is_ending() {
         return ApiError::unavailable("the server is shutting down")
@@ -307,7 +310,7 @@ async fn admitted(State(shared): State<Arc<Shared>>, mut request: Request, next:
     }
 }
 
-/// Lets administrators pass.
+/// Admits requests of administrators only.
 async fn by_administrator(
     State(shared): State<Arc<Shared>>,
     Extension(client): Extension<Client>,
@@ -317,7 +320,8 @@ async fn by_administrator(
     if client.is_admin() { next.run(request).await } else { shared.guard.admin_only().into_response() }
 }
 
-/// Lets administrators pass, and all clients where they have one key: they see their own load only.
+/// Admits administrators. Admits all clients if there is at most one key, because they then see
+/// only their own load.
 async fn by_administrator_or_only_key(
     state: State<Arc<Shared>>,
     client: Extension<Client>,
@@ -331,7 +335,8 @@ async fn by_administrator_or_only_key(
     }
 }
 
-/// Whether no page of another server asks. Browsers say where a page is from, also where they send without asking first.
+/// Whether the request is not from a page of an origin that is not allowed. Browsers send `Origin`
+/// even with requests that need no CORS preflight.
 fn is_welcome(headers: &HeaderMap, origins: &[String]) -> bool {
     let Some(origin) = headers.get(ORIGIN) else { return true };
     let origin = origin.to_str().unwrap_or_default();
@@ -340,7 +345,7 @@ fn is_welcome(headers: &HeaderMap, origins: &[String]) -> bool {
     is_own || origins.iter().any(|allowed| allowed == "*" || allowed == origin)
 }
 
-/// Lets requests pass that name this machine by its address, or as `localhost`.
+/// Admits requests whose `Host` is an IP address or `localhost`.
 async fn by_local_name(request: Request, next: Next) -> Response {
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let name = host.parse::<Authority>().map(|host| host.host().to_ascii_lowercase()).unwrap_or_default();
@@ -357,7 +362,7 @@ fn shape_of(request: &Request) -> Shape {
     if request.uri().path().starts_with("/v1/messages") { Shape::Anthropic } else { Shape::OpenAi }
 }
 
-/// Gives each request a name, for its answer, logs and spans.
+/// Gives each request an id, for its response, logs and spans.
 async fn named(State(shared): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
     let name = name_of(request.headers()).unwrap_or_else(|| id::fresh("req_"));
     let (method, path, shape) = (request.method().clone(), request.uri().path().to_owned(), shape_of(&request));
@@ -380,7 +385,7 @@ async fn named(State(shared): State<Arc<Shared>>, mut request: Request, next: Ne
     response
 }
 
-/// An error in the shape of the client's API, wherever it was found.
+/// Converts an error to the format of the client's API, whichever layer returned it.
 fn shaped(response: Response, shape: Shape) -> Response {
     match (shape, response.extensions().get::<ApiError>()) {
         (Shape::Anthropic, Some(error)) => error.response(shape),
@@ -388,7 +393,7 @@ fn shaped(response: Response, shape: Shape) -> Response {
     }
 }
 
-/// The client's own name of a request, if it is one that logs can show.
+/// The client's id of a request, if it is safe to log.
 fn name_of(headers: &HeaderMap) -> Option<String> {
     const BYTES_MAX: usize = 128;
     let name = headers.get(REQUEST_ID)?.to_str().ok()?;
@@ -409,9 +414,9 @@ fn cors(origins: &[String]) -> CorsLayer {
         .expose_headers([REQUEST_ID, ANTHROPIC_REQUEST_ID, RETRY_AFTER])
 }
 
-/// Lets requests pass that programs watch a server with. Others come on a connection beyond the limits.
+/// Admits only health and metrics requests, on connections beyond the limits.
 pub(super) async fn only_probes(State(service): State<Service>, request: Request, next: Next) -> Response {
-    // A server that ends says so itself.
+    // During shutdown, `admitted` refuses requests with a better message.
     if access::is_probe(request.uri().path()) || service.shared.is_ending() {
         return next.run(request).await;
     }
@@ -435,7 +440,7 @@ async fn wrong_method(request: Request) -> Response {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", told).into_response()
 }
 
-/// A panic is a bug of ours; its text is in the log, and none of the client's business.
+/// A panic is a bug in Bursar. Its message is in the log, and is not sent to the client.
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
     tracing::error!("a request panicked");
     let error = ApiError::new(

@@ -1,4 +1,4 @@
-//! `POST /sleep`, `POST /wake_up` and `GET /is_sleeping`, as vLLM has them, for one model or for all.
+//! `POST /sleep`, `POST /wake_up` and `GET /is_sleeping` as in vLLM, for one model or for all.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -17,10 +17,12 @@ use super::{
 };
 use crate::{Hint, SleepError, SleepLevel};
 
-/// How long running requests may take before the model stays awake instead, unless `within` says otherwise.
+/// Default of `within`: the time that running requests may take to finish. If they take longer,
+/// the model stays awake.
 const WITHIN: Duration = Duration::from_secs(600);
 
-/// `POST /sleep?level=1&model=NAME&within=SECONDS`. vLLM has `level` alone. All models sleep if none is named.
+/// `POST /sleep?level=1&model=NAME&within=SECONDS`. vLLM has only `level`. Without
+/// `model`, all models sleep.
 pub(super) async fn sleep(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Response, ApiError> {
     let fields = Fields::of(&uri, OF_SLEEP)?;
     let level = fields.number("level")?.unwrap_or(1);
@@ -44,7 +46,8 @@ pub(super) async fn wake_up(State(shared): State<Arc<Shared>>, uri: Uri) -> Resu
     Ok(().into_response())
 }
 
-/// `GET /is_sleeping?model=NAME`: whether it sleeps, or all do, and each with its level.
+/// `GET /is_sleeping?model=NAME`: whether the model, or every model, is asleep, and the
+/// sleep level of each.
 pub(super) async fn is_sleeping(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Json<Value>, ApiError> {
     let models = Fields::of(&uri, OF_MODEL)?.models(&shared)?;
     let levels = models.iter().map(|(name, model)| (name.clone(), model.is_asleep()));

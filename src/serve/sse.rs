@@ -13,18 +13,19 @@ use futures_util::{Stream, StreamExt, stream};
 use serde::Serialize;
 use serde_json::Value;
 
-/// An event with this JSON.
 pub(super) fn json(value: &impl Serialize) -> Event {
-    // Of our own types, whose maps have strings as keys.
+    // Serialization cannot fail: the maps in these types have string keys.
     Event::default().json_data(value).unwrap_or_else(|error| Event::default().comment(error.to_string()))
 }
 
-/// An event with the name that its JSON has as `type`. The name comes first, as the APIs send it that have names.
+/// An event named after the `type` of its JSON. The name comes before the data, as in the APIs
+/// that name their events.
 pub(super) fn typed(told: &Value) -> Event {
     named(told["type"].as_str().unwrap_or_default(), told)
 }
 
-/// An event of this name with this JSON. The name comes first: some clients read no further back.
+/// An event with a name. The name comes before the data: some clients do not
+/// look for it afterwards.
 pub(super) fn named(name: &str, value: &impl Serialize) -> Event {
     Event::default().event(name).json_data(value).unwrap_or_else(|error| Event::default().comment(error.to_string()))
 }
@@ -34,7 +35,8 @@ pub(super) fn done() -> Event {
     Event::default().data("[DONE]")
 }
 
-/// The events that are told of what is heard, until `tell` says that it was the last.
+/// Converts each item of `heard` to events with `tell`, until `tell` returns that the
+/// item was the last.
 pub(super) fn told<H: Send, S: Send>(
     heard: impl Stream<Item = H> + Send + Unpin,
     state: S,
@@ -52,11 +54,12 @@ pub(super) fn told<H: Send, S: Send>(
     events.flat_map(stream::iter)
 }
 
-/// An answer of these events. A silent stream gets a comment now and then. It is dropped when the client leaves.
+/// A response with these events. A stream without events for `keep_alive` gets a comment. The
+/// stream is dropped when the client disconnects.
 pub(super) fn response(events: impl Stream<Item = Event> + Send + 'static, keep_alive: Duration) -> Response {
     let alive = KeepAlive::new().interval(keep_alive).text("keep-alive");
     let mut response = Sse::new(events.map(Ok::<_, Infallible>)).keep_alive(alive).into_response();
-    // nginx holds streams back otherwise.
+    // Without this header, nginx buffers the stream.
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }

@@ -1,4 +1,4 @@
-//! `POST /tokenize` and `/detokenize`, as vLLM has them.
+//! `POST /tokenize` and `/detokenize` as in vLLM.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::{
     service::Shared,
 };
 
-/// A text, or a chat whose prompt is made of its messages.
+/// A text, or a chat whose messages are rendered to a prompt.
 pub(super) struct TokenizeRequest {
     fields: TokenizeFields,
     chat: Option<ChatFields>,
@@ -55,7 +55,7 @@ pub(super) async fn tokenize(
     let tokens = match (fields.prompt, chat) {
         (Some(text), _) => model.tokenize(text, fields.add_special_tokens.unwrap_or(true)).await?,
         (None, Some(chat)) => {
-            // Held until the prompt is made.
+            // The memory stays reserved until the prompt is rendered.
             let mut room = Some(body.room);
             let (chat, places) = chat::chat(chat, &model, &shared, &mut room).await?;
             model.prompt_of(chat).await.map_err(|error| places.error(error))?.token_ids

@@ -1,4 +1,4 @@
-//! Tools and their calls, as chat templates read them.
+//! Tools and tool calls in the format of chat templates.
 
 use serde_json::{Map, Value, json};
 
@@ -19,8 +19,8 @@ pub(super) fn call(id: Option<String>, name: &str, arguments: Value) -> Content 
     Content::ToolCall(json!({"id": id, "type": "function", "function": function}))
 }
 
-/// Tools that only their makers' servers run. Where they are merely offered, as coding agents offer them to every server,
-/// the model does not see them, and so never calls them.
+/// Hosted tools, which only the servers of OpenAI or Anthropic run. Coding agents offer them to
+/// every server. The model does not see them, so it never calls them.
 #[derive(Default)]
 pub(super) struct LeftOut(Vec<String>);
 
@@ -29,7 +29,8 @@ impl LeftOut {
         self.0.push(name.to_owned());
     }
 
-    /// Refuses a choice that makes the model call one of them, when it sees only these `functions`.
+    /// Rejects a choice that forces a call of a hosted tool. `functions` are the tools
+    /// that the model sees.
     pub(super) fn check(&self, choice: &ToolChoice, functions: &[Value]) -> Result<(), ApiError> {
         let is_shown = |name: &str| functions.iter().any(|function| function["function"]["name"] == name);
         let forced = match choice {
@@ -44,7 +45,7 @@ impl LeftOut {
     }
 }
 
-/// Templates want an object; clients send its text.
+/// Converts arguments from JSON text, which clients send, to an object, which templates expect.
 fn as_object(arguments: Value) -> Value {
     match arguments {
         Value::String(text) => match serde_json::from_str(&text) {

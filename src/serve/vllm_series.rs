@@ -1,10 +1,10 @@
-//! The metrics of vLLM, made of ours: for dashboards and autoscalers that read its names.
+//! Bursar's metrics under vLLM's names, for dashboards and autoscalers that read those.
 //!
 //! Names and labels are those of vLLM 0.33 (`vllm/v1/metrics/loggers.py`).
 
 use std::collections::BTreeMap;
 
-/// Series of ours that are one of vLLM's under another name: ours, vLLM's, and its type.
+/// Series that vLLM has under another name: Bursar's name, vLLM's name, and the type.
 const RENAMED: [(&str, &str, &str); 21] = [
     ("bursar_sequences_running", "num_requests_running", "gauge"),
     ("bursar_sequences_waiting", "num_requests_waiting", "gauge"),
@@ -18,7 +18,7 @@ const RENAMED: [(&str, &str, &str); 21] = [
     ("bursar_encoder_cache_hits_total", "mm_cache_hits_total", "counter"),
     ("bursar_time_to_first_token_seconds", "time_to_first_token_seconds", "histogram"),
     ("bursar_token_interval_seconds", "inter_token_latency_seconds", "histogram"),
-    // Its name in earlier versions, which their dashboards read.
+    // The name in earlier versions of vLLM, which older dashboards read.
     ("bursar_token_interval_seconds", "time_per_output_token_seconds", "histogram"),
     ("bursar_request_seconds", "e2e_request_latency_seconds", "histogram"),
     ("bursar_queue_seconds", "request_queue_time_seconds", "histogram"),
@@ -30,7 +30,7 @@ const RENAMED: [(&str, &str, &str); 21] = [
     ("bursar_step_tokens", "iteration_tokens_total", "histogram"),
 ];
 
-/// The text of our metrics, followed by vLLM's.
+/// Appends vLLM's series to the text of Bursar's metrics.
 pub(super) fn with_vllm_names(ours: String) -> String {
     let series: Vec<Series<'_>> = ours.lines().filter_map(Series::read).collect();
     let mut told = String::new();
@@ -72,7 +72,7 @@ fn tell(told: &mut String, name: &str, kind: &str, lines: impl Iterator<Item = (
     }
 }
 
-/// How vLLM names the end of a request; `None` for requests that it would not count.
+/// vLLM's name for the end of a request. `None` for requests that vLLM would not count.
 fn finished(reason: &str) -> Option<&'static str> {
     match reason {
         "stop" => Some("stop"),
@@ -83,7 +83,7 @@ fn finished(reason: &str) -> Option<&'static str> {
     }
 }
 
-/// A line of Prometheus' text.
+/// A line of the Prometheus text format.
 struct Series<'a> {
     name: &'a str,
     labels: &'a str,
@@ -97,13 +97,13 @@ impl<'a> Series<'a> {
         Some(Series { name, labels, value })
     }
 
-    /// The value of a label. Names of models have no quotes.
+    /// The value of a label. Model names contain no quotes.
     fn label(&self, name: &str) -> Option<&'a str> {
         let at = self.labels.split(',').find_map(|label| label.strip_prefix(name)?.strip_prefix("=\""))?;
         at.strip_suffix('"')
     }
 
-    /// vLLM's labels, and the edge of a bucket.
+    /// vLLM's labels, and the upper bound of a histogram bucket.
     fn labels_as_theirs(&self) -> String {
         let labels = labels_of(self.label("model").unwrap_or_default());
         match self.label("le") {
@@ -117,7 +117,7 @@ fn labels_of(model: &str) -> String {
     format!("model_name=\"{model}\",engine=\"0\"")
 }
 
-/// The share of its blocks that each model uses.
+/// Fraction of its KV blocks that each model uses.
 fn shares(series: &[Series<'_>]) -> Vec<(String, String, String)> {
     let number = |name: &str, model: &str| {
         let found = series.iter().find(|series| series.name == name && series.label("model") == Some(model))?;
@@ -133,7 +133,8 @@ fn shares(series: &[Series<'_>]) -> Vec<(String, String, String)> {
     models.filter_map(share).collect()
 }
 
-/// The sums of a counter by model and by what `group` makes of its reason; reasons without a group are left out.
+/// Sums a counter by model and by the group that `group` assigns to its `reason`. Reasons without a
+/// group are left out.
 fn sums(series: &[Series<'_>], name: &str, group: impl Fn(&str) -> Option<String>) -> BTreeMap<(String, String), u64> {
     let mut sums = BTreeMap::new();
     for series in series.iter().filter(|series| series.name == name) {

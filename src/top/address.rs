@@ -1,4 +1,4 @@
-//! The address of a metrics server, as typed.
+//! The address of a metrics server.
 
 use std::{fmt, net::SocketAddr, str::FromStr};
 
@@ -13,12 +13,12 @@ impl Address {
         Address(socket.to_string())
     }
 
-    /// A port of this machine.
+    /// Returns the address of a port of this machine.
     pub fn port(port: u16) -> Self {
         Address(format!("127.0.0.1:{port}"))
     }
 
-    /// The URL of `path`, which begins with a slash.
+    /// Returns the URL of `path`, which must begin with a slash.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.0)
     }
@@ -33,15 +33,15 @@ impl fmt::Display for Address {
 impl FromStr for Address {
     type Err = String;
 
-    /// Parses `host:port`. A host alone gets the default port; a port alone means this machine. A URL as in a browser,
-    /// with `http://` and `/metrics`, works too.
+    /// Parses `host:port`. A host without a port gets the default port. A port without a host means
+    /// this machine. A URL as typed in a browser, with `http://` and `/metrics`, is accepted too.
     fn from_str(typed: &str) -> Result<Self, String> {
         let said = typed.strip_prefix("http://").unwrap_or(typed);
         let said = said.strip_suffix("/metrics").unwrap_or(said).trim_end_matches('/');
         let refused =
             || Err(format!("{typed:?} is not an address; expected HOST:PORT, such as 127.0.0.1:{PORT}, or a port"));
         let (host, port) = match said.rsplit_once(':') {
-            // In a version 6 address without brackets the port cannot be told from the host.
+            // In an IPv6 address without brackets, the port cannot be separated from the host.
             Some((host, _)) if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) => {
                 if said.starts_with('[') && said.ends_with(']') { (said, PORT) } else { return refused() }
             }

@@ -1,4 +1,4 @@
-//! The view on a terminal: panels from top to bottom, each with as many lines as there is room for.
+//! The view on a terminal: panels from top to bottom, each with as many lines as fit.
 
 mod bar;
 mod device;
@@ -27,23 +27,22 @@ use super::{
     view::{Actor, ModelView, View},
 };
 
-/// The current time.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    /// Since the session began.
+    /// Time since the session began.
     pub elapsed: Duration,
-    /// Seconds since 1970.
+    /// Unix time in seconds.
     pub unix: f64,
 }
 
-/// With fewer rows there is no line of keys.
+/// With fewer rows, the line of keys is omitted.
 const ROWS_WITH_KEYS: u16 = 12;
-/// With fewer columns the first line omits actors that run.
+/// With fewer columns, the first line omits actors that run.
 const ALL_ACTORS: u16 = 70;
-/// With at least this many rows the bar is two rows high.
+/// With at least this many rows, the bar is two rows high.
 const ROWS_WITH_HIGH_BAR: u16 = 30;
 
-/// Draws everything. Returns how much of the whole view fits.
+/// Draws the screen. Returns how much of the full view fits.
 pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colours: Colours) -> Viewport {
     let area = frame.area();
     let keys = u16::from(area.height >= ROWS_WITH_KEYS);
@@ -77,10 +76,10 @@ pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colours: Colours
     room
 }
 
-/// The footer of the fitted view.
+/// The last line of the fitted view.
 const OVERVIEW: &str = " q quit  j k model  PgDn full view  p pause  + - interval  ? help";
 
-/// Every panel of the view at full length.
+/// Returns the lines of all panels at full length.
 pub fn whole(session: &Session, now: Now, width: u16, colours: Colours) -> Vec<Line<'static>> {
     let (Some(view), fit) = (session.view(), Fit::Fold) else { return Vec::new() };
     let mut panels: Vec<_> = view.devices.iter().map(|device| device::panel(device, width, 1, fit, colours)).collect();
@@ -89,12 +88,12 @@ pub fn whole(session: &Session, now: Now, width: u16, colours: Colours) -> Vec<L
     panels.extend(view.models.iter().map(in_full));
     panels.push(device::leases(view, width, colours));
     panels.push(events::panel(view, now.unix, width, fit, colours));
-    // Skip a panel that has only its title.
+    // Skip panels that have only a title.
     let told = panels.into_iter().filter(|panel| panel.lines.len() > 1);
     told.flat_map(|panel| panel.rows(u16::MAX, width)).collect()
 }
 
-/// The address and how fresh the figures are.
+/// Returns the first line: the address, the actors, and the age of the figures.
 pub fn header(session: &Session, now: Now, width: u16, colours: Colours) -> Line<'static> {
     let age = |age: Duration| words::age(age.as_secs_f64());
     let right = match (session.lost(), session.age(now.elapsed), session.began_anew(now.elapsed)) {
@@ -110,7 +109,7 @@ pub fn header(session: &Session, now: Now, width: u16, colours: Colours) -> Line
         _ => Span::styled(format!("every {} ", words::seconds(session.every.as_secs_f64())), colours.faint()),
     };
     let mut left = vec![Span::styled(format!(" bursar top {} ", session.address), colours.strong())];
-    // Where there is little room, only actors that do not run.
+    // If there is little room, show only actors that do not run.
     for actor in session.view().map_or(&[][..], |view| &view.actors) {
         if width >= ALL_ACTORS || !actor.is_up {
             left.extend(actor_words(actor, true, colours));
@@ -120,11 +119,12 @@ pub fn header(session: &Session, now: Now, width: u16, colours: Colours) -> Line
     panel::ends(left, right, width)
 }
 
-/// An actor as a word with a mark; a stopped one is bad news if it is missed.
+/// Formats an actor as a mark and its name. A stopped actor is highlighted as bad only with
+/// `is_missed`.
 fn actor_words(actor: &Actor, is_missed: bool, colours: Colours) -> Vec<Span<'static>> {
     let (mark, style) = match (actor.is_up, actor.actor.as_str()) {
         (true, _) => ("●", colours.good()),
-        // It exists only while it sizes a model.
+        // The profile actor exists only while a model is sized.
         (false, "profile") => ("○", colours.faint()),
         (false, _) => ("○", if is_missed { colours.bad() } else { colours.faint() }),
     };
@@ -136,14 +136,15 @@ fn actor_words(actor: &Actor, is_missed: bool, colours: Colours) -> Vec<Span<'st
     words
 }
 
-/// Why there is nothing newer, if there is room to say so. Returns the remaining area.
+/// Draws the reason why there are no newer figures, if it fits. Returns the remaining area.
 fn complaint(frame: &mut Frame<'_>, session: &Session, area: Rect, colours: Colours) -> Rect {
     let Some(lost) = session.lost() else { return area };
     let mut lines = vec![Line::styled(lost.error.to_string(), colours.bad())];
     if session.view().is_none() || area.height >= ROWS_WITH_KEYS {
         lines.push(Line::styled(lost.error.hint(), colours.faint()));
     }
-    // Words that do not fit wrap to the next row and leave part of theirs empty.
+    // Assume 12 columns less: a word that does not fit wraps to the next row and leaves the end of
+    // its row empty.
     let rows: usize =
         lines.iter().map(|line| line.width().div_ceil(usize::from(area.width.saturating_sub(12).max(1)))).sum();
     let rows = u16::try_from(rows).unwrap_or(u16::MAX).min(area.height.div_ceil(2));
@@ -172,7 +173,8 @@ fn draw_view(frame: &mut Frame<'_>, session: &Session, view: &View, area: Rect, 
     }
 }
 
-/// Which panel gets how many rows before others get more: its index, and the rows that satisfy it for now.
+/// Returns the order in which panels get rows. Each entry is the index of a panel, and the number
+/// of rows that it should have before later entries are served.
 fn wishes(devices: usize) -> Vec<(usize, u16)> {
     const ALL: u16 = u16::MAX;
     let (models, chosen, events) = (devices, devices + 1, devices + 2);

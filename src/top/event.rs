@@ -1,4 +1,4 @@
-//! Recent events, as the process serves them beside its metrics.
+//! Recent events, which the process serves in addition to its metrics.
 
 use bursar::Bytes;
 use serde::Serialize;
@@ -8,13 +8,13 @@ use super::exposition::harmless;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Event {
-    /// Its number among all events of the process.
+    /// The event's number among all events of the process.
     pub number: u64,
-    /// Seconds since 1970; NaN if missing.
+    /// Unix time in seconds. NaN if missing.
     pub at: f64,
-    /// What happened, such as `lease_granted`.
+    /// The kind of event, such as `lease_granted`.
     pub kind: String,
-    /// Everything else, in one line.
+    /// A description of the event, in one line.
     pub told: String,
     pub weight: Weight,
 }
@@ -22,33 +22,27 @@ pub struct Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Weight {
-    /// Routine.
     Usual,
-    /// Something gave way.
+    /// Memory was given back, or a model changed its state.
     Notable,
-    /// The user should look.
+    /// A problem that the user should look at.
     Bad,
 }
 
-/// Why an answer is not a list of events.
+/// The reason why an answer is not a list of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoEvents {
     #[error("column {column} of line {line} is not JSON")]
-    NotJson {
-        /// From 1.
-        line: usize,
-        /// From 1.
-        column: usize,
-    },
-    /// Valid JSON of another kind.
+    NotJson { line: usize, column: usize },
+    /// Valid JSON that is not a list of events.
     #[error("it is not a JSON array of objects with a number and an event")]
     OtherJson,
 }
 
-/// Reads a JSON array of events, the oldest first.
+/// Parses a JSON array of events, the oldest first.
 ///
 /// # Errors
-/// [`NoEvents`] if it is not one. Unknown kinds and fields are fine.
+/// Returns [`NoEvents`] if the text is not such an array. Unknown kinds and fields are accepted.
 pub fn read(text: &str) -> Result<Vec<Event>, NoEvents> {
     let list: Vec<Value> = serde_json::from_str(text).map_err(|error| match error.classify() {
         serde_json::error::Category::Data => NoEvents::OtherJson,
@@ -71,7 +65,7 @@ impl Event {
         Some(Event { number, at: at.unwrap_or(f64::NAN), weight: Weight::of(&kind), told, kind })
     }
 
-    /// What happened, in words.
+    /// Returns the kind in words.
     pub fn title(&self) -> String {
         self.kind.replace('_', " ")
     }
@@ -87,7 +81,7 @@ impl Weight {
     }
 }
 
-/// The sentence for a known kind with its known fields.
+/// Returns the sentence for a known kind, if it has the expected fields.
 fn told(kind: &str, fields: &Map<String, Value>) -> Option<String> {
     let word = |name: &str| fields.get(name).map(text);
     let bytes = |name: &str| fields.get(name)?.as_u64().map(Bytes);
@@ -117,7 +111,7 @@ fn told(kind: &str, fields: &Map<String, Value>) -> Option<String> {
     })
 }
 
-/// All fields as they are.
+/// Lists all fields by name.
 fn all(fields: &Map<String, Value>) -> String {
     let each = fields.iter().map(|(name, value)| format!("{} {}", harmless(name), text(value)));
     each.collect::<Vec<_>>().join(", ")

@@ -1,7 +1,8 @@
-//! Prometheus' text format, read.
+//! A parser for Prometheus' text format.
 //!
-//! The text comes from whatever listens on the port, so nothing in it is trusted: a malformed line is an error with its
-//! number, and characters that a terminal would obey are replaced.
+//! The text comes from any program that listens on the port, so the parser trusts nothing in it. A
+//! malformed line is an error with its line number, and characters that a terminal interprets are
+//! replaced.
 
 use super::samples::{Samples, Series};
 
@@ -9,15 +10,17 @@ use super::samples::{Samples, Series};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} is not Prometheus' text format: {why}")]
 pub struct Malformed {
-    /// Its number, from 1.
+    /// Line number, from 1.
     pub line: usize,
     pub why: &'static str,
 }
 
-/// Reads the samples of all metrics whose names begin with `prefix`. All other lines must be well-formed too.
+/// Parses the samples of all metrics whose names begin with `prefix`. All other lines must be
+/// well-formed too.
 ///
 /// # Errors
-/// [`Malformed`] with the number of the first line that is neither a sample nor a comment nor empty.
+/// Returns [`Malformed`] with the number of the first line that is neither empty nor a comment nor
+/// a sample.
 pub fn read(text: &str, prefix: &str) -> Result<Samples, Malformed> {
     let mut samples = Samples::default();
     let mut series = 0;
@@ -36,7 +39,8 @@ pub fn read(text: &str, prefix: &str) -> Result<Samples, Malformed> {
     Ok(samples)
 }
 
-/// The text without what a terminal would obey: control characters, and those that change the direction of writing.
+/// Replaces characters that a terminal interprets: control characters, and characters that change
+/// the direction of text.
 pub fn harmless(text: &str) -> String {
     let obeyed = |letter: char| {
         letter.is_control()
@@ -45,10 +49,11 @@ pub fn harmless(text: &str) -> String {
     text.chars().map(|letter| if obeyed(letter) { char::REPLACEMENT_CHARACTER } else { letter }).collect()
 }
 
-/// A process of many models has some hundreds; a flood of them must not stall the view.
+/// The most series that are read. A process with many models has some hundreds. A flood of series
+/// must not block the view.
 const SERIES_MAX: usize = 20_000;
 
-/// The most labels of a series; ours have at most three.
+/// The most labels of a series. Bursar's series have at most three.
 const LABELS_MAX: usize = 32;
 
 const BLANKS: [char; 3] = [' ', '\t', '\r'];
@@ -56,7 +61,7 @@ const BLANKS: [char; 3] = [' ', '\t', '\r'];
 struct Cursor<'a>(&'a str);
 
 impl<'a> Cursor<'a> {
-    /// Parses a whole line: none if it is empty or a comment.
+    /// Parses a whole line. Returns `None` if it is empty or a comment.
     fn sample(mut self) -> Result<Option<(&'a str, Series)>, &'static str> {
         if self.0.is_empty() || self.0.starts_with('#') {
             return Ok(None);
@@ -66,7 +71,7 @@ impl<'a> Cursor<'a> {
         let labels = if self.take('{') { self.labels()? } else { Vec::new() };
         self.skip_blanks();
         let value = self.token().ok_or("the value is missing")?;
-        // Rust parses what Go writes: decimals, exponents, NaN and Inf in any case.
+        // Rust parses all numbers that Go writes: decimals, exponents, NaN and Inf in any case.
         let value = value.parse().map_err(|_| "the value is not a number")?;
         self.skip_blanks();
         if let Some(timestamp) = self.token() {
@@ -79,7 +84,7 @@ impl<'a> Cursor<'a> {
         Ok(Some((name, Series { labels, value })))
     }
 
-    /// All labels, with the closing brace.
+    /// Parses all labels and the closing brace.
     fn labels(&mut self) -> Result<Vec<(String, String)>, &'static str> {
         let mut labels: Vec<(String, String)> = Vec::new();
         loop {
@@ -106,7 +111,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The text before the closing quotation mark.
+    /// Parses the text before the closing quotation mark.
     fn quoted(&mut self) -> Result<String, &'static str> {
         let mut text = String::new();
         let mut letters = self.0.chars();
@@ -125,7 +130,8 @@ impl<'a> Cursor<'a> {
         Ok(text)
     }
 
-    /// Letters, digits, underscores and what `more` allows, not starting with a digit.
+    /// Parses letters, digits, underscores and characters that `more` allows. The first character
+    /// must not be a digit.
     fn word(&mut self, more: impl Fn(char) -> bool) -> Option<&'a str> {
         let is_of_it = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || more(letter);
         let end = self.0.find(|letter| !is_of_it(letter)).unwrap_or(self.0.len());
@@ -133,7 +139,7 @@ impl<'a> Cursor<'a> {
         (!word.is_empty() && !word.starts_with(|first: char| first.is_ascii_digit())).then_some(word)
     }
 
-    /// The text before the next blank.
+    /// Parses the text before the next blank.
     fn token(&mut self) -> Option<&'a str> {
         let end = self.0.find(BLANKS).unwrap_or(self.0.len());
         Some(self.split(end)).filter(|token| !token.is_empty())
@@ -208,7 +214,7 @@ mod tests {
         assert_eq!(harmless("Qwen/Qwen2.5-VL ü 模型"), "Qwen/Qwen2.5-VL ü 模型");
     }
 
-    /// Escapes a label's value as Prometheus' own library does.
+    /// Escapes a label's value like Prometheus' own library.
     fn escaped(value: &str) -> String {
         value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
     }
@@ -229,7 +235,8 @@ mod tests {
                 .enumerate()
                 .map(|(at, (label, value))| format!("m{{at=\"{at}\",label=\"{}\"}} {value}\n", escaped(label)))
                 .collect();
-            // A carriage return does not end a line here, and may not be shown.
+            // A carriage return does not end a line here. It is replaced, like other control
+            // characters.
             let samples = read(&lines, "m").expect("it is well-formed");
             for (at, (label, value)) in values.iter().enumerate() {
                 let (at, label) = (at.to_string(), harmless(label));

@@ -1,19 +1,20 @@
-//! Quantiles from buckets, as Prometheus computes them (`histogram_quantile` of promql/quantile.go, classic buckets).
+//! Quantiles from buckets, as Prometheus computes them (`histogram_quantile` of promql/quantile.go,
+//! classic buckets).
 
-/// Cumulative counts of observations by upper bound; the last bound must be infinite to be useful.
+/// Cumulative counts of observations by upper bound. Only useful if the last bound is infinite.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Histogram {
-    /// Bound and count, in ascending order.
+    /// Bounds and counts, in ascending order.
     buckets: Vec<(f64, f64)>,
 }
 
 impl Histogram {
-    /// From bounds and the observations up to each.
+    /// Builds a histogram from bounds and the number of observations up to each bound.
     pub fn new(buckets: impl IntoIterator<Item = (f64, f64)>) -> Self {
         let usable = |(bound, count): &(f64, f64)| (bound.is_finite() || *bound == f64::INFINITY) && count.is_finite();
         let mut buckets: Vec<_> = buckets.into_iter().filter(usable).collect();
         buckets.sort_by(|one, other| one.0.total_cmp(&other.0));
-        // Merge several series of one bound.
+        // Merge series with the same bound.
         buckets.dedup_by(|next, kept| {
             let is_same = next.0 == kept.0;
             if is_same {
@@ -24,29 +25,32 @@ impl Histogram {
         Histogram { buckets }
     }
 
-    /// The observations since `before`; all of them if a count fell, as the process then restarted.
+    /// Returns the observations since `before`. If a count fell, the process restarted, so returns
+    /// all observations.
     pub fn since(&self, before: &Histogram) -> Histogram {
         let is_anew = self.buckets.iter().any(|(bound, count)| *count < before.up_to(*bound));
         let since = |&(bound, count): &(f64, f64)| (bound, if is_anew { count } else { count - before.up_to(bound) });
         Histogram { buckets: self.buckets.iter().map(since).collect() }
     }
 
-    /// All observations; zero without an infinite bound.
+    /// Returns the number of observations. 0 without an infinite bound.
     pub fn count(&self) -> f64 {
         self.buckets.last().filter(|(bound, _)| *bound == f64::INFINITY).map_or(0.0, |(_, count)| *count)
     }
 
-    /// The value that this share of all observations does not exceed; none without observations or a finite bound.
+    /// Returns the value that this share of all observations does not exceed. `None` without
+    /// observations or without a finite bound.
     ///
-    /// Observations are assumed to be spread evenly within a bucket. A value beyond the last finite bound is that
-    /// bound.
+    /// Observations are assumed to be spread evenly within a bucket. For a value above the last
+    /// finite bound, returns that bound.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         let all = self.count();
         if all <= 0.0 || self.buckets.len() < 2 {
             return None;
         }
         let rank = share.clamp(0.0, 1.0) * all;
-        // A count may fall while it is being written; then the one before it stands.
+        // A count may be lower than the count before it if it is read while it is written. Then use
+        // the count before.
         let mut below = 0.0_f64;
         let mut lower = 0.0_f64;
         for (at, &(bound, count)) in self.buckets.iter().enumerate() {
@@ -54,7 +58,7 @@ impl Histogram {
             if count >= rank && count > below {
                 return Some(match bound {
                     f64::INFINITY => lower,
-                    // The lowest bucket begins at zero, unless its bound is negative.
+                    // The first bucket begins at 0, unless its bound is negative.
                     bound if at == 0 && bound <= 0.0 => bound,
                     bound => {
                         let part = (rank - below) / (count - below);
@@ -82,7 +86,7 @@ mod tests {
     fn a_quantile_is_interpolated_in_its_bucket_as_in_prometheus() {
         let histogram = Histogram::new([(0.5, 30.0), (0.1, 10.0), (1.0, 40.0), (f64::INFINITY, 50.0)]);
         assert_eq!(histogram.count(), 50.0);
-        // Values of histogram_quantile over the same buckets.
+        // Values of Prometheus' histogram_quantile for the same buckets.
         for (share, value) in [(0.1, 0.05), (0.2, 0.1), (0.5, 0.4), (0.8, 1.0), (0.99, 1.0)] {
             let found = histogram.quantile(share).expect("there are observations");
             assert!((found - value).abs() < 1e-12, "{share}: {found} and not {value}");

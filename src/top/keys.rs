@@ -1,29 +1,27 @@
-//! What keys do.
+//! Key bindings.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     Quit,
-    /// Closes what is open, or quits.
+    /// Closes the help or the full view, or else quits.
     Back,
-    /// Chooses the model below.
+    /// Chooses the next model.
     Next,
-    /// Chooses the model above.
+    /// Chooses the previous model.
     Previous,
     First,
     Last,
-    /// Opens the whole view, or goes a page down.
+    /// Opens the full view, or scrolls a page down.
     PageDown,
-    /// Goes a page up, and from the first page to the fitted view.
+    /// Scrolls a page up, or from the first page back to the fitted view.
     PageUp,
     /// Stops or resumes scraping.
     Pause,
-    /// Scrapes less often.
     Slower,
-    /// Scrapes more often.
     Faster,
-    /// Opens or closes the explanation.
+    /// Opens or closes the help.
     Help,
 }
 
@@ -39,7 +37,7 @@ pub const EXPLAINED: [(&str, &str); 7] = [
 ];
 
 impl Key {
-    /// The meaning of a key; none if it has none, or on release.
+    /// Returns the meaning of a key. `None` if the key has no meaning or is released.
     pub fn of(event: KeyEvent) -> Option<Self> {
         if event.kind == KeyEventKind::Release {
             return None;

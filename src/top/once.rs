@@ -1,4 +1,4 @@
-//! One look, printed once.
+//! The view as text, printed once.
 
 use std::io::{self, Write};
 
@@ -11,10 +11,10 @@ use ratatui::{
 
 use super::palette::Colours;
 
-/// Prints lines, with any colours, without trailing blanks.
+/// Prints lines, with colours if there are any, and without trailing blanks in plain text.
 ///
 /// # Errors
-/// Those of `out`.
+/// Writing to `out` fails.
 pub fn print(out: &mut impl Write, lines: &[Line<'_>], colours: Colours) -> io::Result<()> {
     for line in lines {
         match colours {

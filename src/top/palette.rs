@@ -1,4 +1,4 @@
-//! Colours, and letters as their substitute.
+//! Colours, and letters that replace them.
 
 use std::ffi::OsStr;
 
@@ -6,7 +6,7 @@ use ratatui::style::{Color, Modifier, Style};
 
 use super::view::MemoryPart;
 
-/// When to use colours, as it is typed.
+/// When to use colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum When {
     /// On a terminal that has them, unless NO_COLOR says otherwise.
@@ -20,29 +20,25 @@ pub enum When {
 /// The colours that a terminal can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colours {
-    /// 24 bits.
     True,
-    /// The sixteen of the user's theme.
+    /// The sixteen colours of the user's theme.
     Sixteen,
-    /// None: letters distinguish the parts.
+    /// No colours. Letters distinguish the parts.
     None,
 }
 
-/// What is known about the terminal.
+/// The settings of the terminal.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Surroundings<'a> {
-    /// `NO_COLOR` (no-color.org).
+    /// The environment variable `NO_COLOR` (no-color.org).
     pub no_color: Option<&'a OsStr>,
-    /// `COLORTERM`.
     pub colorterm: Option<&'a OsStr>,
-    /// `TERM`.
     pub term: Option<&'a OsStr>,
     /// Whether the output goes to a terminal.
     pub is_terminal: bool,
 }
 
 impl Colours {
-    /// The colours to use.
     pub fn of(when: When, surroundings: Surroundings<'_>) -> Self {
         let is_unwanted = surroundings.no_color.is_some_and(|said| !said.is_empty());
         let is_dumb = surroundings.term.is_some_and(|term| term == "dumb");
@@ -55,7 +51,7 @@ impl Colours {
         }
     }
 
-    /// The colour of a part of the device; none if its letter marks it.
+    /// Returns the colour of a part of the bar. `None` if a letter marks the part.
     pub fn part(self, part: MemoryPart) -> Option<Color> {
         match self {
             Colours::True => Some(true_colour(part)),
@@ -64,37 +60,37 @@ impl Colours {
         }
     }
 
-    /// For titles and the chosen row.
+    /// Style of titles and names.
     pub fn strong(self) -> Style {
         Style::new().add_modifier(Modifier::BOLD)
     }
 
-    /// For what matters less.
+    /// Style of text that matters less.
     pub fn faint(self) -> Style {
         match self {
             Colours::True => Style::new().fg(Color::Rgb(0x8b, 0x94, 0x9e)),
-            // Dark grey is the background of some themes.
+            // Dark grey is the background colour of some themes.
             Colours::Sixteen => Style::new().add_modifier(Modifier::DIM),
             Colours::None => Style::new(),
         }
     }
 
-    /// For what is as it should be.
+    /// Style of text about a normal state.
     pub fn good(self) -> Style {
         self.coloured(Color::Rgb(0x3f, 0xb9, 0x50), Color::Green)
     }
 
-    /// For what gave way.
+    /// Style of text about a notable state.
     pub fn notable(self) -> Style {
         self.coloured(Color::Rgb(0xd2, 0x99, 0x22), Color::Yellow)
     }
 
-    /// For what the user should look at.
+    /// Style of text about a problem.
     pub fn bad(self) -> Style {
         self.coloured(Color::Rgb(0xf8, 0x51, 0x49), Color::Red).add_modifier(Modifier::BOLD)
     }
 
-    /// For the chosen row.
+    /// Style of the chosen row.
     pub fn chosen(self) -> Style {
         Style::new().add_modifier(Modifier::REVERSED)
     }
@@ -147,7 +143,7 @@ fn one_of_sixteen(part: MemoryPart) -> Color {
     }
 }
 
-/// The letter of a part, used without colours.
+/// Returns the letter that marks a part without colours.
 pub fn letter(part: MemoryPart) -> char {
     match part {
         MemoryPart::Overhead => 'o',

@@ -1,4 +1,4 @@
-//! How much counters rose between two scrapes.
+//! Increases and rates of counters between two scrapes.
 
 use super::samples::{Labels, Samples};
 
@@ -6,20 +6,21 @@ use super::samples::{Labels, Samples};
 #[derive(Clone, Copy, Debug)]
 pub struct Since<'a> {
     pub before: &'a Samples,
-    /// Seconds from that scrape to now; above 0.
+    /// Seconds from that scrape until now. Above 0.
     pub seconds: f64,
 }
 
 impl Since<'_> {
-    /// How much a counter rose. As in Prometheus, one that fell has restarted, and its value is the increase. One that
-    /// was absent before counts from zero. None if it is absent now.
+    /// Returns the increase of a counter. As in Prometheus, a counter that fell has restarted, and
+    /// its value is the increase. A counter that was absent before counts from zero. `None` if the
+    /// counter is absent now.
     pub fn increase(&self, now: &Samples, name: &str, labels: Labels<'_>) -> Option<f64> {
         let now = now.value(name, labels)?;
         let before = self.before.value(name, labels).unwrap_or(0.0);
         Some(if now < before { now } else { now - before })
     }
 
-    /// The same a second.
+    /// Returns the increase per second.
     pub fn per_second(&self, now: &Samples, name: &str, labels: Labels<'_>) -> Option<f64> {
         Some(self.increase(now, name, labels)? / self.seconds).filter(|rate| rate.is_finite())
     }

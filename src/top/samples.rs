@@ -17,7 +17,7 @@ pub struct Samples {
 pub struct Series {
     /// Names and values, as received.
     pub labels: Vec<(String, String)>,
-    /// The current value; any float.
+    /// The current value, which may be any float.
     pub value: f64,
 }
 
@@ -25,7 +25,7 @@ pub struct Series {
 pub type Labels<'a> = &'a [(&'a str, &'a str)];
 
 impl Series {
-    /// The value of a label; empty if absent, as in Prometheus.
+    /// Returns the value of a label. Empty if the label is absent, as in Prometheus.
     pub fn label(&self, name: &str) -> &str {
         self.labels.iter().find(|(label, _)| label == name).map_or("", |(_, value)| value)
     }
@@ -47,29 +47,30 @@ impl Samples {
         self.by_name.is_empty()
     }
 
-    /// All series of a metric with at least these labels.
+    /// Returns all series of a metric with at least these labels.
     pub fn of<'a>(&'a self, name: &str, wanted: Labels<'a>) -> impl Iterator<Item = &'a Series> {
         self.by_name.get(name).into_iter().flatten().filter(move |series| series.has(wanted))
     }
 
-    /// The sum of all series with these labels; none if there is none, or if it is not a number.
+    /// Returns the sum of all series with these labels, without values that are NaN. `None` if no
+    /// value is left.
     pub fn value(&self, name: &str, wanted: Labels<'_>) -> Option<f64> {
         let values = self.of(name, wanted).map(|series| series.value).filter(|value| !value.is_nan());
         values.fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
     }
 
-    /// The same as bytes; negative values are zero.
+    /// Like [`value`](Self::value), in bytes. Negative values become 0.
     pub fn bytes(&self, name: &str, wanted: Labels<'_>) -> Option<Bytes> {
         // The cast saturates.
         self.value(name, wanted).map(|value| Bytes(value as u64))
     }
 
-    /// The same as a count.
+    /// Like [`value`](Self::value), as a count.
     pub fn count(&self, name: &str, wanted: Labels<'_>) -> Option<u64> {
         self.value(name, wanted).map(|value| value as u64)
     }
 
-    /// All values of a label in any of these metrics, except the empty one.
+    /// Returns all values of a label in any of these metrics, without the empty value.
     pub fn values_of(&self, names: &[&str], label: &str) -> BTreeSet<String> {
         let all = names.iter().flat_map(|name| self.of(name, &[]));
         all.map(|series| series.label(label)).filter(|value| !value.is_empty()).map(str::to_owned).collect()
@@ -81,7 +82,7 @@ impl Samples {
         Histogram::new(buckets.filter_map(|series| Some((series.label("le").parse().ok()?, series.value))))
     }
 
-    /// Whether any counter fell since `before`: the process is then another, or restarted.
+    /// Whether any counter fell since `before`. The process has then restarted, or is another one.
     pub fn went_back(&self, before: &Samples) -> bool {
         let is_counter = |name: &str| ["_total", "_count", "_bucket"].iter().any(|end| name.ends_with(end));
         let counters = before.by_name.iter().filter(|(name, _)| is_counter(name));

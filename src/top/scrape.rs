@@ -1,4 +1,4 @@
-//! One look at a process: its metrics and recent events.
+//! Scrapes of a process: its metrics and recent events.
 
 use std::time::Duration;
 
@@ -11,75 +11,71 @@ use super::{
     samples::Samples,
 };
 
-/// The prefix of our metrics' names.
+/// Prefix of the names of Bursar's metrics.
 const PREFIX: &str = "bursar_";
-/// For each of the two answers.
+/// Time limit for each of the two answers.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Ten times the metrics of a hundred models.
+/// Ten times the size of a hundred models' metrics.
 const METRICS_MAX: Bytes = Bytes::mib(8);
 const EVENTS_MAX: Bytes = Bytes::kib(256);
-/// As many as a process keeps.
+/// Number of events that a process keeps.
 const EVENTS: usize = 64;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scrape {
-    /// All metrics with our prefix.
+    /// All metrics with Bursar's prefix.
     pub samples: Samples,
-    /// The last events, the oldest first, or why there are none.
+    /// The latest events, or the reason why there are none.
     pub events: Events,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Events {
-    /// The process serves none.
+    /// The process does not serve events, or not to this client.
     #[default]
     NotTold,
-    /// The last events, the oldest first.
+    /// The latest events, the oldest first.
     Told(Vec<Event>),
-    /// Why the answer cannot be read.
+    /// The answer cannot be parsed. Has the reason.
     Unreadable(String),
 }
 
-/// Why there is nothing to show.
+/// The reason why there is nothing to show.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScrapeError {
-    /// There is no connection, or it broke.
+    /// There is no connection, or the connection broke.
     #[error("no answer from {address}: {why}")]
     Unreachable {
         address: String,
-        /// In the words of the transport.
+        /// The message of the HTTP client.
         why: String,
     },
-    /// It took too long.
+    /// The answer took too long.
     #[error("{address} did not answer within {} s", limit.as_secs())]
-    Slow {
-        address: String,
-        /// The time limit.
-        limit: Duration,
-    },
-    /// Another program listens there.
+    Slow { address: String, limit: Duration },
+    /// The status is not 200, so another program probably listens there.
     #[error("{address}{path} answers with status {status} instead of 200")]
     Status {
         address: String,
         path: &'static str,
-        /// The HTTP status it sent.
+        /// HTTP status of the answer.
         status: u16,
     },
-    /// More than our metrics could be.
+    /// The answer is larger than Bursar's metrics can be.
     #[error("{address}{path} sends more than {limit}")]
     TooLarge {
         address: String,
         path: &'static str,
-        /// The most that is read.
+        /// The limit on the size of an answer.
         limit: Bytes,
     },
-    /// The answer is not metrics.
+    /// The answer is not in Prometheus' text format.
     #[error("{address}/metrics cannot be read: {malformed}")]
     Malformed { address: String, malformed: Malformed },
-    /// The answer is not events.
+    /// The answer is not a list of events.
     #[error("{address}/events cannot be read: {found}")]
     NoEvents { address: String, found: NoEvents },
-    /// Metrics of another program.
+    /// The metrics are those of another program.
     #[error("{address}/metrics has no metric whose name begins with {PREFIX}")]
     NotOurs { address: String },
 }
@@ -108,13 +104,13 @@ pub struct Scraper {
 }
 
 impl Scraper {
-    /// Does not connect yet.
+    /// Creates a scraper, which does not connect yet.
     pub fn new(address: Address) -> Self {
         let agent = ureq::Agent::config_builder()
             .timeout_global(Some(PATIENCE))
             .http_status_as_error(false)
             .max_redirects(0)
-            // A process on this machine is asked directly, not through a proxy.
+            // Connect directly, not through a proxy: the process is usually on this machine.
             .proxy(None)
             .build()
             .new_agent();
@@ -124,7 +120,7 @@ impl Scraper {
     /// Scrapes once.
     ///
     /// # Errors
-    /// [`ScrapeError`] if there are no metrics. Missing events are no error.
+    /// Returns [`ScrapeError`] if there are no metrics. Missing events are not an error.
     pub fn scrape(&self) -> Result<Scrape, ScrapeError> {
         let address = self.address.to_string();
         let text = self.fetch("/metrics", METRICS_MAX)?;
@@ -181,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that gives these answers, one a connection, and then closes.
+    /// Starts a server that gives these answers, one per connection, and then closes.
     fn listener(answers: Vec<String>) -> Address {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
         let address = listener.local_addr().expect("it has one").to_string().parse().expect("an address");

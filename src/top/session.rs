@@ -1,4 +1,4 @@
-//! The state of the view: what is known, recent events and typed keys. Pure.
+//! Pure: the state of the view. It has the latest scrapes and events, and handles keys.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -13,17 +13,17 @@ use super::{
     view::View,
 };
 
-/// How far back quantiles and shares look.
+/// Time that quantiles and shares cover.
 const MINUTE: Duration = Duration::from_secs(60);
-/// A shorter span says too little; totals are shown instead.
+/// A shorter time is not representative, so totals are shown instead.
 const SHORTEST: Duration = Duration::from_secs(5);
-/// The least time between scrapes kept for the last minute.
+/// Minimum time between the scrapes that are kept for the last minute.
 const APART: Duration = Duration::from_secs(1);
-/// Rates kept for the sparkline: five minutes at one scrape a second.
+/// Number of rates kept for the sparkline: five minutes at one scrape per second.
 const TRAIL: usize = 300;
-/// How long a restart is shown.
+/// How long a restart stays on the screen.
 const TOLD: Duration = Duration::from_secs(30);
-/// The steps of `+` and `-`.
+/// The intervals that `+` and `-` step through.
 const INTERVALS: [Duration; 8] = [
     Duration::from_millis(100),
     Duration::from_millis(200),
@@ -45,35 +45,35 @@ struct TimedScrape {
 /// Why there is no newer scrape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lost {
-    /// Since when; session times count from its beginning.
+    /// Time of the first failed scrape, from the start of the session.
     pub since: Duration,
-    /// The last error.
     pub error: ScrapeError,
 }
 
-/// Tokens a second of one model, the oldest first.
+/// Tokens per second of one model, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trail {
     pub generated: VecDeque<f64>,
     pub prompt: VecDeque<f64>,
 }
 
-/// How much of the whole view fits.
+/// How much of the full view fits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Viewport {
-    /// Terminal rows between the first line and the last.
+    /// Terminal rows between the first line and the last line of the screen.
     pub rows: usize,
-    /// Lines of the view.
+    /// Lines of the full view.
     pub lines: usize,
 }
 
 impl Viewport {
-    /// The first line of the last page.
+    /// Returns the first line of the last page.
     pub fn last_top(self) -> usize {
         self.lines.saturating_sub(self.rows)
     }
 
-    /// Lines in a page; one line of the page before stays.
+    /// Returns the number of lines that a page scrolls. One line of the previous page stays
+    /// visible.
     fn page(self) -> usize {
         self.rows.saturating_sub(1).max(1)
     }
@@ -88,14 +88,14 @@ pub struct Session {
     pub every: Duration,
     /// Whether scraping is paused.
     pub is_paused: bool,
-    /// Whether keys are explained.
+    /// Whether the help is open.
     pub shows_help: bool,
-    /// The first visible line of the whole view; none in the fitted view.
+    /// First visible line of the full view. `None` in the fitted view.
     pub top: Option<usize>,
-    /// How much fit at the last draw.
+    /// How much fit when the screen was last drawn.
     pub room: Viewport,
     latest: Option<Rc<TimedScrape>>,
-    /// Scrapes of the last minute, the oldest first, without the latest.
+    /// Scrapes of the last minute, the oldest first, without the latest scrape.
     earlier: VecDeque<Rc<TimedScrape>>,
     lost: Option<Lost>,
     began_anew: Option<Duration>,
@@ -139,13 +139,13 @@ impl Session {
         self.lost = None;
         let went_back = |before: &Rc<TimedScrape>| is_another(&seen.scrape, &before.scrape);
         if self.latest.as_ref().is_some_and(went_back) {
-            // Another process's counts say nothing about this one.
+            // Counts of another process cannot be compared with those of this one.
             (self.latest, self.began_anew) = (None, Some(seen.at));
             self.earlier.clear();
             self.trails.clear();
         }
         let last = self.latest.as_ref().and_then(|last| since(last, seen.at));
-        // After a pause there may be none from a minute ago.
+        // After a pause, there may be no scrape from a minute ago.
         let is_a_minute_ago = |earlier: &&Rc<TimedScrape>| earlier.at + MINUTE <= seen.at;
         let first = self.earlier.iter().rfind(is_a_minute_ago).or(self.earlier.front()).or(self.latest.as_ref());
         let minute = first.and_then(|first| since(first, seen.at));
@@ -162,7 +162,8 @@ impl Session {
     fn keep(&mut self, before: Option<Rc<TimedScrape>>, now: Duration) {
         let is_apart = |before: &Rc<TimedScrape>| self.earlier.back().is_none_or(|last| before.at >= last.at + APART);
         self.earlier.extend(before.filter(is_apart));
-        // Keep one older than a minute until the next is too, so that at least a minute is covered.
+        // Keep one scrape older than a minute until the next one is older too, so that the scrapes
+        // cover at least a minute.
         while self.earlier.get(1).is_some_and(|second| second.at + MINUTE <= now) {
             self.earlier.pop_front();
         }
@@ -180,7 +181,7 @@ impl Session {
         }
     }
 
-    /// Handles a key. Returns whether the session goes on.
+    /// Handles a key. Returns `false` if the session ends.
     #[must_use]
     pub fn press(&mut self, key: Key) -> bool {
         match key {
@@ -235,12 +236,13 @@ impl Session {
         chosen.or((!view.models.is_empty()).then_some(0))
     }
 
-    /// The view, after the first scrape.
+    /// Returns the view, once there was a scrape.
     pub fn view(&self) -> Option<&View> {
         self.view.as_ref()
     }
 
-    /// The index of the model shown in full; the first until the user chooses.
+    /// Returns the index of the model whose panel is shown. It is the first model until the user
+    /// chooses another.
     pub fn chosen(&self) -> Option<usize> {
         self.chosen_of(self.view.as_ref()?)
     }
@@ -249,17 +251,18 @@ impl Session {
         self.trails.get(model)
     }
 
-    /// Why there is nothing newer, if anything is wrong.
+    /// Returns the reason why there are no newer figures, if scrapes fail.
     pub fn lost(&self) -> Option<&Lost> {
         self.lost.as_ref()
     }
 
-    /// The age of the figures.
+    /// Returns the age of the figures.
     pub fn age(&self, now: Duration) -> Option<Duration> {
         Some(now.saturating_sub(self.latest.as_ref()?.at))
     }
 
-    /// How long ago a restart or another process was noticed, while that is still shown.
+    /// Returns how long ago a restart, or another process, was noticed, as long as that should be
+    /// shown.
     pub fn began_anew(&self, now: Duration) -> Option<Duration> {
         self.began_anew.map(|at| now.saturating_sub(at)).filter(|age| *age < TOLD)
     }
@@ -270,7 +273,7 @@ fn since(seen: &TimedScrape, now: Duration) -> Option<Since<'_>> {
     (seconds > 0.0).then_some(Since { before: &seen.scrape.samples, seconds })
 }
 
-/// Whether counters or event numbers fell.
+/// Whether `now` is from another process, or from a restarted one: counters or event numbers fell.
 fn is_another(now: &Scrape, before: &Scrape) -> bool {
     use super::scrape::Events::Told;
     let numbers_fell = match (&now.events, &before.events) {

@@ -1,4 +1,5 @@
-//! The terminal while the view is on it. It is restored after every kind of end: ours, an error, a panic or a signal.
+//! The terminal while the view is on it. It is restored however the view ends: normally, with an
+//! error, a panic or a signal.
 
 use std::{io, time::Duration};
 
@@ -9,26 +10,26 @@ use ratatui::{
 
 use super::keys::Key;
 
-/// The terminal while we own it.
+/// A terminal that the view controls.
 pub struct Screen {
     terminal: DefaultTerminal,
 }
 
-/// What the user did.
 pub enum Input {
-    /// A key with a meaning.
+    /// A key that has a meaning.
     Key(Key),
-    /// A resize, or a key without a meaning.
+    /// A resize, or a key that has no meaning.
     Other,
-    /// Nothing within the time.
+    /// No input within the given time.
     Nothing,
 }
 
 impl Screen {
-    /// Takes over the terminal. A panic restores it before it is printed.
+    /// Takes control of the terminal. If the program panics, the terminal is restored before the
+    /// panic is printed.
     ///
     /// # Errors
-    /// If there is none.
+    /// There is no terminal.
     pub fn take() -> io::Result<Self> {
         give_back_at_signals()?;
         match ratatui::try_init() {
@@ -43,7 +44,7 @@ impl Screen {
     /// Draws a frame.
     ///
     /// # Errors
-    /// If the terminal is gone.
+    /// The terminal is gone.
     pub fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
         self.terminal.draw(draw).map(drop)
     }
@@ -51,7 +52,7 @@ impl Screen {
     /// Waits for input.
     ///
     /// # Errors
-    /// If the terminal is gone.
+    /// The terminal is gone.
     pub fn wait(&self, patience: Duration) -> io::Result<Input> {
         match event::poll(patience) {
             Ok(false) => return Ok(Input::Nothing),
@@ -73,10 +74,12 @@ impl Drop for Screen {
     }
 }
 
-/// While we own the terminal its keys send no signals. Signals from elsewhere keep their usual effect, after the
+/// Starts a thread that restores the terminal after a signal. While the view controls the terminal,
+/// keys do not send signals. Signals from other processes keep their default effect, after the
 /// terminal is restored.
 ///
-/// This needs its own thread: on a lost terminal (SIGHUP) crossterm reads again and again and never returns.
+/// The thread is needed because crossterm never returns from a read on a lost terminal (SIGHUP): it
+/// repeats the read again and again.
 #[cfg(unix)]
 fn give_back_at_signals() -> io::Result<()> {
     use std::{sync::mpsc, thread};
@@ -99,7 +102,7 @@ fn give_back_at_signals() -> io::Result<()> {
                 drop(done);
             };
             drop(thread::Builder::new().spawn(give_back));
-            // Do not wait for a terminal that accepts nothing.
+            // Do not wait longer for a terminal that accepts nothing.
             let _ = is_done.recv_timeout(GIVE_BACK_MAX);
             drop(emulate_default_handler(signal));
         }

@@ -1,4 +1,4 @@
-//! The view, computed from scrapes. Pure.
+//! Pure: the view, computed from scrapes.
 
 mod device;
 mod model;
@@ -18,15 +18,12 @@ use super::{
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct View {
-    /// By name.
     pub devices: Vec<DeviceView>,
-    /// By name.
     pub models: Vec<ModelView>,
-    /// Actors that belong to no model.
+    /// Actors that do not belong to a model.
     pub actors: Vec<Actor>,
-    /// The oldest first.
     pub events: Vec<Event>,
-    /// Why there are no events, if something is wrong.
+    /// The reason why there are no events, if any.
     pub no_events: Option<String>,
 }
 
@@ -34,7 +31,7 @@ pub struct View {
 pub struct Actor {
     pub actor: String,
     pub is_up: bool,
-    /// How often it was replaced.
+    /// Number of times that the actor was restarted.
     pub restarts: u64,
 }
 
@@ -46,19 +43,18 @@ pub struct Count {
     pub count: u64,
 }
 
-/// A scrape, and the earlier ones it is compared with.
+/// A scrape, and the earlier scrapes that it is compared with.
 #[derive(Clone, Copy, Debug)]
 pub struct ScrapeWindow<'a> {
-    /// The newest.
     pub now: &'a Samples,
-    /// The one before it, for rates.
+    /// The scrape before it, for rates.
     pub last: Option<Since<'a>>,
-    /// One about a minute older, for quantiles and shares.
+    /// A scrape about a minute older, for quantiles and shares.
     pub minute: Option<Since<'a>>,
 }
 
 impl View {
-    /// The view of `scrape`, given earlier ones.
+    /// Computes the view of `scrape`, given earlier scrapes.
     pub fn of(scrape: &Scrape, last: Option<Since<'_>>, minute: Option<Since<'_>>) -> Self {
         let look = ScrapeWindow { now: &scrape.samples, last, minute };
         let (events, no_events) = match &scrape.events {
@@ -77,9 +73,9 @@ impl View {
 }
 
 impl Actor {
-    /// Each runtime and its budget, by their device where there are several.
+    /// Returns each runtime and its budget. If there are several, their names have the device.
     fn of_runtimes(now: &Samples) -> Vec<Self> {
-        // A runtime is not restarted.
+        // A runtime does not restart, so it has no counter.
         let of = |actor: &str, name: &str, restarts: Option<&str>| -> Vec<Self> {
             let are_several = now.of(name, &[]).count() > 1;
             let one = |series: &Series| {
@@ -96,7 +92,7 @@ impl Actor {
         [runtimes, of("budget", "bursar_budget_up", Some("bursar_budget_restarts_total"))].concat()
     }
 
-    /// Actors of a model, from the top of its tree down.
+    /// Returns the actors of a model, from the top of its supervision tree down.
     fn of(now: &Samples, model: &str) -> Vec<Self> {
         const ORDER: [&str; 5] = ["engine", "profile", "vision", "kv", "scheduler"];
         let mut actors: Vec<_> = now
@@ -113,7 +109,7 @@ impl Actor {
     }
 }
 
-/// Counts by the values of a label, without zeros.
+/// Returns counts by the values of a label, without zeros, the highest first.
 fn counts(now: &Samples, name: &str, labels: Labels<'_>, by: &str) -> Vec<Count> {
     let all = now.of(name, labels).map(|series| Count { of: series.label(by).to_owned(), count: series.value as u64 });
     let mut all: Vec<_> = all.filter(|tally| tally.count > 0).collect();

@@ -1,4 +1,8 @@
-//! The sort key of an entry in the queue, and the rule that periodically serves the oldest entry.
+//! The priority of a request, the sort key of an entry in the queue, and the rule that periodically
+//! serves the oldest entry.
+
+use super::Tenants;
+use crate::tenant::Tenant;
 
 /// Other entries that may be served before the oldest waiting entry. Then the oldest is next.
 /// Priorities thus decide seven of eight admissions, even with a long queue of less urgent
@@ -11,6 +15,24 @@ pub(crate) const PASSES_MAX: u32 = 32;
 
 /// Entries after the next one that are tried when the next one does not fit.
 const LOOKED_AT: usize = 8;
+
+/// The properties that decide when a request is served, in addition to its age.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Priority {
+    /// Lower is served earlier, as in vLLM.
+    pub priority: i32,
+    pub tenant: Tenant,
+    /// The request was served before, and lost its resources. Its reader may have received a part
+    /// of the reply, and waits for the rest.
+    pub had_turn: bool,
+}
+
+impl Priority {
+    /// The request's sort key, given the tenants' counters.
+    pub(super) fn place<I>(&self, tenants: &Tenants, id: I) -> QueuePosition<I> {
+        QueuePosition::of(self.priority, self.had_turn, tenants.counter(&self.tenant), id)
+    }
+}
 
 /// The sort key of an entry. The entry with the smallest key is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,10 +3,9 @@
 
 mod fairness;
 mod line;
-mod priority;
 mod tenants;
 
+pub use fairness::Priority;
 pub(crate) use fairness::{OldestWaiting, PASSES_MAX, QueuePosition};
 pub(crate) use line::Line;
-pub use priority::Priority;
 pub(crate) use tenants::Tenants;

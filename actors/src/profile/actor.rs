@@ -2,11 +2,18 @@
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
-use super::{Attempt, ProfileError, ProfileMessage, Profiled};
-use crate::supervise::BackgroundTask;
+use super::{Attempt, ProfileError, Profiled};
+use crate::supervise::{BackgroundTask, BackgroundTaskDied, FaultInjection};
 
 /// Reports the outcome of an attempt. Fails if the engine that waits for the outcome has ended.
 pub type ReportAttempt = Box<dyn Fn(Result<Profiled, ProfileError>) -> Result<(), ActorProcessingErr> + Send + Sync>;
+
+/// Messages that the actor sends to itself, apart from injected faults.
+pub enum ProfileMessage {
+    Begin,
+    Ended(Result<Result<Box<Profiled>, ProfileError>, BackgroundTaskDied>),
+    InjectFault(FaultInjection),
+}
 
 /// Runs one attempt and reports to the engine.
 pub struct ProfileActor;

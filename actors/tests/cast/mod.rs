@@ -1,4 +1,5 @@
-//! The cast of the simulation: requests, what their model generates, and a seeded source of chance.
+//! The cast of the simulation: requests, the tokens that their model generates, and a
+//! seeded random number generator.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -22,7 +23,7 @@ use bursar_model::{
     text::Tokenizer,
 };
 
-/// SplitMix64 (Steele, Lea and Flood, OOPSLA'14).
+/// A random number generator: SplitMix64 (Steele, Lea and Flood, OOPSLA'14).
 pub struct Chance(pub u64);
 
 impl Chance {
@@ -47,8 +48,8 @@ impl Chance {
     }
 }
 
-/// Cycles through three kinds of samplers: the likeliest token, a draw, and a form for which the host must see each
-/// token.
+/// Returns one of three samplers: a greedy sampler, a random sampler, or a random sampler with a
+/// grammar, for which the host must see each token.
 pub fn sampler(number: u64) -> Arc<Sampler> {
     static SAMPLERS: OnceLock<[Arc<Sampler>; 3]> = OnceLock::new();
     let samplers = SAMPLERS.get_or_init(|| {
@@ -68,19 +69,20 @@ pub fn sampler(number: u64) -> Arc<Sampler> {
 pub const STOP: u32 = 0;
 pub const PATCHES_A_ROW: usize = 4;
 
-/// The token that the model chooses at this position. It depends only on the request, so that a reply can be compared
-/// with one computed without neighbours, preemption or deaths.
+/// The token that the model chooses at this position. It depends only on the request, so that a
+/// reply can be compared with one computed without other requests, preemption or deaths.
 pub fn chosen(request: u64, position: usize) -> u32 {
     let mut chance = Chance(request.wrapping_mul(7919) ^ position as u64);
-    // Most replies are short. Now and then one is as long as allowed, which no average predicts.
+    // Most replies are short. Every fourth reply is usually as long as allowed, which no
+    // average of lengths predicts.
     let ends = if request.is_multiple_of(4) { 1000 } else { 4 };
     if chance.one_in(ends) { STOP } else { 1 + chance.below(500) as u32 }
 }
 
-/// One caller, and the driver of its request.
+/// A caller, and the driver of its request.
 pub struct Request {
     pub number: u64,
-    /// The topic of its text. There are few, so that prompts begin alike.
+    /// The topic of the text. There are only a few topics, so that many prompts begin alike.
     pub topic: u32,
     pub text_tokens: usize,
     pub pictures: Vec<EncodeRequest>,
@@ -88,32 +90,32 @@ pub struct Request {
     pub produced: Vec<u32>,
     pub end: Option<Finish>,
     pub cancelled: bool,
-    /// The scheduler dropped it, because its first step was too late.
+    /// The request was dropped, because it missed a deadline.
     pub is_late: bool,
-    /// What must have happened by when, from its first admission on, and whether it has begun.
+    /// The absolute times by which events must have happened, set at the first admission.
     pub due: Option<Deadlines>,
     pub has_begun: bool,
-    /// Its identity in the scheduler.
     pub sequence: Option<SequenceId>,
-    /// The identity that it keeps when it returns.
+    /// The id that the request keeps when it returns to the scheduler.
     pub returns_as: Option<SequenceId>,
-    /// Its question to the vision core.
+    /// The ticket of the request that waits at the vision core.
     pub ticket: Option<Ticket>,
-    /// Tokens of its prompt that this admission has scored.
+    /// Tokens of the prompt that were scored since the last admission.
     pub scored: usize,
-    /// Pictures of this admission without rows, because blocks held their tokens; none after one that missed them.
+    /// The number of first pictures that need no cache rows in this admission, because KV blocks
+    /// hold their tokens. It is 0 after an admission that missed such blocks.
     pub computed: usize,
     pub missed: bool,
 }
 
 impl Request {
-    /// Request `number` of a seed; `None` if a pool of `kv_tokens` could not hold it. It is the same in every run of
-    /// the seed, whatever happened before.
+    /// Draws request `number` of a seed; `None` if the request would not fit in a pool of
+    /// `kv_tokens`. The result is the same in every run of the seed, regardless of earlier events.
     pub fn drawn(seed: u64, number: u64, kv_tokens: usize) -> Option<Request> {
         let mut chance = Chance(seed ^ number.wrapping_mul(0x2545_F491_4F6C_DD1D));
         let pictures = (0..chance.below(4))
             .map(|_| {
-                // Few names, so that pictures repeat. The name decides the size.
+                // There are only seven keys, so that pictures repeat. The key determines the size.
                 let name = chance.below(7) as u8;
                 let rows = 1 + usize::from(name) % 7;
                 EncodeRequest { key: PictureHash([name; 32]), rows, patches: rows * PATCHES_A_ROW, has_pixels: true }
@@ -147,14 +149,16 @@ impl Request {
         self.text_tokens + self.pictures.iter().map(|picture| picture.rows).sum::<usize>()
     }
 
-    /// Its prompt and what it has produced: pictures, then text, then the tokens of earlier lives.
+    /// The prompt and the tokens produced so far: pictures, then text, then the
+    /// tokens of earlier admissions.
     pub fn tokens(&self) -> Vec<u32> {
         let shown: usize = self.pictures.iter().map(|picture| picture.rows).sum();
         let text = |token| if token < shown { 999 } else { 1000 + self.topic };
         (0..self.prompt_tokens()).map(text).chain(self.produced.iter().copied()).collect()
     }
 
-    /// The places of its pictures, with these rows for all but the first `computed`.
+    /// Placeholders for the pictures. The first `computed` pictures have no rows, and `rows` are
+    /// the rows of the others.
     pub fn places(&self, rows: &[Arc<[u32]>]) -> Vec<Placeholder> {
         let mut rows = rows.iter().cloned();
         let mut start = 0;
@@ -171,8 +175,9 @@ impl Request {
         self.cancelled || self.is_late || self.end.is_some()
     }
 
-    /// Its deadlines, from its first admission on. One in eight waits for its first step no longer than some steps take,
-    /// one in sixteen for its first token or for its reply.
+    /// Deadlines relative to the first admission. One request in eight has a queue deadline as
+    /// long as a few steps. One in sixteen has a deadline for its first token, and one in sixteen
+    /// for its whole reply.
     pub fn deadlines(&self) -> Deadlines {
         let waits = Duration::from_millis(20 * (1 + self.number % 5));
         let of = |kind| (self.number % 16 == kind).then_some(waits * 3);
@@ -180,7 +185,7 @@ impl Request {
         Deadlines { queue, first_token: of(3), reply: of(11) }
     }
 
-    /// Its deadlines that are still to be met.
+    /// The deadlines that have not been met yet.
     fn to_meet(&self) -> Deadlines {
         self.due.unwrap_or_default().map(|deadline, due| {
             let is_met = match deadline {
@@ -192,12 +197,12 @@ impl Request {
         })
     }
 
-    /// Whether its driver, which watches the clock, ends it.
+    /// Whether the driver, which watches the clock, ends the request now.
     pub fn is_past_due(&self, now: Duration) -> bool {
         self.to_meet().map(|_, due| (due < now).then_some(due)) != Deadlines::default()
     }
 
-    /// A third have a priority other than 0, and there are four tenants.
+    /// A third of the requests have a priority other than 0. There are four tenants.
     pub fn scheduling_params(&self, now: Duration) -> SchedulingParams {
         let priority = [0, 0, 0, 0, 2, -1][self.number as usize % 6];
         let left = self.to_meet().map(|_, due| Some(due.saturating_sub(now)));
@@ -205,19 +210,19 @@ impl Request {
         SchedulingParams { priority, tenant, left }
     }
 
-    /// How many of the likeliest tokens are told beside each token of its prompt: one prompt in ten is scored,
+    /// The number of likeliest tokens to report for each prompt token. One prompt in ten is scored,
     /// until its reply begins.
     pub fn scores(&self) -> Option<usize> {
         (self.number % 10 == 7 && self.produced.is_empty()).then_some(2)
     }
 
-    /// Its rank among those that wait for pictures.
+    /// The priority among the requests that wait for pictures.
     pub fn rank(&self) -> Priority {
         let SchedulingParams { priority, tenant, .. } = self.scheduling_params(Duration::ZERO);
         Priority { priority, tenant, had_turn: !self.produced.is_empty() }
     }
 
-    /// The tokens and the finish that it must end with.
+    /// The tokens and the finish reason with which the request must end.
     pub fn expected(&self) -> (Vec<u32>, Finish) {
         let mut tokens = Vec::new();
         loop {
@@ -232,7 +237,8 @@ impl Request {
     }
 }
 
-/// What each token of a sequence writes to the cache: a function of all tokens, positions and pictures up to it.
+/// The content that each token of a sequence writes to the KV cache: a hash of all tokens,
+/// positions and pictures up to that token.
 pub fn content(sequence: &NewSequence, unseen: &[u32]) -> Vec<u64> {
     let mut hasher = DefaultHasher::new();
     let of_token = |(token, id): (usize, &u32)| {
@@ -245,13 +251,14 @@ pub fn content(sequence: &NewSequence, unseen: &[u32]) -> Vec<u64> {
     sequence.tokens.iter().chain(unseen).enumerate().map(of_token).collect()
 }
 
-/// The shares of tenants: every third seed has some.
+/// The weights of tenants. Every third seed has some.
 pub fn weights(seed: u64) -> TenantWeights {
     let weights = TenantWeights::of([("even", 5), ("rare", 2)]).filter(|_| seed % 3 == 1);
     weights.unwrap_or_default()
 }
 
-/// A promised interval between what is out of reach and what every step keeps, and costs that fit the simulation's steps.
+/// A promised token interval, which ranges with the seed from unreachable to kept by every step,
+/// and costs that match the steps of the simulation.
 pub fn pace(seed: u64) -> Option<Pace> {
     let step = |prompt: usize, decoding: usize, micros| {
         let mut work = StepWork::default();

@@ -1,9 +1,10 @@
-//! What a step of the simulated world may read and write, how often blocks are lost, and what holds at the end.
+//! Checks of the simulated world: memory that a step may read and write, how often sequences lose
+//! their blocks, and the state at the end.
 
 use super::*;
 
 impl World {
-    /// Checks rule 4, and that a step touches only its own sequences' memory.
+    /// Checks rule 4, and that a step accesses only the memory of its own sequences.
     pub(super) fn check_plan(&mut self, plan: Box<StepPlan>) {
         self.copies_before_a_step();
         let ahead = self.under_way.len();
@@ -14,7 +15,8 @@ impl World {
         assert!(batch.token_count() > 0);
         let distinct: BTreeSet<_> = batch.slots.iter().collect();
         assert_eq!(distinct.len(), batch.slots.len(), "two tokens are written to one place");
-        // Each sequence reads only what it would have computed itself, and no part reads what the step writes.
+        // Each sequence reads only content that it would have computed itself, and no part reads
+        // slots that the step writes.
         for (part, id) in plan.parts.iter().enumerate() {
             let request = self.of_sequence(*id).expect("somebody asked for it");
             assert!(request.has_begun, "{id} was said to begin");
@@ -92,7 +94,8 @@ impl World {
         self.under_way.push_back(plan);
     }
 
-    /// A sequence loses its blocks to others twice, and once to each shrink.
+    /// A sequence may lose its blocks to other sequences twice, and once more for each
+    /// shrink of the pool.
     pub(super) fn loses_blocks(&mut self, id: SequenceId) {
         let losses = self.losses.entry(id).or_default();
         *losses += 1;

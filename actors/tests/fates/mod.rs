@@ -1,5 +1,5 @@
-//! What happens to the simulated world: callers leave, come again or too late, actors die, and the pool
-//! shrinks and grows.
+//! Events in the simulated world: callers cancel, return, or miss deadlines; actors die; and the
+//! pool shrinks and grows.
 
 use super::*;
 
@@ -13,14 +13,15 @@ impl World {
         self.note(format_args!("request {number} is cancelled"));
         let request = self.requests.get_mut(&number).expect("it lives");
         request.cancelled = true;
-        // The vision actor notices the cancellation before its answer, or by it.
+        // Requests with even numbers withdraw their ticket before the answer. The other requests
+        // are found to be cancelled when the answer arrives.
         if let Some(ticket) = request.ticket.take_if(|_| number.is_multiple_of(2)) {
             return self.vision_step(vision::Input::Withdraw(ticket));
         }
         if let Some(id) = request.sequence {
             self.scheduler_step(Input::Cancel(id));
-            // As in the actor, a cancelled sequence keeps its pictures until it is out of the step: their embeddings
-            // may serve others.
+            // As in the actor, a cancelled sequence keeps its pictures until its step has ended.
+            // Another request may use the same embeddings.
             if !self.scheduler.is_known(id)
                 && let Some((keys, _)) = self.pins.remove(&id)
             {
@@ -29,7 +30,7 @@ impl World {
         }
     }
 
-    /// Each request that must return asks for its pictures again, as its driver does.
+    /// Restarts each request that must return. It requests its pictures again, as its driver does.
     pub(super) fn return_all(&mut self) {
         while let Some((number, id)) = self.returning.pop_front() {
             let request = self.requests.get_mut(&number).expect("it is remembered");
@@ -41,7 +42,7 @@ impl World {
         }
     }
 
-    /// The scheduler has dropped a sequence that waited too long.
+    /// The scheduler has dropped a sequence that missed a deadline.
     pub(super) fn is_late(&mut self, id: SequenceId, deadline: Deadline) {
         let request = self.of_sequence(id).expect("somebody asked for it");
         assert!(!request.is_over(), "one end");
@@ -59,7 +60,8 @@ impl World {
         *self.late.entry(deadline).or_default() += 1;
     }
 
-    /// A neighbour comes or goes. The pool stays between what the largest request needs and what was stressed.
+    /// Another process takes or frees memory. The pool stays between the need of the largest
+    /// request and the stressed size.
     pub(super) fn resize(&mut self) {
         let (floor, most) = (self.context / BLOCK_TOKENS, self.limits.kv_tokens / BLOCK_TOKENS);
         let blocks = self.chance.between(floor, most);
@@ -69,7 +71,8 @@ impl World {
         self.scheduler_step(Input::Resize(blocks));
     }
 
-    /// The scheduler dies; with `all` the vision actor dies before it. What is on the lanes ends first.
+    /// The scheduler dies. With `all`, the vision actor dies before it. Work on
+    /// the lanes ends first.
     pub(super) fn die(&mut self, all: bool) {
         self.note(if all { "all die" } else { "the scheduler dies" });
         self.under_way.clear();
@@ -96,8 +99,8 @@ impl World {
         }
         let pins = std::mem::take(&mut self.pins).into_values();
         let pins: Vec<Pins> = pins.chain(std::mem::take(&mut self.pins_of_steps).into_iter().flatten()).collect();
-        // After the list of lost requests is made: room for one picture admits another request, which belongs to the
-        // new actors.
+        // This must come after the list of lost requests is complete. When pictures are unpinned,
+        // the vision core may admit another request, which belongs to the new actors.
         if all {
             self.launches.clear();
             self.vision = vision(self.cache_rows, self.launch_patches, self.seed);
@@ -110,10 +113,10 @@ impl World {
         lost.into_iter().for_each(|number| self.live(number));
     }
 
-    /// No more requests come. All that exist end within a bounded number of steps.
+    /// No more requests arrive. All existing requests must end within a bounded number of steps.
     pub(super) fn drain(&mut self) {
         let tokens: usize = self.requests.values().map(|r| r.prompt_tokens() + r.tokens_max + 2).sum();
-        // Each sequence may be computed again after the end of each other.
+        // Each sequence may be computed again after the end of every other sequence.
         let bound = self.steps + 4 * tokens * (1 + self.requests.len());
         while !(self.under_way.is_empty()
             && self.host.under_way.is_empty()

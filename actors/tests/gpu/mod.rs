@@ -1,5 +1,5 @@
-//! What stories of an engine on a GPU share: taking turns, a runtime, questions with pictures, and waiting for a
-//! condition.
+//! Common code for stories of an engine on a GPU: exclusive use, a runtime, questions with
+//! pictures, and waiting for a condition.
 
 #![allow(dead_code, reason = "each program of stories uses a part of it")]
 
@@ -16,10 +16,10 @@ use bursar_budgets::{CudaDevice, DeviceError, Hint, Snapshot};
 use bursar_kernels::{BlasSearch, CudaTarget};
 use bursar_model::flow::CacheFormat;
 
-/// A story that takes longer than this hangs.
+/// A story that takes longer than this is considered hung.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A condition that takes longer than this never comes true.
+/// A condition that takes longer than this is considered never true.
 const A_WHILE: Duration = Duration::from_secs(30);
 
 /// A runtime on the first GPU, for one story.
@@ -28,9 +28,9 @@ pub struct Stage {
     pub device: Arc<CudaDevice>,
 }
 
-/// Runs a story on the first GPU. If there is none, says so in one line.
+/// Runs a story on the first GPU. If there is no GPU, prints that in one line.
 pub fn story<F: Future<Output = ()>>(story: impl FnOnce(Stage) -> F) {
-    // Tests of one program take turns. A turn lasts until its runtime has ended.
+    // Only one story of a program runs at a time, including the end of its runtime.
     static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
     threads.block_on(async {
@@ -48,7 +48,7 @@ pub fn story<F: Future<Output = ()>>(story: impl FnOnce(Stage) -> F) {
         tokio::time::timeout(PATIENCE, story(stage)).await.expect("the story hangs");
         runtime.shutdown().await;
     });
-    // What is still being freed needs the driver, which goes when the process exits.
+    // Memory that is still being freed needs the driver, which is gone when the process exits.
     threads.shutdown_timeout(A_WHILE);
 }
 
@@ -57,19 +57,20 @@ impl Stage {
         self.runtime.budget().snapshot().await.expect("the budget answers")
     }
 
-    /// Whether our model has made room for what other processes took, so that the canary is whole.
+    /// Whether the model has given up the memory that other processes took, so that
+    /// the canary is whole.
     pub async fn is_quiet(&self) -> bool {
         let now = self.measured().await;
         now.canary == now.canary_wanted && now.deficit.is_zero()
     }
 
-    /// The ledger, after it has measured what other processes hold.
+    /// The ledger, after it has measured the memory of other processes.
     pub async fn measured(&self) -> Snapshot {
         self.runtime.budget().measure().await.expect("the budget answers")
     }
 }
 
-/// The default options, with libraries from where the test machine says.
+/// The default options, with the library folders of the test machine.
 pub fn options() -> LoadOptions {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let folder = std::env::var("BURSAR_CUDA_LIB");
@@ -104,7 +105,7 @@ pub async fn answer(model: &ModelHandle, chat: Chat) -> Result<String, ChatError
     model.chat(chat).await?.text().await
 }
 
-/// The result of `work`. Fails the story if it takes too long.
+/// The result of `work`. Fails the story if `work` takes too long.
 pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
     tokio::time::timeout(A_WHILE, work).await.unwrap_or_else(|_| panic!("it hangs: {what}"))
 }
@@ -118,7 +119,8 @@ pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// Checks that nothing is leased or backed, and that nothing else is held that was not held before.
+/// Waits until nothing is leased or backed. Prints the overhead, and checks that
+/// there is no deficit.
 pub async fn all_is_home(stage: &Stage, before: &Snapshot) {
     eventually("all is home", async || {
         let now = stage.measured().await;
@@ -130,7 +132,8 @@ pub async fn all_is_home(stage: &Stage, before: &Snapshot) {
     assert!(now.deficit.is_zero(), "{now}");
 }
 
-/// The demo model. If this GPU has no kernels for the requested keys and values, says so in one line.
+/// The demo model. If this GPU has no kernels for the requested KV cache type, prints
+/// that in one line.
 pub async fn demo(stage: &Stage, options: LoadOptions) -> Option<ModelHandle> {
     let is_fp8 = options.kv_cache_dtype == KvCacheType::Fp8;
     match started(stage.runtime.load_with(ModelSource::demo(), options, |_| {}).await) {

@@ -1,4 +1,4 @@
-//! Another process on the card: a second run of the test's program, which takes memory as told.
+//! Another process on the GPU: a second run of the test program, which takes memory on command.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -7,19 +7,20 @@ use std::{
 
 use bursar_budgets::{Address, Bytes, CudaDevice, Device, DeviceError};
 
-/// Set in the neighbour's process.
+/// The environment variable that is set in the other process.
 const ROLE: &str = "BURSAR_TEST_NEIGHBOUR";
 
-/// Precedes each of its answers. Other output is the test harness's.
+/// The prefix of each answer. Any other output comes from the test harness.
 const ANSWER: &str = "neighbour: ";
 
-/// What it leaves when it takes all.
+/// Memory that stays free when the process takes all it can get.
 const ROOM: Bytes = Bytes::mib(16);
 
-/// It takes memory in pieces of this size, so that others have a chance in between.
+/// The process takes memory in pieces of this size, so that other processes can
+/// take memory in between.
 const PIECE: Bytes = Bytes::gib(1);
 
-/// Another process, which holds memory until it is dropped.
+/// Another process, which holds memory until this handle is dropped.
 pub struct Neighbour {
     child: Child,
     told: Option<ChildStdin>,
@@ -27,7 +28,8 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Starts one that holds only a context. `test` is the test of this program that calls [`live`].
+    /// Starts a process that holds only a context. `test` is the name of the test in this
+    /// program that calls [`live`].
     pub fn moves_in(test: &str) -> Neighbour {
         let program = std::env::current_exe().expect("a program knows where it is");
         let mut child = Command::new(program)
@@ -44,21 +46,24 @@ impl Neighbour {
         neighbour
     }
 
-    /// Lets it take or give until the card has `bytes` free, to a few MiB. Returns what is free then.
+    /// Lets the process take or free memory until the GPU has `bytes` free, to within a few MiB.
+    /// Returns the free bytes.
     pub fn leave(&mut self, bytes: Bytes) -> Bytes {
         self.tell("leave", bytes);
         let [_, free] = self.hear();
         free
     }
 
-    /// Lets it take or give until it holds `bytes`, or all it can get. Returns what it holds then.
+    /// Lets the process take or free memory until it holds `bytes`, or all it can get.
+    /// Returns the bytes held.
     pub fn hold(&mut self, bytes: Bytes) -> Bytes {
         self.tell("hold", bytes);
         let [held, _] = self.hear();
         held
     }
 
-    /// Lets it give back all. Returns what the card has free then, as another process sees it.
+    /// Lets the process free all its memory. Returns the free bytes of the GPU, as
+    /// that process sees them.
     pub fn sees(&mut self) -> Bytes {
         self.leave(Bytes::MAX)
     }
@@ -68,7 +73,7 @@ impl Neighbour {
         writeln!(told, "{what} {}", bytes.0).expect("it listens");
     }
 
-    /// Reads how much it holds, and how much is free.
+    /// Reads the bytes that the process holds, and the free bytes.
     fn hear(&mut self) -> [Bytes; 2] {
         let mut line = String::new();
         loop {
@@ -84,7 +89,7 @@ impl Neighbour {
 
 impl Drop for Neighbour {
     fn drop(&mut self) {
-        // It ends when its input ends.
+        // The process ends at the end of its input.
         drop(self.told.take());
         let ended = self.child.wait();
         if !std::thread::panicking() {
@@ -93,8 +98,8 @@ impl Drop for Neighbour {
     }
 }
 
-/// The neighbour's main loop, in its own process: for each line it holds or leaves that many bytes, until there are no
-/// more lines. In any other process it does nothing.
+/// The main loop of the other process. For each line of input, it takes or frees memory as the line
+/// says, until the input ends. In any other process, this function does nothing.
 pub fn live() {
     if std::env::var_os(ROLE).is_none() {
         return println!("skipped, this is the neighbour of other stories");
@@ -122,7 +127,7 @@ pub fn live() {
             let more = PIECE.min(wanted - held);
             match device.back(address.offset(held), more) {
                 Ok(()) => held += more,
-                // Others take memory too.
+                // Other processes take memory too.
                 Err(DeviceError::Refused { .. }) => break,
                 Err(error) => panic!("{error}"),
             }

@@ -1,4 +1,4 @@
-//! Memory of a device that stories lease without a budget actor.
+//! Leases of device memory, for tests without a budget actor.
 
 use std::sync::{
     Arc, Mutex,
@@ -13,7 +13,7 @@ impl ReleaseNotes for Nobody {
     fn post(&self, _: ReleaseNote) {}
 }
 
-/// A device of some size, and the ledger of its bytes.
+/// A device, and the ledger of its bytes.
 pub struct Leased {
     device: Arc<dyn Device>,
     ledger: Mutex<Ledger>,

@@ -1,4 +1,4 @@
-//! A device that is as slow as a test says.
+//! A device whose progress is controlled by the test.
 
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -8,7 +8,7 @@ use bursar_kernels::{
     ops::{transfer::Arrival, *},
 };
 
-/// How far the story lets the device be, and what happened in which order.
+/// How far the device may progress, and a log of events.
 #[derive(Default)]
 pub struct Clock {
     pub state: Mutex<State>,
@@ -17,15 +17,15 @@ pub struct Clock {
 
 #[derive(Default)]
 pub struct State {
-    /// Downloads that have begun; `past` is how many of them the device may be past.
+    /// Downloads that have begun. `past` is the number of downloads that the device may complete.
     launched: usize,
     past: usize,
-    /// Refuse the next download, after everything that its job has launched.
+    /// Refuse the next download, after all other work of its job was launched.
     refuses: bool,
-    /// How often the device was asked whether it is past everything.
+    /// The number of waits for the completion of all work on the device.
     pub waits: usize,
     pub log: Vec<String>,
-    /// The row of logits of each choice by `sample`.
+    /// The logits of each call of `sample`.
     pub logits: Vec<Vec<f32>>,
 }
 
@@ -59,7 +59,8 @@ impl Clock {
     }
 }
 
-/// The CPU backend. A download arrives when the clock says that the device is past it.
+/// The CPU backend with delayed downloads. A download arrives when the clock allows the
+/// device to complete it.
 pub struct Slow {
     pub cpu: Cpu,
     pub clock: Arc<Clock>,
@@ -131,7 +132,7 @@ impl Backend for Slow {
 
     fn sample(&self, call: sample::Call<'_>) -> Result<(), KernelError> {
         let (logits, count) = (call.logits.address().0 as *const f32, call.logits.shape().elements());
-        // SAFETY: the front has checked that this many were computed, in host memory.
+        // SAFETY: the op layer has checked that this many logits were computed, in host memory.
         let row = unsafe { std::slice::from_raw_parts(logits, count) }.to_vec();
         self.clock.state.lock().expect("no holder panicked").logits.push(row);
         self.cpu.sample(call)

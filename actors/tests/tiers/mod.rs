@@ -1,11 +1,11 @@
-//! Host memory of the simulated world, and copies that end as late as the seed says.
+//! Host memory of the simulated world, and copies that are delayed depending on the seed.
 
 use bursar_actors::{kv::Copies, pace::CopyCosts, vision::EncodeRequest};
 use bursar_kernels::ops::copy_blocks::BlockCopy;
 
 use super::*;
 
-/// Slots of host memory: none in every fourth seed.
+/// The number of KV slots in host memory. Every fourth seed has none.
 pub fn slots(seed: u64) -> usize {
     match seed % 4 {
         0 => 0,
@@ -13,7 +13,7 @@ pub fn slots(seed: u64) -> usize {
     }
 }
 
-/// Rows of pictures in host memory: none in every third seed.
+/// The number of picture rows in host memory. Every third seed has none.
 pub fn rows(seed: u64) -> usize {
     match seed % 3 {
         0 => 0,
@@ -21,29 +21,31 @@ pub fn rows(seed: u64) -> usize {
     }
 }
 
-/// What copies cost is known or not.
+/// Copy costs, to be compared with step costs that are known only in some seeds.
 pub fn costs(seed: u64) -> CopyCosts {
     CopyCosts::beside(pace(seed).map(|pace| pace.costs).filter(|_| seed.is_multiple_of(3)))
 }
 
-/// What host memory holds, and the copies that the lane has.
+/// The content of host memory for KV blocks, and the copies on the lane.
 pub struct HostMemory {
-    /// As the world's slots, for the tokens of each block.
+    /// The content of each token slot, hashed as in `World::slots`.
     slots: Vec<Option<u64>>,
     /// Copies that have not run yet, in order.
     queued: VecDeque<(bool, BlockCopy)>,
-    /// How many copies each job has that is not answered.
+    /// The number of copies in each unanswered job.
     pub under_way: VecDeque<usize>,
-    /// How many of those have run.
+    /// The number of copies in unanswered jobs that have run.
     run: usize,
-    /// Jobs begun and answered, and how many were begun up to the last that each step under way waits for.
+    /// The numbers of jobs begun and answered. `waited_for` is the number of jobs begun up to
+    /// the last job that the next step waits for. `before_steps` has that number for each
+    /// step on the lane.
     begun: usize,
     ended: usize,
     waited_for: usize,
     before_steps: VecDeque<usize>,
-    /// Blocks that came back.
+    /// Blocks copied back to the device.
     pub fetched: usize,
-    /// Blocks that left.
+    /// Blocks copied to host memory.
     pub left: usize,
 }
 
@@ -65,14 +67,14 @@ impl HostMemory {
     }
 }
 
-/// What host memory holds of pictures, and the copies that the vision lane has.
+/// The content of host memory for pictures, and the copies on the vision lane.
 pub struct HostRows {
     slots: Vec<Option<PictureHash>>,
-    /// What rows get when the copies end.
+    /// The content that rows will have when the copies end.
     pub under_way: VecDeque<Vec<(u32, PictureHash)>>,
-    /// Pictures that came back.
+    /// Pictures copied back to the device.
     pub brought: usize,
-    /// Requests that found a picture gone.
+    /// Requests that found a picture gone from host memory.
     pub lost: usize,
 }
 
@@ -81,7 +83,7 @@ impl HostRows {
         HostRows { slots: vec![None; rows(seed)], under_way: VecDeque::new(), brought: 0, lost: 0 }
     }
 
-    /// The vision actor has died. What it wrote there is worth nothing to its successor.
+    /// The vision actor has died. Its successor cannot use the content of host memory.
     pub fn forget(&mut self) {
         self.slots.fill(None);
         self.under_way.clear();
@@ -89,7 +91,8 @@ impl HostRows {
 }
 
 impl World {
-    /// The driver asks for pictures. All are decoded, or those that have no place.
+    /// The driver requests pictures. With `decodes_all`, all of them are decoded. Otherwise, only
+    /// the pictures that the vision core does not hold are decoded.
     pub(super) fn want(&mut self, number: u64, mut wanted: Vec<EncodeRequest>, decodes_all: bool) {
         self.next_ticket += 1;
         let ticket = Ticket(self.next_ticket);
@@ -102,7 +105,7 @@ impl World {
         self.vision_step(vision::Input::Want(ticket, rank, wanted));
     }
 
-    /// A request's pictures have to be decoded after all.
+    /// Pictures were lost from host memory, so the request's pictures must be decoded after all.
     pub(super) fn is_lost(&mut self, ticket: Ticket) {
         self.host_rows.lost += 1;
         let request = self.requests.values().find(|request| request.ticket == Some(ticket));
@@ -111,7 +114,7 @@ impl World {
         self.want(number, wanted, true);
     }
 
-    /// The vision lane gets copies. Those to the host come before whatever is written later.
+    /// The vision lane gets copies. The copies to the host take effect before any later write.
     pub(super) fn copy_rows(&mut self, to_host: &[BlockCopy], to_device: &[BlockCopy]) {
         self.note(format_args!("copies of {} and {} rows", to_host.len(), to_device.len()));
         for BlockCopy { block, slot } in to_host.iter().copied() {
@@ -137,7 +140,7 @@ impl World {
         self.vision_step(vision::Input::Copied);
     }
 
-    /// The lane gets copies.
+    /// The step lane gets copies.
     pub(super) fn copy(&mut self, copies: Copies) {
         assert!(self.host.under_way.len() < 6, "the lane's queue has room for six");
         self.note(format_args!("copies of {} and {} blocks", copies.to_host.len(), copies.to_device.len()));
@@ -150,7 +153,7 @@ impl World {
         self.host.fetched += copies.to_device.len();
         self.host.queued.extend(copies.to_host.into_iter().map(|copy| (true, copy)));
         self.host.queued.extend(copies.to_device.into_iter().map(|copy| (false, copy)));
-        // Some are quick.
+        // Some copies complete at once.
         let at_once = self.chance.below(4) * 2;
         self.run_copies(at_once);
     }
@@ -166,14 +169,14 @@ impl World {
         }
     }
 
-    /// A step comes after all copies to the host that the lane got before it.
+    /// A step runs after all copies to the host that were queued before it.
     pub(super) fn copies_before_a_step(&mut self) {
         let last = self.host.queued.iter().rposition(|(is_to_host, _)| *is_to_host);
         self.run_copies(last.map_or(0, |last| last + 1));
         self.host.before_steps.push_back(self.host.waited_for);
     }
 
-    /// The lane answers copies that a step waited for before the step.
+    /// The lane answers the copies that a step waited for before it answers the step.
     pub(super) fn copies_end_before_a_step(&mut self) {
         let before = self.host.before_steps.pop_front().expect("each step notes what it waits for");
         while self.host.ended < before {
@@ -190,7 +193,8 @@ impl World {
         self.scheduler_step(Input::Copied(micros));
     }
 
-    /// The scheduler has died. What is on the lane ends before its successor starts, which knows of nothing there.
+    /// The scheduler has died. Copies on the lane end before the successor starts, which knows of
+    /// no copies and no blocks in host memory.
     pub(super) fn forget_host(&mut self) {
         self.run_copies(usize::MAX);
         let slots = std::mem::take(&mut self.host.slots);

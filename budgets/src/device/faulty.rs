@@ -8,8 +8,8 @@ use std::sync::{
 use super::{Address, CudaDevice, Device, DeviceError, DeviceMemory, HostCopy, HostDevice, HostMemory};
 use crate::{Bytes, Fence, Timeline};
 
-/// A device that can be made to refuse memory. Without an injected fault, it behaves like the
-/// wrapped device.
+/// A device that can be made to refuse memory. Without an injected fault, it behaves
+/// like the wrapped device.
 pub struct FaultyDevice {
     device: Arc<dyn Device>,
     refuses_next_back: AtomicBool,

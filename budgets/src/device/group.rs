@@ -1,5 +1,5 @@
-//! A device made of several devices, one for each rank of a model, that hold the same amounts of
-//! memory.
+//! A device made of several devices, one for each rank of a model, that hold the
+//! same amounts of memory.
 
 use std::{
     collections::BTreeMap,

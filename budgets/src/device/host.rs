@@ -22,8 +22,8 @@ pub struct HostConfig {
     pub page: Bytes,
     /// Simulated memory of a context. It is counted, but not allocated.
     pub overhead: Bytes,
-    /// Simulated driver name and version. The default is the operating system's name and
-    /// architecture.
+    /// Simulated driver name and version. The default is the operating
+    /// system's name and architecture.
     pub driver: String,
 }
 
@@ -49,8 +49,8 @@ impl HostConfig {
     }
 }
 
-/// Host memory at reserved addresses with a fixed capacity. It makes every memory rule testable
-/// without a GPU.
+/// Host memory at reserved addresses with a fixed capacity. It makes every memory rule
+/// testable without a GPU.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -87,8 +87,8 @@ struct State {
 #[derive(Debug)]
 struct Reservation {
     bytes: Bytes,
-    /// One entry per page, up to the last page ever backed. Reservations are much larger than their
-    /// backed part.
+    /// One entry per page, up to the last page ever backed. Reservations are much larger
+    /// than their backed part.
     backed: Vec<bool>,
 }
 
@@ -96,9 +96,9 @@ impl HostDevice {
     /// A device whose memory is all free, except for the configured overhead.
     ///
     /// # Errors
-    /// [`DeviceError::BadPage`] if the page size is not a power of two, or is smaller than the
-    /// system's page size. [`DeviceError::Capacity`] if the machine has less memory than the
-    /// capacity.
+    /// [`DeviceError::BadPage`] if the page size is not a power of two, or is smaller
+    /// than the system's page size. [`DeviceError::Capacity`] if the machine has less
+    /// memory than the capacity.
     pub fn new(config: HostConfig) -> Result<HostDevice, DeviceError> {
         let system = pages::system_page();
         if !config.page.0.is_power_of_two() || config.page < system {
@@ -123,8 +123,8 @@ impl HostDevice {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Each change below is complete before any code can panic, so a poisoned lock guards a
-        // valid state.
+        // Each change below is complete before any code can panic, so a poisoned lock
+        // guards a valid state.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -183,8 +183,8 @@ impl State {
         Ok(stretch)
     }
 
-    /// Applies the faults that are scripted for this call to `back`. Returns whether the script
-    /// refuses it.
+    /// Applies the faults that are scripted for this call to `back`. Returns whether
+    /// the script refuses it.
     fn run_script(&mut self, config: &HostConfig) -> bool {
         let nth = self.counts.backs;
         let taken: Bytes = self.script.foreign_takes.iter().filter(|(at, _)| *at == nth).map(|(_, bytes)| bytes).sum();
@@ -274,8 +274,7 @@ impl Device for HostDevice {
         })?;
         let backed = reservation.backed.iter().filter(|backed| **backed).count() as u64;
         state.counts.backed -= self.config.page * backed;
-        // SAFETY: this device reserved the range and has removed it from the list, and the caller
-        // no longer uses it.
+        // SAFETY: this device reserved the range, and by contract the caller no longer uses it.
         unsafe { pages::release(address, reservation.bytes, self.config.page) };
         Ok(())
     }
@@ -310,8 +309,7 @@ impl Device for HostDevice {
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         let mut state = self.lock_at_length();
         state.stretch(self.config.page, address, bytes, true, "unbacked")?;
-        // SAFETY: the range is backed pages of this device, and the caller guarantees that they are
-        // unused.
+        // SAFETY: the range is backed pages of this device, and by contract they are unused.
         unsafe { pages::close(address, bytes) }.map_err(|error| DeviceError::Lost {
             reason: format!("the operating system did not take memory back: {error}"),
         })?;
@@ -343,8 +341,7 @@ impl Device for HostDevice {
         let mut state = self.lock_at_length();
         state.check_lost()?;
         state.stretch(self.config.page, address, Bytes(copy.len() as u64), true, "copied")?;
-        // SAFETY: the range stays backed while the state is locked, and the caller guarantees that
-        // nothing uses it.
+        // SAFETY: the range stays backed while the state is locked. By contract it is unused.
         unsafe { std::ptr::copy_nonoverlapping(copy.as_ptr(), address.0 as *mut u8, copy.len()) };
         Ok(())
     }

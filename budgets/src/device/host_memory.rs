@@ -14,13 +14,12 @@ pub struct HostMemory(Kind);
 enum Kind {
     /// For copies of a GPU.
     Pinned(Pinned),
-    /// For copies of a host device. A raw pointer, because other pointers to the memory write to it
-    /// too.
+    /// For copies of a host device. A raw pointer, because other pointers to the memory
+    /// write to it too.
     Pages(*mut [MaybeUninit<u8>]),
 }
 
-// SAFETY: this is plain memory. Code that accesses it through its address must ensure exclusive
-// access.
+// SAFETY: this is plain memory. Users of its address must ensure exclusive access.
 unsafe impl Send for HostMemory {}
 // SAFETY: no method reads or writes the memory, so shared references cannot race.
 unsafe impl Sync for HostMemory {}
@@ -39,8 +38,7 @@ impl HostMemory {
         let said = |error: std::collections::TryReserveError| error.to_string();
         let reserved = pages.try_reserve_exact(bytes.as_usize());
         reserved.map_err(|error| DeviceError::HostRefused { asked: bytes, said: said(error) })?;
-        // SAFETY: the capacity was reserved above, and `MaybeUninit` elements need no
-        // initialization.
+        // SAFETY: the capacity was reserved above. `MaybeUninit` needs no initialization.
         unsafe { pages.set_len(bytes.as_usize()) };
         Ok(HostMemory(Kind::Pages(Box::into_raw(pages.into_boxed_slice()))))
     }

@@ -66,9 +66,9 @@ pub struct DeviceMemory {
 /// memory and addresses, as a GPU's driver does, but grants none.
 ///
 /// The calls correspond to the driver's virtual memory interface: `reserve` is
-/// `cuMemAddressReserve`, `back` is `cuMemCreate` + `cuMemMap` + `cuMemSetAccess`, and `unback` is
-/// `cuMemUnmap` + `cuMemRelease`. Sizes and addresses are whole pages. A call that fails changes
-/// nothing.
+/// `cuMemAddressReserve`, `back` is `cuMemCreate` + `cuMemMap` + `cuMemSetAccess`, and
+/// `unback` is `cuMemUnmap` + `cuMemRelease`. Sizes and addresses are whole pages. A call
+/// that fails changes nothing.
 pub trait Device: Send + Sync + 'static {
     /// The name that users see.
     fn name(&self) -> &str;
@@ -105,9 +105,9 @@ pub trait Device: Send + Sync + 'static {
         &[]
     }
 
-    /// A name for each GPU of this device: the device's [label](Device::label), or the labels of a
-    /// [group](DeviceGroup)'s ranks. If labels repeat, as they do for host devices, the rank is
-    /// added to each.
+    /// A name for each GPU of this device: the device's [label](Device::label), or the labels of
+    /// a [group](DeviceGroup)'s ranks. If labels repeat, as they do for host devices, the rank
+    /// is added to each.
     fn card_labels(&self) -> Vec<String> {
         let labels: Vec<String> = match self.ranks() {
             [] => vec![self.label()],
@@ -121,8 +121,8 @@ pub trait Device: Send + Sync + 'static {
         }
     }
 
-    /// The address on each rank of a [group](DeviceGroup) that corresponds to `address` of this
-    /// device.
+    /// The address on each rank of a [group](DeviceGroup) that corresponds to
+    /// `address` of this device.
     fn addresses(&self, address: Address) -> Vec<Address> {
         vec![address]
     }
@@ -165,8 +165,8 @@ pub trait Device: Send + Sync + 'static {
     /// Reserves addresses for this many bytes, without memory.
     fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError>;
 
-    /// Releases a reservation, including any memory that is still backed. `address` is the return
-    /// value of `reserve`.
+    /// Releases a reservation, including any memory that is still backed. `address` is the
+    /// return value of `reserve`.
     fn release_reservation(&self, address: Address) -> Result<(), DeviceError>;
 
     /// Backs these addresses with zeroed memory. All of them must be unbacked.
@@ -242,8 +242,8 @@ pub enum DeviceError {
     /// There is not enough memory. A smaller request may succeed.
     #[error("the device refused {} ({asked}); {} ({free}) are free", asked.exact(), free.exact())]
     Refused { asked: Bytes, free: Bytes, hint: String },
-    /// The device is lost. All lanes, leases and addresses on it are worthless, and only a new
-    /// context can help.
+    /// The device is lost. All lanes, leases and addresses on it are worthless, and only a
+    /// new context can help.
     #[error("the device is lost: {reason}")]
     Lost {
         /// The driver's message.
@@ -282,12 +282,12 @@ pub enum DeviceError {
     },
     #[error("{reason}")]
     NoDevice { reason: String, hint: String },
-    /// The device exists, but it, its driver or a required library cannot be used in its current
-    /// state.
+    /// The device exists, but it, its driver or a required library cannot be used
+    /// in its current state.
     #[error("{reason}")]
     Unusable { reason: String, hint: String },
-    /// A driver call failed for a reason other than memory or a lost device. This is a bug in
-    /// Bursar.
+    /// A driver call failed for a reason other than memory or a lost device. This is
+    /// a bug in Bursar.
     #[error("{call}: {said}")]
     Driver {
         /// The name of the driver's function.

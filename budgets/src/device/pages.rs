@@ -32,8 +32,7 @@ mod unix {
     pub fn reserve(bytes: Bytes, align: Bytes) -> io::Result<Address> {
         let padded = bytes.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
         let length = usize::try_from(padded.0).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        // SAFETY: a new private mapping at an address of the system's choice affects no existing
-        // memory.
+        // SAFETY: a new private mapping that the system places affects no existing memory.
         let start = unsafe {
             libc::mmap(std::ptr::null_mut(), length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
         };
@@ -44,8 +43,7 @@ mod unix {
         let aligned = start.round_up(align);
         // Release the ends outside the aligned range, so that exactly `bytes` stay reserved.
         for (from, to) in [(start, aligned), (aligned.offset(bytes), start.offset(padded))] {
-            // SAFETY: both ends belong to the mapping made above and are unused. The system rejects
-            // an empty end.
+            // SAFETY: both ends belong to the mapping above. The system rejects an empty end.
             unsafe { libc::munmap(from.0 as *mut _, to.distance_from(from).as_usize()) };
         }
         Ok(aligned)
@@ -75,12 +73,11 @@ mod unix {
     /// # Safety
     /// The range was opened, and nothing uses it any more.
     pub unsafe fn close(address: Address, bytes: Bytes) -> io::Result<()> {
-        // Some Unix systems do not discard private pages on MADV_DONTNEED, so the range is mapped
-        // again there.
+        // Some Unix systems do not discard private pages on MADV_DONTNEED, so the range
+        // is mapped again there.
         #[cfg(not(target_os = "linux"))]
         {
-            // SAFETY: the caller guarantees that the range is open and unused. MAP_FIXED replaces
-            // only the range.
+            // SAFETY: by contract the range is open and unused. MAP_FIXED replaces only it.
             let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | libc::MAP_FIXED;
             let _ = MADV_DONTNEED;
             let mapped = unsafe { libc::mmap(address.0 as *mut _, bytes.as_usize(), PROT_NONE, flags, -1, 0) };

@@ -15,11 +15,11 @@ pub fn system_memory_left() -> Option<Bytes> {
     groups.lines().flat_map(groups_of).filter_map(|group| group.left()).chain([system]).min()
 }
 
-/// Returns memory that the allocator keeps after it was freed to the system. This takes a few
+/// Makes the allocator return freed memory that it still holds to the system. This takes a few
 /// milliseconds. Does nothing if the allocator is not glibc's.
 pub fn give_back_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: `malloc_trim` only returns free heap pages to the system; no live allocation is touched.
+    // SAFETY: `malloc_trim` returns only free heap pages to the system, and no live allocations.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -43,9 +43,9 @@ struct Group {
     files: [&'static str; 3],
 }
 
-/// The memory cgroups in a line of /proc/self/cgroup, from the process's group up to the root. In a
-/// container the process's group may be mounted as the root, so some of these folders may not
-/// exist.
+/// The memory cgroups in a line of /proc/self/cgroup, from the process's group up to the
+/// root. In a container the process's group may be mounted as the root, so some of these
+/// folders may not exist.
 fn groups_of(line: &str) -> Vec<Group> {
     let mut parts = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { return Vec::new() };

@@ -76,8 +76,8 @@ mod tests {
     const KV: LeaseId = LeaseId(1);
     const HOST: LeaseId = LeaseId(2);
 
-    /// A ledger in which KV holds 600 of 1,000 bytes of device memory, and pictures hold 40 bytes
-    /// of host memory.
+    /// A ledger in which KV holds 600 of 1,000 bytes of device memory, and pictures hold 40
+    /// bytes of host memory.
     fn ledger() -> Ledger {
         let mut ledger = Ledger::new(LedgerConfig { host_total: Bytes(100), ..LedgerConfig::new(Bytes(1000)) });
         ask(&mut ledger, 1, Class::Kv, 600);

@@ -19,9 +19,9 @@ pub enum Effect {
     },
     /// A lease has a new size. Apply the size to the lease's handle with [`crate::Lease::resize`].
     Resized(Resized),
-    /// A dead owner's lease is revoked. Make a fence after everything issued so far, and pass it to
-    /// [`crate::FenceWatch::revoke`], which unbacks the memory once the fence has passed. Then send
-    /// `FencePassed`.
+    /// A dead owner's lease is revoked. Make a fence after everything issued so far, and pass
+    /// it to [`crate::FenceWatch::revoke`], which unbacks the memory once the fence has
+    /// passed. Then send `FencePassed`.
     Revoking { lease: LeaseId },
     /// A lease has ended and its bytes are free.
     Freed { lease: LeaseId, bytes: Bytes },
@@ -45,8 +45,8 @@ pub enum Effect {
         /// The largest size that the lease may keep.
         to: Bytes,
     },
-    /// Part of the canary was given up. This is an alarm, unless the configured size of the canary
-    /// was lowered.
+    /// Part of the canary was given up. This is an alarm, unless the configured size of
+    /// the canary was lowered.
     CanaryGiven { bytes: Bytes },
     /// The canary is whole again.
     CanaryTaken {

@@ -2,12 +2,12 @@
 
 use crate::{Bytes, Gate, Label, LeaseId, Owner, Request, RequestId};
 
-/// One input of the ledger. The ledger's caller watches fences and the driver, and reports changes
-/// with these inputs.
+/// One input of the ledger. The ledger's caller watches fences and the driver, and reports
+/// changes with these inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// An owner requests a lease. The ledger answers once, in this or a later step, with `Granted`
-    /// or `Refused`.
+    /// An owner requests a lease. The ledger answers once, in this or a later step,
+    /// with `Granted` or `Refused`.
     Ask {
         /// The request's number. It must differ from the numbers of all waiting requests.
         id: RequestId,
@@ -15,8 +15,8 @@ pub enum Input {
         /// Whether the request may wait. If `false`, a request that cannot be met now is refused.
         wait: bool,
     },
-    /// A lease should change its size. The ledger answers once, in this or a later step, with
-    /// `Resized` or `Refused`.
+    /// A lease should change its size. The ledger answers once, in this or a later step,
+    /// with `Resized` or `Refused`.
     ///
     /// This input replaces an earlier `Resize` of the same lease that is still waiting.
     Resize {
@@ -26,9 +26,9 @@ pub enum Input {
         to: Bytes,
         /// When growing: whether the request may wait. Ignored when shrinking.
         wait: bool,
-        /// When shrinking: whether the device is past the last use of the tail and the tail is
-        /// unbacked. If `false`, `FencePassed` must follow and frees the bytes. Ignored when
-        /// growing.
+        /// When shrinking: whether the device is past the last use of the tail and the
+        /// tail is unbacked. If `false`, `FencePassed` must follow and frees the
+        /// bytes. Ignored when growing.
         passed: bool,
     },
     /// A lease was dropped.
@@ -38,15 +38,15 @@ pub enum Input {
         /// `false`, `FencePassed` must follow.
         passed: bool,
     },
-    /// The device is past the last use of this lease, or of the tail of a shrinking lease, and that
-    /// memory is unbacked.
+    /// The device is past the last use of this lease, or of the tail of a shrinking lease, and
+    /// that memory is unbacked.
     FencePassed { lease: LeaseId },
     /// An actor is dead, in this generation and all earlier ones. Its leases are revoked, and its
     /// waiting requests are refused. Each lease is freed after its fence. `OwnerCleared` follows
     /// once all leases are freed.
     OwnerDied { owner: Owner },
-    /// The sender of a request no longer wants the answer. The ledger refuses the request if it is
-    /// still waiting.
+    /// The sender of a request no longer wants the answer. The ledger refuses the request if
+    /// it is still waiting.
     Withdraw { id: RequestId },
     /// The bytes that other processes hold now. While any gate is open (a model is being profiled),
     /// a decrease is ignored.
@@ -58,12 +58,12 @@ pub enum Input {
         /// The smallest size to which the lease can shrink.
         to: Bytes,
     },
-    /// While rule 1 is broken or part of the canary is missing, repeats the orders to shrink. This
-    /// reaches owners that started after the first order, and owners whose order was lost with an
-    /// actor that died.
+    /// While rule 1 is broken or part of the canary is missing, repeats the orders to shrink.
+    /// This reaches owners that started after the first order, and owners whose order was lost
+    /// with an actor that died.
     Remind {
-        /// Additional bytes to free beyond the bytes owed, because another process keeps taking
-        /// memory.
+        /// Additional bytes to free beyond the bytes owed, because another
+        /// process keeps taking memory.
         ahead: Bytes,
     },
     /// The bytes that this process holds outside leases now.

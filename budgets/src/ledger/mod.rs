@@ -31,14 +31,14 @@ pub struct LedgerConfig {
 }
 
 impl LedgerConfig {
-    /// A device of this size with no overhead, 1 GiB of host memory to lease, and queues of 256
-    /// requests.
+    /// A device of this size with no overhead, 1 GiB of host memory to lease, and
+    /// queues of 256 requests.
     pub fn new(total: Bytes) -> Self {
         LedgerConfig { total, overhead: Bytes::ZERO, host_total: Bytes::gib(1), waiting_max: 256 }
     }
 
-    /// The configuration for this device, from its total memory and overhead. The total is 0 if the
-    /// device is lost.
+    /// The configuration for this device, from its total memory and overhead. The total is 0 if
+    /// the device is lost.
     pub fn of(device: &dyn Device) -> Self {
         let total = device.memory().map_or(Bytes::ZERO, |memory| memory.total);
         LedgerConfig { overhead: device.overhead(), ..LedgerConfig::new(total) }
@@ -147,9 +147,9 @@ impl Ledger {
         }
     }
 
-    /// Rebuilds the ledger of a restarted budget actor from the live leases. All gates are open, so
-    /// the caller must freeze them again. If more is held than fits, the next step reports a
-    /// `Deficit`.
+    /// Rebuilds the ledger of a restarted budget actor from the live leases. All gates are
+    /// open, so the caller must freeze them again. If more is held than fits, the next
+    /// step reports a `Deficit`.
     pub fn rebuild(config: LedgerConfig, live: impl IntoIterator<Item = Holding>) -> Ledger {
         let mut ledger = Ledger::new(config);
         for holding in live {

@@ -7,8 +7,8 @@ use crate::{Bytes, LeaseId, Owner, Waiting};
 impl Ledger {
     pub(super) fn release(&mut self, lease: LeaseId, passed: bool, effects: &mut Vec<Effect>) {
         assert!(lease < self.next_lease, "{lease} was never granted");
-        // A dead owner's handle may drop long after its lease was revoked and freed. Ignore that
-        // release.
+        // A dead owner's handle may drop long after its lease was revoked and
+        // freed. Ignore that release.
         let Some(entry) = self.leases.get_mut(&lease).filter(|entry| entry.state != State::Revoking) else { return };
         let before = std::mem::replace(&mut entry.state, State::Revoking);
         self.end_growth_and_shrink(lease, before, effects);
@@ -80,8 +80,8 @@ impl Ledger {
         effects.push(Effect::Freed { lease, bytes: holding.bytes });
     }
 
-    /// Applies the consequences of a change, in this order: dead owners, the canary, orders to
-    /// shrink, waiting requests.
+    /// Applies the consequences of a change, in this order: dead owners, the canary, orders
+    /// to shrink, waiting requests.
     pub(super) fn settle(&mut self, effects: &mut Vec<Effect>) {
         self.clear_owners(effects);
         self.settle_canary(effects);
@@ -180,9 +180,9 @@ impl Ledger {
         (uncovered, orders)
     }
 
-    /// Refuses waiting requests that can never be met. The reason is either that the request's gate
-    /// has closed, or that overhead and the canary have grown so much that the request would block
-    /// the queue forever.
+    /// Refuses waiting requests that can never be met. The reason is either that the request's
+    /// gate has closed, or that overhead and the canary have grown so much that the request would
+    /// block the queue forever.
     fn refuse_hopeless(&mut self, memory: Memory, effects: &mut Vec<Effect>) {
         let attainable = self.account(memory).attainable();
         let hopeless: Vec<_> = self
@@ -226,8 +226,8 @@ impl Ledger {
     }
 }
 
-/// Whether the death of `dead` implies that `owner` is dead too: the same name, and the same or an
-/// earlier generation.
+/// Whether the death of `dead` implies that `owner` is dead too: the same name, and the same
+/// or an earlier generation.
 fn is_gone(owner: &Owner, dead: &Owner) -> bool {
     owner.name == dead.name && owner.generation <= dead.generation
 }

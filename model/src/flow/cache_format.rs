@@ -1,20 +1,20 @@
-//! How keys and values are kept between steps.
+//! The format in which the KV cache holds keys and values.
 
 use bursar_kernels::{DType, Target};
 
 /// The format of cached keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CacheFormat {
-    /// As activations.
+    /// The same type as activations.
     #[default]
     Plain,
-    /// In E4M3, with a scale for the keys and for the values of each head: the
-    /// checkpoint's, or else 1.
+    /// E4M3, with one scale for the keys and one for the values of each head. The scales come from
+    /// the checkpoint; a missing scale is 1.
     Fp8,
 }
 
 impl CacheFormat {
-    /// The type of elements on `target`.
+    /// The element type on `target`.
     pub fn dtype(self, target: &Target) -> DType {
         match self {
             CacheFormat::Plain => target.activation(),
@@ -22,7 +22,7 @@ impl CacheFormat {
         }
     }
 
-    /// The name of that type: that of the activations', or `fp8`.
+    /// The name of the element type on `target`: the name of the activation type, or `fp8`.
     pub fn type_name(self, target: &Target) -> &'static str {
         match self {
             CacheFormat::Plain => target.activation().name(),
@@ -30,7 +30,7 @@ impl CacheFormat {
         }
     }
 
-    /// Its name in fingerprints.
+    /// The format's name in fingerprints.
     pub fn name(self) -> &'static str {
         match self {
             CacheFormat::Plain => "plain",

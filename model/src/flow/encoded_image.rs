@@ -1,5 +1,5 @@
-//! Image bytes: a picture as the user gives it, encoded or as pixels, and the limits that
-//! it must keep to.
+//! Pictures as the user gives them (encoded bytes or pixels), and the limits checked before
+//! decoding.
 
 use std::fmt;
 use std::io::Read;
@@ -15,7 +15,7 @@ use super::{ImageError, ResizeLimits};
 #[derive(Clone, PartialEq, Eq)]
 pub struct EncodedImage {
     bytes: Arc<[u8]>,
-    /// Set if the bytes are pixels already.
+    /// `Some` if the bytes are decoded pixels.
     size: Option<PixelSize>,
     name: Option<Arc<str>>,
     own: ResizeLimits,
@@ -24,14 +24,12 @@ pub struct EncodedImage {
 /// Width and height of decoded pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PixelSize {
-    /// Pixels in a row.
     pub width: u32,
-    /// Rows.
     pub height: u32,
 }
 
-/// The name of the file that a picture was read from, if any. It displays as ` (cat.jpg)`, which
-/// errors put after the picture's number.
+/// The name of the file that a picture was read from, if any. Its `Display` form is ` (cat.jpg)`,
+/// which error messages put after the picture's number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileName(pub Option<Arc<str>>);
 
@@ -45,7 +43,7 @@ impl fmt::Display for FileName {
 }
 
 impl EncodedImage {
-    /// Takes encoded bytes. Nothing is checked before [`probe`](Self::probe) or
+    /// Takes encoded bytes. They are first checked by [`probe`](Self::probe) or
     /// [`decode`](Self::decode).
     pub fn new(encoded: impl Into<Arc<[u8]>>) -> Self {
         EncodedImage { bytes: encoded.into(), size: None, name: None, own: ResizeLimits::default() }
@@ -66,17 +64,17 @@ impl EncodedImage {
         }
     }
 
-    /// As [`new`](Self::new), with a name that errors and progress lines may show.
+    /// Like [`new`](Self::new), with a name that errors and progress lines may show.
     pub fn named(encoded: impl Into<Arc<[u8]>>, name: impl Into<Arc<str>>) -> Self {
         EncodedImage { name: Some(name.into()), ..EncodedImage::new(encoded) }
     }
 
-    /// The same picture with limits of its own.
+    /// The same picture with resize limits for this picture only.
     pub fn within(self, own: ResizeLimits) -> Self {
         EncodedImage { own, ..self }
     }
 
-    /// Its own limits.
+    /// The resize limits of this picture.
     pub fn own_limits(&self) -> ResizeLimits {
         self.own
     }
@@ -94,7 +92,8 @@ impl EncodedImage {
         }
     }
 
-    /// Reads an open file, at most `limits.bytes_max` bytes of it. Errors call it `name`.
+    /// Reads an open file, at most `limits.bytes_max` bytes of it. Errors refer to the file as
+    /// `name`.
     ///
     /// # Errors
     /// See [`open`](Self::open).
@@ -102,15 +101,15 @@ impl EncodedImage {
         let unreadable = |error: std::io::Error| ImageError::Unreadable { name: name.clone(), kind: error.kind() };
         let announced = file.metadata().map_err(unreadable)?.len();
         limits.check_bytes(Bytes(announced))?;
-        // A pipe or a growing file yields more than its size says. One byte beyond the limit is
-        // enough to detect that.
+        // A pipe or a growing file can yield more bytes than its metadata reports. Reading one byte
+        // beyond the limit is enough to detect that.
         let mut encoded = Vec::new();
         file.take(limits.bytes_max.0.saturating_add(1)).read_to_end(&mut encoded).map_err(unreadable)?;
         limits.check_bytes(Bytes::of_slice(&encoded))?;
         Ok(EncodedImage::named(encoded, name))
     }
 
-    /// The bytes as they were given: encoded, or pixels.
+    /// The bytes as they were given: encoded, or decoded pixels.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -125,33 +124,33 @@ impl EncodedImage {
         self.name.as_deref()
     }
 
-    /// The file's name as errors show it.
+    /// The file's name in the form that errors show.
     pub fn file_name(&self) -> FileName {
         FileName(self.name.clone())
     }
 }
 
-/// Never the bytes themselves: they are the user's.
+/// Omits the bytes, which are the user's data.
 impl fmt::Debug for EncodedImage {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("ImageBytes").field("name", &self.name).field("bytes", &self.bytes.len()).finish()
     }
 }
 
-/// Limits of one picture, checked before decoding. The envelope limits how many pictures
-/// a request may have.
+/// Limits for one picture, checked before it is decoded. The envelope limits how many pictures a
+/// request may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
     /// Largest number of encoded bytes.
     pub bytes_max: Bytes,
-    /// Largest number of pixels, as stored.
+    /// Largest number of pixels in the stored picture, before any resizing.
     pub pixels_max: u64,
     /// Largest number of host bytes that decoding may take at its peak.
     pub decode_bytes_max: Bytes,
 }
 
-/// 20 MiB encoded and 64 megapixels admit a phone's photograph. 768 MiB are enough to decode 64
-/// megapixels of 16-bit RGBA.
+/// 20 MiB encoded and 64 megapixels are enough for a phone's photograph. 768 MiB are enough to
+/// decode 64 megapixels of 16-bit RGBA.
 impl Default for ImageLimits {
     fn default() -> Self {
         ImageLimits { bytes_max: Bytes::mib(20), pixels_max: 64_000_000, decode_bytes_max: Bytes::mib(768) }

@@ -1,4 +1,4 @@
-//! The reasons to refuse a picture.
+//! Reasons to refuse a picture.
 
 use bursar_budgets::{Bytes, Hint};
 use thiserror::Error;
@@ -9,61 +9,33 @@ use thiserror::Error;
 pub enum ImageError {
     /// The file could not be read.
     #[error("the picture {name} could not be read: {kind}")]
-    Unreadable {
-        /// The file's name.
-        name: String,
-        /// The kind of input error.
-        kind: std::io::ErrorKind,
-    },
+    Unreadable { name: String, kind: std::io::ErrorKind },
     /// The encoded bytes exceed the limit.
     #[error("the encoded picture has {} bytes; the limit is {}", .bytes.0, .bytes_max.0)]
-    TooManyBytes {
-        /// Encoded bytes.
-        bytes: Bytes,
-        /// Their limit.
-        bytes_max: Bytes,
-    },
+    TooManyBytes { bytes: Bytes, bytes_max: Bytes },
     /// The header announces more pixels than the limit; nothing was decoded.
     #[error("the picture is {width} x {height} = {pixels} pixels; the limit is {pixels_max}")]
-    TooManyPixels {
-        /// Pixels in a row.
-        width: u32,
-        /// Rows.
-        height: u32,
-        /// Their product.
-        pixels: u64,
-        /// Its limit.
-        pixels_max: u64,
-    },
+    TooManyPixels { width: u32, height: u32, pixels: u64, pixels_max: u64 },
     /// Decoding would take more host memory than the limit; nothing was decoded.
     #[error("decoding the picture takes {} bytes of host memory; the limit is {}", .bytes.0, .bytes_max.0)]
     TooMuchDecodeMemory {
         /// Host bytes at the peak.
         bytes: Bytes,
-        /// Their limit.
         bytes_max: Bytes,
     },
-    /// It is in none of the formats that are read.
+    /// The bytes are in none of the supported formats.
     #[error("the picture is not PNG, JPEG, WebP, GIF, BMP or TIFF")]
     UnknownFormat,
     /// A side is zero.
     #[error("the picture is {width} x {height} pixels; each side must have at least 1")]
-    Empty {
-        /// Pixels in a row.
-        width: u32,
-        /// Rows.
-        height: u32,
-    },
+    Empty { width: u32, height: u32 },
     /// The number of bytes does not match the width and height that were given.
     #[error("{width} x {height} pixels of three bytes are {expected} bytes, but {found} were given")]
     PixelBytes {
-        /// Pixels in a row.
         width: u32,
-        /// Rows.
         height: u32,
         /// `width * height * 3`.
         expected: u64,
-        /// Bytes that were given.
         found: u64,
     },
     /// The bytes do not follow their format.
@@ -71,11 +43,11 @@ pub enum ImageError {
     Damaged {
         /// PNG, JPEG, WebP, GIF, BMP or TIFF.
         format: &'static str,
-        /// The stage that found it: reading its header, counting a JPEG's scans, looking for a
-        /// GIF's first frame, or decoding the pixels.
+        /// The stage that failed: reading the header, counting a JPEG's scans, finding a GIF's
+        /// first frame, or decoding the pixels.
         stage: &'static str,
     },
-    /// The picture is whole, but its format has a feature that is not read.
+    /// The picture is intact, but uses a feature of its format that is not supported.
     #[error("the {format} picture uses {feature}, which is not supported")]
     Unsupported {
         /// PNG, JPEG, WebP, GIF, BMP, TIFF, HEIC or AVIF.
@@ -83,67 +55,55 @@ pub enum ImageError {
         /// The feature, with an article if it needs one.
         feature: &'static str,
     },
-    /// Too long and thin for the model's processor.
+    /// The picture's aspect ratio is too large for the model's image processor.
     #[error("the picture's sides {width} x {height} have the ratio {ratio:.1}; the limit is {ratio_max}")]
     AspectRatio {
-        /// Pixels in a row.
         width: u32,
-        /// Rows.
         height: u32,
-        /// The longer side over the shorter.
+        /// The longer side divided by the shorter side.
         ratio: f64,
-        /// Its limit.
         ratio_max: f64,
     },
-    /// The processor may not resize, and the picture does not divide into whole patches.
+    /// The image processor must not resize (`do_resize` is off), and the picture does not divide
+    /// into whole patches.
     #[error(
         "the picture is {width} x {height} pixels, but each side must be a multiple of {multiple}, because `do_resize` \
          is off"
     )]
     NotAMultiple {
-        /// Pixels in a row.
         width: u32,
-        /// Rows.
         height: u32,
-        /// Pixels of a merged patch's side.
+        /// Side of a merged patch, in pixels.
         multiple: u32,
     },
-    /// A limit of the picture's own is below what any picture has.
+    /// A limit set for this picture is below the least value that any picture could meet.
     #[error("the picture's own `{limit}` is {value}; expected at least {least}")]
     OwnLimitTooLow {
         /// `min_pixels`, `max_pixels` or `tiles`.
         limit: &'static str,
-        /// Its value.
         value: u64,
-        /// The least value.
         least: u64,
     },
-    /// A limit of the picture's own is above what the envelope, or another of its limits, allows.
+    /// A limit set for this picture exceeds what the envelope, or another limit of the picture,
+    /// allows.
     #[error("the picture's own `{limit}` is {value}; expected at most {most}")]
     OwnLimitTooHigh {
         /// `min_pixels`, `max_pixels` or `tiles`.
         limit: &'static str,
-        /// Its value.
         value: u64,
-        /// The most that is allowed.
         most: u64,
     },
-    /// A limit of the picture's own would change nothing.
+    /// A limit set for this picture would have no effect.
     #[error("the picture's own `{limit}` cannot be applied: {reason}")]
     OwnLimitIdle {
         /// `min_pixels`, `max_pixels` or `tiles`.
         limit: &'static str,
-        /// Why.
         reason: &'static str,
     },
-    /// The processor's settings give this picture no pixel, or more than can be counted.
+    /// The image processor's settings resize this picture to zero pixels, or to more than can be
+    /// counted.
     #[error("the processor's pixel limits give the {width} x {height} picture no usable size")]
-    NoSize {
-        /// Pixels in a row.
-        width: u32,
-        /// Rows.
-        height: u32,
-    },
+    NoSize { width: u32, height: u32 },
 }
 
 impl Hint for ImageError {

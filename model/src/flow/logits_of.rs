@@ -1,14 +1,14 @@
-//! Which logits a step leaves on a rank.
+//! The part of the logits that a step leaves on each rank.
 
-/// Whose columns of the logits a rank has after a step. All ranks of a step want the same; one
-/// rank alone has all.
+/// The columns of the logits that a rank has after a step. All ranks of a step ask for the same
+/// variant. With a single rank, both variants give all columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitsOf {
-    /// `[rows, vocabulary]`, gathered from all ranks: what draws, changes
-    /// or reports likelihoods needs.
+    /// `[rows, vocabulary]`, gathered from all ranks. Needed to sample at random, to change logits
+    /// and to report log-probabilities.
     AllRanks,
-    /// What choosing the likeliest token takes: `[rows, tokens]` of the rank's own
-    /// [`DecoderShare::vocabulary`](crate::blocks::DecoderShare::vocabulary), where ranks
-    /// [choose together](bursar_kernels::Scope::chooses_among_ranks), and otherwise all.
+    /// Enough to choose the likeliest token: `[rows, tokens]` of the rank's share
+    /// [`DecoderShare::vocabulary`](crate::blocks::DecoderShare::vocabulary) if the ranks [choose
+    /// together](bursar_kernels::Scope::chooses_among_ranks), and otherwise all columns.
     OwnRank,
 }

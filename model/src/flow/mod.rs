@@ -1,6 +1,7 @@
-//! The way of data: image bytes -> patches -> embeddings -> step batch -> logits -> token.
+//! The data types of the pipeline: image bytes -> patches -> embeddings -> step batch -> logits ->
+//! token.
 //!
-//! Embeddings are rows of the vision cache, and logits are rows of a workspace. They have no file
+//! Embeddings are rows of the vision cache, and logits are rows of a workspace. They have no type
 //! here because they stay on the device.
 
 mod cache_format;

@@ -6,9 +6,9 @@ use bursar_kernels::BLOCK_TOKENS;
 
 use super::{CacheFormat, POSITION_AXES, PictureHash};
 
-/// The hash of a whole block and of everything before it in its sequence. Equal hashes mean equal
-/// keys and values. It is BLAKE3 for the same reason as [`PictureHash`]: an attacker with a
-/// collision could read another user's prompt.
+/// The hash of a full block and of everything before that block in its sequence. Equal hashes mean
+/// equal keys and values. The hash is BLAKE3 for the same reason as [`PictureHash`]: an attacker
+/// with a collision could read another user's prompt.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PrefixKey([u8; 32]);
 
@@ -20,7 +20,7 @@ impl fmt::Debug for PrefixKey {
 }
 
 impl PrefixKey {
-    /// Its first eight bytes, for routers that name blocks by a number.
+    /// The first eight bytes of the hash as a number, for routers that identify blocks by number.
     pub fn number(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
@@ -32,20 +32,20 @@ impl PrefixKey {
 pub struct ContentSpan {
     /// The range of its placeholder tokens.
     pub tokens: Range<usize>,
-    /// The hash of its pixels and settings.
+    /// The hash of the pixels and the image processor's settings.
     pub hash: PictureHash,
 }
 
-/// The keys of a sequence's whole blocks, in order. Each covers the one before it.
+/// The keys of a sequence's full blocks, in order. Each key also covers the key before it.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct PrefixKeys {
     salt: Option<PrefixKey>,
-    /// The salt as it was given.
+    /// The salt as the caller gave it.
     salt_text: Option<Arc<str>>,
     keys: Vec<PrefixKey>,
 }
 
-/// Does not show the salt, which is a user's secret.
+/// Omits the salt, which is a user's secret.
 impl fmt::Debug for PrefixKeys {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("PrefixKeys").field("keys", &self.keys).finish_non_exhaustive()
@@ -53,8 +53,8 @@ impl fmt::Debug for PrefixKeys {
 }
 
 impl PrefixKeys {
-    /// Keys of a cache of one format: a block of another holds
-    /// other numbers. See [`salted`](Self::salted).
+    /// Keys for a KV cache of format `cache`, with an optional salt (see [`salted`](Self::salted)).
+    /// Keys of different formats differ, because their blocks hold different numbers.
     pub fn of(cache: CacheFormat, salt: Option<&str>) -> Self {
         let keys = match (cache, salt) {
             (CacheFormat::Plain, None) => PrefixKeys::default(),
@@ -69,8 +69,8 @@ impl PrefixKeys {
         PrefixKeys { salt_text: salt.map(Arc::from), ..keys }
     }
 
-    /// Keys that only sequences of the same salt share. Without the salt, the time to an answer
-    /// does not tell whether another user has sent the same prompt.
+    /// Keys that are shared only by sequences with the same salt. A user who does not know the salt
+    /// cannot learn from the response time whether another user sent the same prompt.
     pub fn salted(salt: &[u8]) -> Self {
         PrefixKeys { salt: Some(PrefixKey(*blake3::hash(salt).as_bytes())), ..PrefixKeys::default() }
     }
@@ -80,9 +80,9 @@ impl PrefixKeys {
         self.salt_text.as_ref()
     }
 
-    /// Adds keys for the blocks that have become whole. The arguments describe the whole sequence:
-    /// one position per token, pictures in the order of their tokens. The part that has keys
-    /// already must not have changed.
+    /// Adds keys for the blocks that have become full. The arguments describe the whole sequence:
+    /// one position per token, and pictures in the order of their tokens. The tokens that already
+    /// have keys must not have changed.
     pub fn extend(&mut self, tokens: &[u32], positions: &[[u32; POSITION_AXES]], pictures: &[ContentSpan]) {
         assert_eq!(tokens.len(), positions.len(), "each token has a position");
         for block in self.keys.len()..tokens.len() / BLOCK_TOKENS {
@@ -101,7 +101,7 @@ impl PrefixKeys {
         }
     }
 
-    /// One key per whole block.
+    /// One key per full block.
     pub fn as_slice(&self) -> &[PrefixKey] {
         &self.keys
     }

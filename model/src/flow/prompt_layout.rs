@@ -1,4 +1,5 @@
-//! A prompt as the decoder takes it: tokens, their positions, and the spans of pictures and videos.
+//! A prompt in the form that the decoder takes: tokens, their positions, and the spans of pictures
+//! and videos.
 
 use std::ops::Range;
 
@@ -15,15 +16,15 @@ pub struct PromptLayout {
     pub positions: Vec<[u32; POSITION_AXES]>,
     /// The placeholders of each picture and of each step of a video, in order.
     pub pictures: Vec<PlaceholderSpan>,
-    /// The position of the first token of the answer, on all axes.
+    /// The position of the reply's first token, the same on all axes.
     pub next_position: u32,
 }
 
 /// The placeholders of one picture, or of one step of a video.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaceholderSpan {
-    /// Index among the pictures that the vision encoder sees: a request's visuals in order, where a
-    /// video counts once per step.
+    /// Index among the pictures that the vision encoder sees: the request's pictures and videos in
+    /// order, where a video counts once per step.
     pub picture: usize,
     /// Range in [`PromptLayout::tokens`].
     pub tokens: Range<usize>,
@@ -34,33 +35,19 @@ pub struct PlaceholderSpan {
 pub enum LayoutError {
     /// A placeholder has no picture.
     #[error("the prompt has more picture placeholders than its {pictures} pictures")]
-    MorePlaceholders {
-        /// Pictures of the request.
-        pictures: usize,
-    },
+    MorePlaceholders { pictures: usize },
     /// A picture has no placeholder.
     #[error("the prompt has {placeholders} placeholders for {pictures} pictures")]
-    FewerPlaceholders {
-        /// Placeholders in the rendered prompt.
-        placeholders: usize,
-        /// Pictures of the request.
-        pictures: usize,
-    },
-    /// The prompt has more or fewer placeholders than videos.
+    FewerPlaceholders { placeholders: usize, pictures: usize },
+    /// The number of video placeholders differs from the number of videos.
     #[error("the prompt has {placeholders} placeholders for videos, but the request has {videos} videos")]
-    VideoPlaceholders {
-        /// Placeholders in the rendered prompt.
-        placeholders: usize,
-        /// Videos of the request.
-        videos: usize,
-    },
-    /// The prompt has more or fewer placeholders than the steps of all videos, in a family where
-    /// each step has its own.
+    VideoPlaceholders { placeholders: usize, videos: usize },
+    /// The number of video placeholders differs from the number of steps of all videos, in a model
+    /// family where each step has its own placeholder.
     #[error(
         "the prompt has {placeholders} placeholders for steps of videos, but the request's videos have {steps} steps"
     )]
     StepPlaceholders {
-        /// Placeholders in the rendered prompt.
         placeholders: usize,
         /// Steps of time over all videos.
         steps: usize,
@@ -73,8 +60,5 @@ pub enum LayoutError {
     },
     /// The model takes pictures, but its configuration names no token for videos.
     #[error("this model takes no videos, but the request has {videos}")]
-    NoVideos {
-        /// Videos of the request.
-        videos: usize,
-    },
+    NoVideos { videos: usize },
 }

@@ -1,16 +1,17 @@
-//! A picture's own limits, which a request sets beside the settings of the model's processor.
+//! Resize limits that a request sets for one picture, in place of the image processor's settings.
 
-/// What one picture is resized to, by the request and not by the model. The default leaves
-/// it to the model.
+/// Limits on the size to which one picture is resized. The default leaves the size to the model's
+/// image processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResizeLimits {
-    /// The least pixels after resizing, instead of the processor's: `min_pixels`
-    /// of transformers' Qwen processors.
+    /// Least number of pixels after resizing, in place of the image processor's setting:
+    /// `min_pixels` of transformers' Qwen processors.
     pub pixels_min: Option<u64>,
-    /// The most pixels after resizing, instead of the processor's: `max_pixels` there. A picture
-    /// in tiles has fewer.
+    /// Largest number of pixels after resizing, in place of the image processor's setting:
+    /// `max_pixels` of transformers' Qwen processors. A picture in tiles has fewer.
     pub pixels_max: Option<u64>,
-    /// The most tiles, without a thumbnail: `max_patches` of transformers' `GotOcr2ImageProcessor`.
+    /// Largest number of tiles, not counting a thumbnail: `max_patches` of transformers'
+    /// `GotOcr2ImageProcessor`.
     pub tiles_max: Option<u32>,
 }
 

@@ -1,4 +1,5 @@
-//! A resized picture, ready to be cut into patches: its grid, and the hash that it is cached by.
+//! A resized picture, ready to be cut into patches: its grid, and the hash that is its key in the
+//! vision cache.
 
 use std::{fmt, sync::Arc};
 
@@ -25,7 +26,7 @@ impl Grid {
         self.t as usize * self.h as usize * self.w as usize
     }
 
-    /// Tokens in the prompt.
+    /// Tokens that the picture takes in the prompt.
     pub fn tokens(&self, merge: MergeSize) -> usize {
         merge.tokens(self.patches())
     }
@@ -36,20 +37,20 @@ impl Grid {
     }
 }
 
-/// How a picture's levels become what the encoder reads: `(level * factor - shift) /
-/// scale`, in single precision.
+/// How a picture's 8-bit levels become the encoder's input: `(level * factor - shift) / scale`, in
+/// single precision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Levels {
-    /// Each level is multiplied by this.
+    /// Multiplier of each level.
     pub factor: f32,
-    /// Subtracted after that, per channel.
+    /// Subtracted after the multiplication, per channel.
     pub shift: [f32; CHANNELS],
-    /// The divisor after that, per channel.
+    /// The divisor after the subtraction, per channel.
     pub scale: [f32; CHANNELS],
 }
 
 impl Levels {
-    /// Levels as they are stored.
+    /// Levels unchanged.
     pub const PLAIN: Levels = Levels { factor: 1.0, shift: [0.0; CHANNELS], scale: [1.0; CHANNELS] };
 
     /// The numbers in the order that `patchify` reads them: factor, shifts, scales.
@@ -59,23 +60,23 @@ impl Levels {
     }
 }
 
-/// A resized still picture, or one resized step of a video. `patchify` cuts it into
-/// patches and normalises it on the device, so the host keeps and moves bytes, not floats.
-/// Cloning shares the bytes.
+/// A resized still picture, or one resized step of a video. `patchify` cuts it into patches and
+/// normalizes it on the device, so the host stores and uploads bytes, not floats. Cloning shares
+/// the bytes.
 #[derive(Clone, PartialEq)]
 pub struct ResizedImage {
-    /// One frame of a still picture; for a step of a video, up to as many as a patch covers. The
-    /// last is repeated for missing ones. Each has `grid.h x grid.w` patches.
+    /// One frame of a still picture, or up to [`PatchSize::frames`] frames of a step of a video.
+    /// `patchify` repeats the last frame in place of missing frames. Each frame has `grid.h x
+    /// grid.w` patches.
     pub frames: Arc<[RgbImage]>,
-    /// The grid of its patches; its `t` is 1.
+    /// The grid of the patches, with `t` = 1.
     pub grid: Grid,
-    /// How levels are normalised.
     pub levels: Levels,
 }
 
 impl ResizedImage {
-    /// A black picture with as many frames as a patch covers. No picture of this
-    /// grid has more bytes.
+    /// A black picture with as many frames as a patch covers ([`PatchSize::frames`]). No picture of
+    /// the same grid has more bytes.
     pub fn blank(grid: Grid, size: PatchSize) -> Self {
         let side = size.side as u32;
         let (width, height) = (grid.w * side, grid.h * side);
@@ -90,7 +91,7 @@ impl ResizedImage {
     }
 }
 
-/// Never the pixels themselves: they are the user's.
+/// Omits the pixels, which are the user's data.
 impl fmt::Debug for ResizedImage {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("ResizedImage").field("grid", &self.grid).field("frames", &self.frames.len()).finish()
@@ -100,9 +101,9 @@ impl fmt::Debug for ResizedImage {
 /// BLAKE3 over everything that decides a picture's patches: the resized pixels, the grid
 /// and the processor's settings.
 ///
-/// Equal hashes mean equal encoder input, so requests share embeddings and prompt prefixes by
-/// it. It is cryptographic (256 bits) because an attacker with a collision would get the answer
-/// about another user's picture.
+/// Equal hashes mean equal encoder input, so requests share embeddings and prompt prefixes by this
+/// hash. The hash is cryptographic (256 bits) because an attacker with a collision would get the
+/// answer about another user's picture.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PictureHash(pub [u8; 32]);
 

@@ -17,12 +17,10 @@ impl RgbImage {
         (bytes > 0 && bytes == data.len() as u64).then_some(RgbImage { width, height, data })
     }
 
-    /// Pixels in a row.
     pub fn width(&self) -> u32 {
         self.width
     }
 
-    /// Rows.
     pub fn height(&self) -> u32 {
         self.height
     }
@@ -38,7 +36,7 @@ impl RgbImage {
     }
 }
 
-/// Never the pixels themselves: they are the user's.
+/// Omits the pixels, which are the user's data.
 impl fmt::Debug for RgbImage {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "RgbImage({} x {})", self.width, self.height)

@@ -1,5 +1,5 @@
-//! The step batch: the input of one pass of the decoder, chunks of prompts and
-//! single decoding tokens together.
+//! The step batch: the input of one decoder pass, with chunks of prompts and decoding sequences in
+//! one batch.
 
 use std::ops::Range;
 
@@ -14,33 +14,34 @@ pub const SCORE_ROWS: usize = 64;
 /// Axes of a position: time, height, width. Text moves along all three at once.
 pub const POSITION_AXES: usize = 3;
 
-/// One sequence's share of a step.
+/// The part of a step that belongs to one sequence.
 #[derive(Clone, Debug, Default)]
 pub struct SequencePart<'a> {
-    /// Tokens to run. With `unseen` at least one.
+    /// Tokens to run. `tokens` and `unseen` together have at least one token.
     pub tokens: &'a [u32],
-    /// One more token after them.
+    /// One more token after `tokens`, which the host has not downloaded yet.
     pub unseen: Option<UnseenToken>,
-    /// Time, height and width of each token.
+    /// Time, height and width of each token, including `unseen`.
     pub positions: &'a [[u32; POSITION_AXES]],
-    /// Tokens of this sequence that are in the cache already.
+    /// Tokens of this sequence that are already in the KV cache.
     pub cached_tokens: usize,
-    /// Blocks of the sequence in order, enough for the cached tokens and those to run.
+    /// KV cache blocks of the sequence in order, enough for the cached tokens and the tokens to
+    /// run.
     pub blocks: &'a [u32],
     /// Picture embeddings that replace the embeddings of some of `tokens`.
     pub pictures: &'a [EmbeddingRows<'a>],
     /// Whether to return the last token's logits; false in the middle of a prompt.
     pub wants_logits: bool,
-    /// The range of `tokens` whose logits score the token that follows each.
+    /// The range of `tokens` at which the logits score the next token.
     pub scored: Range<usize>,
 }
 
 /// A run of tokens whose embeddings come from the vision cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmbeddingRows<'a> {
-    /// The range in the part's tokens.
+    /// The range in [`SequencePart::tokens`].
     pub tokens: Range<usize>,
-    /// The row of the vision cache for each of them.
+    /// The row of the vision cache for each token of the range.
     pub cache_rows: &'a [u32],
 }
 
@@ -51,7 +52,7 @@ pub struct StepBatch {
     pub tokens: Vec<InputToken>,
     /// `[3, tokens]`
     pub positions: Vec<u32>,
-    /// `[tokens]`: where each token's keys and values go.
+    /// `[tokens]`: the KV cache slot for each token's keys and values.
     pub slots: Vec<u32>,
     /// `[sequences + 1]`
     pub query_starts: Vec<u32>,
@@ -62,8 +63,8 @@ pub struct StepBatch {
     /// Rows of `tokens` whose logits are returned, at most one per sequence, in the
     /// order of the parts.
     pub logit_rows: Vec<u32>,
-    /// Rows of `tokens` whose logits score the token that follows, any number per sequence, in the
-    /// order of the parts.
+    /// Rows of `tokens` whose logits score the next token, any number per sequence, in the order of
+    /// the parts.
     pub score_rows: Vec<u32>,
     /// Rows of `tokens` that take a picture's embedding.
     pub picture_rows: Vec<u32>,
@@ -74,8 +75,8 @@ pub struct StepBatch {
 }
 
 impl StepBatch {
-    /// Packs `parts`, in order. It panics on a part without tokens or with too few
-    /// blocks: our own bug.
+    /// Packs `parts`, in order. Panics on a part without tokens or with too few blocks, which is a
+    /// bug in the caller.
     pub fn pack(parts: &[SequencePart<'_>]) -> Self {
         let blocks_max = parts.iter().map(|part| part.blocks_needed()).max().unwrap_or(0);
         let mut batch = StepBatch { query_starts: vec![0], ..StepBatch::default() };
@@ -117,23 +118,22 @@ impl StepBatch {
         }
     }
 
-    /// Tokens in the step.
     pub fn token_count(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Sequences in the step.
     pub fn sequence_count(&self) -> usize {
         self.context_lengths.len()
     }
 
-    /// How many of the first sequences have one token each, as decoding ones do.
+    /// The number of sequences before the first one that has more than one token. Decoding
+    /// sequences have one token each.
     pub fn single_rows(&self) -> usize {
         self.query_starts.windows(2).take_while(|bounds| bounds[1] - bounds[0] == 1).count()
     }
 
-    /// Whether each sequence has one token and chooses the next, without scores or pictures.
-    /// Such steps are captured.
+    /// `true` if each sequence has one token and samples the next one, without scores or pictures.
+    /// Such steps are captured in a graph.
     pub fn is_decoding_alone(&self) -> bool {
         let rows = self.token_count();
         let is_plain = self.score_rows.is_empty() && self.picture_rows.is_empty();
@@ -217,7 +217,7 @@ mod tests {
         }]);
     }
 
-    /// A sequence that decodes one token and chooses the next.
+    /// A sequence that decodes one token and samples the next one.
     fn decoding() -> SequencePart<'static> {
         SequencePart {
             tokens: &[5],

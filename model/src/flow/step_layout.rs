@@ -1,5 +1,5 @@
-//! The index arrays of a step as one array, so that a step is one upload and a captured step finds
-//! them in fixed places.
+//! The packing of a step's index arrays into one array, so that a step needs one upload and a
+//! captured step finds each array at a fixed address.
 
 use std::ops::Range;
 
@@ -7,10 +7,10 @@ use bursar_kernels::{BLOCK_TOKENS, ops::rotary_kv_write::NO_SLOT};
 
 use super::StepBatch;
 
-/// Arrays start at a multiple of this many u32: 128 bytes, a line of a GPU's cache.
+/// Each array starts at a multiple of this many u32: 128 bytes, the size of a GPU cache line.
 const ALIGNMENT: usize = 32;
 
-/// One of the arrays; see [`StepBatch`] for its content.
+/// One of the arrays. [`StepBatch`] describes their content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepArray {
     /// `[tokens]`
@@ -23,8 +23,8 @@ pub enum StepArray {
     QueryStarts,
     /// `[sequences]`
     ContextLengths,
-    /// `[logit_rows + score_rows]`: the rows that choose a token, then those that score one. Empty
-    /// where [each row chooses](StepLayout::chooses_in_every_row).
+    /// `[logit_rows + score_rows]`: the rows that sample a token, then the rows that score one.
+    /// Empty if [every row samples](StepLayout::chooses_in_every_row).
     ChosenRows,
     /// `[picture_rows]`
     EmbeddingRows,
@@ -35,8 +35,8 @@ pub enum StepArray {
 }
 
 impl StepArray {
-    /// In the order of their places. The tables are last, so that a step that fills a layout only
-    /// in part need not upload their end.
+    /// All arrays in the order of their offsets. The block tables are last, so that a step that
+    /// fills only part of a layout need not upload their unused end.
     pub const ALL: [StepArray; 9] = [
         StepArray::Tokens,
         StepArray::Positions,
@@ -50,26 +50,26 @@ impl StepArray {
     ];
 }
 
-/// The sizes of a step. They decide the place of each array in one list of u32, and its launches.
+/// The sizes of a step. They determine the offset of each array in the packed list of u32, and the
+/// step's kernel launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLayout {
-    /// Rows of the step.
+    /// Rows of the step, one per token.
     pub tokens: usize,
-    /// Sequences of the step.
     pub sequences: usize,
-    /// Axes of a position that the model has.
+    /// The model's position axes: [`POSITION_AXES`](super::POSITION_AXES), or 1.
     pub axes: usize,
     /// Columns of the block tables.
     pub blocks_max: usize,
-    /// Rows that choose a token.
+    /// Rows that sample a token.
     pub logit_rows: usize,
-    /// Rows that score one.
+    /// Rows that score a token.
     pub score_rows: usize,
     /// Rows that take a picture's embedding.
     pub picture_rows: usize,
-    /// How many of the first sequences have one row each.
+    /// The number of sequences before the first one that has more than one row.
     pub single_rows: usize,
-    /// The most pairs of a query and a key that it attends to.
+    /// Upper bound on the pairs of a query and a key that it attends to.
     pub query_key_pairs: u64,
 }
 
@@ -106,21 +106,21 @@ impl StepLayout {
         }
     }
 
-    /// The range of an array, in u32 from the start.
+    /// The range of an array in the packed list, in u32.
     pub fn place(&self, array: StepArray) -> Range<usize> {
         let before = StepArray::ALL.into_iter().take_while(|other| *other != array);
         let first = before.map(|other| self.length(other).next_multiple_of(ALIGNMENT)).sum();
         first..first + self.length(array)
     }
 
-    /// Whether each row chooses a token and none scores one, as when all sequences decode.
+    /// `true` if every row samples a token and no row scores one, as when all sequences decode.
     pub fn chooses_in_every_row(&self) -> bool {
-        // A sequence chooses at most once, by its last row. As many choices as rows are therefore
-        // all rows, in order.
+        // A sequence samples at most once, from its last row. If the number of sampling rows equals
+        // the number of rows, they are therefore all rows, in order.
         self.logit_rows == self.tokens && self.score_rows == 0
     }
 
-    /// Elements of all arrays together.
+    /// Total length of the packed list, in u32.
     pub fn words(&self) -> usize {
         self.place(StepArray::BlockTables).end
     }
@@ -138,8 +138,8 @@ impl StepLayout {
         }
     }
 
-    /// Whether `batch` fits this layout: it fills it exactly, or both are for decoding alone and
-    /// the rest is padding.
+    /// Whether `batch` fits this layout: either the batch fills it exactly, or both contain only
+    /// decoding sequences and the rest of the layout is padding.
     pub fn takes(&self, batch: &StepBatch) -> bool {
         let is_exact = *self == StepLayout::of(batch, self.axes);
         let is_decode = *self == StepLayout::decode(self.tokens, self.axes, self.blocks_max * BLOCK_TOKENS);
@@ -147,12 +147,12 @@ impl StepLayout {
         is_exact || (is_decode && batch.is_decoding_alone() && fits)
     }
 
-    /// Writes the arrays of `batch` to `words` as one. The rest of the layout is padding: sequences
-    /// of one row and no past, whose keys and values are not written. The list ends after the last
-    /// table that is read.
+    /// Packs the arrays of `batch` into `words`. The rest of the layout is padding: sequences of
+    /// one row and no context, whose keys and values are not written. The list ends after the last
+    /// block table that is read.
     ///
     /// # Panics
-    /// If the layout does not [take](Self::takes) the batch: our own bug.
+    /// If the layout does not [take](Self::takes) the batch, which is a bug in the caller.
     pub fn pack(&self, batch: &StepBatch, words: &mut Vec<u32>) {
         assert!(self.takes(batch), "{self:?} does not take {:?}", StepLayout::of(batch, self.axes));
         let (rows, sequences, columns) = (batch.token_count(), batch.sequence_count(), batch.blocks_max());
@@ -170,7 +170,8 @@ impl StepLayout {
         let tokens = words[self.place(StepArray::Tokens)].iter_mut().zip(&batch.tokens);
         tokens.for_each(|(word, token)| *word = token.code());
         let positions = &mut words[self.place(StepArray::Positions)];
-        // A decoder with one axis takes the first, as text moves along all axes at once.
+        // A decoder with one position axis takes the first, because the axes of a text position are
+        // equal.
         for axis in 0..self.axes {
             positions[axis * self.tokens..][..rows].copy_from_slice(&batch.positions[axis * rows..][..rows]);
         }

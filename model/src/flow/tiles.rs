@@ -1,19 +1,19 @@
 //! A picture cut into tiles of one size.
 
-/// How many tiles a picture has, and how they lie.
+/// The number and arrangement of a picture's tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tiles {
     /// Tiles from left to right.
     pub columns: u32,
     /// Tiles from top to bottom.
     pub rows: u32,
-    /// Whether the whole picture follows as one more tile.
+    /// Whether the whole picture, resized to one tile, follows as one more tile.
     pub has_thumbnail: bool,
 }
 
 impl Tiles {
-    /// All tiles. The vision encoder sees each as a picture of its own: row by
-    /// row, then the thumbnail.
+    /// Number of tiles, including the thumbnail. The vision encoder sees each tile as a separate
+    /// picture: row by row, then the thumbnail.
     pub fn count(self) -> usize {
         self.columns as usize * self.rows as usize + usize::from(self.has_thumbnail)
     }

@@ -1,23 +1,25 @@
-//! The token that one step samples for a sequence, on its way from the lane to the chat.
+//! A token that a step samples for a sequence, and its log-probabilities, as passed from the lane
+//! to the chat.
 
-/// A token that was sampled.
+/// A sampled token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     /// The token's id in the vocabulary.
     pub id: u32,
-    /// How many tokens its sequence had produced before it.
+    /// Number of tokens that the sequence had produced before this token.
     pub position: u64,
-    /// Its log-probability and those of others, if the request asked for them.
+    /// Log-probabilities of this token and of the likeliest tokens, if the request asked for them.
     pub log_probabilities: Option<Box<LogProbabilities>>,
 }
 
-/// Log-probabilities of a token and its rivals, by the model's own distribution: before
-/// temperature, penalties, grammars and whatever else takes part in sampling.
+/// Log-probabilities of a token and of the likeliest tokens at its position. They come from the
+/// model's unchanged distribution, before temperature, penalties, grammars and all other sampling
+/// parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogProbabilities {
-    /// The token that was chosen or, in a prompt, that followed.
+    /// The sampled token or, in a prompt, the actual next token.
     pub chosen: LogProbability,
-    /// The likeliest tokens, likeliest first, ties by id. Impossible ones are left out.
+    /// The likeliest tokens in descending order, ties by id. Tokens of probability 0 are left out.
     pub top: Vec<LogProbability>,
 }
 
@@ -26,6 +28,6 @@ pub struct LogProbabilities {
 pub struct LogProbability {
     /// The token's id in the vocabulary.
     pub id: u32,
-    /// At most 0; -infinity for an impossible token.
+    /// At most 0; -infinity for a token of probability 0.
     pub log_probability: f32,
 }

@@ -1,12 +1,13 @@
-//! Videos: frames as the user gives them, and the sizes that a prompt's placeholders stand for.
+//! Videos: frames as the user gives them, and the grids that the placeholders of a prompt
+//! represent.
 
 use std::{fmt, sync::Arc};
 
 use super::{EncodedImage, Grid, Tiles};
 use crate::{EncoderCost, MergeSize};
 
-/// A video: its frames, each encoded like a picture or as pixels, and their rate. Cloning shares
-/// the frames. Nothing is checked before a request is planned.
+/// A video: its frames, each as encoded bytes or as pixels, and the frame rate. Cloning shares the
+/// frames. The frames are first checked when a request is planned.
 #[derive(Clone, PartialEq)]
 pub struct Video {
     frames: Arc<[EncodedImage]>,
@@ -14,24 +15,24 @@ pub struct Video {
 }
 
 impl Video {
-    /// Takes frames in the order they are shown. `frames_per_second` is the rate of these frames,
-    /// not of a film that they were sampled from.
+    /// Takes frames in display order. `frames_per_second` is the rate of these frames, not of the
+    /// original video from which they were sampled.
     pub fn new(frames: impl Into<Arc<[EncodedImage]>>, frames_per_second: f64) -> Self {
         Video { frames: frames.into(), frames_per_second }
     }
 
-    /// The frames in the order they are shown.
+    /// The frames in display order.
     pub fn frames(&self) -> &[EncodedImage] {
         &self.frames
     }
 
-    /// The rate of these frames, per second.
+    /// The rate of these frames.
     pub fn frames_per_second(&self) -> f64 {
         self.frames_per_second
     }
 }
 
-/// Never the frames themselves: they are the user's.
+/// Omits the frames, which are the user's data.
 impl fmt::Debug for Video {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes: usize = self.frames.iter().map(|frame| frame.bytes().len()).sum();
@@ -42,33 +43,29 @@ impl fmt::Debug for Video {
 /// A picture or a video of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Media {
-    /// A still picture.
     Image(EncodedImage),
-    /// A video.
     Video(Video),
 }
 
-/// What one placeholder of a rendered prompt stands for.
+/// The grids of the picture or video that one placeholder of a rendered prompt represents.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MediaGrid {
-    /// A still picture.
     Image(Grid),
-    /// A still picture in tiles, each of which the vision encoder sees as a picture.
+    /// A still picture in tiles. The vision encoder sees each tile as a picture.
     Tiles {
         /// The grid of each tile.
         tile: Grid,
-        /// How they lie.
         tiles: Tiles,
     },
     /// A video. The vision encoder sees one picture per step of time.
     Video {
-        /// The grid of each step; its `t` is 1.
+        /// The grid of each step, with `t` = 1.
         step: Grid,
         /// Steps of time.
         steps: usize,
-        /// Frames of the video; the last step may lack some.
+        /// Frames of the video. The last step may have fewer frames than the others.
         frames: usize,
-        /// The rate of the frames; a step takes several frames.
+        /// The rate of the frames. A step takes several frames, so the rate of steps is lower.
         frames_per_second: f64,
     },
 }
@@ -83,19 +80,19 @@ impl MediaGrid {
         }
     }
 
-    /// The cost of each of its pictures.
+    /// The cost of each picture that the vision encoder sees.
     pub fn costs(&self, merge: MergeSize) -> impl Iterator<Item = EncoderCost> + use<> {
         std::iter::repeat_n(EncoderCost::of(self.each().patches(), merge), self.pictures())
     }
 
-    /// The grid of each of its pictures.
+    /// The grid of each picture that the vision encoder sees.
     pub fn each(&self) -> Grid {
         match self {
             MediaGrid::Image(grid) | MediaGrid::Tiles { tile: grid, .. } | MediaGrid::Video { step: grid, .. } => *grid,
         }
     }
 
-    /// Patches over all tiles and steps.
+    /// Total patches of all tiles or steps.
     pub fn patches(&self) -> usize {
         self.each().patches() * self.pictures()
     }

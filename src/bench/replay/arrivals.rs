@@ -1,4 +1,4 @@
-//! Who asks what, and when: pure.
+//! Pure: the requests of a replay, their callers and their times.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -7,70 +7,72 @@ use serde_json::Value;
 
 use super::super::draw::Draw;
 
-/// Requests that are played together, as a trace gives them or as they are drawn.
+/// Requests that are replayed together, either from a trace or drawn at random.
 #[derive(Clone, Debug)]
 pub struct Arrivals {
     pub name: String,
-    /// In order of their times.
+    /// Sorted by the time of the first request.
     pub callers: Vec<Caller>,
 }
 
-/// A caller, who asks one turn after another.
+/// A caller, which sends one request after another.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// When the first turn is asked, from the start.
+    /// Time of the first request, from the start of the run.
     pub at: Duration,
-    /// The functions that it offers.
+    /// The functions that the caller offers to the model.
     pub tools: Vec<Value>,
     pub system: Option<String>,
     pub turns: Vec<ReplayRequest>,
 }
 
-/// A request.
 #[derive(Clone, Debug)]
 pub struct ReplayRequest {
-    /// Figures are told by kind.
+    /// Figures are reported by kind.
     pub kind: Kind,
-    /// From the end of the last reply until it is asked.
+    /// Time from the end of the previous reply to this request.
     pub pause: Duration,
     pub asked: Asked,
-    /// Tokens of the reply, which ignores its end.
+    /// Tokens of the reply. End-of-text tokens do not end it earlier.
     pub reply: usize,
 }
 
-/// What a turn adds to the conversation.
+/// The part that a turn adds to the conversation.
 #[derive(Clone, Debug)]
 pub enum Asked {
-    /// A prompt of tokens: so many from each of these seeds, in order.
+    /// A prompt of random tokens: these pieces in order.
     Tokens(Vec<Piece>),
-    /// A whole request, which replaces what was said before.
+    /// A complete request, which replaces the conversation so far.
     Whole(Box<Chat>),
-    /// A turn of the user, after pictures.
+    /// A user turn: text, then pictures.
     Said { text: String, pictures: Vec<ReplayPicture> },
-    /// The last reply was a call of this function, and this is its result.
+    /// The result of a function. `call` is added to the conversation as if the model had made it.
     Result { call: Value, text: String, pictures: Vec<ReplayPicture> },
 }
 
-/// A run of tokens. Equal ones are equal in all requests.
+/// A run of random tokens. Pieces with the same seed have the same tokens in all requests. A seed
+/// of 0 gives new tokens each time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     pub seed: u64,
     pub tokens: usize,
 }
 
-/// A picture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplayPicture {
-    /// In a file, which is read before the start.
+    /// A file, which is read before the run starts.
     File(PathBuf),
-    /// Of random pixels.
-    Drawn { seed: u64, width: u32, height: u32 },
+    Drawn {
+        seed: u64,
+        width: u32,
+        height: u32,
+    },
 }
 
 /// A kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// New text alone, perhaps after a history with pictures.
+    /// Only new text, possibly after a history with pictures.
     Text,
     /// Shows a new picture.
     ReplayPicture,
@@ -92,14 +94,15 @@ impl Arrivals {
         self.callers.iter().map(|caller| caller.turns.len()).sum()
     }
 
-    /// Requests a second, from the start to the last arrival.
+    /// Returns requests per second, from the start to the last caller's first request. `None` if
+    /// all callers start at 0.
     pub fn rate(&self) -> Option<f64> {
         let last = self.callers.last()?.at.as_secs_f64();
         (last > 0.0).then(|| self.requests() as f64 / last)
     }
 
-    /// The same callers, faster or slower by one factor, so that `rate` requests come each second. Those of a trace without
-    /// times come at times that are independent of each other, drawn from the seed.
+    /// Scales all arrival times by one factor, so that `rate` requests arrive per second. If the
+    /// trace has no times, draws independent arrival times from the seed.
     pub fn at_rate(mut self, rate: f64, seed: u64) -> Self {
         match self.rate() {
             Some(own) => self.callers.iter_mut().for_each(|caller| caller.at = caller.at.mul_f64(own / rate)),
@@ -109,14 +112,15 @@ impl Arrivals {
         self
     }
 
-    /// Spreads the callers over so many seconds, at times that are independent of each other (a Poisson process with a
-    /// given count).
+    /// Spreads the callers over this many seconds, at independent times (a Poisson process, given
+    /// its number of arrivals).
     pub fn spread(&mut self, seconds: f64, draw: &mut Draw) {
         self.callers.iter_mut().for_each(|caller| caller.at = Duration::from_secs_f64(draw.share() * seconds));
         self.callers.sort_by_key(|caller| caller.at);
     }
 
-    /// Cuts prompts of tokens to what a context has room for beside their reply. Returns how many were cut.
+    /// Cuts prompts of random tokens so that they fit the context together with their replies.
+    /// Returns how many prompts were cut.
     pub fn cut_to(&mut self, context_tokens: usize) -> usize {
         let mut cut = 0;
         for turn in self.callers.iter_mut().flat_map(|caller| &mut caller.turns) {

@@ -1,42 +1,47 @@
-//! What the process counts of itself while a run lasts.
+//! Counters of the process's own metrics during a run.
 
 use serde::Serialize;
 
-/// Counted from the start of a run to its end.
+/// Counts from the start of a run to its end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Counts {
-    /// Times that a sequence lost its blocks: to older ones, to more urgent ones, and because keys and values shrank.
+    /// Number of times that a sequence was preempted: for blocks that older sequences needed, for
+    /// sequences of a higher priority, and because the KV cache shrank.
     pub preempted_for_blocks: u64,
     pub preempted_for_priority: u64,
     pub preempted_by_shrinks: u64,
-    /// Tokens of beginning sequences, those of them that were in the prefix cache, and those that came back from the host,
-    /// for preempted sequences too.
+    /// Tokens of starting sequences that were looked up in the prefix cache, tokens of these that
+    /// were found, and tokens that were copied back from host memory, for starting and preempted
+    /// sequences.
     pub prefix_tokens_sought: u64,
     pub prefix_tokens_found: u64,
     pub prefix_tokens_from_host: u64,
-    /// Bytes of keys and values that were copied to the host and back.
+    /// Bytes of the KV cache that were copied to host memory and back.
     pub kv_bytes_to_host: u64,
     pub kv_bytes_from_host: u64,
-    /// By how many tokens replies were longer or shorter than predicted, as far as the histogram's buckets tell.
+    /// Tokens by which replies were longer or shorter than predicted, to the resolution of the
+    /// histogram's buckets.
     pub prediction_error_p50: Option<f64>,
     pub prediction_error_p99: Option<f64>,
-    /// Pictures that requests showed, those of them whose tokens were computed already, and those that were encoded.
+    /// Pictures that requests showed, pictures of these whose tokens were in the prefix cache, and
+    /// pictures that were encoded.
     pub pictures_wanted: u64,
     pub pictures_found_computed: u64,
     pub pictures_encoded: u64,
-    /// Pictures whose rows came back from the host.
+    /// Pictures whose embeddings were copied back from host memory.
     pub pictures_from_host: u64,
-    /// Times that a sequence had to get its pictures again.
+    /// Number of times that a sequence had to request its pictures again.
     pub pictures_wanted_again: u64,
-    /// Steps, and the slow end of their duration as far as the histogram's buckets tell, in milliseconds.
+    /// Number of steps, and the 99th percentile of their duration in milliseconds, to the
+    /// resolution of the histogram's buckets.
     pub steps: u64,
     pub step_ms_p99: Option<f64>,
-    /// Permits in use, looked at ten times a second.
+    /// Permits in use, sampled ten times per second.
     pub sequences: InUse,
     pub patches: InUse,
 }
 
-/// How many permits were in use.
+/// The number of permits, and how many of them were in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct InUse {
     pub permits: f64,
@@ -60,10 +65,10 @@ mod watching {
         top::{self, Samples},
     };
 
-    /// How often permits in use are looked at.
+    /// Interval at which permits in use are sampled.
     const LOOKED_EVERY: Duration = Duration::from_millis(100);
 
-    /// Reads this process' own metrics.
+    /// Reads this process's own metrics.
     #[derive(Clone)]
     pub struct Counter(MetricsText);
 
@@ -76,7 +81,8 @@ mod watching {
     }
 
     impl Counter {
-        /// Counts from now on. Must be made before a model is loaded.
+        /// Installs the recorder, which counts from now on. Must be called before a model is
+        /// loaded.
         pub fn install() -> Result<Self, Failure> {
             Ok(Counter(MetricsText::install()?))
         }
@@ -92,7 +98,7 @@ mod watching {
         }
     }
 
-    /// Looks at the permits until it is stopped.
+    /// Samples the permits until it is stopped.
     async fn look(counter: Counter, mut stopped: oneshot::Receiver<()>) -> [InUse; 2] {
         let mut looks = tokio::time::interval(LOOKED_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! What came of a run: pure.
+//! Pure: the results of a run.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -6,14 +6,14 @@ use serde::Serialize;
 
 use super::{arrivals::Kind, counts::Counts, objective::Objective};
 
-/// The times of a whole request.
+/// The times of an answered request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Times {
-    /// Until the first token.
+    /// Time to the first token.
     pub first: Duration,
-    /// From each token to the next, as they reached the caller.
+    /// Times from each token to the next, as they reached the caller.
     pub intervals: Vec<Duration>,
-    /// Until the last token.
+    /// Time to the last token.
     pub whole: Duration,
 }
 
@@ -27,45 +27,45 @@ pub struct Answered {
     pub reply_tokens: usize,
 }
 
-/// A run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figures {
     pub name: String,
-    /// Requests that were asked. Those that follow a failed one of the same caller are not.
+    /// Requests that were sent. Requests after a failed request of the same caller are not sent and
+    /// not counted.
     pub requests: usize,
-    /// Requests a second, as they came.
+    /// Requests per second, by their arrival times.
     pub rate: Option<f64>,
     pub answered: usize,
-    /// Requests that ended in an error, by what it says.
+    /// Number of requests that ended in an error, by the error's text.
     pub failed: BTreeMap<String, usize>,
-    /// Prompts of tokens that were cut to the context.
+    /// Prompts of random tokens that were cut to fit the context.
     pub cut: usize,
-    /// From the start to the last token.
+    /// Seconds from the start to the last token.
     pub seconds: f64,
-    /// Tokens of prompts, and those of them that other requests had computed.
+    /// Tokens of prompts, and tokens of these that were found in the prefix cache.
     pub prompt_tokens: usize,
     pub cached_tokens: usize,
     pub reply_tokens: usize,
-    /// Tokens of replies a second.
+    /// Reply tokens per second.
     pub throughput: f64,
     pub objective: Objective,
-    /// Requests a second that met the objective.
+    /// Requests per second that met the objective.
     pub goodput: f64,
-    /// The share of the requests that met it.
+    /// Share of all requests that met the objective.
     pub met: f64,
-    /// Until the first token, by kind, in milliseconds.
+    /// Time to the first token, by kind, in milliseconds.
     pub first_token_ms: BTreeMap<&'static str, Quantiles>,
-    /// Between tokens, over all requests.
+    /// Time between tokens over all requests, in milliseconds.
     pub interval_ms: Quantiles,
-    /// The longest interval of each request.
+    /// The longest time between tokens of each request, in milliseconds.
     pub longest_interval_ms: Quantiles,
-    /// Until the last token.
+    /// Time to the last token, in milliseconds.
     pub whole_ms: Quantiles,
-    /// What the process counted meanwhile. None in a build without metrics.
+    /// Counts of the process during the run. `None` in a build without metrics.
     pub counts: Option<Counts>,
 }
 
-/// The middle and the slow end of some times. None if there were none.
+/// Median and 99th percentile, in milliseconds. `None` if there are no times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Quantiles {
     pub count: usize,
@@ -81,7 +81,7 @@ impl Quantiles {
     }
 }
 
-/// The value below which this share of the times is, by the nearest rank.
+/// Returns the quantile for `share`, by the nearest rank.
 pub fn quantile(times: &[Duration], share: f64) -> Option<Duration> {
     let mut times = times.to_vec();
     times.sort_unstable();

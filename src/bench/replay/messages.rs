@@ -1,5 +1,5 @@
-//! Requests of OpenAI's chat completions, as traces hold them: turns with text, pictures, calls of tools and their
-//! results. How a reply is drawn is the bench's matter, so all other fields are passed over.
+//! Requests of OpenAI's chat completions API in traces: turns with text, pictures, tool calls and
+//! their results. The bench decides how replies are sampled, so all other fields are ignored.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use bursar::{Chat, Content, Image, Role};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// A request that was read.
+/// A parsed request.
 pub struct Read {
     pub chat: Chat,
-    /// Its limit of tokens.
+    /// The request's limit on reply tokens.
     pub reply: Option<usize>,
     pub pictures: usize,
 }
@@ -34,10 +34,10 @@ struct Message {
     tool_calls: Option<Vec<Value>>,
 }
 
-/// Reads a request; pictures that are files are looked for in `folder`.
+/// Parses a request. Picture files are looked up in `folder`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Says what is wrong with the request.
 pub fn read(body: &Value, folder: &Path) -> Result<Read, String> {
     let body = Body::deserialize(body).map_err(|error| error.to_string())?;
     let mut pictures = 0;
@@ -61,7 +61,8 @@ pub fn read(body: &Value, folder: &Path) -> Result<Read, String> {
     Ok(Read { chat, reply: body.max_completion_tokens.or(body.max_tokens), pictures })
 }
 
-/// The call with its arguments as an object, which is what templates write. OpenAI sends them as text.
+/// Converts a call's arguments, which OpenAI sends as text, to the object that chat templates
+/// expect.
 fn with_arguments(mut call: Value) -> Value {
     if let Some(arguments) = call.pointer_mut("/function/arguments")
         && let Some(read) = arguments.as_str().and_then(|text| serde_json::from_str(text).ok())
@@ -92,7 +93,7 @@ fn part(part: &Value, folder: &Path) -> Result<Content, String> {
     }
 }
 
-/// A picture by its `data:` URL or its file. Nothing is fetched.
+/// Opens the picture of a `data:` URL or a file. Nothing is fetched from other URLs.
 fn picture(url: &str, folder: &Path) -> Result<Image, String> {
     if let Some(data) = url.strip_prefix("data:") {
         let encoded = data.split_once(";base64,").ok_or("a data URL is not in base64")?.1;

@@ -1,4 +1,5 @@
-//! `bursar bench --trace` and `--synthetic`: arrivals at their own times, and what each caller saw of its reply.
+//! `bursar bench --trace` and `--synthetic`: requests that arrive at their own times, and what each
+//! caller observes of its replies.
 
 mod arrivals;
 mod counts;
@@ -32,16 +33,17 @@ use super::{
 };
 use crate::{DeviceOptions, failure::Failure, model};
 
-/// Requests that warm a model up, together.
+/// Number of concurrent requests that warm the model up.
 const WARM: usize = 8;
 
-/// Runs the replay; `main` is when the process entered `main`.
+/// Runs the replay. `main` is the time at which the process entered `main`.
 pub async fn replay(device: &DeviceOptions, options: &Options, main: Instant) -> Result<ReplayReport, Failure> {
     let seed = options.seed.unwrap_or_else(seed_of_now);
     let source = options.model.source(seed)?;
     let mut runs = options.replay.runs(seed, options.is_quick())?;
     options.knobs.tell_notes()?;
-    // Every caller waits for its turn; none is refused at the door, unless a knob says so.
+    // Allow one request for each caller, so that requests queue and none is refused, unless a knob
+    // sets a lower limit.
     let requests = runs.iter().map(|run| run.callers.len()).max().unwrap_or(1).max(WARM);
     let base = LoadOptions {
         requests: Some(requests),

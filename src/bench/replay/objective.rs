@@ -1,4 +1,4 @@
-//! What a user wants of a request: a goodput counts the requests that had all of it.
+//! Latency objectives. Goodput counts the requests that meet every limit of their objective.
 
 use std::{str::FromStr, time::Duration};
 
@@ -6,19 +6,19 @@ use serde::Serialize;
 
 use super::figures::{Times, quantile};
 
-/// Bounds on a request's times, as vLLM's `--goodput` and DistServe (arXiv 2401.09670) set them.
+/// Limits on a request's times, as in vLLM's `--goodput` and DistServe (arXiv 2401.09670).
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Objective {
-    /// Until the first token.
+    /// Time to the first token.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "seconds")]
     pub ttft: Option<Duration>,
-    /// Between two tokens: 99 of 100 intervals of a request must keep it.
+    /// Time between two tokens, which 99 of 100 intervals of a request must not exceed.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "seconds")]
     pub interval: Option<Duration>,
-    /// Between two tokens on average.
+    /// Mean time between two tokens.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "seconds")]
     pub tpot: Option<Duration>,
-    /// Until the last token.
+    /// Time to the last token.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "seconds")]
     pub whole: Option<Duration>,
 }
@@ -28,7 +28,7 @@ fn seconds<S: serde::Serializer>(bound: &Option<Duration>, serializer: S) -> Res
 }
 
 impl Objective {
-    /// Whether a whole request had all of it.
+    /// Whether an answered request met all limits.
     pub fn is_met(&self, times: &Times) -> bool {
         let within = |bound: Option<Duration>, time: Option<Duration>| match (bound, time) {
             (Some(bound), Some(time)) => time <= bound,
@@ -46,7 +46,7 @@ impl Objective {
 impl FromStr for Objective {
     type Err = String;
 
-    /// Reads `ttft=2s,interval=50ms`.
+    /// Parses a list of limits such as `ttft=2s,interval=50ms`.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut objective = Objective::default();
         for part in text.split(',') {
@@ -66,7 +66,7 @@ impl FromStr for Objective {
     }
 }
 
-/// Reads `2s`, `50ms` or `1.5s`.
+/// Parses a duration: `2s`, `50ms` or `1.5s`.
 fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.strip_suffix("ms") {
         Some(number) => (number, 1e-3),

@@ -1,4 +1,4 @@
-//! What is replayed, as flags.
+//! The flags of a replay.
 
 use std::path::PathBuf;
 
@@ -51,7 +51,7 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 impl ReplayOptions {
-    /// Whether arrivals are played at all.
+    /// Whether a replay was asked for.
     pub fn is_wanted(&self) -> bool {
         self.trace.is_some() || self.synthetic.is_some()
     }
@@ -60,7 +60,7 @@ impl ReplayOptions {
         &self.objective
     }
 
-    /// The runs.
+    /// Returns the requests of each run.
     ///
     /// # Errors
     /// The trace cannot be read.

@@ -1,4 +1,5 @@
-//! Plays arrivals through a served model, each at its own time, and notes when its tokens came.
+//! Replay of arrivals through a served model: each request is sent at its time, and the times of
+//! its tokens are recorded.
 
 use std::{
     collections::BTreeMap,
@@ -18,25 +19,26 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// Pictures and prompts are made this long before they are asked, so that drawing them delays no other caller.
+/// Pictures and prompts are generated this long before their request is sent, so that generating
+/// them does not delay other callers.
 const AHEAD: Duration = Duration::from_millis(500);
 
-/// The model, and what prompts are made of.
+/// The model, and the sources of prompts.
 #[derive(Clone)]
 pub struct Player {
     pub model: ModelHandle,
-    /// Ids of text.
+    /// Token ids that random prompts are drawn from.
     pub ids: Range<u32>,
     pub seed: u64,
     /// Whether the model's template shows tools.
     pub shows_tools: bool,
-    /// Files of pictures, read before the start.
+    /// Contents of picture files, read before the run starts.
     files: Arc<BTreeMap<PathBuf, Arc<[u8]>>>,
 }
 
-/// What all callers saw.
+/// The results of all callers.
 pub struct Played {
-    /// From the start to the last token.
+    /// Time from the start to the last token.
     pub time: Duration,
     pub answered: Vec<Answered>,
     pub failed: Vec<String>,
@@ -49,10 +51,10 @@ impl Player {
         Player { model, ids, seed, shows_tools, files: Arc::default() }
     }
 
-    /// Reads the files of pictures that arrivals show.
+    /// Reads the picture files that these arrivals show.
     ///
     /// # Errors
-    /// Names a file that cannot be read.
+    /// A file cannot be read. The failure names the file.
     pub fn read_pictures(&mut self, arrivals: &Arrivals) -> Result<(), Failure> {
         let mut files = BTreeMap::new();
         for turn in arrivals.callers.iter().flat_map(|caller| &caller.turns) {
@@ -74,7 +76,8 @@ impl Player {
         Ok(())
     }
 
-    /// Plays all of it, and returns when every caller has ended. Nothing of another run is found in a cache.
+    /// Sends all requests, and returns when every caller has ended. Caches do not reuse anything
+    /// from other runs, because each run has its own salt.
     pub async fn play(&self, arrivals: &Arrivals, run: usize) -> Played {
         let (told, mut outcomes) = mpsc::channel(arrivals.requests().max(1));
         let started = Instant::now() + AHEAD;
@@ -99,7 +102,7 @@ impl Player {
         played
     }
 
-    /// Asks one turn after another. A turn that fails is the caller's last.
+    /// Sends one turn after another. A turn that fails is the caller's last.
     async fn converse(
         &self,
         caller: Caller,
@@ -134,7 +137,7 @@ impl Player {
         }
     }
 
-    /// The conversation with the next turn.
+    /// Adds the next turn to the conversation.
     async fn chat(&self, history: Chat, asked: Asked, mut draw: Draw) -> Result<Chat, String> {
         match asked {
             Asked::Tokens(pieces) => Ok(Chat::from_tokens(self.tokens(&pieces, &mut draw))),
@@ -154,7 +157,7 @@ impl Player {
 
     fn tokens(&self, pieces: &[Piece], draw: &mut Draw) -> Vec<u32> {
         let of = |piece: &Piece| {
-            // A piece without a seed is new.
+            // A seed of 0 asks for new tokens.
             let seed = if piece.seed == 0 { draw.next() } else { piece.seed ^ self.seed };
             let mut draw = Draw::new(seed);
             let ids = self.ids.clone();
@@ -182,7 +185,8 @@ impl Player {
 
     async fn ask(&self, chat: Chat, kind: Kind) -> Result<(Answered, String), String> {
         let asked = Instant::now();
-        // Those of one kind are counted together, whatever time had passed.
+        // Count missed deadlines of one kind together: leave out the elapsed time, which differs
+        // for each.
         let told = |error: ChatError| match (&error, error.hint()) {
             (ChatError::TooLate { deadline, limit, .. }, _) => {
                 format!("missed `{}` of {} ms", deadline.knob(), limit.as_millis())

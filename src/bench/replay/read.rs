@@ -1,5 +1,6 @@
-//! Traces in files: JSON lines as Mooncake publishes them (arXiv 2407.00079) or of OpenAI's requests, and one object
-//! with several runs. `docs/commands.md` describes them.
+//! Parsers of trace files: JSON lines as published by Mooncake (arXiv 2407.00079), JSON lines of
+//! OpenAI requests, and one JSON object with several runs. `docs/commands.md` describes the
+//! formats.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -12,13 +13,13 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// Tokens that a hash id stands for, in Mooncake's traces.
+/// Tokens that one hash id represents in Mooncake's traces.
 const HASHED_TOKENS: usize = 512;
 
-/// Tokens of a reply where a request names no limit.
+/// Tokens of a reply if its request has no limit.
 const REPLY: usize = 128;
 
-/// One object with several runs: requests of random tokens, or with a picture's file.
+/// A JSON object with several runs. Its requests have random tokens, or one picture from a file.
 #[derive(Deserialize)]
 struct Runs {
     runs: Vec<Run>,
@@ -42,16 +43,17 @@ struct Drawn {
     seed: u64,
 }
 
-/// A line.
 #[derive(Deserialize)]
 struct Line {
-    /// In milliseconds; times count from the first one. All lines have one, or none has.
+    /// In milliseconds. Times count from the earliest line. Either all lines have a timestamp, or
+    /// none has.
     timestamp: Option<f64>,
     input_length: Option<usize>,
     output_length: Option<usize>,
     #[serde(default)]
     hash_ids: Vec<u64>,
-    /// A request of OpenAI's chat completions, as a batch's file has it; its fields may also stand in the line itself.
+    /// A request of OpenAI's chat completions API, as in a file of its batch API. The line itself
+    /// may also have the fields of the request.
     body: Option<Value>,
     messages: Option<Value>,
     tools: Option<Value>,
@@ -59,18 +61,18 @@ struct Line {
     max_completion_tokens: Option<usize>,
 }
 
-/// Where pictures come from.
+/// The source of pictures.
 pub struct PictureLoad<'p> {
-    /// The folder of a trace's pictures. Without it, those of runs are drawn.
+    /// The folder of a trace's pictures. Without it, pictures of a file with runs are drawn.
     pub folder: Option<&'p Path>,
-    /// The sides of a drawn one, in pixels.
+    /// Side of a drawn picture, in pixels.
     pub side: u32,
 }
 
-/// Reads a file.
+/// Reads a trace file.
 ///
 /// # Errors
-/// Names the line and what is wrong with it.
+/// Names the line, and what is wrong with it.
 pub fn trace(path: &Path, pictures: &PictureLoad<'_>) -> Result<Vec<Arrivals>, Failure> {
     let wrong = |error: String| Failure {
         error: format!("the trace {} cannot be read: {error}", path.display()),
@@ -92,7 +94,7 @@ pub fn trace(path: &Path, pictures: &PictureLoad<'_>) -> Result<Vec<Arrivals>, F
     }
 }
 
-/// Whether a file was to be one object with runs, instead of lines.
+/// Whether a file was meant to be one object with runs, instead of lines.
 fn is_one_object(text: &str) -> bool {
     let Some(first) = text.lines().find(|line| !line.trim().is_empty()) else { return false };
     match serde_json::from_str::<Value>(first) {
@@ -140,7 +142,7 @@ fn lines(name: String, text: &str, beside: &Path) -> Result<Arrivals, String> {
     };
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let mut arrivals = in_order(name, lines.map(&mut read).collect::<Result<_, _>>()?);
-    // Logs count from a day of their own.
+    // Timestamps of logs count from an arbitrary date, so shift them to start at 0.
     let first = arrivals.callers.first().map(|caller| caller.at).unwrap_or_default();
     arrivals.callers.iter_mut().for_each(|caller| caller.at -= first);
     Ok(arrivals)
@@ -175,7 +177,7 @@ fn caller(line: Line, beside: &Path) -> Result<Caller, String> {
     Ok(alone(at, turn))
 }
 
-/// The prompt of these blocks. Without hashes it is new.
+/// Returns the prompt with these blocks. Without hashes, the prompt has new tokens.
 fn hashed(hashes: &[u64], tokens: usize) -> Result<Vec<Piece>, String> {
     if tokens == 0 {
         return Err("input_length is 0; expected at least 1".to_owned());
@@ -187,7 +189,7 @@ fn hashed(hashes: &[u64], tokens: usize) -> Result<Vec<Piece>, String> {
         return Err(format!("{} hash ids for {tokens} tokens; expected one per {HASHED_TOKENS} tokens", hashes.len()));
     }
     let piece = |(block, seed): (usize, &u64)| Piece {
-        // Nothing else is drawn from 0.
+        // Shift the ids by 1, because a seed of 0 asks for new tokens.
         seed: seed.wrapping_add(1),
         tokens: HASHED_TOKENS.min(tokens - block * HASHED_TOKENS),
     };

@@ -1,4 +1,4 @@
-//! A replay, as text and as JSON.
+//! The report of a replay, as text and as JSON.
 
 use std::fmt;
 
@@ -11,28 +11,27 @@ use super::{
     figures::{Figures, Quantiles},
 };
 
-/// A whole replay.
 #[derive(Debug, Serialize)]
 pub struct ReplayReport {
     pub model: String,
-    /// Whether the weights are random instead of a checkpoint's.
+    /// Whether the weights are random instead of loaded from a checkpoint.
     pub random_weights: bool,
-    /// The seed of what is drawn.
+    /// The seed of everything that was drawn.
     pub seed: u64,
     /// The machine, the build and the date.
     #[serde(flatten)]
     pub machine: Machine,
-    /// The largest inputs that were admitted.
+    /// The largest inputs that the model admits.
     pub envelope: Envelope,
-    /// Tokens that keys and values are kept of.
+    /// Capacity of the KV cache in tokens.
     pub kv_tokens: usize,
-    /// From the process's start until requests were taken.
+    /// Seconds from the start of the process until the model accepted requests.
     pub ready_seconds: f64,
     pub runs: Vec<Figures>,
 }
 
 impl ReplayReport {
-    /// Whether a run had no answer at all.
+    /// Whether no request of some run was answered.
     pub fn is_a_failure(&self) -> bool {
         self.runs.iter().any(|run| run.answered == 0)
     }

@@ -1,4 +1,4 @@
-//! Requests as people and programs send them, drawn from a seed: pure.
+//! Pure: synthetic requests, like those of people and programs, drawn from a seed.
 
 use std::time::Duration;
 
@@ -25,19 +25,19 @@ pub enum Synthetic {
     Agents,
 }
 
-/// How much is drawn.
+/// The amount and sizes of drawn requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Amount {
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
     pub seconds: f64,
-    /// The sides of a picture, in pixels.
+    /// Side of a picture, in pixels.
     pub side: u32,
-    /// Texts and replies are this many times shorter.
+    /// Factor by which texts and replies are shorter than the default.
     pub shortened: f64,
 }
 
-/// Programs that share a system prompt and tools.
+/// Number of different programs. All callers of one program share its system prompt and tools.
 const AGENTS: u32 = 4;
 
 impl Synthetic {
@@ -50,7 +50,8 @@ impl Synthetic {
         }
     }
 
-    /// Draws callers until they have as many requests as come in that time, and spreads them over it.
+    /// Draws callers until they have as many requests as should arrive in that time, and spreads
+    /// the callers over it.
     pub fn arrivals(self, amount: Amount, seed: u64) -> Arrivals {
         let mut draw = Draw::new(seed ^ 0x5ee7_ab1e ^ self as u64);
         let wanted = (amount.rate * amount.seconds).ceil().max(1.0) as usize;
@@ -76,7 +77,7 @@ impl Synthetic {
             Synthetic::Chat => {
                 let count = 1 + drawing.draw.below(6);
                 let turns = (0..count).map(|turn| drawing.question(turn, 40.0, 150.0)).collect();
-                // One system prompt for all.
+                // All callers share one system prompt.
                 let system = Some(words(&mut Draw::new(1), drawing.length(200.0, 0.0, 8, 400)));
                 Caller { at, tools: Vec::new(), system, turns }
             }
@@ -110,7 +111,8 @@ impl Drawing<'_> {
         self.draw.lognormal(middle / self.amount.shortened, spread, shortened(least), shortened(most))
     }
 
-    /// Seconds until a reader or a program goes on.
+    /// Draws the time until a reader or a program sends the next request. `middle` is the median in
+    /// seconds.
     fn pause(&mut self, middle: f64) -> Duration {
         let milliseconds = self.length(1e3 * middle, 0.7, 10, 30_000);
         Duration::from_millis(milliseconds as u64)
@@ -156,7 +158,7 @@ impl Drawing<'_> {
     }
 }
 
-/// Six functions, as a program offers them.
+/// Returns six functions that a program offers to the model.
 fn tools() -> Vec<Value> {
     let tool = |name: &str| {
         json!({ "type": "function", "function": {
@@ -172,7 +174,7 @@ fn tools() -> Vec<Value> {
     ["open", "click", "write", "search", "scroll", "wait"].map(tool).to_vec()
 }
 
-/// This many common words, each one token in most vocabularies.
+/// Returns this many common words. Each is one token in most vocabularies.
 fn words(draw: &mut Draw, count: usize) -> String {
     const WORDS: [&str; 32] = [
         "the", "red", "boat", "under", "quiet", "paper", "north", "glass", "water", "seven", "morning", "house",

@@ -1,4 +1,4 @@
-//! A message as clients are answered.
+//! Responses of `POST /v1/messages`.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -8,7 +8,7 @@ use crate::{
     serve::{guard::Held, openai::usage::UsageTold as Counts},
 };
 
-/// Clients keep thinking only if it is signed; nothing here reads a signature.
+/// Clients keep thinking blocks only if they are signed. This server does not check signatures.
 pub(super) const SIGNATURE: &str = "bursar";
 
 #[derive(Serialize)]
@@ -32,7 +32,7 @@ pub(super) enum Block {
     ToolUse { id: String, name: String, input: Map<String, Value> },
 }
 
-/// Tokens as Anthropic counts them: those of the prompt that were found again stand apart.
+/// Token usage as Anthropic counts it: prompt tokens from the prefix cache are reported separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct UsageTold {
     input_tokens: usize,
@@ -48,7 +48,7 @@ struct OutputTokens {
 }
 
 impl UsageTold {
-    /// Before anything is computed.
+    /// Usage at the start of a stream, before anything is computed.
     pub(super) fn of_prompt(tokens: usize) -> Self {
         UsageTold { input_tokens: tokens, ..UsageTold::default() }
     }
@@ -66,12 +66,12 @@ impl From<Usage> for UsageTold {
     }
 }
 
-/// The head of the answers to one request, and what shapes them.
+/// Fields that all answers to one request share, and settings that shape them.
 pub(super) struct Head {
     pub(super) id: String,
     /// The name that the client used.
     pub(super) model: String,
-    /// The client wants no thinking.
+    /// The client wants no thinking blocks.
     pub(super) omits_thinking: bool,
     pub(super) tokens_max: usize,
 }
@@ -87,7 +87,8 @@ impl Head {
         Message { id, kind: "message", role: "assistant", model, content, stop_reason, stop_sequence, usage }
     }
 
-    /// `stop_reason` and `stop_sequence`. A reply that is shorter than its limit was cut by the context.
+    /// Returns `stop_reason` and `stop_sequence`. A reply that was cut before `tokens_max` has
+    /// reached the context limit.
     pub(super) fn stopped(
         &self,
         finish: FinishReason,
@@ -106,7 +107,7 @@ impl Head {
     }
 }
 
-/// Waits for the end of a reply. Dropping it, as when the client leaves, cancels it.
+/// Waits for the end of a reply. Dropping the future, as on a client disconnect, cancels the reply.
 pub(super) async fn whole(head: &Head, mut reply: Reply, held: Held) -> Result<Value, ChatError> {
     while let Some(event) = reply.next().await {
         if let ChatEvent::Done { text, reasoning, tool_calls, finish_reason, stop_reason, usage, .. } = event? {
@@ -114,7 +115,7 @@ pub(super) async fn whole(head: &Head, mut reply: Reply, held: Held) -> Result<V
             let is_cut = finish_reason == FinishReason::Length;
             let content = blocks(head, text, reasoning, calls(tool_calls, is_cut));
             let stopped = head.stopped(finish_reason, stop_reason, &usage);
-            // Of our own types, whose maps have strings as keys.
+            // Serialization cannot fail: the maps in these types have string keys.
             return Ok(serde_json::to_value(head.message(content, stopped, usage.into())).unwrap_or_default());
         }
     }
@@ -133,9 +134,10 @@ fn blocks(head: &Head, text: String, thinking: String, calls: impl Iterator<Item
     blocks
 }
 
-/// A call that was cut off has empty input, as at the start of a stream: `stop_reason` tells the client not to run it.
-/// Other arguments that are no object go under the name that Anthropic gives to invalid JSON, so that no tool runs
-/// without the arguments that the model meant.
+/// A call that was cut off has an empty input, as at the start of a stream. Its `stop_reason`
+/// shows the client not to run it. Other arguments that are not a JSON object are sent under
+/// the key that Anthropic uses for invalid JSON, so that no tool runs without the arguments
+/// that the model meant.
 fn calls(calls: Vec<ToolCall>, is_cut: bool) -> impl Iterator<Item = Block> {
     calls.into_iter().map(move |call| {
         let input = call.parsed().unwrap_or_else(|| {

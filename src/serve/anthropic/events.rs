@@ -1,4 +1,4 @@
-//! The events of a streamed message.
+//! Events of a streamed message.
 
 use std::time::Duration;
 
@@ -16,8 +16,9 @@ use crate::{
     },
 };
 
-/// Tells a reply until `message_stop`, or an `error`. The reply has [token ids](crate::Chat::token_ids), which come
-/// first: `message_start` counts the prompt by them.
+/// Streams a reply until `message_stop` or `error`. The reply must have token ids
+/// ([`Chat::token_ids`](crate::Chat::token_ids)): they are its first event, and `message_start`
+/// counts the prompt by them.
 pub(super) fn stream(head: Head, reply: Reply, held: Held, keep_alive: Duration) -> Response {
     let encoder = EventEncoder { head, blocks: 0, open: None, held };
     let events = sse::told(reply, encoder, |encoder, heard| {
@@ -29,13 +30,13 @@ pub(super) fn stream(head: Head, reply: Reply, held: Held, keep_alive: Duration)
 
 struct EventEncoder {
     head: Head,
-    /// Blocks that were begun.
+    /// Number of blocks started so far.
     blocks: usize,
     open: Option<Open>,
     held: Held,
 }
 
-/// The kind of the block that is being told.
+/// Kind of the open content block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Open {
     Text,
@@ -81,7 +82,7 @@ impl EventEncoder {
         }
     }
 
-    /// A piece of a block, which is begun if it is not the one that is open.
+    /// Sends a piece of a block. Starts a new block if no block of this kind is open.
     fn piece(&mut self, kind: Open, empty: Block, delta: Value) -> Vec<Value> {
         let mut told = if self.open == Some(kind) { Vec::new() } else { self.begin(kind, empty) };
         told.push(self.delta(delta));
@@ -108,7 +109,7 @@ impl EventEncoder {
     }
 
     fn delta(&self, delta: Value) -> Value {
-        // Pieces come only for a block that was begun.
+        // Deltas are sent only after a block has started.
         json!({"type": "content_block_delta", "index": self.blocks.saturating_sub(1), "delta": delta})
     }
 }

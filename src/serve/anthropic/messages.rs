@@ -59,20 +59,20 @@ pub(in crate::serve) async fn create(
     Ok(Json(whole).into_response())
 }
 
-/// How many tokens the prompt of such a message would have, those of pictures included.
+/// Counts the prompt tokens that the message would have, including those of pictures.
 pub(in crate::serve) async fn count_tokens(
     State(shared): State<Arc<Shared>>,
     body: JsonBody<MessagesRequest>,
 ) -> Result<Json<Value>, ApiError> {
     let (_, model) = shared.models.ready(body.value.model.as_deref())?;
-    // Held until the prompt is made.
+    // The memory stays reserved until the prompt is rendered.
     let mut room = Some(body.room);
     let (chat, places) = chat(body.value, &model, &shared, &mut room).await?;
     let prompt = model.prompt_of(chat).await.map_err(|error| places.error(error))?;
     Ok(Json(json!({"input_tokens": prompt.token_ids.len()})))
 }
 
-/// The chat that this request asks for, without its limit of tokens.
+/// Builds the chat of the request, without `max_tokens`.
 async fn chat(
     mut request: MessagesRequest,
     model: &ModelHandle,
@@ -85,7 +85,8 @@ async fn chat(
         return Err(error.hint("offer the tools in `tools`, and call them in the client"));
     }
     let drafts = turns::drafts(&mut request)?;
-    // Anthropic's way to begin a reply for the model. Calls are whole, so nothing goes on after them.
+    // A final assistant message is the beginning of the reply (Anthropic's prefill). Tool calls are
+    // complete, so nothing continues them.
     let continues = drafts.last().is_some_and(|last| last.role == Role::Assistant && last.calls.is_empty());
     let (mut chat, places) = draft_message::chat(drafts, model, shared, room).await?;
     if continues {
@@ -97,7 +98,7 @@ async fn chat(
     chat = chat.top_k(request.top_k);
     let stops = request.stop_sequences.into_iter().flatten();
     chat = stops.filter(|stop| !stop.is_empty()).fold(chat, Chat::stop);
-    // As Anthropic's models: thinking is asked for.
+    // As with Anthropic's models, thinking is off unless requested.
     let thinks = request.thinking.map(|thinking| thinking.is_enabled()).transpose()?.unwrap_or_default();
     chat = chat.template_variable("enable_thinking", thinks);
     let (effort, format) = request.output_config.map(|config| (config.effort, config.format)).unwrap_or_default();
@@ -107,7 +108,7 @@ async fn chat(
     Ok((chat.format(format.flatten()), places))
 }
 
-/// With the tools, and whether they are called.
+/// Sets the tools and the tool choice of the chat.
 fn offered(chat: Chat, request: &mut MessagesRequest) -> Result<Chat, ApiError> {
     let tools = request.tools.take().unwrap_or_default().into_iter().enumerate();
     let mut left_out = LeftOut::default();

@@ -1,4 +1,4 @@
-//! Anthropic's API: what its clients send, and what they are answered.
+//! Requests and responses of Anthropic's API.
 
 mod answer;
 mod events;

@@ -1,4 +1,4 @@
-//! A request for a message as clients send it.
+//! Request body of `POST /v1/messages`.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -10,8 +10,8 @@ use crate::serve::{
     one_or_many::{OneOrMany, Wrapped},
 };
 
-/// `POST /v1/messages`, and `/v1/messages/count_tokens`. Fields that are not here are ignored, such as `cache_control`:
-/// prompts with a common prefix share the prefix cache without it.
+/// `POST /v1/messages` and `/v1/messages/count_tokens`. Unknown fields are ignored. So is
+/// `cache_control`: prompts with a common prefix share the prefix cache without it.
 #[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct MessagesRequest {
     pub(super) model: Option<String>,
@@ -53,7 +53,7 @@ pub(super) struct Block {
     pub(super) kind: String,
     pub(super) text: Option<String>,
     pub(super) thinking: Option<String>,
-    /// Of a `search_result` it is a text.
+    /// A text in a `search_result`, an object in other blocks.
     pub(super) source: Option<Wrapped<Source>>,
     pub(super) title: Option<String>,
     pub(super) tool_name: Option<String>,
@@ -94,7 +94,7 @@ pub(super) struct Tool {
     pub(super) name: Option<String>,
     pub(super) description: Option<String>,
     pub(super) input_schema: Option<Value>,
-    /// OpenAI's shape of the same.
+    /// Same as `input_schema`, in OpenAI's shape.
     pub(super) parameters: Option<Value>,
     pub(super) function: Option<Function>,
 }

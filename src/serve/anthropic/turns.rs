@@ -1,4 +1,4 @@
-//! Anthropic's messages as turns of a [`Chat`](crate::Chat).
+//! Conversion of Anthropic's messages into messages of a [`Chat`](crate::Chat).
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// All turns. Messages of one role after another are one turn, as Anthropic's API joins them.
+/// Converts all messages. Consecutive messages of one role are joined, as in Anthropic's API.
 pub(super) fn drafts(request: &mut MessagesRequest) -> Result<Vec<DraftMessage>, ApiError> {
     let mut drafts = Vec::new();
     if let Some(system) = request.system.take() {
@@ -46,7 +46,7 @@ fn turns(message: Message, index: usize, drafts: &mut Vec<DraftMessage>) -> Resu
     }
 }
 
-/// Results of tools, one a turn, then what the user says.
+/// Adds tool results, each as a separate message, and then the rest of the user's content.
 fn user(blocks: Vec<Block>, param: &str, drafts: &mut Vec<DraftMessage>) -> Result<(), ApiError> {
     let mut said = Vec::new();
     for (at, block) in blocks.into_iter().enumerate() {
@@ -62,14 +62,14 @@ fn user(blocks: Vec<Block>, param: &str, drafts: &mut Vec<DraftMessage>) -> Resu
     Ok(())
 }
 
-/// Before the result of a tool that failed.
+/// Prefix for the result of a failed tool.
 const FAILED: &str = "Error: ";
 
 fn result(block: Block, param: &str) -> Result<DraftMessage, ApiError> {
     let of = block.tool_use_id.ok_or_else(|| lacks(param, "tool_result", "tool_use_id"))?;
     let mut shown = pieces(block.content.map(|content| content.0).unwrap_or_default(), &format!("{param}.content"))?;
     if block.is_error.unwrap_or_default() {
-        // Templates know no failed results, so the model is told in words.
+        // Chat templates have no field for failed results, so the text says so.
         match shown.first_mut() {
             Some(Piece::Said(Content::Text(text))) => text.insert_str(0, FAILED),
             _ => shown.insert(0, Piece::text(FAILED)),
@@ -91,7 +91,7 @@ fn assistant(blocks: Vec<Block>, param: &str) -> Result<DraftMessage, ApiError> 
                 let thinking = block.thinking.ok_or_else(|| lacks(&param, "thinking", "thinking"))?;
                 draft.pieces.push(Piece::Said(Content::Reasoning(thinking)));
             }
-            // Only the model of Anthropic that wrote it could read it.
+            // Only the Anthropic model that wrote this block can read it.
             "redacted_thinking" => {}
             _ => draft.pieces.push(piece(block, &param)?),
         }
@@ -112,7 +112,7 @@ fn pieces(blocks: Vec<Block>, param: &str) -> Result<Vec<Piece>, ApiError> {
     blocks.into_iter().enumerate().map(|(at, block)| piece(block, &format!("{param}[{at}]"))).collect()
 }
 
-/// Text, or something shown.
+/// Converts a block to text or a picture.
 fn piece(block: Block, param: &str) -> Result<Piece, ApiError> {
     match (block.kind.as_str(), block.source.map(|source| source.0)) {
         ("search_result", source) => {
@@ -125,7 +125,7 @@ fn piece(block: Block, param: &str) -> Result<Piece, ApiError> {
             let name = block.tool_name.ok_or_else(|| lacks(param, "tool_reference", "tool_name"))?;
             Ok(Piece::text(format!("Tool: {name}")))
         }
-        // Tools that Anthropic's servers have run: what they were asked, and what they found.
+        // Calls and results of tools that Anthropic's servers ran.
         ("server_tool_use", _) => {
             let asked = json!({"name": block.name, "input": block.input});
             Ok(Piece::text(format!("Called {asked}")))
@@ -171,10 +171,11 @@ fn lacks(param: &str, kind: &str, field: &str) -> ApiError {
     ApiError::invalid(field, told)
 }
 
-/// Tools of Anthropic's own that clients run, by the beginnings of their dated types: only its models know what they take.
+/// Prefixes of the dated types of Anthropic's tools that clients run. Only Anthropic's models know
+/// the parameters of these tools.
 const OF_CLIENTS: [&str; 4] = ["bash_", "text_editor_", "computer_", "memory_"];
 
-/// A tool as chat templates take it, none if only Anthropic's servers run it.
+/// Converts a tool for chat templates. Returns `None` if only Anthropic's servers run the tool.
 pub(super) fn offered(offered: Tool, index: usize, left_out: &mut LeftOut) -> Result<Option<Value>, ApiError> {
     if let Some(function) = offered.function {
         let name = function.name.ok_or_else(|| lacks(&format!("tools[{index}].function"), "a tool", "name"))?;
@@ -207,7 +208,7 @@ mod tests {
         drafts(&mut MessagesRequest::from_json(body.to_string().as_bytes()).map_err(error)?).map_err(error)
     }
 
-    /// Roles and what each piece is.
+    /// Roles, with the content of each piece as text.
     fn shown(body: &Value) -> Vec<(Role, Vec<String>)> {
         let piece = |piece: &Piece| match piece {
             Piece::Said(Content::Text(text) | Content::Reasoning(text)) => text.clone(),

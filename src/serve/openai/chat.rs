@@ -56,7 +56,7 @@ pub(in crate::serve) async fn complete(
     }
 }
 
-/// The chat that these fields ask for.
+/// Builds the chat from the fields of a request.
 pub(in crate::serve) async fn chat(
     fields: ChatFields,
     model: &ModelHandle,
@@ -106,14 +106,16 @@ fn scored(chat: Chat, logprobs: Option<bool>, top: Option<usize>) -> Result<Chat
     }
 }
 
-/// Refuses what is no function with a name: the model could not call it, and its client could not tell why.
+/// Rejects a tool that is not a function with a name. The model could not call it, and the client
+/// would not learn why.
 fn check_tool(tool: &Value, index: usize) -> Result<(), ApiError> {
     let kind = tool.get("type").filter(|kind| !kind.is_null());
     if let Some(kind) = kind.filter(|kind| *kind != "function") {
         let told = format!("`tools[{index}].type`: {} is not supported", shortened(&kind.to_string()));
         return Err(ApiError::invalid(format!("tools[{index}].type"), told).hint("expected function"));
     }
-    // Bare functions, without OpenAI's frame, are what some templates were written for.
+    // Some chat templates are written for bare functions, without OpenAI's
+    // `function` object around them.
     let (function, place) = match tool.get("function") {
         Some(function) => (function, "function.name"),
         None => (tool, "name"),
@@ -128,7 +130,7 @@ fn check_tool(tool: &Value, index: usize) -> Result<(), ApiError> {
     }
 }
 
-/// A choice of tools: a word, or a tool by its name.
+/// Parses `tool_choice`: a keyword, or an object with the name of a tool.
 pub(super) fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
     let name = choice.pointer("/function/name").or_else(|| choice.get("name")).and_then(Value::as_str);
     match (choice.as_str(), name) {

@@ -1,4 +1,4 @@
-//! The chunks of a streamed chat.
+//! Chunks of a streamed chat.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -35,7 +35,8 @@ struct Delta {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
-    /// Null if there is no reasoning: clients of DeepSeek and SGLang read it without checking that it is present.
+    /// Null if there is no reasoning: clients of DeepSeek and SGLang read it without checking
+    /// that it is present.
     reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<String>,
@@ -60,7 +61,7 @@ struct FunctionDelta {
     arguments: String,
 }
 
-/// A stream of chunks, the first of which are each reply's role.
+/// Streams the replies. The first chunk of each reply has its role.
 pub(super) fn stream(chunks: Chunks, replies: Vec<Reply>, keep_alive: Duration) -> Response {
     let samples = replies.iter().map(|_| Sample::default()).collect();
     let encoder = ChatEncoder { chunks, samples };
@@ -73,12 +74,11 @@ struct ChatEncoder {
     samples: Vec<Sample>,
 }
 
-/// One of the replies.
 #[derive(Default)]
 struct Sample {
-    /// Scores of tokens whose text has not come yet.
+    /// Log-probabilities of tokens whose text has not been sent yet.
     scores: Vec<TokenScore>,
-    /// Likewise, if asked for.
+    /// Ids of the same tokens, if requested.
     ids: Option<Vec<u32>>,
     prompt_ids: Option<Arc<[u32]>>,
     usage: Usage,

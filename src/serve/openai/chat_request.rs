@@ -1,4 +1,4 @@
-//! A chat request as clients send it.
+//! Request body of `POST /v1/chat/completions`.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// `POST /v1/chat/completions`. Fields that are not here are ignored, as other servers ignore them.
+/// `POST /v1/chat/completions`. Unknown fields are ignored, as on other servers.
 pub(in crate::serve) struct ChatRequest {
     pub(super) chat: ChatFields,
     pub(super) sampling: Sampling,
@@ -51,7 +51,7 @@ pub(in crate::serve) struct ChatFields {
     pub(super) modalities: Option<Vec<String>>,
 }
 
-/// A message.
+/// A message of the chat.
 #[derive(Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct ChatMessage {
     pub(super) role: String,
@@ -71,7 +71,7 @@ pub(in crate::serve) struct ContentPart {
     pub(super) refusal: Option<String>,
     pub(super) thinking: Option<String>,
     pub(super) image_url: Option<Wrapped<Link>>,
-    /// Source of a picture, as in examples of Hugging Face.
+    /// Source of a picture, as in the examples of Hugging Face.
     pub(super) image: Option<String>,
     pub(super) url: Option<String>,
     /// Source of a picture, in Anthropic's shape.
@@ -132,7 +132,7 @@ pub(in crate::serve) struct ResponseFormat {
     #[serde(rename = "type")]
     pub(super) kind: String,
     pub(super) json_schema: Option<NamedSchema>,
-    /// Schema of a `json_object`, as llama.cpp and Together have it.
+    /// Schema of a `json_object`, as in llama.cpp and Together.
     pub(super) schema: Option<Value>,
 }
 

@@ -1,4 +1,4 @@
-//! The answer of a chat that is not streamed.
+//! Response to a chat that is not streamed.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -21,7 +21,7 @@ use crate::{
     serve::{error::ApiError, guard::Held},
 };
 
-/// `chat.completion`.
+/// A `chat.completion` that is not streamed.
 #[derive(Serialize, JsonSchema)]
 pub(in crate::serve) struct Completion<'a> {
     #[serde(flatten)]
@@ -48,8 +48,8 @@ struct Message {
     /// Null if the model only calls tools.
     content: Option<String>,
     refusal: Option<()>,
-    /// Same text as `reasoning`. Clients of DeepSeek and SGLang read `reasoning_content`, even if it is null. Clients of
-    /// vLLM read `reasoning`.
+    /// Same text as `reasoning`. Clients of DeepSeek and SGLang read `reasoning_content`, even if
+    /// it is null. Clients of vLLM read `reasoning`.
     reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<String>,
@@ -57,7 +57,7 @@ struct Message {
     tool_calls: Vec<CallTold>,
 }
 
-/// A tool call.
+/// A tool call of the reply.
 #[derive(Serialize, JsonSchema)]
 struct CallTold {
     id: String,
@@ -89,7 +89,7 @@ pub(super) struct PromptTokenTold {
     decoded_token: String,
 }
 
-/// Waits for all samples. Dropping it, as when the client leaves, cancels them.
+/// Waits for all samples. Dropping the future, as on a client disconnect, cancels them.
 pub(super) async fn answer(head: Head, replies: Vec<Reply>, held: Held) -> Result<Response, ApiError> {
     let ended = try_join_all(replies.into_iter().map(end)).await?;
     let usage = UsageTold::of(ended.iter().map(|ended| ended.usage));

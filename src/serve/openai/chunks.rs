@@ -1,4 +1,4 @@
-//! A stream of chunks about several replies at once.
+//! Streams of chunks for several concurrent replies.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// What all chunks of a stream have in common.
+/// State that all chunks of a stream share.
 pub(super) struct Chunks {
     head: Head,
     has_usage: bool,
@@ -35,11 +35,12 @@ impl Chunks {
     }
 
     pub(super) fn chunk<C>(&self, choice: C) -> Answer<'_, C> {
-        // OpenAI's chunks have a null where the last one has the usage.
+        // If usage is requested, OpenAI's chunks have `usage: null` except for the last.
         self.head.answer(vec![choice], self.has_usage.then_some(None))
     }
 
-    /// One of the replies has ended. After the last: the usage if asked for, and `[DONE]`.
+    /// Records the end of a reply. After the last reply, returns the usage
+    /// (if requested) and `[DONE]`.
     pub(super) fn end<C: Serialize>(&mut self, usage: impl FnOnce() -> UsageTold) -> Vec<Event> {
         self.open -= 1;
         if self.open > 0 {
@@ -56,16 +57,17 @@ impl Chunks {
     }
 }
 
-/// What tells of the replies' events.
+/// Encoder of reply events as chunks.
 pub(super) trait ChunkEncoder: Send + 'static {
-    /// The chunks of one event of the reply of this index.
+    /// Chunks for one event of the reply with this index.
     fn told(&mut self, index: usize, event: ChatEvent) -> Vec<Event>;
 
     /// Whether all replies have ended.
     fn has_ended(&self) -> bool;
 }
 
-/// These events, then what is told of the replies. An error in the middle is a chunk of its own, the last but one.
+/// Streams `first`, then the chunks of the replies. An error is sent as a separate
+/// chunk, followed by `[DONE]`.
 pub(super) fn stream(
     first: Vec<Event>,
     replies: Vec<Reply>,

@@ -1,4 +1,4 @@
-//! A choice of a completion, and how it grows.
+//! Choices of a completion, whole or streamed.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,18 @@ use serde::Serialize;
 use super::{log_probabilities::told, stop_reason::StopTold};
 use crate::{ChatEvent, TokenScore, Usage};
 
-/// What a choice begins with, before the reply.
+/// The echoed prompt at the beginning of a choice.
 #[derive(Clone, Default)]
 pub(super) struct Echo {
     pub(super) text: Option<String>,
-    /// The prompt's scores are told too.
+    /// Log-probabilities of the prompt are included.
     pub(super) has_scores: bool,
-    /// The reply was only asked for to score the prompt.
+    /// `max_tokens` is 0: the reply is generated only to score the prompt, and is not returned.
     pub(super) is_all: bool,
     pub(super) has_ids: bool,
 }
 
-/// A choice of a `text_completion`, whole or a chunk.
+/// A choice of a `text_completion`, or the part of it that a chunk adds.
 #[derive(Default, Serialize, JsonSchema)]
 #[schemars(rename = "CompletionChoice")]
 pub(in crate::serve) struct Choice {
@@ -40,7 +40,7 @@ struct LogProbabilities {
     /// Offset of each token, in characters of `text`.
     text_offset: Vec<usize>,
     tokens: Vec<String>,
-    /// Null for the very first token, which has no predecessor.
+    /// Null for the very first token, because it has no predecessor.
     token_logprobs: Vec<Option<f32>>,
     top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
 }
@@ -85,12 +85,11 @@ impl Choice {
     }
 }
 
-/// One of the replies.
 #[derive(Default)]
 pub(super) struct Sample {
     echo: Echo,
     scores: Option<LogProbabilities>,
-    /// Characters that scored tokens have covered.
+    /// Offset of the next scored token, in characters.
     offset: usize,
     prompt_ids: Option<Vec<u32>>,
     ids: Option<Vec<u32>>,
@@ -98,18 +97,18 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Its scored tokens come after what is echoed.
+    /// Offsets of the reply's tokens start after the echoed text.
     pub(super) fn new(echo: Echo) -> Self {
         let offset = echo.text.as_ref().map_or(0, |text| text.chars().count());
         Sample { echo, offset, ..Sample::default() }
     }
 
-    /// What the reply's text begins with.
+    /// Echoed prompt, if requested.
     pub(super) fn echoed(&self) -> Option<&str> {
         self.echo.text.as_deref()
     }
 
-    /// What has come since the last choice, with this text.
+    /// A choice with this text, and with the scores and ids since the previous choice.
     fn choice(&mut self, index: usize, text: String) -> Choice {
         let (prompt_token_ids, token_ids) = (self.prompt_ids.take(), self.ids.take());
         let logprobs = self.scores.take();
@@ -120,7 +119,8 @@ impl Sample {
         match event {
             ChatEvent::Prompt(scores) => {
                 let rest: usize = scores.iter().flatten().map(|score| score.token.text.chars().count()).sum();
-                // The first token follows nothing, so it has no score; its text is what the others leave of the echo.
+                // The first token has no predecessor, so it has no score. Its text is the part of
+                // the echo that the other tokens do not cover.
                 let first = self.offset.saturating_sub(rest);
                 let told = self.scores.get_or_insert_default();
                 let mut offset = 0;
@@ -150,7 +150,8 @@ impl Sample {
                 self.usage = usage;
                 let choice = self.choice(index, String::new());
                 if self.echo.is_all {
-                    // The one token that the model had to write for the scores is not told, so it is not counted.
+                    // The model has to generate one token to score the prompt. The token is not
+                    // returned, so it is not counted.
                     self.usage.completion_tokens = 0;
                     return Some(Choice { finish_reason: Some("length"), ..choice });
                 }

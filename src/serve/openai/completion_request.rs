@@ -1,4 +1,4 @@
-//! A completion request as clients send it: prompts without a chat template.
+//! Request body of `POST /v1/completions`: prompts without a chat template.
 
 use std::fmt;
 
@@ -50,8 +50,9 @@ pub(super) enum Prompt {
     Tokens(Vec<u32>),
 }
 
-/// One prompt, or several: a text, texts, token ids, or lists of them. They are read without values of JSON in between,
-/// which would take sixteen times the memory of token ids.
+/// One or several prompts: a text, a list of texts, a list of token ids, or a list of such
+/// lists. They are deserialized directly: a buffer of JSON values would take 16 times the memory
+/// of the token ids.
 #[derive(Debug, PartialEq)]
 pub(super) struct Prompts(pub(super) Vec<Prompt>);
 

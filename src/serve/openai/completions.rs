@@ -29,10 +29,10 @@ use crate::{
     },
 };
 
-/// Fields of a chat, and their names in a request for a completion.
+/// Fields of a chat that errors name, with their names in a completion request.
 const NAMES: [(&str, &str); 1] = [("messages", "prompt")];
 
-/// OpenAI's default for completions.
+/// OpenAI's default `max_tokens` for completions.
 const TOKENS_USUAL: usize = 16;
 
 pub(in crate::serve) async fn complete(
@@ -65,7 +65,7 @@ pub(in crate::serve) async fn complete(
     }
 }
 
-/// Asks for all samples of all prompts, in the order of their choices.
+/// Requests all samples of all prompts, in the order of their choices.
 async fn ask(
     model: &ModelHandle,
     (shared, client): (&Shared, &Client),
@@ -118,7 +118,7 @@ async fn ask(
 /// The replies to all prompts.
 struct Samples {
     of: Vec<Sample>,
-    /// Of each prompt.
+    /// Number of replies to each prompt.
     count: usize,
 }
 
@@ -159,7 +159,7 @@ fn streamed(chunks: Chunks, samples: Samples, replies: Vec<Reply>, keep_alive: D
 
 async fn whole(head: &Head, mut samples: Samples, replies: Vec<Reply>, held: Held) -> Result<Response, ApiError> {
     let asked = samples.of.into_iter().zip(replies).enumerate();
-    // All at once: a reply that is not read stops.
+    // Read all replies concurrently: a reply that is not read stalls.
     let ended = try_join_all(asked.map(|(index, (sample, reply))| end(index, sample, reply))).await?;
     let choices;
     (samples.of, choices) = ended.into_iter().unzip();

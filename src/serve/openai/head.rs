@@ -1,4 +1,4 @@
-//! What every answer to one request begins with.
+//! Fields that all responses and chunks of one request share.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub(in crate::serve) struct Answer<'a, C> {
 }
 
 impl Head {
-    /// Of an answer of this kind to a client that calls the model so.
+    /// `object` is the kind of the response, and `model` the name that the client used.
     pub(super) fn new(prefix: &str, object: &'static str, model: String) -> Self {
         Head { id: id::fresh(prefix), object, created: id::now(), model }
     }

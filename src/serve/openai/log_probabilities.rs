@@ -1,19 +1,20 @@
-//! Log-probabilities, as chat and completion replies tell them.
+//! Log-probabilities in chat and completion responses.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{ScoredToken, TokenScore};
 
-/// Where a probability is 0: JSON has no infinity. OpenAI's and vLLM's number.
+/// Value for a probability of 0, because JSON has no infinity. OpenAI and vLLM
+/// send the same number.
 const IMPOSSIBLE: f32 = -9999.0;
 
-/// A logarithm that JSON can carry.
+/// Replaces minus infinity, which JSON cannot represent.
 pub(super) fn told(log_probability: f32) -> f32 {
     log_probability.max(IMPOSSIBLE)
 }
 
-/// `logprobs` of a chat's choice.
+/// `logprobs` of a chat choice.
 #[derive(Serialize, JsonSchema)]
 pub(in crate::serve) struct ChatLogProbabilities {
     content: Vec<TokenTold>,
@@ -41,7 +42,7 @@ impl From<ScoredToken> for AlternativeTold {
 }
 
 impl ChatLogProbabilities {
-    /// None without any score.
+    /// Returns `None` if there are no scores.
     pub(super) fn of(scores: Vec<TokenScore>) -> Option<Self> {
         let content: Vec<_> = scores
             .into_iter()

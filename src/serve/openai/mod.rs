@@ -1,4 +1,4 @@
-//! OpenAI's API: what its clients send, and what they are answered.
+//! Requests and responses of OpenAI's API.
 
 pub(super) mod chat;
 pub(super) mod chat_chunks;

@@ -1,4 +1,4 @@
-//! How a reply is generated, as chat and completion requests say it: OpenAI's fields and those that vLLM adds.
+//! Sampling parameters of chat and completion requests: OpenAI's fields and vLLM's extensions.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ pub(in crate::serve) struct Sampling {
     /// Lower values are served earlier, as in vLLM.
     priority: Option<i32>,
     structured_outputs: Option<StructuredOutputs>,
-    /// Earlier names of vLLM for `structured_outputs`.
+    /// Earlier vLLM names for `structured_outputs`.
     guided_json: Option<Value>,
     guided_regex: Option<String>,
     guided_choice: Option<Vec<String>>,
@@ -46,7 +46,7 @@ pub(in crate::serve) struct Sampling {
     include_stop_str_in_output: Option<bool>,
     truncate_prompt_tokens: Option<i64>,
     use_beam_search: Option<bool>,
-    /// Number of replies.
+    /// Number of replies to generate.
     pub(super) n: Option<usize>,
     pub(super) stream: Option<bool>,
     pub(super) stream_options: Option<StreamOptions>,
@@ -99,7 +99,7 @@ impl StructuredOutputs {
     }
 }
 
-/// A schema, also as text.
+/// Parses a schema, which may also be JSON in a string.
 fn schema_of(schema: &Value) -> Result<OutputFormat, ApiError> {
     let parsed = match schema {
         Value::String(text) => serde_json::from_str(text).map_err(|error| {
@@ -111,7 +111,7 @@ fn schema_of(schema: &Value) -> Result<OutputFormat, ApiError> {
 }
 
 impl Sampling {
-    /// The format by its earlier names.
+    /// The structured output under its earlier field names.
     fn guided(&self) -> Option<StructuredOutputs> {
         let (json, regex, choice) = (self.guided_json.clone(), self.guided_regex.clone(), self.guided_choice.clone());
         (json.is_some() || regex.is_some() || choice.is_some()).then(|| StructuredOutputs {
@@ -122,7 +122,8 @@ impl Sampling {
         })
     }
 
-    /// Refuses by name what would change the reply elsewhere.
+    /// Rejects unsupported fields that change the reply on other servers. The
+    /// error names the field.
     fn check_unsupported(&self) -> Result<(), ApiError> {
         let unsupported = [
             (self.allowed_token_ids.is_some(), "allowed_token_ids", "use `structured_outputs.choice` or `regex`"),
@@ -141,7 +142,8 @@ impl Sampling {
         }
     }
 
-    /// The chat with these settings. Numbers out of their ranges are refused by the model, by name.
+    /// Applies the parameters to the chat. The model rejects numbers out of range,
+    /// and names the field.
     pub(super) fn apply(&self, mut chat: Chat) -> Result<Chat, ApiError> {
         if self.use_beam_search.unwrap_or_default() {
             let error = ApiError::invalid("use_beam_search", "beam search is not supported");
@@ -168,7 +170,7 @@ impl Sampling {
                 .map_err(|_| ApiError::invalid(format!("logit_bias.{token}"), "the name is not a token id"))?;
             chat = chat.logit_bias(id, *bias);
         }
-        // Negative seeds are seeds too.
+        // Negative seeds are valid too.
         chat = chat.seed(self.seed.map(i64::cast_unsigned));
         let stops = self.stop.iter().flat_map(|stops| &stops.0);
         chat = stops.filter(|stop| !stop.is_empty()).fold(chat, Chat::stop);

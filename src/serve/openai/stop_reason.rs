@@ -1,4 +1,4 @@
-//! vLLM's `stop_reason`: which rule of the request ended a reply.
+//! vLLM's `stop_reason`: the rule of the request that ended a reply.
 
 use schemars::JsonSchema;
 use serde::Serialize;

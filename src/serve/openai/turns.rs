@@ -1,4 +1,4 @@
-//! Messages as turns of a conversation.
+//! Conversion of OpenAI's messages into drafts.
 
 use super::chat_request::{ChatMessage, ContentPart, PictureSource};
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// The conversation, with links in place of pictures, which have these sizes.
+/// Converts messages. Pictures stay links, with these sizes.
 pub(super) fn drafts(messages: Vec<ChatMessage>, sizes: Sizes) -> Result<Vec<DraftMessage>, ApiError> {
     messages.into_iter().enumerate().map(|(index, message)| turn(message, index, sizes)).collect()
 }

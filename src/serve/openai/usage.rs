@@ -1,4 +1,4 @@
-//! The tokens of a request, as OpenAI counts them.
+//! Token usage of a request in OpenAI's format.
 
 use std::iter::Sum;
 
@@ -30,18 +30,19 @@ struct CompletionTokens {
 }
 
 impl UsageTold {
-    /// Tokens of the prompts, those of them that were computed before, and of the replies.
+    /// Prompt tokens, prompt tokens from the prefix cache, and completion tokens.
     pub(in crate::serve) fn counts(&self) -> [usize; 3] {
         [self.prompt_tokens, self.prompt_tokens_details.cached_tokens, self.completion_tokens]
     }
 
-    /// Of the samples of one prompt, which is counted once.
+    /// Sums the usage of the samples of one prompt. The prompt is counted once.
     pub(in crate::serve) fn of(samples: impl IntoIterator<Item = Usage>) -> Self {
         let mut told = UsageTold::default();
         for (index, usage) in samples.into_iter().enumerate() {
             told.prompt_tokens = usage.prompt_tokens;
             told.prompt_tokens_details.image_tokens = usage.picture_tokens;
-            // The other samples find the prompt that the first has computed.
+            // The other samples find the prompt in the prefix cache, because the
+            // first sample computed it.
             if index == 0 {
                 told.prompt_tokens_details.cached_tokens = usage.cached_tokens;
             }
@@ -53,7 +54,7 @@ impl UsageTold {
     }
 }
 
-/// Of several prompts.
+/// Sums the usage of several prompts.
 impl Sum for UsageTold {
     fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
         all.fold(UsageTold::default(), |mut sum, told| {

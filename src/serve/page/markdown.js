@@ -1,5 +1,5 @@
-// Markdown as models write it, as elements of the page (CommonMark and GitHub's tables). Text only ever becomes text nodes,
-// pictures become links, and nothing that a link names is fetched before somebody follows it.
+// Renderer for Markdown (CommonMark and GitHub's tables) as models write it. Text only becomes text
+// nodes, pictures become links, and no URL is fetched before the user follows its link.
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})(.*)$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
@@ -8,15 +8,18 @@ const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:( +)(.*)|$)/;
 const QUOTE = /^ {0,3}> ?(.*)$/;
 const DELIMITERS = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
 
-/** Numbers, or the mark of the item: another one begins another list. */
+/** Kind of a list: numbered, or the marker of its items. A different kind starts a new list. */
 const sort = ([, , mark]) => (/\d/.test(mark) ? "1" : mark);
 
 const isBlank = (line) => !line.trim();
 
-/** Whether a line begins a block that ends a paragraph. */
+/** Whether a line starts a block that ends a paragraph. */
 const begins = (line) => FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line);
 
-/** The blocks of a text, each with its kind and source, in order. A text that grows changes its last blocks alone. */
+/**
+ * Splits a text into blocks, in order, each with its kind and source. Appending to the text changes
+ * only its last blocks.
+ */
 export function blocks(text) {
   const lines = text.split("\n");
   const found = [];
@@ -47,7 +50,7 @@ export function blocks(text) {
         const item = ITEM.exec(next);
         return item && item[1].length < first[1].length + 2 && sort(item) !== sort(first);
       };
-      // A list goes on after a blank line with another item or with more of the last one.
+      // After a blank line, a list continues with another item or with more of its last item.
       take("list", (next, place) => {
         const after = isBlank(next) ? lines[place + 1] : next;
         return after != null && !isBlank(after) && !isOther(after) && (ITEM.test(after) || /^ {2,}/.test(after) || (!isBlank(next) && !begins(next)));
@@ -64,7 +67,6 @@ function make(tag, text = "") {
   return node;
 }
 
-/** The element of a block. */
 export function element({ kind, source }) {
   switch (kind) {
     case "code": return code(source);
@@ -80,7 +82,7 @@ export function element({ kind, source }) {
   }
 }
 
-/** An element with all blocks of a text. */
+/** Appends all blocks of a text to an element. */
 function filled(node, text) {
   node.append(...blocks(text).map(element));
   return node;
@@ -101,20 +103,19 @@ function list(lines) {
   for (const line of lines) {
     const item = ITEM.exec(line);
     if (item && item[1].length < first[1].length + 2) items.push([item[4] ?? ""]);
-    // More of the last item: another line, or a block within it.
+    // More of the last item: another line of its text, or a nested block.
     else items.at(-1).push(line.replace(/^ {1,4}/, ""));
   }
   for (const item of items) {
     const within = blocks(item.join("\n"));
     const place = node.appendChild(make("li"));
-    // The text of a short item needs no paragraph of its own.
+    // Text at the start of an item needs no separate paragraph.
     if (within[0]?.kind === "text") inline(place, within.shift().source);
     place.append(...within.map(element));
   }
   return node;
 }
 
-/** The cells of a row of a table. */
 function cells(line) {
   const inner = line.trim().replace(/^\|/, "").replace(/\|$/, "");
   return inner.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
@@ -148,10 +149,10 @@ const INLINE = new RegExp([
   /\\(?<escaped>[\\`*_{}[\]()#+\-.!~|>])/,
 ].map(({ source }) => source).join("|"), "s");
 
-/** Longer paragraphs stay as they are: they are no prose, and reading them could take long. */
+/** Longer paragraphs are shown as plain text: they are not prose, and matching could take long. */
 const INLINE_MAX = 20000;
 
-/** The element with a text of a paragraph in it. */
+/** Appends the text of a paragraph to an element, with inline formatting. */
 function inline(node, text) {
   if (text.length > INLINE_MAX) {
     node.append(text);
@@ -173,7 +174,7 @@ function inline(node, text) {
   return node;
 }
 
-/** A link, of the schemes that lead to a page or a letter. */
+/** A link, if its scheme is http, https or mailto; otherwise only its text. */
 function link(target, words) {
   if (!/^(https?:\/\/|mailto:)/i.test(target)) return words;
   const node = make("a");
@@ -182,7 +183,7 @@ function link(target, words) {
   return node;
 }
 
-/** Draws what has changed of a text, so that a selection in the part before lasts. */
+/** Redraws only the changed blocks of a text, so that a selection in earlier blocks is kept. */
 export function draw(node, text) {
   const all = blocks(text);
   const drawn = (node.drawn ??= []);

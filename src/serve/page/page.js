@@ -1,11 +1,12 @@
-// A chat, and the device's memory next to it. Text of models and servers only ever becomes text nodes.
+// Chat page that also shows the device's memory.
+// Text from models and servers only becomes text nodes.
 
 import { draw } from "./markdown.js";
 
 const KEY = "bursar.key";
 const $ = (id) => document.getElementById(id);
 
-/** An element with a class and a text. */
+/** Creates an element with a class and a text. */
 function make(tag, name = "", text = "") {
   const node = document.createElement(tag);
   if (name) node.className = name;
@@ -13,7 +14,7 @@ function make(tag, name = "", text = "") {
   return node;
 }
 
-/** Sets a text that is another one now: nothing is drawn or read aloud again for the same. */
+/** Sets a text only if it has changed, so that the same text is not drawn or read aloud again. */
 function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -21,7 +22,7 @@ function say(node, text) {
 const pause = (milliseconds) => new Promise((wake) => setTimeout(wake, milliseconds));
 const grouped = (count) => count.toLocaleString("en");
 
-/** Bytes in the largest unit of which there is one. */
+/** Formats bytes in the largest unit in which the value is at least 1. */
 function size(bytes) {
   let [value, unit] = [bytes, 0];
   for (; value >= 1024 && unit < 4; unit += 1) value /= 1024;
@@ -30,7 +31,7 @@ function size(bytes) {
 
 // ---- The server
 
-/** An answer that is none, in words for people. */
+/** A failed request, with a message for people. */
 class Refused extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -45,7 +46,7 @@ class Refused extends Error {
   }
 }
 
-/** Asks the server, with the key if there is one. */
+/** Sends a request to the server, with the API key if there is one. */
 async function ask(path, options = {}) {
   const headers = { ...options.headers };
   const key = sessionStorage.getItem(KEY);
@@ -55,7 +56,7 @@ async function ask(path, options = {}) {
   });
   if (response.ok) return response;
   if (response.status === 401) {
-    // A key may have been given while this was on its way without it.
+    // The user may have entered another key while this request was running.
     if (key !== sessionStorage.getItem(KEY)) return ask(path, options);
     wantKey(Boolean(key));
   }
@@ -64,7 +65,10 @@ async function ask(path, options = {}) {
 
 const asJson = (body) => ({ method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
 
-/** The server-sent events of a body (WHATWG HTML, "Server-sent events"), wherever its chunks are cut. */
+/**
+ * Parses server-sent events (WHATWG HTML, "Server-sent events") from a body whose chunks may be cut
+ * anywhere.
+ */
 export async function* eventsOf(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let [rest, type, data] = ["", "", []];
@@ -72,7 +76,7 @@ export async function* eventsOf(body) {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
-      // A carriage return at the end may be the first half of a line's end.
+      // A carriage return at the end may be the first half of a line break.
       const lines = (rest + value).split(/\r\n|\n|\r(?!$)/);
       rest = lines.pop();
       for (const line of lines) {
@@ -119,7 +123,7 @@ let models = [];
 
 async function loadModels() {
   const { data } = await (await ask("v1/models")).json();
-  // A model is listed by each of its names, and shown by its own.
+  // The server lists a model under each of its names. Show only its own name.
   models = data.filter((model) => model.id === model.root);
   const chosen = $("model").value;
   $("model").replaceChildren(...models.map(({ id, state }) => new Option(state === "ready" ? id : `${id}, ${state}`, id)));
@@ -142,7 +146,7 @@ function showModel() {
 
 $("model").addEventListener("change", showModel);
 
-// ---- What is about to be sent
+// ---- The message to send
 
 let pictures = [];
 
@@ -154,10 +158,10 @@ const dataOf = (blob) =>
     reader.readAsDataURL(blob);
   });
 
-/** Pixels of the longer side of a picture that is sent: models see fewer. */
+/** Maximum pixels of the longer side of a picture that is sent. Models use fewer. */
 const SIDE_MAX = 2048;
 
-/** A large photograph in fewer pixels; other files as they are. */
+/** Scales a large picture down. Returns other files unchanged. */
 async function smaller(file) {
   if (!["image/jpeg", "image/png", "image/webp"].includes(file.type)) return file;
   const whole = await createImageBitmap(file).catch(() => null);
@@ -223,7 +227,7 @@ $("text").addEventListener("paste", (event) => {
   if (event.clipboardData.files.length) addPictures(event.clipboardData.files);
 });
 const dragsFiles = (event) => event.dataTransfer?.types.includes("Files");
-// A file that misses the chat must not replace the page, and with it the conversation.
+// A file dropped outside the chat must not replace the page, which would lose the conversation.
 for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => dragsFiles(event) && event.preventDefault());
 $("chat").addEventListener("dragover", (event) => $("chat").classList.toggle("over", dragsFiles(event)));
 $("chat").addEventListener("dragleave", () => $("chat").classList.remove("over"));
@@ -234,12 +238,15 @@ $("chat").addEventListener("drop", (event) => {
 
 // ---- The conversation
 
-/** What was asked and answered: `{text, pictures, answer, node, place}`; the answer is empty if there is none. */
+/**
+ * Questions with their answers: `{text, pictures, answer, node, place}`. `answer` is empty if there
+ * is none.
+ */
 let turns = [];
-/** Of the answer that is being written. */
+/** `AbortController` of the answer that is being streamed. */
 let running = null;
 
-/** The conversation as the API takes it. Questions without an answer are left out, but for the last. */
+/** The conversation for the API. Questions without an answer are left out, except the last. */
 function messages() {
   const told = turns.filter((turn) => turn.answer || turn === turns.at(-1));
   const system = $("system").value.trim();
@@ -264,7 +271,7 @@ function submit() {
   answerLast();
 }
 
-/** A turn in the conversation, with a button to ask something else in its place. */
+/** Adds a turn to the conversation, with a button to edit its question. */
 function addTurn({ text, pictures, answer }) {
   const [node, question, place] = [make("div", "turn"), make("div", "question"), make("div", "answer")];
   const turn = { text, pictures, answer, node, place };
@@ -279,13 +286,13 @@ function addTurn({ text, pictures, answer }) {
   return turn;
 }
 
-/** Takes the question of a turn back, and all that came after it. */
+/** Removes a turn and all later ones, and puts its question back into the input field. */
 function editFrom(turn) {
   stop();
   running = null;
   const from = turns.indexOf(turn);
   for (const { node } of turns.splice(from)) node.remove();
-  // What was typed meanwhile stays, after what is edited.
+  // Keep the text that was typed meanwhile, after the question to edit.
   $("text").value = [turn.text, $("text").value].filter(Boolean).join("\n");
   pictures = [...turn.pictures, ...pictures];
   showPictures();
@@ -309,12 +316,12 @@ async function answerLast() {
   turn.answer = reply.text;
   offerCopy(turn);
   if (turns.includes(turn)) keepChat();
-  // A new chat may have begun meanwhile.
+  // A new chat may have started meanwhile.
   if (running?.signal === signal) running = null;
   showRunning();
 }
 
-/** A button that copies an answer, where the browser allows it. */
+/** Adds a button that copies an answer, if the browser allows copying. */
 function offerCopy({ answer, place }) {
   if (!answer || !navigator.clipboard) return;
   const copy = make("button", "tool", "Copy");
@@ -326,7 +333,7 @@ function offerCopy({ answer, place }) {
   place.append(copy);
 }
 
-/** Makes a change, and stays at the end of the conversation if that was in sight. */
+/** Makes a change, and keeps the end of the conversation visible if it was visible before. */
 function keepEnd(change) {
   const log = $("log");
   const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
@@ -339,19 +346,19 @@ function showRunning() {
   $("send").hidden = Boolean(running);
   $("stop").hidden = !running;
   keepEnd(() => ($("actions").hidden = Boolean(running) || !turns.length));
-  // What had the focus is hidden now.
+  // The element that had the focus is hidden now.
   if (running && [$("send"), $("retry")].includes(focused)) $("stop").focus();
   if (!running && focused === $("stop")) $("text").focus();
 }
 
-/** One answer, as it comes. */
+/** One answer, drawn while it is streamed. */
 class Reply {
   constructor(place) {
     this.place = place;
     this.words = make("div", "words");
     this.told = make("p", "usage", "waiting");
     place.replaceChildren(this.words, this.told);
-    // Read aloud when it is whole.
+    // Screen readers read the answer when it is complete.
     place.setAttribute("aria-busy", "true");
     [this.text, this.reasoning, this.chunks, this.moments, this.isDrawn] = ["", "", 0, 0, true];
     this.began = performance.now();
@@ -385,7 +392,7 @@ class Reply {
       this.reasoning += reasoning;
       this.chunks += 1;
       const now = performance.now();
-      // Chunks that the browser hands over together say nothing of the time between them.
+      // Chunks that the browser delivers together carry no timing information.
       if (!(now - this.last < 1)) this.moments += 1;
       this.last = now;
       this.first ??= this.last;
@@ -409,7 +416,7 @@ class Reply {
     if (this.chunks) say(this.told, `${grouped(this.chunks)} tokens`);
   }
 
-  /** Stopped by the user where there is no error. */
+  /** Ends an incomplete answer. Without an error, the user stopped it. */
   broke(error) {
     this.end(error ? "" : "stopped", error && make("p", "error", error.message));
   }
@@ -439,7 +446,7 @@ class Reply {
   }
 }
 
-/** An answer that came at fewer different times has no rate. */
+/** Minimum number of distinct arrival times for which a rate is shown. */
 const RATED_MOMENTS = 8;
 const BROKEN = "The connection broke before the answer was complete.";
 
@@ -475,7 +482,7 @@ function newChat(kept = null) {
   $("text").focus();
 }
 
-// ---- What the browser keeps: settings and chats, until they are cleared
+// ---- Settings and chats, which the browser keeps until they are cleared
 
 const SETTINGS = "bursar.settings";
 const SETTING_IDS = ["system", "temperature", "top_p", "max_tokens"];
@@ -501,10 +508,13 @@ $("settings").addEventListener("input", () => {
 
 const CHATS = "bursar.chats";
 const CHATS_MAX = 20;
-/** The id of the one that is shown. */
+/** Id of the chat that is shown. */
 let chat = Date.now();
 
-/** Keeps the chat that is shown. Where the browser has no more room, without pictures, or without the oldest chats. */
+/**
+ * Stores the chat that is shown. If the browser's storage is full, all pictures are dropped first,
+ * then the oldest chats.
+ */
 function keepChat() {
   const turnsKept = turns.map(({ text, pictures, answer }) => ({
     text, answer, pictures: pictures.map(({ name, url, isFilm }) => ({ name, url, isFilm })),
@@ -544,11 +554,11 @@ showChats();
 
 // ---- Memory
 
-/** The chunks of answers of the last seconds: when, and of which model. */
+/** Chunks of answers in the last seconds, with their time and model. */
 let heard = [];
 const RATE_MILLISECONDS = 2000;
 
-/** Classes of the ledger, in the order of the band: what it calls them, what people do, and the style. */
+/** Classes of the ledger, in the order of the bar: name in the ledger, title, and CSS class. */
 const CLASSES = [
   ["weights", "Weights", "weights"],
   ["kv", "KV cache", "kv"],
@@ -573,7 +583,7 @@ const CLASSES = [
   return { name, title, part, bytes, share };
 });
 
-/** The bytes of each class; all tenants are one. */
+/** Bytes of each class. All tenants are added up to one class. */
 function byClass({ classes, canary, overhead, foreign, free }) {
   const bytes = { canary, overhead, foreign, free };
   for (const line of classes) {
@@ -602,7 +612,7 @@ function showBudget({ device, is_host_memory, devices, budget, models: told }) {
   showModels(told);
 }
 
-/** The number of the device that is shown, where models have devices of their own. */
+/** Index of the device that is shown, if models run on separate devices. */
 let shownDevice = 0;
 const ofDevice = () => (shownDevice ? `?device=${shownDevice}` : "");
 
@@ -618,7 +628,7 @@ $("devices").addEventListener("change", ({ target }) => {
   connection.abort();
 });
 
-/** The models' states as the last look had them, to notice a change. */
+/** States of the models in the last snapshot, to detect a change. */
 let states = "";
 
 function showModels(told) {
@@ -643,7 +653,7 @@ function showModels(told) {
 
 const nameOf = (word) => CLASSES.find(({ name }) => name === word.replace("_", " "))?.title.replace(/^[A-Z](?=[a-z])/, (first) => first.toLowerCase()) ?? word;
 
-/** An event of the ledger in plain words. */
+/** Describes an event of the ledger in words. */
 function wordsOf(event) {
   const { model, bytes, from, to, reason, from_blocks, to_blocks } = event;
   const what = event.class ? nameOf(event.class) : "";
@@ -664,9 +674,9 @@ function wordsOf(event) {
     failed: () => `${model} did not start: ${reason}`,
     stopped: () => `${model} stopped: ${reason}`,
     device_lost: () => `the device was lost: ${reason}`,
-    // Told by the server to who reads too slowly.
+    // The server sends this to a client that reads too slowly.
     missed: () => event.detail,
-    // Of this page: it could not be played.
+    // Created by this page: the simulation could not be started.
     neighbour: () => `another process could not be simulated: ${event.detail}`,
   };
   return words[event.event]?.() ?? JSON.stringify(event);
@@ -685,20 +695,21 @@ function showEvent(event) {
 
 const WAIT_MIN = 500;
 const WAIT_MAX = 8000;
-/** The budget is told twice a second: after this silence the connection is dead. */
+/** The budget is sent twice a second. After this silence, the connection is considered dead. */
 const SILENCE_MAX = 5000;
 
-/** Of the memory. */
+/** Aborts the stream of device memory. */
 let connection = new AbortController();
 
-// A browser has six connections to a server: one that is not looked at is closed, so that the chats of other tabs are answered.
+// A browser opens at most six connections to a server. A hidden tab closes its stream, so that chats
+// in other tabs still get a connection.
 document.addEventListener("visibilitychange", () => document.hidden && connection.abort());
 
 async function seen() {
   while (document.hidden) await new Promise((turned) => document.addEventListener("visibilitychange", turned, { once: true }));
 }
 
-/** Watches the memory for as long as the page is open and seen. */
+/** Watches the memory as long as the page is open and visible. */
 async function watch() {
   for (let wait = WAIT_MIN; ; wait = Math.min(wait * 2, WAIT_MAX)) {
     await seen();
@@ -721,16 +732,16 @@ async function watch() {
   }
 }
 
-/** True if it ended because another device is to be shown. */
+/** Watches one stream. Returns `true` if it ended because the user chose another device. */
 async function watchOnce(heardOne) {
   const device = shownDevice;
-  // Also where the memory cannot be told; then the chat says why.
+  // Load the models even if the memory cannot be shown. The chat then reports errors.
   loadModels().catch(() => {});
   connection = new AbortController();
   let silence = setTimeout(() => connection.abort(), SILENCE_MAX);
   try {
     const { body } = await ask(`v1/budget/events${ofDevice()}`, { signal: connection.signal });
-    // The latest events are told again.
+    // The server sends the latest events again.
     $("events").replaceChildren();
     isNeighbourUnknown = true;
     for await (const { type, data } of eventsOf(body)) {
@@ -752,9 +763,9 @@ async function watchOnce(heardOne) {
   }
 }
 
-// ---- A neighbour
+// ---- Simulation of another process that takes memory
 
-/** Whether this server can play a neighbour is found out once a connection. */
+/** Whether the server supports the simulation is checked once per connection. */
 let isNeighbourUnknown = true;
 let neighbourBytes = 0;
 

@@ -11,11 +11,11 @@ use crate::top::{
     view::{MemoryPart, Piece},
 };
 
-/// Each column holds eight steps in colour, since there are block characters of eight widths.
+/// Steps in a column of a coloured bar, because block characters have eight widths.
 const EIGHTHS: u64 = 8;
 
-/// The bar, `columns` wide. Each piece gets at least one column; if there are too few, the smallest get none. In colour
-/// it is drawn in eighths of a column.
+/// Draws the bar, `columns` wide. Each piece gets at least one column. If there are fewer columns
+/// than pieces, the smallest pieces are omitted. A coloured bar is drawn in eighths of a column.
 pub fn bar(pieces: &[Piece], columns: u16, colours: Colours) -> Line<'static> {
     let bytes: Vec<_> = pieces.iter().map(|piece| piece.bytes.0).collect();
     let fine = if colours == Colours::None { 1 } else { EIGHTHS };
@@ -34,7 +34,7 @@ pub fn bar(pieces: &[Piece], columns: u16, colours: Colours) -> Line<'static> {
         let Some(&(part, end)) = ends.iter().find(|(_, end)| *end > from) else { break };
         let next = ends.iter().find(|(_, next)| *next > end).map(|(part, _)| *part);
         let cell = match next {
-            // A piece is at least a column wide, so at most two share one.
+            // A piece is at least one column wide, so at most two pieces share a column.
             Some(next) if end < to => meeting(part, next, end - from, colours),
             _ => full(part, colours),
         };
@@ -46,14 +46,14 @@ pub fn bar(pieces: &[Piece], columns: u16, colours: Colours) -> Line<'static> {
     line
 }
 
-/// The legend of the parts, on as many lines as needed: in aligned columns, or run together if that takes far fewer
-/// lines.
+/// Returns the legend of the parts, on as many lines as needed: in aligned columns, or without
+/// alignment if that takes far fewer lines.
 pub fn legend(pieces: &[Piece], columns: u16, colours: Colours) -> Vec<Line<'static>> {
     let columns = usize::from(columns);
     let entry = |piece: &Piece| (piece.part, format!(" {} {}", piece.part.name(), piece.bytes));
     let entries: Vec<_> = pieces.iter().map(entry).collect();
     let widest = entries.iter().map(|(_, text)| words::width(text)).max().unwrap_or(0);
-    // A letter before each entry, two blanks after it.
+    // Each entry has a letter before it and two blanks after it.
     let aligned = lines(&entries, columns, |_| widest + 3);
     let packed = lines(&entries, columns, |text| words::width(text) + 3);
     let (lines, width): (_, Option<usize>) =
@@ -70,7 +70,7 @@ pub fn legend(pieces: &[Piece], columns: u16, colours: Colours) -> Vec<Line<'sta
     lines.into_iter().map(line).collect()
 }
 
-/// Entries broken into lines by width; trailing blanks need no room.
+/// Breaks entries into lines by width. The blanks at the end of a line need no room.
 fn lines(
     entries: &[(MemoryPart, String)],
     columns: usize,
@@ -100,7 +100,7 @@ fn full(part: MemoryPart, colours: Colours) -> Span<'static> {
     key(part, colours)
 }
 
-/// A column whose first eighths show one part and whose rest shows the next.
+/// Draws a column whose first eighths show one part and whose rest shows the next.
 fn meeting(part: MemoryPart, next: MemoryPart, eighths: u64, colours: Colours) -> Span<'static> {
     const LEFT: [&str; 9] = [" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"];
     let style = colours.part(part).map_or(Style::new(), |colour| Style::new().fg(colour));
@@ -111,8 +111,9 @@ fn meeting(part: MemoryPart, next: MemoryPart, eighths: u64, colours: Colours) -
     Span::styled(LEFT[eighths.min(EIGHTHS) as usize], style)
 }
 
-/// Divides `units` by size, with at least `least` for each non-zero size (for the largest ones only, if there is too
-/// little). The sum is `units`, unless all sizes are zero.
+/// Divides `units` in proportion to sizes, with at least `least` units for each size above zero. If
+/// there are too few units for that, only the largest sizes get some. The sum of the result is
+/// `units`, unless all sizes are zero.
 fn shares(sizes: &[u64], units: u64, least: u64) -> Vec<u64> {
     let mut order: Vec<_> = (0..sizes.len()).filter(|place| sizes[*place] > 0).collect();
     order.sort_by_key(|place| (sizes[*place], *place));
@@ -124,8 +125,8 @@ fn shares(sizes: &[u64], units: u64, least: u64) -> Vec<u64> {
     for place in shown {
         sum += u128::from(sizes[*place]);
     }
-    // From the smallest: a size that earns less than `least` gets `least`, and the others share the rest, so that the
-    // largest absorbs rounding.
+    // Start with the smallest size, so that the largest absorbs rounding. A size that would get
+    // less than `least` gets `least`, and the other sizes share the rest.
     for place in shown {
         let size = u128::from(sizes[*place]);
         let by_size = (u128::from(left) * size + sum / 2) / sum;

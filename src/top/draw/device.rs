@@ -1,4 +1,4 @@
-//! A device: its bar, what is wrong, the bar's legend and the leases.
+//! The panel of a device: its bar, its problems, the bar's legend and the leases.
 
 use bursar::Bytes;
 use bursar_budgets::grouped;
@@ -14,10 +14,10 @@ use crate::top::{
     view::{Count, DeviceView, GpuView, LeaseView, View},
 };
 
-/// With fewer columns derived figures are omitted.
+/// With fewer columns, derived figures are omitted.
 const NARROW: u16 = 60;
 
-/// One device. Problems stand right below the bar.
+/// Returns the panel of one device. Problems are shown directly below the bar.
 pub fn panel(device: &DeviceView, width: u16, bar_rows: usize, fit: Fit, colours: Colours) -> Panel {
     let mut lines = match &device.cards[..] {
         [] => vec![bar::bar(&device.pieces, width, colours); bar_rows],
@@ -33,13 +33,13 @@ pub fn panel(device: &DeviceView, width: u16, bar_rows: usize, fit: Fit, colours
     lines.extend(usual.into_iter().map(|text| Line::styled(text, colours.faint())));
     let (free, total) = (device.free(), device.total);
     let share = words::percent(free.0 as f64 / total.0.max(1) as f64);
-    // The share can be derived.
+    // Omit the share if there is little room: the reader can derive it.
     let right =
         if width < NARROW { format!("{free} of {total} free") } else { format!("{free} of {total} free, {share}") };
     Panel::titled(&device.name, &right, width, colours, lines)
 }
 
-/// The bar of one of `cards`, between its name and what is free of it.
+/// Draws the bar of one of `cards`, between the GPU's name and its free bytes.
 fn card_line(card: &GpuView, cards: &[GpuView], width: u16, colours: Colours) -> Line<'static> {
     let widest = cards.iter().map(|card| words::width(&card.name)).max().unwrap_or(0).min(usize::from(width) / 4);
     let name = words::cut(&card.name, widest);
@@ -52,7 +52,7 @@ fn card_line(card: &GpuView, cards: &[GpuView], width: u16, colours: Colours) ->
     line
 }
 
-/// All leases of all devices, the largest first.
+/// Returns a panel of all leases, device by device, the largest first.
 pub fn leases(view: &View, width: u16, colours: Colours) -> Panel {
     let row = |device: &str, cells: [&str; 5]| {
         let [class, model, granted, backed, peak] = cells;
@@ -70,7 +70,7 @@ pub fn leases(view: &View, width: u16, colours: Colours) -> Panel {
     Panel::titled("leases", "", width, colours, lines)
 }
 
-/// What the user should look at.
+/// Returns the problems that the user should look at.
 fn wrong(device: &DeviceView) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut tell = |bytes: Bytes, text: String| {
@@ -99,7 +99,7 @@ fn wrong(device: &DeviceView) -> Vec<String> {
     wrong
 }
 
-/// What is always shown.
+/// Returns the figures that are no problem.
 fn usual(device: &DeviceView) -> Vec<String> {
     let mut usual = vec![format!("drift {}", device.drift)];
     if let Some(free) = device.driver_free {

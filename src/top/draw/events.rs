@@ -11,7 +11,7 @@ use super::{
 };
 use crate::top::{event::Weight, palette::Colours, view::View};
 
-/// All events; `now` in seconds since 1970.
+/// Returns the panel of all events. `now` is in seconds since 1970.
 pub fn panel(view: &View, now: f64, width: u16, fit: Fit, colours: Colours) -> Panel {
     let mut lines: Vec<_> = view
         .events

@@ -1,4 +1,4 @@
-//! One model in full.
+//! The panel of one model, with all its figures.
 
 use bursar_budgets::grouped;
 use ratatui::{
@@ -18,18 +18,19 @@ use crate::top::{
     view::{Cache, Kv, Latency, ModelState, ModelView, Speed},
 };
 
-/// Width of a line's label.
+/// Columns of a line's label.
 const ABOUT: usize = 10;
-/// Width of the quantiles.
+/// Columns of the table of quantiles.
 const QUANTILES: u16 = 50;
-/// From this width on, both halves stand side by side.
+/// With at least this many columns, the quantiles are next to the other lines.
 const WIDE: u16 = QUANTILES + 58;
-/// Values in a sparkline.
+/// Maximum values in a sparkline.
 const SPARKS: usize = 60;
 
-/// The most important lines first.
+/// Returns the panel, with the most important lines first.
 pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, colours: Colours) -> Panel {
-    // Side by side lines are cut; in the whole view they are stacked.
+    // In two columns, lines are cut. In the full view, where no line is cut, the columns are
+    // stacked.
     let is_wide = fit == Fit::Cut && width >= WIDE;
     let room = if is_wide { width.saturating_sub(QUANTILES) } else { width };
     let styled = |about: &str, text: &str, style: Style| {
@@ -51,7 +52,7 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, col
     if let Some(trail) = trail {
         let columns = usize::from(room).saturating_sub(ABOUT + 3).min(SPARKS);
         for (name, rates) in [("out", &trail.generated), ("in", &trail.prompt)] {
-            // A single value shows no trend.
+            // A single value does not show a trend.
             if rates.len() > 1 {
                 lines.extend(about(name, words::sparkline(rates.iter().copied(), columns)));
             }
@@ -72,7 +73,7 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, col
     let quantiles = quantiles(&model.latencies, colours);
     let lines = match is_wide {
         true => beside(lines, quantiles, room),
-        // After what the user looks at first, before the rest.
+        // Place the quantiles after the lines that users read first, and before the rest.
         false => {
             let rest = lines.split_off(first);
             lines.into_iter().chain(quantiles).chain(rest).collect()
@@ -83,7 +84,7 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, col
 
 fn actors(model: &ModelView, room: u16, fit: Fit, colours: Colours) -> Vec<Line<'static>> {
     let begin = |about: &str| Line::from(Span::styled(format!(" {about:<0$}", ABOUT - 1), colours.faint()));
-    // No actor is missed before there is anything to serve.
+    // Before the model serves, a stopped actor is not a problem.
     let is_serving = !matches!(model.state, ModelState::Sizing | ModelState::Starting);
     let mut lines = vec![begin("actors")];
     for actor in &model.actors {
@@ -97,7 +98,7 @@ fn actors(model: &ModelView, room: u16, fit: Fit, colours: Colours) -> Vec<Line<
     lines
 }
 
-/// What the user should look at.
+/// Returns the problems that the user should look at.
 fn trouble(model: &ModelView) -> Vec<String> {
     let mut trouble = Vec::new();
     if !model.oom.is_empty() {
@@ -184,7 +185,8 @@ fn sizing(model: &ModelView) -> String {
     format!("{attempts}{target}{took}")
 }
 
-/// A table of quantiles over the last minute, or over everything if the minute has no observations.
+/// Returns a table of quantiles over the last minute, or over all time if the last minute has no
+/// observations.
 fn quantiles(latencies: &[Latency], colours: Colours) -> Vec<Line<'static>> {
     if latencies.is_empty() {
         return Vec::new();

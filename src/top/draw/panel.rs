@@ -1,21 +1,21 @@
-//! A title with lines below it, and how many of them fit.
+//! Panels: a title with lines below it, and the division of rows among panels.
 
 use ratatui::text::{Line, Span};
 
 use super::words;
 use crate::top::palette::Colours;
 
-/// What happens to a text longer than its line.
+/// The treatment of a text that is longer than its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// It is cut with a mark.
+    /// The text is cut and ends in a mark.
     Cut,
-    /// It wraps to the next line.
+    /// The text wraps to the next line.
     Fold,
 }
 
 impl Fit {
-    /// The lines of a text.
+    /// Splits a text into lines.
     pub fn lines(self, text: &str, columns: usize) -> Vec<String> {
         match self {
             Fit::Cut => vec![words::cut(text, columns)],
@@ -24,16 +24,17 @@ impl Fit {
     }
 }
 
-/// Lines, the title first and more important ones before others.
+/// Lines: first the title, then the others by importance.
 #[derive(Clone, Debug, Default)]
 pub struct Panel {
     pub lines: Vec<Line<'static>>,
-    /// A line that must be visible, with those around it, however little room there is; the first line stays in place.
+    /// Index of a line that must be visible, however few rows there are. The lines before it are
+    /// shown as far as they fit, and the first line always.
     pub seen: Option<usize>,
 }
 
 impl Panel {
-    /// A title with a right-aligned note, above `lines`.
+    /// Builds a panel from a title, a right-aligned note and lines.
     pub fn titled(title: &str, right: &str, width: u16, colours: Colours, lines: Vec<Line<'static>>) -> Self {
         let width = usize::from(width);
         let right = words::cut(right, width.saturating_sub(12));
@@ -47,7 +48,7 @@ impl Panel {
         Panel { lines: std::iter::once(Line::from(spans)).chain(lines).collect(), seen: None }
     }
 
-    /// At most `rows` of the lines, none wider than `width`.
+    /// Returns at most `rows` lines, none wider than `width`.
     pub fn rows(self, rows: u16, width: u16) -> Vec<Line<'static>> {
         let rows = usize::from(rows);
         let past = match self.seen {
@@ -60,8 +61,8 @@ impl Panel {
     }
 }
 
-/// Divides `rows` among panels in the order of the wishes; each wish is a panel's index and the rows it should have by
-/// then. A panel that would get only its title gets nothing.
+/// Divides `rows` among panels. Each wish is the index of a panel, and the number of rows that it
+/// should have before later wishes are served. A panel that would get only its title gets nothing.
 pub fn share(panels: &[Panel], wishes: &[(usize, u16)], rows: u16) -> Vec<u16> {
     let mut given = vec![0; panels.len()];
     let mut left = rows;
@@ -77,7 +78,7 @@ pub fn share(panels: &[Panel], wishes: &[(usize, u16)], rows: u16) -> Vec<u16> {
     given
 }
 
-/// A line cut to a width.
+/// Cuts a line to a width.
 pub fn cut(line: Line<'static>, width: u16) -> Line<'static> {
     if line.width() <= usize::from(width) {
         return line;
@@ -86,7 +87,7 @@ pub fn cut(line: Line<'static>, width: u16) -> Line<'static> {
     ends(line.spans, Span::raw(""), width).style(style)
 }
 
-/// A line with text at both ends; the right end wins if both do not fit.
+/// Returns a line with text at both ends. If both do not fit, the left text is cut.
 pub fn ends(left: Vec<Span<'static>>, right: Span<'static>, width: u16) -> Line<'static> {
     let width = usize::from(width);
     let mut room = width.saturating_sub(right.width());
@@ -103,7 +104,7 @@ pub fn ends(left: Vec<Span<'static>>, right: Span<'static>, width: u16) -> Line<
     Line::from(spans)
 }
 
-/// Two columns side by side, the second starting at `at`.
+/// Joins two columns of lines. The second column starts at `at`.
 pub fn beside(left: Vec<Line<'static>>, right: Vec<Line<'static>>, at: u16) -> Vec<Line<'static>> {
     let rows = left.len().max(right.len());
     let (mut left, mut right) = (left.into_iter(), right.into_iter());

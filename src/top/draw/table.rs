@@ -1,4 +1,4 @@
-//! All models, one row each.
+//! The table of all models, with one row each.
 
 use bursar_budgets::grouped;
 use ratatui::{
@@ -12,14 +12,14 @@ use crate::top::{
     view::{ModelState, ModelView, View},
 };
 
-/// A column: its title, its width with a leading blank, and its content.
+/// A column. Its width includes a leading blank.
 struct Column {
     title: &'static str,
     width: usize,
     cell: fn(&ModelView) -> String,
 }
 
-/// In display order.
+/// The columns from left to right.
 const COLUMNS: [Column; 9] = [
     Column { title: "state", width: 9, cell: |model| model.state.word().to_owned() },
     Column { title: "run", width: 6, cell: |model| count(model.running) },
@@ -32,13 +32,14 @@ const COLUMNS: [Column; 9] = [
     Column { title: "restarts", width: 10, cell: |model| grouped(model.restarts()) },
 ];
 
-/// Indexes of the columns in the order in which they are kept when room is short.
+/// Indexes of the columns, the most important first. The last ones are omitted if there is little
+/// room.
 const KEPT: [usize; 9] = [0, 5, 1, 2, 3, 4, 6, 8, 7];
 
-/// Least and most columns for a name.
+/// Minimum and maximum columns of a name.
 const NAME: (usize, usize) = (8, 40);
 
-/// The rows, with the chosen one marked.
+/// Returns the table. The chosen model is marked.
 pub fn panel(view: &View, chosen: Option<usize>, width: u16, colours: Colours) -> Panel {
     let mut room = usize::from(width).saturating_sub(NAME.0 + 1);
     let mut is_kept = [false; COLUMNS.len()];
@@ -81,7 +82,7 @@ pub fn panel(view: &View, chosen: Option<usize>, width: u16, colours: Colours) -
     Panel { lines, seen: chosen.map(|place| place + 1) }
 }
 
-/// The style of a state.
+/// Returns the style of a state.
 pub fn state(state: ModelState, colours: Colours) -> Style {
     match state {
         ModelState::Up => colours.good(),

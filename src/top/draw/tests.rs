@@ -9,9 +9,9 @@ use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
 use super::{super::*, *};
 use crate::top::{event, exposition, keys::Key, scrape::Events};
 
-/// One second after the last event of the recording.
+/// One second after the last event of the `card` recording.
 const NOW: f64 = 1_800_000_000.0;
-/// The same for the demo's recording, half a minute later.
+/// Half a minute after the last event of the `demo` recording.
 const DEMO: f64 = 1795287436.9;
 
 fn scrape(metrics: &str, events: &str) -> Scrape {
@@ -19,7 +19,7 @@ fn scrape(metrics: &str, events: &str) -> Scrape {
     Scrape { samples, events: Events::Told(event::read(events).expect("it was recorded")) }
 }
 
-/// A card with two models, a tenant, a neighbour and some trouble.
+/// A GPU with two models, a tenant, another process and some problems.
 fn card() -> Session {
     let mut session = Session::new("10.0.0.7:9464".to_owned(), Duration::from_secs(1));
     let events = include_str!("../recorded/card_events.json");
@@ -28,7 +28,7 @@ fn card() -> Session {
     session
 }
 
-/// The demo model in a chat about pictures: `bursar chat --metrics`, two scrapes a second and a half apart.
+/// The demo model in a chat about pictures: `bursar chat --metrics`, with two scrapes 1.5 s apart.
 fn demo() -> Session {
     let mut session = Session::new("127.0.0.1:9464".to_owned(), Duration::from_secs(1));
     let events = include_str!("../recorded/demo_events.json");
@@ -47,7 +47,7 @@ fn drawn(session: &Session, (columns, rows): (u16, u16), now: Now, colours: Colo
     terminal.backend().buffer().clone()
 }
 
-/// The screen's content, with colours as terminal codes.
+/// Returns the screen's content, with colours as terminal codes.
 fn printed(buffer: &Buffer, colours: Colours) -> String {
     force_color_output(true);
     let width = usize::from(buffer.area.width).max(1);
@@ -191,7 +191,8 @@ fn the_smallest_screen_keeps_bar_problems_and_chosen_model() {
     }
 }
 
-/// Presses a key in a session that has been drawn, so that it knows how much fits.
+/// Presses a key and draws the session, which then knows how much fits. Returns the rows of the
+/// screen.
 fn pressed(session: &mut Session, key: Key, size: (u16, u16)) -> Vec<String> {
     assert!(session.press(key), "it goes on");
     let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).expect("a terminal in memory");
@@ -223,7 +224,7 @@ fn keys_reach_every_line_of_the_view_at_80x24() {
     assert_eq!(top, first);
     let end = pressed(&mut session, Key::Last, size);
     assert_eq!(end[1..23], all[all.len() - 22..]);
-    // A larger terminal has room for more than is left.
+    // A larger terminal can show more lines than follow the current one.
     let large = pressed(&mut session, Key::Next, (80, 50));
     assert_eq!(large[1..49], all[all.len() - 48..]);
     assert_recorded("card_80x24_second_page.txt", &{

@@ -2,19 +2,19 @@
 
 use ratatui::text::Span;
 
-/// The terminal columns of a text.
+/// Returns the number of terminal columns of a text.
 pub fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// A text cut to this many columns; a longer one ends in a mark.
+/// Cuts a text to this many columns. A text that was cut ends in a mark.
 pub fn cut(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
     }
     let mut kept = String::new();
-    // Some letters have no width, and some change the width of the one before, so the whole is measured; four letters a
-    // column suffice.
+    // Some characters have no width, and some change the width of the character before, so measure
+    // the whole text. Four characters per column are enough.
     for letter in text.chars().take(4 * columns) {
         kept.push(letter);
         // Leave a column for the mark.
@@ -26,7 +26,7 @@ pub fn cut(text: &str, columns: usize) -> String {
     if columns > 0 { kept + "…" } else { kept }
 }
 
-/// A text wrapped to this many columns, between words if possible.
+/// Wraps a text to this many columns, between words if possible.
 pub fn fold(text: &str, columns: usize) -> Vec<String> {
     let (mut lines, mut line) = (Vec::new(), String::new());
     for word in text.split_inclusive(' ') {
@@ -47,7 +47,7 @@ pub fn fold(text: &str, columns: usize) -> Vec<String> {
     lines
 }
 
-/// A rate a second.
+/// Formats a rate per second.
 pub fn rate(per_second: Option<f64>) -> String {
     match per_second {
         None => "-".to_owned(),
@@ -59,7 +59,6 @@ pub fn rate(per_second: Option<f64>) -> String {
     }
 }
 
-/// A duration.
 pub fn seconds(seconds: f64) -> String {
     match seconds {
         seconds if seconds < 0.0009995 => format!("{:.0} µs", seconds * 1e6),
@@ -71,7 +70,7 @@ pub fn seconds(seconds: f64) -> String {
     }
 }
 
-/// One decimal, unless it is zero.
+/// Seconds with one decimal, unless the decimal is zero.
 struct Short(f64);
 
 impl std::fmt::Display for Short {
@@ -81,7 +80,8 @@ impl std::fmt::Display for Short {
     }
 }
 
-/// How long ago something was; never in the future, although two machines' clocks may differ.
+/// Formats how long ago something was. Times in the future, which occur if the clocks of two
+/// machines differ, become 0.
 pub fn age(seconds: f64) -> String {
     match seconds.max(0.0) {
         seconds if seconds < 120.0 => format!("{seconds:.0} s"),
@@ -92,7 +92,7 @@ pub fn age(seconds: f64) -> String {
     }
 }
 
-/// A share of one, in per cent.
+/// Formats a share from 0 to 1 in per cent.
 pub fn percent(share: f64) -> String {
     match share * 100.0 {
         0.0 => "0 %".to_owned(),
@@ -101,7 +101,7 @@ pub fn percent(share: f64) -> String {
     }
 }
 
-/// Bars of eight heights, the newest value last, scaled to the highest one shown.
+/// Draws values as bars of eight heights, the newest last, scaled to the highest value shown.
 pub fn sparkline(values: impl DoubleEndedIterator<Item = f64> + Clone, columns: usize) -> String {
     const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let shown = values.rev().take(columns);
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(cut("模型模型", 4), "模…");
         assert_eq!(cut("models", 1), "…");
         assert_eq!(cut("models", 0), "");
-        // Letters that are wider together than apart, and letters without width.
+        // Characters that are wider together than apart, and characters without width.
         for text in ["#\u{fe0f}️ and more", "❤️❤️❤️❤️", "👩‍👩‍👧‍👦 four of them", &"\u{301}".repeat(100)]
         {
             (0..12).for_each(|columns| assert!(width(&cut(text, columns)) <= columns, "{text} in {columns}"));

@@ -1,4 +1,4 @@
-//! Every byte of a device.
+//! The memory of a device, by the purpose of every byte.
 
 use std::collections::BTreeMap;
 
@@ -8,40 +8,37 @@ use serde::Serialize;
 use super::{Count, ScrapeWindow, counts};
 use crate::top::samples::Samples;
 
-/// A part of the bar, in the bar's order.
+/// A part of the bar. Parts are declared in the bar's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryPart {
-    /// Used by our process outside leases.
+    /// Memory of this process outside leases.
     Overhead,
-    /// Held by other processes.
+    /// Memory of other processes.
     Foreign,
     Weights,
-    /// Blocks of keys and values in use by sequences.
+    /// KV cache blocks in use by sequences.
     KvUsed,
-    /// Unused blocks whose content can be reused.
+    /// Unused KV cache blocks whose content can be reused.
     KvCached,
-    /// Blocks without content.
     KvFree,
-    /// Temporaries of steps.
     StepWorkspace,
-    /// Temporaries of vision launches.
+    /// Temporaries of the vision encoder.
     VisionWorkspace,
-    /// Embeddings of pictures.
     VisionCache,
-    /// Driver memory for captured steps.
+    /// Driver memory for captured CUDA graphs.
     Graphs,
     /// Leases of users' own code.
     Tenants,
-    /// A class newer than this view.
+    /// Leases of a class that this version does not know.
     Other,
-    /// Kept unused on purpose.
+    /// Bytes kept unused on purpose.
     Canary,
     Free,
 }
 
 impl MemoryPart {
-    /// In the bar's order.
+    /// All parts, in the bar's order.
     pub const ALL: [MemoryPart; 14] = [
         MemoryPart::Overhead,
         MemoryPart::Foreign,
@@ -59,7 +56,6 @@ impl MemoryPart {
         MemoryPart::Free,
     ];
 
-    /// The name to show.
     pub fn name(self) -> &'static str {
         match self {
             MemoryPart::Overhead => "overhead",
@@ -79,7 +75,8 @@ impl MemoryPart {
         }
     }
 
-    /// The part of a lease class; none if other metrics cover it or it is not device memory.
+    /// Returns the part of a lease class. `None` if other metrics cover the class, or if it is not
+    /// device memory.
     fn of_class(class: &str) -> Option<MemoryPart> {
         match class {
             "host" | "host_kv" | "canary" => None,
@@ -98,7 +95,6 @@ impl MemoryPart {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Piece {
     pub part: MemoryPart,
-    /// Above 0.
     pub bytes: Bytes,
 }
 
@@ -108,54 +104,49 @@ pub struct LeaseView {
     /// Empty for leases of users' own code.
     pub model: String,
     pub class: String,
-    /// Granted now.
     pub bytes: Bytes,
     /// Backed bytes, if reported.
     pub used: Option<Bytes>,
-    /// The highest so far.
+    /// The most bytes so far.
     pub peak: Option<Bytes>,
 }
 
-/// One card of a group.
+/// One GPU of a group.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GpuView {
-    /// As the group tells it from the others: `cuda:1`.
+    /// Name within the group, such as `cuda:1`.
     pub name: String,
-    /// Everything on the card, as for the device.
+    /// All memory of the GPU, as for the device.
     pub pieces: Vec<Piece>,
-    /// Used outside leases after READY; has to be 0.
+    /// Memory of this process that was allocated outside leases after READY. Must be 0.
     pub drift: Bytes,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceView {
-    /// As a user would select it: `host`, `cuda:0`.
+    /// Name as in --device: `host`, `cuda:0`.
     pub name: String,
-    /// As the driver reports it.
     pub total: Bytes,
-    /// As the driver reports it.
     pub driver_free: Option<Bytes>,
-    /// Everything on the device, in the bar's order, without zeros. The sum exceeds `total` if the device is short.
+    /// All memory of the device, in the bar's order, without zeros. The sum exceeds `total` if the
+    /// device is short of memory.
     pub pieces: Vec<Piece>,
-    /// The cards of a group. Empty for one device.
+    /// The GPUs of a group. Empty for a single device.
     pub cards: Vec<GpuView>,
-    /// Every lease of device and host memory, the largest first.
+    /// All leases of device and host memory, the largest first.
     pub leases: Vec<LeaseView>,
-    /// Used outside leases after READY; has to be 0.
+    /// Memory of this process that was allocated outside leases after READY. Must be 0.
     pub drift: Bytes,
-    /// What models were asked to give back and still hold.
+    /// Bytes that models were asked to give back and still hold.
     pub owed: Bytes,
-    /// How far grants and other uses exceed the total.
+    /// Bytes by which grants and other uses exceed the total.
     pub deficit: Bytes,
-    /// Kept unused now.
     pub canary: Bytes,
-    /// The canary's target.
     pub canary_wanted: Bytes,
-    /// How often some of the canary was given up.
+    /// Number of times that some of the canary was given up.
     pub canary_given: u64,
-    /// How often the device was lost.
+    /// Number of times that the device was lost.
     pub losses: u64,
-    /// Waiting leases.
     pub waiting: u64,
     /// Refused leases, by reason.
     pub refused: Vec<Count>,
@@ -164,7 +155,7 @@ pub struct DeviceView {
 }
 
 impl DeviceView {
-    /// All devices, by name.
+    /// Returns all devices, sorted by name.
     pub(super) fn all(look: ScrapeWindow<'_>) -> Vec<Self> {
         const NAMES: [&str; 2] = ["bursar_device_total_bytes", "bursar_lease_bytes"];
         look.now.values_of(&NAMES, "device").into_iter().map(|name| DeviceView::of(look.now, name)).collect()
@@ -214,7 +205,8 @@ fn free(pieces: &[Piece]) -> Bytes {
     pieces.iter().find(|piece| piece.part == MemoryPart::Free).map_or(Bytes::ZERO, |piece| piece.bytes)
 }
 
-/// The metric of a device for what [`cards`] have a metric of their own for.
+/// Returns the metric of a device for `what`. For GPUs of a group, [`cards`] reads a separate
+/// metric.
 fn whole(what: &str) -> &'static str {
     match what {
         "total" => "bursar_device_total_bytes",
@@ -223,7 +215,7 @@ fn whole(what: &str) -> &'static str {
     }
 }
 
-/// The cards of a group, by name. None of a device that is one card.
+/// Returns the GPUs of a group, sorted by name. Empty if the device is a single GPU.
 fn cards(now: &Samples, group: &str) -> Vec<GpuView> {
     let mut names: Vec<_> = now
         .of("bursar_card_total_bytes", &[("group", group)])
@@ -251,14 +243,15 @@ fn leases(now: &Samples, device: &str) -> Vec<LeaseView> {
             let (used, peak) = (other("bursar_lease_used_bytes"), other("bursar_lease_peak_bytes"));
             LeaseView { bytes: Bytes(series.value as u64), used, peak, model, class }
         })
-        // A line whose leases have ended is kept for its peak.
+        // A series whose leases have ended is kept for its peak.
         .filter(|lease| !lease.bytes.is_zero() || lease.peak.is_some_and(|peak| !peak.is_zero()))
         .collect();
     leases.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.class.cmp(&other.class)));
     leases
 }
 
-/// The bar: the purpose of every byte. `own` tells the `total`, `overhead` and `foreign` bytes of the device or card.
+/// Returns the pieces of the bar: the purpose of every byte. `own` returns the `total`, `overhead`
+/// and `foreign` bytes of the device or GPU.
 fn pieces(now: &Samples, device: &str, own: impl Fn(&str) -> Bytes) -> Vec<Piece> {
     let of_device = |metric: &str| now.bytes(metric, &[("device", device)]).unwrap_or_default();
     let mut sums: BTreeMap<MemoryPart, Bytes> = BTreeMap::new();
@@ -288,7 +281,7 @@ fn pieces(now: &Samples, device: &str, own: impl Fn(&str) -> Bytes) -> Vec<Piece
     MemoryPart::ALL.into_iter().filter_map(piece).collect()
 }
 
-/// The bytes of a pool's used blocks, and of its unused blocks with content.
+/// Returns the bytes of a pool's used blocks, and of its unused blocks with content.
 fn kv_shares(now: &Samples, model: &str, pool: Bytes) -> (Bytes, Bytes) {
     let blocks = |metric: &str| now.value(metric, &[("model", model)]).unwrap_or(0.0);
     let all = blocks("bursar_kv_blocks");

@@ -1,4 +1,4 @@
-//! One model's state and figures.
+//! The state and figures of one model.
 
 use bursar::Bytes;
 use serde::Serialize;
@@ -13,73 +13,64 @@ use crate::top::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelState {
-    /// All of its actors serve.
+    /// All serving actors run.
     Up,
     /// A sizing attempt runs.
     Sizing,
-    /// Its engine runs, but no serving actor does yet.
+    /// The engine runs, but no serving actor does yet.
     Starting,
     /// Some serving actors are being replaced.
     Mending,
-    /// It holds no device memory until a request wakes it.
+    /// The model holds no device memory until a request wakes it.
     Asleep,
-    /// Its engine does not run.
+    /// The engine does not run.
     Down,
-    /// Not reported.
     Unknown,
 }
 
-/// The units of a semaphore.
+/// Permits of one kind: how many there are, and how many are in use.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Permit {
-    /// Its name: `sequences`, `patches`.
+    /// The kind of permit: `sequences` or `patches`.
     pub permit: String,
     pub used: u64,
-    /// In total.
     pub all: u64,
 }
 
-/// Blocks of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Kv {
-    /// In total.
     pub blocks: u64,
-    /// In use by sequences.
     pub used: u64,
-    /// Unused, but with content.
+    /// Unused blocks with content that can be reused.
     pub cached: u64,
-    /// In host memory.
+    /// Blocks in host memory.
     pub swapped: u64,
     /// Tokens in a block.
     pub block_tokens: Option<u64>,
-    /// How often the pool shrank.
+    /// Number of times that the pool shrank.
     pub shrinks: u64,
-    /// How often the pool grew.
+    /// Number of times that the pool grew.
     pub growths: u64,
 }
 
-/// Rates a second; none without two scrapes that count.
+/// Rates per second. `None` unless two scrapes have the counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Speed {
-    /// Prompt tokens, including cached ones.
+    /// Prompt tokens, including cached tokens.
     pub prompt_tokens: Option<f64>,
-    /// Cached prompt tokens.
     pub cached_tokens: Option<f64>,
-    /// Reply tokens.
     pub generated_tokens: Option<f64>,
-    /// Requests that ended.
+    /// Requests that ended, for any reason.
     pub requests: Option<f64>,
     pub steps: Option<f64>,
 }
 
-/// Cache hits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Cache {
-    /// Hits among `asked`: in the last minute, or in total if it had none.
+    /// Hits among `asked`, in the last minute, or over all time if the last minute has no lookups.
     pub found: f64,
-    /// Lookups.
     pub asked: f64,
-    /// Whether the last minute is covered.
+    /// Whether the counts are of the last minute.
     pub is_recent: bool,
     /// Bytes in the cache.
     pub bytes: Option<Bytes>,
@@ -88,34 +79,30 @@ pub struct Cache {
 /// Quantiles of a duration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Latency {
-    /// What is timed.
     pub of: &'static str,
-    /// Observations.
     pub count: u64,
-    /// Whether they are of the last minute; otherwise of all time, as it had none.
+    /// Whether the observations are of the last minute. Otherwise they are of all time, because the
+    /// last minute has none.
     pub is_recent: bool,
     /// Median, in seconds.
     pub p50: f64,
-    /// 90 per cent, in seconds.
+    /// 90th percentile, in seconds.
     pub p90: f64,
-    /// 99 per cent, in seconds.
+    /// 99th percentile, in seconds.
     pub p99: f64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelView {
-    /// Its label.
     pub name: String,
     pub state: ModelState,
-    /// From the top of the tree down.
+    /// From the top of the supervision tree down.
     pub actors: Vec<Actor>,
-    /// Running sequences.
     pub running: Option<u64>,
-    /// Waiting sequences.
     pub waiting: Option<u64>,
     /// Accepted requests that have not ended.
     pub active: Option<u64>,
-    /// Steps under way.
+    /// Steps submitted to the step lane and not complete.
     pub under_way: Option<u64>,
     pub permits: Vec<Permit>,
     pub kv: Option<Kv>,
@@ -127,7 +114,7 @@ pub struct ModelView {
     pub latencies: Vec<Latency>,
     /// Ended requests, by reason.
     pub ended: Vec<Count>,
-    /// Requests redone after an actor's death.
+    /// Number of requests that were redone after an actor died.
     pub redone: u64,
     /// Preempted sequences, by reason.
     pub preempted: Vec<Count>,
@@ -135,21 +122,20 @@ pub struct ModelView {
     pub oom: Vec<Count>,
     /// Sizing attempts, by outcome.
     pub attempts: Vec<Count>,
-    /// Of the last successful sizing.
+    /// Of the last successful sizing attempt.
     pub profile_seconds: Option<f64>,
-    /// Of the last successful sizing.
+    /// Of the last successful sizing attempt.
     pub target_tokens: Option<u64>,
     /// Steps replayed as graphs.
     pub replays: u64,
     /// Steps launched without a graph.
     pub eager_steps: u64,
-    /// Captured graphs.
     pub graphs: Option<u64>,
-    /// Measured minus planned workspace bytes, where they differ.
+    /// Measured minus planned workspace bytes by class, if they differ.
     pub plan_errors: Vec<(String, f64)>,
 }
 
-/// Timed phases: label and metric.
+/// Label and metric of each timed phase.
 const TIMES: [(&str, &str); 8] = [
     ("first token", "bursar_time_to_first_token_seconds"),
     ("next token", "bursar_token_interval_seconds"),
@@ -162,9 +148,9 @@ const TIMES: [(&str, &str); 8] = [
 ];
 
 impl ModelView {
-    /// All models, by name.
+    /// Returns all models, sorted by name.
     pub(super) fn all(look: ScrapeWindow<'_>) -> Vec<Self> {
-        // Only gauges: counters stay after a model is unloaded.
+        // Use only gauges: counters stay after a model is unloaded.
         const NAMES: [&str; 4] = ["bursar_actor_up", "bursar_kv_blocks", "bursar_permits", "bursar_requests_active"];
         look.now.values_of(&NAMES, "model").into_iter().map(|name| ModelView::of(look, name)).collect()
     }
@@ -176,7 +162,7 @@ impl ModelView {
         let counted = |metric: &str, by: &str| counts(now, metric, own, by);
         let mut actors = Actor::of(now, &name);
         let permits = permits(now, &name);
-        // A text model has no vision actors to miss.
+        // A text model has no vision actor, so do not list it as stopped.
         let takes_none = permits.iter().any(|permit| permit.permit == "patches" && permit.all == 0);
         actors.retain(|actor| !(takes_none && actor.actor == "vision" && !actor.is_up));
         ModelView {
@@ -214,7 +200,7 @@ impl ModelView {
         }
     }
 
-    /// How often any of its actors was replaced.
+    /// Returns how often the model's actors were restarted.
     pub fn restarts(&self) -> u64 {
         self.actors.iter().fold(0, |sum, actor| sum.saturating_add(actor.restarts))
     }
@@ -250,7 +236,7 @@ impl ModelState {
 }
 
 impl Cache {
-    /// Hits among lookups; none without lookups.
+    /// Returns the share of lookups that hit. `None` without lookups.
     pub fn share(&self) -> Option<f64> {
         (self.asked > 0.0).then(|| (self.found / self.asked).clamp(0.0, 1.0))
     }
@@ -264,7 +250,7 @@ fn permits(now: &Samples, model: &str) -> Vec<Permit> {
         Permit { used: used.unwrap_or(0), all: series.value as u64, permit }
     });
     let mut permits: Vec<_> = permits.collect();
-    // Sequences before patches.
+    // Reverse order, so that sequences come before patches.
     permits.sort_by(|one, other| other.permit.cmp(&one.permit));
     permits
 }
@@ -293,7 +279,7 @@ fn speed(now: &Samples, last: Since<'_>, own: Labels<'_>) -> Speed {
     }
 }
 
-/// The cache whose metrics begin with `metric`.
+/// Returns the figures of the cache whose metrics begin with `metric`.
 fn cache(look: ScrapeWindow<'_>, metric: &str, own: Labels<'_>) -> Cache {
     let (hits, queries) = (format!("{metric}_hits_total"), format!("{metric}_queries_total"));
     let bytes = look.now.bytes(&format!("{metric}_bytes"), own);

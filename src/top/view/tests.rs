@@ -1,4 +1,4 @@
-//! The view computed from a scrape.
+//! Tests of the view that is computed from a scrape.
 
 use bursar::Bytes;
 

@@ -70,8 +70,8 @@ impl CudaDevice {
     fn copy_aside(&self, aside: Address, from: Address, bytes: Bytes) -> Result<Vec<(Bytes, Piece)>, DeviceError> {
         let pages: Vec<_> = (0..bytes.pages(self.page).0).map(|page| (self.page * page, self.page)).collect();
         let copies = self.fill(aside, &pages, |bytes| self.page_for_a_copy(bytes))?;
-        // SAFETY: both ranges are mapped, accessible and equally long, and the stream belongs to
-        // this device.
+        // SAFETY: both ranges are mapped, accessible and equally long, and the stream
+        // belongs to this device.
         let copied = unsafe {
             check("cuMemcpyDtoDAsync", sys::cuMemcpyDtoDAsync_v2(aside.0, from.0, bytes.as_usize(), self.stream.raw()))
                 .and_then(|()| check("cuStreamSynchronize", sys::cuStreamSynchronize(self.stream.raw())))
@@ -90,8 +90,8 @@ impl CudaDevice {
     ) -> Result<(), DeviceError> {
         let moved = copies.iter().try_for_each(|(place, copy)| {
             let (from, to, bytes) = (aside.offset(*place), there.offset(*place), copy.bytes.as_usize());
-            // SAFETY: the handle stays valid while its mapping moves, and nothing is mapped at the
-            // new address.
+            // SAFETY: the handle stays valid while its mapping moves, and nothing is mapped
+            // at the new address.
             unsafe {
                 check("cuMemUnmap", sys::cuMemUnmap(from.0, bytes))?;
                 check("cuMemMap", sys::cuMemMap(to.0, bytes, 0, copy.handle, 0))

@@ -1,13 +1,13 @@
-//! A device's context and streams in it. Each is released on drop, even if a later step of opening
-//! the device fails.
+//! A device's context and streams in it. Each is released on drop, even if a later step of
+//! opening the device fails.
 
 use cudarc::driver::sys;
 
 use super::driver::{self, check};
 use crate::DeviceError;
 
-/// The retained primary context of a device. A process has only one per device, shared by all
-/// users.
+/// The retained primary context of a device. A process has only one per device,
+/// shared by all users.
 pub(super) struct Context {
     context: sys::CUcontext,
     device: sys::CUdevice,
@@ -20,8 +20,8 @@ pub(super) struct Stream {
     context: sys::CUcontext,
 }
 
-// SAFETY: a context may be made current on any thread, and code does so before each call that needs
-// it.
+// SAFETY: a context may be made current on any thread, and code does so before each
+// call that needs it.
 unsafe impl Send for Context {}
 // SAFETY: the driver's functions are thread-safe, so threads may share a context.
 unsafe impl Sync for Context {}

@@ -172,8 +172,8 @@ fn meaning(call: &'static str, result: CUresult, words: impl Fn() -> String, fre
             let hint = "lease less, or stop other processes on the GPU (nvidia-smi lists them)".to_owned();
             Err(DeviceError::Refused { asked: Bytes::ZERO, free, hint })
         }
-        // These errors are sticky: the context is broken, and every later call reports the same
-        // error.
+        // These errors are sticky: the context is broken, and every later call
+        // reports the same error.
         CUDA_ERROR_ILLEGAL_ADDRESS
         | CUDA_ERROR_LAUNCH_FAILED
         | CUDA_ERROR_LAUNCH_TIMEOUT

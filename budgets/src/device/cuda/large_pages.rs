@@ -1,5 +1,5 @@
-//! Host memory in pages of 2 MiB. The driver locks such memory much faster than it allocates its
-//! own.
+//! Host memory in pages of 2 MiB. The driver locks such memory much faster than
+//! it allocates its own.
 
 use std::{
     num::NonZero,
@@ -32,11 +32,10 @@ pub(super) struct LargePages {
     mapped: NonNull<u8>,
 }
 
-// SAFETY: this is plain memory. Code that accesses it through its address must ensure exclusive
-// access.
+// SAFETY: this is plain memory. Users of its address must ensure exclusive access.
 unsafe impl Send for LargePages {}
-// SAFETY: after construction no method reads or writes the memory, so shared references cannot
-// race.
+// SAFETY: after construction no method reads or writes the memory, so
+// shared references cannot race.
 unsafe impl Sync for LargePages {}
 
 impl LargePages {
@@ -53,8 +52,8 @@ impl LargePages {
         // SAFETY: a new private mapping affects no existing memory of the process.
         let mapped = unsafe { libc::mmap(std::ptr::null_mut(), len.checked_add(PAGE)?, access, kind, -1, 0) };
         let mapped = NonNull::new(mapped.cast::<u8>()).filter(|_| mapped != MAP_FAILED)?;
-        // SAFETY: the mapping is one large page longer than `len`, so the aligned start is within
-        // it.
+        // SAFETY: the mapping is one large page longer than `len`, so the aligned
+        // start is within it.
         let address = unsafe { mapped.add(mapped.align_offset(PAGE)) };
         let pages = LargePages { address, len, mapped };
         // Both are only advice: without large pages, small pages work too. MADV_DONTFORK, because a
@@ -68,15 +67,15 @@ impl LargePages {
         Some(pages)
     }
 
-    /// Makes the kernel back every page. Several threads do this, because the kernel clears each
-    /// page.
+    /// Makes the kernel back every page. Several threads do this, because the
+    /// kernel clears each page.
     fn touch(&self) {
         let threads = thread::available_parallelism().map_or(1, NonZero::get).min(TOUCHERS);
         let share = (self.len / PAGE).div_ceil(threads) * PAGE;
         let touch = |from: usize| {
             for at in (from..self.len.min(from + share)).step_by(SMALL_PAGE) {
-                // SAFETY: the address is within the mapping of this value, which no other code uses
-                // yet.
+                // SAFETY: the address is within the mapping of this value, which no
+                // other code uses yet.
                 unsafe { self.address.add(at).write_volatile(0) };
             }
         };

@@ -1,5 +1,5 @@
-//! Pieces of memory at reserved addresses: creating, mapping, opening access, clearing and
-//! unmapping.
+//! Pieces of memory at reserved addresses: creating, mapping, opening
+//! access, clearing and unmapping.
 
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ impl CudaDevice {
     }
 
     pub(super) fn unmap(&self, address: Address, piece: Piece) -> Result<(), DeviceError> {
-        // SAFETY: the piece is mapped there, and the caller guarantees that the device is past its
-        // last use.
+        // SAFETY: the piece is mapped there, and the caller guarantees that the device is
+        // past its last use.
         check("cuMemUnmap", unsafe { sys::cuMemUnmap(address.0, piece.bytes.as_usize()) })?;
         self.release(piece)
     }
@@ -80,8 +80,8 @@ impl CudaDevice {
         Ok(other.device == self.device || driver::reaches(self.device, other.device)?)
     }
 
-    /// Lets all GPUs in `others` that can reach this GPU's memory access the memory backed at these
-    /// addresses.
+    /// Lets all GPUs in `others` that can reach this GPU's memory access the memory
+    /// backed at these addresses.
     ///
     /// # Errors
     /// An error of the driver, if the driver refuses.
@@ -106,8 +106,8 @@ impl CudaDevice {
         self.stream.wait()
     }
 
-    /// Unmaps the pieces that were mapped before an error. The caller reports that error, so errors
-    /// here are ignored.
+    /// Unmaps the pieces that were mapped before an error. The caller reports that error, so
+    /// errors here are ignored.
     pub(super) fn unmap_all(&self, start: Address, pieces: &[(Bytes, Piece)]) {
         pieces.iter().for_each(|(offset, piece)| drop(self.unmap(start.offset(*offset), *piece)));
     }

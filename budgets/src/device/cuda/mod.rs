@@ -1,5 +1,5 @@
-//! A GPU, through the CUDA driver: virtual addresses are reserved, and memory is mapped to them in
-//! pieces.
+//! A GPU, through the CUDA driver: virtual addresses are reserved, and memory is mapped
+//! to them in pieces.
 
 mod carve;
 mod context;
@@ -84,9 +84,9 @@ pub struct CudaDevice {
     page: Bytes,
     /// The context and the spare pages, which live as long as this device.
     context_bytes: Bytes,
-    /// The part of `context_bytes` that NVML's count of this process does not include. Negative if
-    /// the process held memory of the device before it was opened. `None` if NVML does not see this
-    /// process.
+    /// The part of `context_bytes` that NVML's count of this process does not include.
+    /// Negative if the process held memory of the device before it was opened. `None` if NVML
+    /// does not see this process.
     uncounted: Option<i64>,
     /// Counts memory taken outside leases after the device was opened.
     meter: Meter,
@@ -223,10 +223,10 @@ impl CudaDevice {
         Ok(Overhead::of(self.meter.count(source, || self.left(), make)??, source, self))
     }
 
-    /// Measures the bytes that `work` takes, as [`with_overhead`](Self::with_overhead) does, but
-    /// does not count them. The caller pays for them with a lease of that size, for example for
-    /// instantiated graphs. Other threads may back and unback memory meanwhile. Drop the value [in
-    /// turn](Self::in_turn).
+    /// Measures the bytes that `work` takes, as [`with_overhead`](Self::with_overhead) does,
+    /// but does not count them. The caller pays for them with a lease of that size, for
+    /// example for instantiated graphs. Other threads may back and unback memory meanwhile.
+    /// Drop the value [in turn](Self::in_turn).
     ///
     /// # Errors
     /// The driver does not report how much memory is free.
@@ -241,16 +241,16 @@ impl CudaDevice {
         self.meter.in_turn(work)
     }
 
-    /// Memory that is neither overhead nor held by other processes. Nothing is backed or unbacked
-    /// during the measurement.
+    /// Memory that is neither overhead nor held by other processes. Nothing is backed or
+    /// unbacked during the measurement.
     fn left(&self) -> Result<Left, DeviceError> {
         let state = self.lock();
         let (free, backed) = (self.memory()?.free, state.counts.backed);
         Ok(Left { free: free + backed, ours: self.process_bytes().map(|ours| ours.saturating_sub(backed)) })
     }
 
-    /// Makes the device's context current on the calling thread, for code that calls the driver
-    /// directly.
+    /// Makes the device's context current on the calling thread, for code that
+    /// calls the driver directly.
     ///
     /// # Errors
     /// [`DeviceError::Lost`] if the device is lost, or an error of the driver.
@@ -268,8 +268,8 @@ impl CudaDevice {
         }
     }
 
-    /// The ordinal in the order of `CUDA_VISIBLE_DEVICES`, which is also the CUDA runtime's
-    /// ordinal.
+    /// The ordinal in the order of `CUDA_VISIBLE_DEVICES`, which is also
+    /// the CUDA runtime's ordinal.
     pub fn ordinal(&self) -> usize {
         self.ordinal
     }
@@ -313,8 +313,8 @@ impl CudaDevice {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A piece is listed in one step after the driver has mapped it, so a poisoned lock guards a
-        // valid state.
+        // A piece is listed in one step after the driver has mapped it, so a poisoned lock
+        // guards a valid state.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -327,8 +327,8 @@ fn device_name(device: sys::CUdevice) -> Result<String, DeviceError> {
 }
 
 impl State {
-    /// The reservation that contains a range of whole pages, and the range's start and end offsets
-    /// in the reservation.
+    /// The reservation that contains a range of whole pages, and the range's start and end
+    /// offsets in the reservation.
     fn find(
         &mut self,
         page: Bytes,
@@ -437,8 +437,8 @@ impl CudaDevice {
         for end in [from, to] {
             let over = reservation.pieces.range(..end).next_back().map(|(offset, piece)| (*offset, *piece));
             if let Some((offset, piece)) = over.filter(|(offset, piece)| *offset + piece.bytes > end) {
-                // Copy only the part before the range, unless the piece also extends past the end
-                // of the range.
+                // Copy only the part before the range, unless the piece also extends past the
+                // end of the range.
                 let kept = if offset + piece.bytes <= to { end - offset } else { piece.bytes };
                 let carved = self.carve(start, (offset, piece), kept)?;
                 reservation.pieces.remove(&offset);

@@ -1,6 +1,6 @@
-//! Facts that only NVIDIA's management library (NVML) reports, if it is installed: the free memory
-//! of a device before this process has a context, the memory that each process holds, and the
-//! driver's release.
+//! Facts that only NVIDIA's management library (NVML) reports, if it is installed: the free
+//! memory of a device before this process has a context, the memory that each process holds,
+//! and the driver's release.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 
@@ -45,8 +45,8 @@ type MemoryInfo = unsafe extern "C" fn(*mut c_void, *mut Memory) -> c_int;
 type Processes = unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut Process) -> c_int;
 type DriverVersion = unsafe extern "C" fn(*mut c_char, c_uint) -> c_int;
 
-/// The library and one device. Initializing the library takes longer than a query, so it stays
-/// loaded.
+/// The library and one device. Initializing the library takes longer than a query,
+/// so it stays loaded.
 pub(super) struct Nvml {
     /// The device's handle, valid until the library is shut down.
     handle: *mut c_void,
@@ -104,8 +104,8 @@ impl Nvml {
         for _ in 0..4 {
             let mut found = vec![Process::default(); room];
             let mut count = room as c_uint;
-            // SAFETY: this function type is stable, the handle is valid, and the call writes at
-            // most `count` entries.
+            // SAFETY: this function type is stable, the handle is valid, and the call writes
+            // at most `count` entries.
             let said = unsafe {
                 let running = self.library.get::<Processes>(b"nvmlDeviceGetComputeRunningProcesses_v3\0").ok()?;
                 running(self.handle, &mut count, found.as_mut_ptr())

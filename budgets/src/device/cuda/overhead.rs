@@ -1,5 +1,5 @@
-//! Memory that our process takes on a GPU outside leases: measured when it is taken, counted until
-//! it is freed.
+//! Memory that our process takes on a GPU outside leases: measured when it is taken, counted
+//! until it is freed.
 //!
 //! The driver keeps such memory in pools. A new object may seem to take nothing, because it fits in
 //! a pool that grew earlier. Freeing an object may return nothing, because the pool still holds a
@@ -72,8 +72,8 @@ impl Meter {
         let before = left()?;
         let outcome = work();
         let after = left();
-        // If the second measurement fails, the outcome is dropped here, and dropping it may need
-        // the lock.
+        // If the second measurement fails, the outcome is dropped here, and dropping it
+        // may need the lock.
         drop(turn);
         Ok((outcome, before.taken_until(after?)))
     }

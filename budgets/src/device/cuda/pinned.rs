@@ -7,16 +7,16 @@ use cudarc::driver::sys;
 use super::{CudaDevice, context::Stream, driver::check, large_pages::LargePages};
 use crate::{Address, Bytes, DeviceError};
 
-/// Page-locked host memory, valid in every context of the process. Dropping it frees the memory. An
-/// owner that has given the address to the device must keep this value until the device is past
-/// those copies.
+/// Page-locked host memory, valid in every context of the process. Dropping it frees the
+/// memory. An owner that has given the address to the device must keep this value until the
+/// device is past those copies.
 ///
 /// The memory is uninitialized. It is not leased: an engine takes a fixed amount when it starts.
 pub struct Pinned {
     address: NonNull<u8>,
     len: usize,
-    /// The memory, if the process allocated it and the driver only locked it. `None` if the driver
-    /// allocated it.
+    /// The memory, if the process allocated it and the driver only locked it. `None` if
+    /// the driver allocated it.
     pages: Option<LargePages>,
     device: Arc<CudaDevice>,
 }
@@ -26,8 +26,7 @@ pub struct Pinned {
 /// 5.5 s and 1.4 s.
 const LARGE: Bytes = Bytes::mib(64);
 
-// SAFETY: this is plain memory. Code that accesses it through its address must ensure exclusive
-// access.
+// SAFETY: this is plain memory. Users of its address must ensure exclusive access.
 unsafe impl Send for Pinned {}
 // SAFETY: no method reads or writes the memory, so shared references cannot race.
 unsafe impl Sync for Pinned {}
@@ -105,8 +104,8 @@ impl CudaDevice {
     }
 }
 
-/// Converts the driver's error: for host memory, the driver reports the same out-of-memory error as
-/// for device memory.
+/// Converts the driver's error: for host memory, the driver reports the same out-of-memory error
+/// as for device memory.
 fn refused_by_host(asked: Bytes, error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Refused { .. } => DeviceError::HostRefused { asked, said: "the host is out of memory".to_owned() },
@@ -134,17 +133,17 @@ impl Drop for Pinned {
         let address = self.address.as_ptr().cast();
         match self.pages.take() {
             Some(pages) => {
-                // SAFETY: the memory was registered once, and by contract the device no longer uses
-                // it.
+                // SAFETY: the memory was registered once, and by contract the device
+                // no longer uses it.
                 let unlocked = check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(address) });
-                // Memory that the driver still considers locked must not be reused, so it is
-                // leaked.
+                // Memory that the driver still considers locked must not be reused,
+                // so it is leaked.
                 if unlocked.is_err() {
                     std::mem::forget(pages);
                 }
             }
-            // SAFETY: the driver allocated it, it is freed only here, and by contract the device no
-            // longer uses it.
+            // SAFETY: the driver allocated it, it is freed only here, and by contract the device
+            // no longer uses it.
             None => drop(check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address) })),
         }
         self.device.pinned.fetch_sub(Bytes(self.len as u64));

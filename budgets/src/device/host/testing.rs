@@ -1,5 +1,5 @@
-//! Hooks for testing with a host device: scripted faults, simulated processes, held calls, and
-//! counters.
+//! Hooks for testing with a host device: scripted faults, simulated processes,
+//! held calls, and counters.
 
 use serde::Serialize;
 
@@ -114,8 +114,8 @@ pub trait HostControl {
     /// Lets one blocked call finish, or the next call if none is blocked. Later calls block.
     fn let_one_call_pass(&self);
 
-    /// Ends [`hold_calls`](HostControl::hold_calls): blocked calls finish, and later calls do not
-    /// block.
+    /// Ends [`hold_calls`](HostControl::hold_calls): blocked calls finish, and later
+    /// calls do not block.
     fn let_calls_pass(&self);
 
     /// Marks the device as lost from now on.

@@ -1,4 +1,4 @@
-//! The [`Chat`] that a request for a response asks for.
+//! Conversion of a Responses request into a [`Chat`].
 
 use std::sync::Arc;
 
@@ -15,7 +15,8 @@ use crate::{
     },
 };
 
-/// With what was said before, and what is said now.
+/// Builds the chat. The last entry of `said` is the input of this request; the entries before it
+/// are the conversation that the request continues.
 pub(super) async fn chat(
     fields: &Fields,
     tools: &mut Tools,

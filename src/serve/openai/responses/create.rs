@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Fields of a chat, and their names in a request for a response.
+/// Fields of a chat that errors name, with their names in a Responses request.
 const NAMES: [(&str, &str); 3] =
     [("max_tokens", "max_output_tokens"), ("messages", "input"), ("response_format", "text.format")];
 
@@ -58,7 +58,7 @@ pub(in crate::serve) async fn create(
     if is_streamed { Ok(run(keeping).streamed(reply)) } else { run(keeping).whole(reply).await }
 }
 
-/// `POST /v1/responses/input_tokens`: how many tokens the prompt of such a response would have.
+/// `POST /v1/responses/input_tokens`: the number of prompt tokens that the response would have.
 pub(in crate::serve) async fn input_tokens(
     State(shared): State<Arc<Shared>>,
     Extension(client): Extension<Client>,
@@ -71,14 +71,14 @@ pub(in crate::serve) async fn input_tokens(
     let mut said = before(&fields, &shared, &client)?;
     let items = fields.input.take().map(|items| items.0).unwrap_or_default();
     said.push(shared.responses.said(items, bytes));
-    // Held until the prompt is made.
+    // The memory stays reserved until the prompt is rendered.
     let mut room = Some(room);
     let (chat, places) = chat::chat(&fields, &mut tools, &said, &model, &shared, &mut room).await?;
     let prompt = model.prompt_of(chat).await.map_err(|error| places.error(error).renamed(&NAMES))?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": prompt.token_ids.len()})))
 }
 
-/// The conversation that the request goes on from.
+/// Conversation that the request continues (`previous_response_id`).
 fn before(fields: &Fields, shared: &Shared, client: &Client) -> Result<Vec<Arc<Said>>, ApiError> {
     let Some(id) = &fields.previous_response_id else { return Ok(Vec::new()) };
     let refused = |told: &str, code, hint: &str| {

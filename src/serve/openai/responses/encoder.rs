@@ -1,4 +1,4 @@
-//! A response as it grows: its events, and what it is at the end.
+//! Encoder of a response: the events of its stream, and the complete response.
 
 use serde_json::{Value, json};
 
@@ -20,11 +20,11 @@ pub(super) struct ResponseEncoder {
     events: u64,
 }
 
-/// The item that is being told.
+/// The output item that is being streamed.
 struct Open {
     kind: Kind,
     id: String,
-    /// Of a message, of reasoning, or of a call's arguments.
+    /// Text of a message or of reasoning, or arguments of a call.
     text: String,
 }
 
@@ -68,7 +68,7 @@ impl Open {
         }
     }
 
-    /// Of a custom tool, whose input the model writes as an argument.
+    /// Input of a custom tool, which the model writes as an argument.
     fn input(&self) -> String {
         as_input(&self.text)
     }
@@ -81,7 +81,7 @@ impl Open {
         !matches!(self.kind, Kind::Call { .. })
     }
 
-    /// The beginning of the names of its events.
+    /// Prefix of the names of the item's events.
     fn name(&self) -> &'static str {
         match &self.kind {
             Kind::Message => "response.output_text",
@@ -97,12 +97,12 @@ impl ResponseEncoder {
         ResponseEncoder { response, output: Vec::new(), tools, open: None, events: 0 }
     }
 
-    /// The first events.
+    /// Events at the start of the stream.
     pub(super) fn begin(&mut self) -> Vec<Value> {
         ["response.created", "response.in_progress"].map(|kind| self.whole(kind)).into()
     }
 
-    /// The events of one event of the reply, and whether they are the last.
+    /// Events for one event of the reply, and whether they are the last.
     pub(super) fn told(&mut self, heard: Result<ChatEvent, ChatError>) -> (Vec<Value>, bool) {
         let told = match heard {
             Ok(ChatEvent::Text(text)) => self.piece("msg_", Kind::Message, &text),
@@ -145,7 +145,7 @@ impl ResponseEncoder {
         let Some(mut open) = self.open.take() else { return Vec::new() };
         open.text += text;
         if open.is_custom() {
-            // Its input is told whole, once it can be read out of its argument.
+            // `close` sends the input of a custom tool in one piece, when its argument is complete.
             self.open = Some(open);
             return Vec::new();
         }
@@ -200,7 +200,8 @@ impl ResponseEncoder {
         told
     }
 
-    /// The client has cancelled it. OpenAI names no event for this; the name follows the others.
+    /// Events after the client has cancelled the response. OpenAI defines no event for this. The
+    /// name follows the pattern of the other names.
     pub(super) fn cancel(&mut self) -> Vec<Value> {
         let mut told = self.close(false);
         told.push(self.last("cancelled"));
@@ -233,7 +234,7 @@ impl ResponseEncoder {
     }
 }
 
-/// With the place of the text within the item, where it has parts.
+/// Adds `content_index` if the item has parts, and empty `logprobs` if it is a message.
 fn placed(open: &Open, mut fields: Value) -> Value {
     if open.has_parts() {
         fields["content_index"] = 0.into();

@@ -1,4 +1,4 @@
-//! The items of a conversation, and the turns that they are.
+//! Items of a conversation, and their conversion into messages.
 
 use super::tools::{as_arguments, shown_name};
 use crate::{
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 /// An item of a conversation. `type` determines which of the other fields are used.
 #[derive(Default, Deserialize, Serialize, JsonSchema)]
 pub(in crate::serve) struct Item {
-    /// `message` by default.
+    /// Type of the item. `message` by default.
     #[serde(rename = "type")]
     kind: Option<String>,
     role: Option<String>,
@@ -64,7 +64,7 @@ impl From<String> for Item {
 }
 
 impl Item {
-    /// The item as a client is shown it, with this id.
+    /// JSON of the item for clients, with this id.
     pub(super) fn told(&self, id: &str) -> Value {
         let mut told = json!(self);
         if let Some(fields) = told.as_object_mut() {
@@ -80,7 +80,8 @@ impl Item {
     }
 }
 
-/// The turns of these items. What the model said in a row is one turn, and so are instructions.
+/// Converts items into messages. Consecutive items of the model become one message, and so
+/// do consecutive system messages.
 pub(super) fn drafts<'a>(
     instructions: Option<&str>,
     items: impl Iterator<Item = (String, &'a Item)>,

@@ -23,8 +23,9 @@ pub(in crate::serve) async fn read(
     Ok(Json(shared.responses.of(client.key(), &id)?.told()))
 }
 
-/// `GET /v1/responses/{id}/input_items`: the response's input items, latest first, or oldest first with `order=asc`.
-/// `limit` is the maximum number of items. The list starts after the item whose id is `after`.
+/// `GET /v1/responses/{id}/input_items`: the response's input items, latest first, or oldest
+/// first with `order=asc`. `limit` is the maximum number of items. The list starts after the item
+/// whose id is `after`.
 pub(in crate::serve) async fn input_items(
     State(shared): State<Arc<Shared>>,
     Extension(client): Extension<Client>,
@@ -58,7 +59,7 @@ pub(in crate::serve) async fn input_items(
     Ok(Json(json!({"object": "list", "data": data, "first_id": first_id, "last_id": last_id, "has_more": has_more})))
 }
 
-/// Ends a response that runs in the background. One that has ended is shown as it is.
+/// Cancels a background response. A response that has ended is returned unchanged.
 pub(in crate::serve) async fn cancel(
     State(shared): State<Arc<Shared>>,
     Extension(client): Extension<Client>,

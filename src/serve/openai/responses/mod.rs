@@ -1,4 +1,5 @@
-//! OpenAI's Responses API: replies that are kept for a while, and go on from each other.
+//! OpenAI's Responses API: replies that are stored for a while, so that later
+//! requests can continue them.
 
 mod chat;
 pub(in crate::serve) mod create;

@@ -1,4 +1,4 @@
-//! A request for a response as clients send it.
+//! Request body of `POST /v1/responses`.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -14,7 +14,7 @@ use crate::serve::{
 /// `POST /v1/responses`.
 pub(in crate::serve) struct ResponsesRequest {
     pub(super) fields: Fields,
-    /// The length of the body: what keeping it costs.
+    /// Length of the body, which is what storing it costs.
     pub(super) bytes: usize,
 }
 
@@ -72,7 +72,7 @@ impl Fields {
         self.background.unwrap_or_default()
     }
 
-    /// Refuses by name what is not served and would change the answer.
+    /// Rejects unsupported fields that would change the reply. The error names the field.
     pub(super) fn check(&self) -> Result<(), ApiError> {
         let refused = |param: &str, told: &str, hint: &str| Err(ApiError::invalid(param, told).hint(hint));
         let has_scores = self.include.iter().flatten().any(|included| included == "message.output_text.logprobs");
@@ -104,7 +104,7 @@ impl Fields {
         Ok(())
     }
 
-    /// The response before anything is known of it: what it was asked with.
+    /// The response before generation starts: the parameters of the request.
     pub(super) fn response(&self, id: &str, created: u64, model: &str) -> Value {
         let plain = json!({"type": "text"});
         json!({

@@ -1,4 +1,4 @@
-//! How a response is made: while the client waits, as a stream, or in the background.
+//! Generation of a response: whole, streamed, or in the background.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::{
     serve::{access, error::ApiError, guard::Held, openai::usage::UsageTold, service::Shared, sse},
 };
 
-/// Events that a background response may be ahead of the client who watches it.
+/// Maximum number of events that a background response may be ahead of the client that watches it.
 const AHEAD: usize = 64;
 
 pub(super) struct Run {
@@ -30,15 +30,15 @@ pub(super) struct Run {
     pub(super) held: Held,
 }
 
-/// Whether the response is kept.
+/// Whether and when the response is stored.
 pub(super) enum Keeping {
     No,
-    /// When it has ended.
+    /// The response is stored when it has ended.
     Later {
         owner: Option<usize>,
         said: Vec<Arc<Said>>,
     },
-    /// It is already, so that it can be polled and cancelled.
+    /// The response is stored already, so that it can be polled and cancelled.
     Now(Arc<StoredResponse>),
 }
 
@@ -49,7 +49,8 @@ impl Run {
         }
         let (told, is_last) = self.encoder.told(heard);
         if is_last {
-            // Before the client hears the end, so that it can go on from it at once.
+            // Store the response before the client receives its end, so that the client can
+            // continue it at once.
             self.end();
         }
         (told, is_last)
@@ -70,7 +71,8 @@ impl Run {
         }
     }
 
-    /// The whole response. Dropping it, as when the client leaves, cancels the reply.
+    /// Waits for the whole response. Dropping the future, as on a client
+    /// disconnect, cancels the reply.
     pub(super) async fn whole(mut self, mut reply: Reply) -> Result<Response, ApiError> {
         while let Some(heard) = reply.next().await {
             if self.told(Ok(heard?)).1 {
@@ -90,7 +92,8 @@ impl Run {
         sse::response(stream::iter(greetings).chain(events), keep_alive)
     }
 
-    /// Goes on whether or not the client stays. It is answered at once, or with a stream to watch.
+    /// Generates the response even if the client disconnects. The client gets the unfinished
+    /// response at once, or a stream of its events.
     pub(super) fn in_background(mut self, reply: Reply, kept: &Arc<StoredResponse>, is_streamed: bool) -> Response {
         let keep_alive = self.shared.options.keep_alive;
         let greetings: Vec<Event> = self.encoder.begin().iter().map(sse::typed).collect();
@@ -118,7 +121,8 @@ impl Run {
             };
             if is_last {
                 access::ended(&self.encoder.response);
-                // A cancelled reply gives back what it holds before a slow client is waited for.
+                // A cancelled reply must release its resources before this task waits
+                // for a slow client.
                 drop((reply, std::mem::take(&mut self.held)));
                 return watch(&told, &mut watcher).await;
             }
@@ -127,7 +131,7 @@ impl Run {
     }
 }
 
-/// Tells a client that watches, as long as there is one.
+/// Sends events to the client that watches, until it disconnects.
 async fn watch(told: &[Value], watcher: &mut Option<mpsc::Sender<Event>>) {
     for told in told {
         if let Some(sender) = watcher

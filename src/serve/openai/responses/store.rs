@@ -1,4 +1,5 @@
-//! Responses that are kept: in memory alone, so many and so many bytes at most. Who keeps most loses his oldest first.
+//! Stored responses: in memory only, bounded by count and bytes. The oldest response of the key
+//! that stores the most is evicted first.
 
 use std::{
     cmp::Reverse,
@@ -16,21 +17,21 @@ use tokio::sync::Notify;
 use super::items::Item;
 use crate::serve::{error::ApiError, id, models::shortened};
 
-/// All kept responses of a server.
+/// All stored responses of a server.
 pub(in crate::serve) struct Responses {
     kept: Mutex<VecDeque<Arc<StoredResponse>>>,
-    /// Of all that is kept, also of parts that only later responses still go on from.
+    /// Bytes of all stored items, including items of removed responses
+    /// that later responses continue.
     bytes: Arc<AtomicUsize>,
     count_max: usize,
     bytes_max: usize,
 }
 
-/// One kept response.
 pub(in crate::serve) struct StoredResponse {
     pub(super) id: String,
-    /// The key it was asked with; no other sees it.
+    /// Index of the client's key. Other keys cannot see the response.
     owner: Option<usize>,
-    /// The conversation until the answer, the request's own items last.
+    /// The conversation before the answer. The last entry is the input of this request.
     said: Vec<Arc<Said>>,
     state: Mutex<State>,
     stopped: Notify,
@@ -47,7 +48,8 @@ pub(in crate::serve) struct Said {
     held: Held,
 }
 
-/// Bytes that count from the first response that keeps them on, as long as this lives.
+/// Bytes that count towards the total from when a response first stores them
+/// until they are dropped.
 struct Held {
     bytes: usize,
     total: Arc<AtomicUsize>,
@@ -79,19 +81,19 @@ impl Responses {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Items of this many bytes, which count once they are kept.
+    /// Items of this many bytes, which count once a response stores them.
     pub(super) fn said(&self, items: Vec<Item>, bytes: usize) -> Arc<Said> {
         Arc::new(Said { items, held: Held { bytes, total: self.bytes.clone(), counts: AtomicBool::new(false) } })
     }
 
-    /// Whether another one may run in the background. Those that run are never pushed out.
+    /// Whether another background response may start. Running responses are never evicted.
     pub(super) fn has_room(&self) -> bool {
         let kept = self.lock();
         kept.len() < self.count_max && self.bytes.load(Relaxed) <= self.bytes_max
             || kept.iter().any(|kept| !kept.state().is_running())
     }
 
-    /// Keeps a response. Older ones that have ended go, if there are too many.
+    /// Stores a response. If a limit is exceeded, older responses that have ended are evicted.
     pub(super) fn keep(&self, owner: Option<usize>, said: Vec<Arc<Said>>, told: Value) -> Arc<StoredResponse> {
         let id = told["id"].as_str().unwrap_or_default().to_owned();
         said.iter().for_each(|said| said.held.count());
@@ -102,7 +104,7 @@ impl Responses {
         kept
     }
 
-    /// A kept response has ended. One that was cancelled before stays so.
+    /// Records the end of a stored response. A response that was cancelled stays cancelled.
     pub(super) fn ended(&self, kept: &StoredResponse, told: &Value) {
         let items = told["output"].as_array().into_iter().flatten().filter_map(|item| Item::deserialize(item).ok());
         let answer = self.said(items.collect(), told.to_string().len());
@@ -118,14 +120,15 @@ impl Responses {
     fn trim(&self) {
         let mut kept = self.lock();
         while kept.len() > self.count_max || self.bytes.load(Relaxed) > self.bytes_max {
-            // The newest stays: its client is about to read it.
+            // The newest response is never evicted: its client is about to read it.
             let older = kept.len().saturating_sub(1);
             let ended = kept.iter().take(older).enumerate().filter(|(_, kept)| !kept.state().is_running());
             let mut counts = BTreeMap::<_, (usize, usize)>::new();
             for (at, kept) in ended {
                 counts.entry(kept.owner).or_insert((0, at)).0 += 1;
             }
-            // No key pushes out what others keep while it keeps more than they.
+            // Evict from the key that stores the most, so that no key evicts responses of
+            // keys that store fewer.
             let most = counts.into_values().max_by_key(|&(count, at)| (count, Reverse(at)));
             let Some((_, oldest)) = most else { return };
             kept.remove(oldest);
@@ -136,7 +139,7 @@ impl Responses {
         self.lock().iter().find(|kept| kept.id == id && kept.owner == owner).cloned()
     }
 
-    /// The response of this id, or that there is none.
+    /// Finds the response with this id. The error is 404.
     pub(super) fn of(&self, owner: Option<usize>, id: &str) -> Result<Arc<StoredResponse>, ApiError> {
         let missing = || {
             let told = format!("the response `{}` does not exist", shortened(id));
@@ -158,7 +161,7 @@ impl State {
 }
 
 impl StoredResponse {
-    /// The items that it was asked with.
+    /// Input items of the request, with ids.
     pub(super) fn input_items(&self) -> Vec<Value> {
         let items = self.said.last().map(|said| &said.items[..]).unwrap_or_default();
         let id = |at: usize| format!("msg_{at}_{}", self.id.trim_start_matches("resp_"));
@@ -173,12 +176,12 @@ impl StoredResponse {
         self.state().told.clone()
     }
 
-    /// Waits until it is stopped before its end. One may wait.
+    /// Waits until the response is stopped. Only one task may wait.
     pub(super) async fn stopped(&self) {
         self.stopped.notified().await;
     }
 
-    /// Ends what makes its answer, if it still runs.
+    /// Stops the generation of the response if it is still running.
     pub(super) fn stop(&self, status: &str) {
         let mut state = self.state();
         if state.is_running() {
@@ -188,7 +191,7 @@ impl StoredResponse {
         }
     }
 
-    /// The conversation with its answer, if it has one.
+    /// The conversation with its answer. `None` if there is no answer, or the response failed.
     pub(super) fn conversation(&self) -> Option<Vec<Arc<Said>>> {
         let state = self.state();
         let answer = state.answer.clone().filter(|_| state.told["error"].is_null())?;

@@ -1,4 +1,5 @@
-//! The tools of a request for a response: functions as chat templates take them, and how a call of one is told.
+//! Tools of a Responses request: their conversion into functions for chat templates, and the
+//! conversion of calls back into the client's tools.
 
 use std::collections::HashMap;
 
@@ -14,21 +15,21 @@ use crate::{
     },
 };
 
-/// Between a namespace and a name, where the model sees both as one name: as vLLM joins them.
+/// Separator between a namespace and a name in the single name that the model sees, as in vLLM.
 const JOINT: &str = "__";
-/// The one argument of the function that stands for a custom tool, whose input is plain text.
+/// The only argument of a function that represents a custom tool, whose input is plain text.
 const INPUT: &str = "input";
 
-/// What the model may call. Tools that only OpenAI's servers run are not in it.
+/// Tools that the model may call. Tools that only OpenAI's servers run are left out.
 #[derive(Default)]
 pub(super) struct Tools {
     pub(super) functions: Vec<Value>,
-    /// By the names that the model sees.
+    /// Keyed by the name that the model sees.
     told: HashMap<String, Callee>,
     left_out: LeftOut,
 }
 
-/// Whom a call is for, as its client knows the tool.
+/// The tool of a call, as the client knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Callee {
     pub(super) namespace: Option<String>,
@@ -91,7 +92,8 @@ impl Tools {
         Ok(())
     }
 
-    /// The name that the model sees of a function, or of a custom tool with or without a grammar.
+    /// Registers a tool and returns the name that the model sees. `custom` is `None` for a
+    /// function; for a custom tool, whether it has a grammar.
     fn shown(
         &mut self,
         namespace: Option<&str>,
@@ -101,7 +103,8 @@ impl Tools {
     ) -> Result<String, ApiError> {
         let shown = shown_name(namespace, name);
         let is_plain = namespace.is_none() && custom.is_none();
-        // Two plain functions of one name are told alike, so they do no harm.
+        // Two plain functions with the same name are harmless: their calls look the
+        // same to the client.
         if self.told.get(&shown).is_some_and(|there| !is_plain || !there.is_plain()) {
             let told = format!("two tools have the same name for the model, `{}`", shortened(&shown));
             return Err(ApiError::invalid(format!("{param}.name"), told).hint("rename one of them"));
@@ -112,13 +115,13 @@ impl Tools {
         Ok(shown)
     }
 
-    /// How a call by this name is told.
+    /// The client's tool for a name that the model called. An unknown name is a plain function.
     pub(super) fn of(&self, name: String) -> Callee {
         let plain = || Callee { namespace: None, name: name.clone(), is_custom: false, has_grammar: false };
         self.told.get(&name).cloned().unwrap_or_else(plain)
     }
 
-    /// What the request says about calls.
+    /// Parses the `tool_choice` of the request.
     pub(super) fn choice(&self, choice: &Value) -> Result<ToolChoice, ApiError> {
         let kind = choice["type"].as_str().unwrap_or("function");
         if !matches!(kind, "function" | "custom") {
@@ -144,34 +147,35 @@ impl Tools {
     }
 }
 
-/// The name that the model sees of a function in this namespace.
+/// Name that the model sees for a function in this namespace.
 pub(super) fn shown_name(namespace: Option<&str>, name: &str) -> String {
     namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}{JOINT}{name}"))
 }
 
-/// The arguments that a custom tool's input is to the model.
+/// Arguments that represent the input of a custom tool to the model.
 pub(super) fn as_arguments(input: &str) -> Value {
     json!({INPUT: input})
 }
 
-/// The input of a custom tool, of the arguments that the model has written, or of as many as it could write.
+/// Extracts the input of a custom tool from the arguments that the model has written. If they were
+/// cut off, returns as much of the input as there is.
 pub(super) fn as_input(arguments: &str) -> String {
     let read = |text: &str| {
         let arguments: Value = serde_json::from_str(text).ok()?;
         arguments[INPUT].as_str().map(str::to_owned)
     };
-    // The longest escape of a character has twelve letters.
+    // A cut may split an escape sequence. The longest, a surrogate pair, has 12 characters.
     let cuts = (0..=12).filter_map(|cut| arguments.get(..arguments.len().checked_sub(cut)?));
     let whole = read(arguments);
     whole.or_else(|| cuts.filter_map(|begun| read(&format!("{begun}\"}}"))).next()).unwrap_or_default()
 }
 
-/// The parameters of a function that takes one text.
+/// JSON Schema for a function that takes one text.
 fn text_parameters() -> Value {
     json!({"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT], "additionalProperties": false})
 }
 
-/// What the model is told of a custom tool's grammar.
+/// Description of a custom tool's grammar for the model.
 fn grammar(tool: &Value) -> Option<String> {
     let format = tool.get("format").filter(|format| format["type"] == "grammar")?;
     let syntax = format["syntax"].as_str().unwrap_or_default();
@@ -193,7 +197,7 @@ mod tests {
         Tools::read(tools.as_array().expect("a list")).map_err(|error| error.body(Shape::OpenAi)["error"].clone())
     }
 
-    /// As Codex 0.169 offers its own.
+    /// Tools as Codex 0.169 offers them.
     fn of_codex() -> Value {
         let grammar = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"a\""});
         json!([
