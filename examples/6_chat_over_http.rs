@@ -85,7 +85,6 @@ fn explained(error: &ChatError) -> Value {
     json!({ "error": error.to_string(), "hint": error.hint() })
 }
 
-/// A refused chat.
 struct Refused(ChatError);
 
 impl From<ChatError> for Refused {

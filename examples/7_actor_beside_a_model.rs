@@ -24,7 +24,6 @@ const PAGE: Bytes = Bytes::mib(2);
 enum AlbumMessage {
     /// Asks the model what is in a picture, and stores the answer.
     Add(Image, RpcReplyPort<Result<usize, ChatError>>),
-    /// Reads a caption.
     Read(usize, RpcReplyPort<Option<String>>),
     /// Takes memory for more captions, or says that there is none.
     Grow(Bytes, RpcReplyPort<Result<Bytes, Busy>>),
@@ -32,7 +31,6 @@ enum AlbumMessage {
     Blocks(RpcReplyPort<Option<usize>>),
     /// How many schedulers have died so far.
     Deaths(RpcReplyPort<usize>),
-    /// A bug.
     Fall,
 }
 

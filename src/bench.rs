@@ -146,8 +146,8 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         let memory = report::memory(&snapshot, serving.record.kv_tokens());
         memory.into_iter().chain(driver_free(&runtime, "ready", "at READY")).for_each(|figure| bench.add(figure));
     }
-    // Text output prints each figure at once. JSON is printed at the end, so it needs signals to be
-    // caught: it then contains the figures that were measured before.
+    // Text output prints each figure at once. JSON is printed at the end, so catch signals: after a
+    // signal, the output still contains the figures measured so far.
     let mut signals = if options.json { Some(Signals::hear()?) } else { None };
     let outcome = tokio::select! {
         outcome = bench.run(options) => outcome,

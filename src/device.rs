@@ -204,8 +204,8 @@ impl DeviceOptions {
     }
 
     /// Returns the devices on which `serve` starts runtimes, and the models that each runtime
-    /// loads. Models get separate devices, while there are some, if more devices are named than
-    /// share a model, or if the number of devices for each model is `auto`.
+    /// loads. Models get separate devices, as long as there are some, if more devices are named
+    /// than share a model, or if --tensor-parallel-size is `auto` or has one number for each model.
     ///
     /// # Errors
     /// - The number of devices is not a multiple of the ranks of a model.
@@ -276,8 +276,8 @@ impl DeviceOptions {
         }
     }
 
-    /// Returns the device that these options name. With a number of `auto`, returns all devices
-    /// that may be used.
+    /// Returns the device that these options name. If --tensor-parallel-size is `auto`, returns all
+    /// devices that may be used.
     ///
     /// # Errors
     /// - The number of named devices is not the number that should share a model.

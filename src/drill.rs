@@ -21,9 +21,9 @@ use crate::{
     model, shared_output,
 };
 
-/// What happens when the device refuses memory, tried on host memory phase by phase; of several devices, when the last
-/// one refuses it inside a job. Of the device options only their number and --capacity count, and no profile is read or
-/// written.
+/// Tries on host memory how a start behaves when the device refuses memory in each phase. With several devices, the
+/// last one refuses inside a job. Of the device options only the number of devices and --capacity count. No profile is
+/// read or written.
 #[derive(Args)]
 pub struct Options {
     /// Faults to inject: memory is refused once in PHASE of each of the first N attempts. Phases are load, probe,
@@ -42,7 +42,7 @@ pub struct Options {
 
 #[derive(Debug, Serialize)]
 struct Drilled {
-    /// In the order in which the attempts ran.
+    /// All attempts, in the order in which they ran.
     attempts: Vec<AttemptReport>,
     /// Whether the model serves at the end.
     ready: bool,
@@ -117,14 +117,14 @@ async fn drill(device: &DeviceOptions, faults: FaultPlan, options: &Options) -> 
     // Measured before the runtime ends, because its end would free everything.
     runtime.unload(NAME).await?;
     let ledger = runtime.budget().snapshot().await.map_err(RuntimeError::from)?;
-    // A lease is backed on every device, so the fullest device has all leaked bytes.
+    // Every lease is backed on each device, so the maximum counts each leaked byte once.
     let backed = hosts.iter().map(|host| host.counts().backed).max().unwrap_or_default();
     let leaked_bytes = ledger.granted.max(backed);
     runtime.shutdown().await;
     let is_refused = attempts.iter().any(|report| matches!(report.outcome, Outcome::Refused { .. }));
     let (error, hint) = match outcome {
         Ok(()) => (None, None),
-        // The start failed for another reason than refused memory, so the drill did not run.
+        // The start failed for a reason other than refused memory, so the drill did not run.
         Err(failure) if !is_refused && leaked_bytes.is_zero() => return Err(failure),
         Err(Failure { error, hint }) => (Some(error), Some(hint)),
     };

@@ -41,11 +41,11 @@ const SEED: u64 = 0;
 
 #[derive(Debug, Serialize)]
 struct Profile {
-    /// In the order in which the attempts ran.
+    /// All attempts, in the order in which they ran.
     attempts: Vec<AttemptReport>,
     /// Seconds of each phase of the last attempt, and of the whole start.
     seconds: BTreeMap<&'static str, f64>,
-    /// What may run at once while serving.
+    /// The permits: how much may run at once while the model serves.
     record: ProfileRecord,
     /// Memory that this process holds outside leases, by source. Empty for a host device.
     overhead: BTreeMap<&'static str, Bytes>,

@@ -24,7 +24,6 @@ pub enum Role {
     User,
     /// The driver of one request.
     Chat,
-    /// The runtime supervisor.
     Runtime,
     /// The supervisor of one model.
     Engine,

@@ -39,7 +39,6 @@ struct TraceRun {
 #[derive(Deserialize)]
 struct TraceRequest {
     t: f64,
-    /// Tokens of text.
     prompt: usize,
     out: usize,
     file: String,

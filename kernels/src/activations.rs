@@ -97,7 +97,7 @@ impl<'s> Activations<'s> {
         self.rounded.as_ref().map_or(plain, |rounded| plain + rounded.bytes())
     }
 
-    /// The plain rows. Panics if there are none: the model's code asks for plain rows when
+    /// The plain rows. Panics without plain rows: the model's code asks for them when
     /// it makes the activations.
     pub fn plain(&self) -> &Tensor<'s> {
         self.plain.as_ref().expect("activations that were made plain")

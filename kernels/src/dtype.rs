@@ -7,9 +7,9 @@ use bursar_budgets::Bytes;
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
-    /// IEEE single precision.
+    /// IEEE single precision, 32 bits.
     F32,
-    /// IEEE half precision.
+    /// IEEE half precision, 16 bits.
     F16,
     /// bfloat16, the upper half of an `f32`.
     BF16,

@@ -45,7 +45,6 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Brought {
     op: &'static str,
-    /// Rows and columns.
     pub(crate) shape: [usize; 2],
     pub(crate) dtype: DType,
     pub(crate) start: Address,

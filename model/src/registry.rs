@@ -133,7 +133,6 @@ macro_rules! families {
             $($(#[$doc])* $name($folder::Config),)*
         }
 
-        /// A family's weights.
         pub(crate) enum Family {
             $($name($folder::Model),)*
         }

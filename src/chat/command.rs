@@ -11,7 +11,6 @@ use crate::failure::Failure;
 pub enum Line {
     Empty,
     Question(String),
-    /// Lists the commands.
     Help,
     Image(Vec<PathBuf>),
     /// Folders of frames for the next question.

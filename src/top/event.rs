@@ -23,7 +23,7 @@ pub struct Event {
 #[serde(rename_all = "snake_case")]
 pub enum Weight {
     Usual,
-    /// Memory was given back, or a model changed its state.
+    /// Memory changed owners, or a model became ready or stopped.
     Notable,
     /// A problem that the user should look at.
     Bad,

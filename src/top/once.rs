@@ -11,7 +11,7 @@ use ratatui::{
 
 use super::palette::Colours;
 
-/// Prints lines, with colours if there are any, and without trailing blanks in plain text.
+/// Prints lines, with colors if there are any, and without trailing blanks in plain text.
 ///
 /// # Errors
 /// Writing to `out` fails.

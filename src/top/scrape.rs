@@ -25,7 +25,7 @@ const EVENTS: usize = 64;
 pub struct Scrape {
     /// All metrics with Bursar's prefix.
     pub samples: Samples,
-    /// The latest events, or the reason why there are none.
+    /// The latest events, or the reason why they are missing.
     pub events: Events,
 }
 

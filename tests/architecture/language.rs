@@ -7,10 +7,9 @@ use super::{assert_none, code, sources};
 const FOLDERS: [&str; 7] = ["budgets/src", "kernels/src", "model/src", "actors/src", "src", "examples", "benches"];
 
 /// Metaphors, and words that had several meanings, with the name that is used now.
-const REPLACED: [(&str, &str); 40] = [
+const REPLACED: [(&str, &str); 39] = [
     ("Basis", "ProfileKey"),
     ("CardLine", "GpuLine"),
-    ("Coming", "Download"),
     ("Course", "AttemptProgress"),
     ("Fewest", "MinDevices"),
     ("Hungry", "WaitingForMemory"),
@@ -111,9 +110,11 @@ fn docs_say_more_than_a_name() {
             for at in (0..lines.len()).filter(|&at| is_doc(at)) {
                 let (is_whole, told) = (!at.checked_sub(1).is_some_and(is_doc) && !is_doc(at + 1), &lines[at][3..]);
                 // A unit, a shape, a number or a link says more than a name.
-                let is_useful = told.contains(['`', '[', '%']) || told.contains(char::is_numeric);
+                let is_useful =
+                    told.contains(['`', '[', '%', '<']) || told.contains(char::is_numeric) || told.contains(" per ");
                 // Program output, and the public facade.
-                let is_shown = lines.get(at + 1).is_some_and(|next| next.starts_with("#[") || next.starts_with("pub "));
+                let is_shown = lines.get(at + 1).is_some_and(|next| next.starts_with("#[") || next.starts_with("pub "))
+                    || text.contains("ValueEnum");
                 if is_whole && !is_useful && !is_shown && told.split_whitespace().count() < WORDS_MIN {
                     found.push(format!("{name}:{}: {told}", at + 1));
                 }

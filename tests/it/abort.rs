@@ -1,4 +1,5 @@
-//! Programs whose panics abort: supervision cannot act on such a panic, so the runtime refuses to start in them.
+//! Programs with `panic = "abort"`: supervision cannot catch such a panic, so the runtime refuses
+//! to start in them.
 
 use std::{
     fs,
@@ -8,8 +9,8 @@ use std::{
 
 use bursar::{Hint, RuntimeError};
 
-/// A program of two crates with this panic strategy; the lower one contains the very file that the runtime uses to
-/// detect it.
+/// Makes a program of two crates with this panic strategy. The lower crate contains the same source
+/// file that the runtime uses to detect the strategy.
 fn program(panic: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("panic-{panic}"));
     let asked = Path::new(env!("CARGO_MANIFEST_DIR")).join("actors/src/runtime/unwinding.rs");
@@ -26,7 +27,8 @@ fn program(panic: &str) -> PathBuf {
     );
     write("lower/Cargo.toml", "[package]\nname = \"lower\"\nversion = \"0.0.0\"\nedition = \"2024\"\n".to_owned());
     let module = format!("#[path = {asked:?}]\nmod unwinding;\n");
-    // `pub(super)` reaches the crate's root, which re-exports it.
+    // `pub(super)` makes the function visible in the crate's root, and
+    // `panics_abort` there calls it.
     write("lower/src/lib.rs", module + "pub fn panics_abort() -> bool { unwinding::panics_abort() }\n");
     write("src/main.rs", "fn main() { println!(\"{}\", lower::panics_abort()); }\n".to_owned());
     folder

@@ -1,4 +1,4 @@
-//! The common advice for Qwen2.5-VL on a 24 GiB card, typed verbatim.
+//! The commonly posted advice for Qwen2.5-VL on a 24 GiB GPU, used verbatim.
 
 use std::process::{Command, Output};
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::stage::Folder;
 
-/// As people paste it, except for the type.
+/// The flags as people paste them, except for `--dtype`.
 const ADVICE: [&str; 11] = [
     "--gpu-memory-utilization=0.9",
     "--max-model-len",
@@ -57,7 +57,7 @@ fn a_plan_understands_every_flag_of_the_advice() {
 
 #[test]
 fn a_host_device_refuses_half_and_takes_the_other_advice() {
-    // Nothing is loaded or stressed before that.
+    // The check comes before any loading or stress test.
     for command in ["chat", "profile"] {
         let typed =
             [&[command, "--json", "--device=host", "--profile-cache=none", "--dtype=half"][..], &ADVICE].concat();
@@ -104,7 +104,7 @@ fn a_type_unsupported_by_the_gpu_is_refused_by_name() {
     );
 }
 
-/// A folder with the files of a golden checkpoint whose names pass.
+/// Copies the files of a golden checkpoint for which `passes` is true into a new folder.
 fn copied(golden: &str, passes: impl Fn(&str) -> bool) -> Folder {
     let folder = Folder::empty();
     let files = std::fs::read_dir(bursar_golden::path(golden)).expect("it is there");
@@ -156,7 +156,7 @@ fn a_plan_needs_no_weights_in_its_folder() {
     assert!(object(&output)["error"].as_str().is_some_and(|error| error.contains("has no config.json")));
 }
 
-/// The command in a row's first cell, between backticks, split like a shell does.
+/// The command between backticks in a row's first cell, split into arguments as a shell would.
 fn typed(row: &str) -> Vec<String> {
     let command = row.split('`').nth(1).unwrap_or_default();
     let words = command.split('\'').enumerate().flat_map(|(place, part)| match place % 2 {
@@ -166,8 +166,8 @@ fn typed(row: &str) -> Vec<String> {
     words.collect()
 }
 
-/// The planner's row of the walk-through: MiB of weights, for pictures, for steps, of keys and values, and what is left
-/// or missing.
+/// The planner's row in the walk-through table, in MiB: weights, vision, steps, KV cache, and the
+/// rest or the deficit.
 fn row(first: &str, told: &Value) -> String {
     let mib = |bytes: u64| ((bytes + (1 << 19)) >> 20).to_string();
     let claims = told["claims"].as_object().expect("claims");

@@ -1,4 +1,5 @@
-//! Bad input: each fails alone, at once, with its typed error, the limit, and a hint; nothing changes for others.
+//! Bad input: only the bad request fails, at once, with a typed error, the limit and a hint. Other
+//! requests are not affected.
 
 use std::fs;
 
@@ -30,7 +31,7 @@ fn thin() -> Image {
     Image::from_bytes(png(&RgbImage::new(1, 20_000)))
 }
 
-/// Name, chat, check of the error, and a word that the message must contain: the limit or the value.
+/// Name, chat, check of the error, and text that the message must contain: the limit or the value.
 fn table() -> Vec<(&'static str, Chat, Says, &'static str)> {
     vec![
         ("no turn", Chat::new(), |e| matches!(e, ChatError::Empty), "no turn"),
@@ -149,7 +150,8 @@ fn a_file_may_be_as_large_as_its_model_takes() {
     story(async {
         let folder = Folder::empty();
         let path = folder.path().join("large.png");
-        // Bytes after the end of a PNG are not part of the picture but count as its file: 21 MiB.
+        // Bytes after the end of a PNG are not part of the picture, but they count toward the size
+        // of the file: 21 MiB.
         let mut file = png(&RgbImage::from_pixel(56, 56, Rgb([200, 10, 10]))).to_vec();
         file.resize(21 << 20, 0);
         fs::write(&path, file).expect("it is written");
@@ -210,10 +212,10 @@ fn a_picture_of_any_size_is_resized_into_the_envelope() {
             let sized = Image::from_bytes(png(&RgbImage::from_pixel(width, height, Rgb([200, 10, 10]))));
             let whole = ask(&stage.model, text("What?").image(sized)).await;
             let whole = whole.unwrap_or_else(|error| panic!("{width} x {height}: {error}"));
-            // 64 patches, merged by four.
+            // At most 64 patches, merged in groups of four.
             assert!((1..=16).contains(&whole.usage.picture_tokens), "{width} x {height}: {:?}", whole.usage);
         }
-        // Rule 3: a picture that is still larger never reaches the device.
+        // Rule 3: a picture that is still too large after resizing never reaches the device.
         let thin = Image::from_bytes(png(&RgbImage::new(1, 180)));
         let error = ask(&stage.model, text("What?").image(thin)).await.expect_err("too thin");
         assert!(matches!(error, ChatError::PictureTooLarge { index: 0, patches: 65.., limit: 64, .. }), "{error:?}");
@@ -221,7 +223,7 @@ fn a_picture_of_any_size_is_resized_into_the_envelope() {
     });
 }
 
-/// A picture of one colour.
+/// A picture of one color.
 fn plain(width: u32, height: u32) -> Image {
     Image::from_rgb(width, height, vec![120; 3 * (width * height) as usize]).expect("as many bytes as pixels")
 }
@@ -237,7 +239,8 @@ fn pixel_limits_set_by_the_user_hold_within_the_envelope() {
             tokens
         };
         let none = Limits::default();
-        // A launch takes 128 patches, 32 tokens; a picture takes 64 of them by default.
+        // An encoder batch has up to 128 patches (32 tokens). A picture has up to 64 patches
+        // (16 tokens) by default.
         assert_eq!(tokens(none.clone(), 500, 500).await, 16);
         let fewer = Limits { picture_pixels: Some(9 * 28 * 28 + 100), ..none.clone() };
         assert_eq!(tokens(fewer.clone(), 500, 500).await, 9, "smaller than the model's own smallest");

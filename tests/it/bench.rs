@@ -1,4 +1,5 @@
-//! `bursar bench` as its user sees it: every figure is measured for real, on the demo model and on random weights.
+//! Tests of the `bursar bench` command. Every figure is really measured, on the demo model
+//! and on random weights.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +12,7 @@ use serde_json::Value;
 use crate::stage::{Folder, eventually};
 
 fn bench(arguments: &[&str]) -> Output {
-    // Otherwise it would take a GPU.
+    // Without `--device host` the command would use a GPU.
     bench_on("host", arguments)
 }
 
@@ -20,7 +21,6 @@ fn bench_on(device: &str, arguments: &[&str]) -> Output {
     command.args(["bench", "--device", device]).args(arguments).output().expect("the binary is there")
 }
 
-/// The single JSON object that it printed.
 fn report(output: &Output) -> Value {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     serde_json::from_slice(&output.stdout).expect("one JSON object")
@@ -41,7 +41,8 @@ fn every_demo_figure_is_measured_or_named_as_left_out() {
     let report = report(&bench(&[&arguments[..], &["--teraflops", "5", "--terabytes", "0.5"]].concat()));
     let figures = figures(&report);
     let measured = |id: &str| figures.get(id).unwrap_or_else(|| panic!("no {id} in {:?}", figures.keys()));
-    // On a busy machine the noise of the prompts can hide sixteen steps of a small model.
+    // On a busy machine, noise in the prefill times can exceed the time of sixteen decode steps
+    // of a small model.
     let (noisy, left_out): (Vec<&Value>, Vec<&Value>) = report["left_out"]
         .as_array()
         .expect("a list")
@@ -72,7 +73,7 @@ fn every_demo_figure_is_measured_or_named_as_left_out() {
     let [left_out] = left_out[..] else { panic!("{}", report["left_out"]) };
     let why = "16 sequences; a step takes at most 4";
     assert_eq!((&left_out["id"], &left_out["reason"]), (&"decode_16".into(), &why.into()));
-    // Starting takes some time, and the memory figures sum to the device's.
+    // A start takes measurable time, and the memory figures add up to the device's total.
     assert!(number(&measured("start")["value"]) > 10.0);
     assert!(number(&measured("kv_tokens")["value"]) >= 4.0 * 81.0);
     let bytes = figures.iter().filter(|(id, _)| id.starts_with("bytes_"));
@@ -104,7 +105,7 @@ fn decoding_is_measured_at_the_asked_context_and_batches() {
     let asked = ["--quick", "--json", "--seed", "7", "--only", "decode", "--decode-context", "200", "--batches", "2,3"];
     let report = report(&bench(&asked));
     let of = |list: &str| report[list].as_array().expect("a list").clone();
-    // Noise can hide a figure on a busy machine; its name tells all the same.
+    // On a busy machine a figure can be left out as noise. Its name is then in `left_out`.
     let mut names: Vec<_> =
         of("figures").into_iter().chain(of("left_out")).map(|one| one["name"].to_string()).collect();
     names.sort();
@@ -124,7 +125,7 @@ fn the_roofline_of_ranks_is_that_of_what_each_has() {
     assert!((0.45..0.75).contains(&(two / one)), "{two} of {one}");
 }
 
-/// A replay's only run.
+/// The only run in the report of a replay.
 fn run(arguments: &[&str]) -> Value {
     let report = report(&bench(&[&["--json", "--seed", "7"], arguments].concat()));
     let [run] = &report["runs"].as_array().expect("a list")[..] else { panic!("{report}") };
@@ -137,7 +138,7 @@ fn agents_are_replayed_with_tools_and_pictures_in_their_history() {
     let requests = run["requests"].as_u64().expect("a number");
     assert!(requests >= 6 && run["answered"] == requests, "{run}");
     assert!(number(&run["throughput"]) > 0.0 && number(&run["first_token_ms"]["picture"]["p50"]) > 0.0, "{run}");
-    // A turn finds what the turns before it computed.
+    // Each turn finds the KV blocks of the turns before it.
     assert!(number(&run["cached_tokens"]) * 2.0 > number(&run["prompt_tokens"]), "{run}");
     let counts = &run["counts"];
     assert!(number(&counts["pictures_encoded"]) >= 1.0, "{run}");
@@ -147,7 +148,8 @@ fn agents_are_replayed_with_tools_and_pictures_in_their_history() {
 
 #[test]
 fn what_went_to_the_host_and_came_back_is_counted() {
-    // Seven prompts of 1,000 tokens, where 4,096 are kept on the device; the first comes again.
+    // Seven different prompts of 1,000 tokens, with 4,096 tokens of KV cache on the device. The
+    // eighth request repeats the first.
     let line = |number: u64| {
         let hashes = format!("[{}, {}]", number % 7 * 2, number % 7 * 2 + 1);
         let at = number * 200;
@@ -157,7 +159,8 @@ fn what_went_to_the_host_and_came_back_is_counted() {
     let trace = folder.path().join("again.jsonl");
     fs::write(&trace, (0..8).map(line).collect::<String>()).expect("it is written");
     let kept = ["--kv-tokens", "4096", "--sequences", "4", "--context-tokens", "1024", "--step-tokens", "256"];
-    // On a busy machine copying may be taken for slower than computing.
+    // On a busy machine the measured copy rate may be so low that recomputing
+    // is preferred to copying.
     let mut runs = (0..5).map(|_| {
         let run = run(&[&["--trace", trace.to_str().expect("UTF-8"), "--swap-space", "0.1"][..], &kept].concat());
         assert!(run["answered"] == 8 && number(&run["counts"]["kv_bytes_to_host"]) >= 512.0, "{run}");
@@ -187,7 +190,7 @@ fn a_trace_is_played_at_its_times_and_its_rate_can_be_changed() {
     let own = run(&["--trace", trace]);
     assert_eq!((&own["name"], &own["answered"], &own["reply_tokens"]), (&"day".into(), &4.into(), &18.into()), "{own}");
     assert!(number(&own["seconds"]) >= 1.0 && number(&own["rate"]) == 4.0, "{own}");
-    // All whole blocks of 16 of the second prompt but the last token's.
+    // All whole blocks of 16 tokens of the second prompt, except the block with the last token.
     assert_eq!(own["cached_tokens"], 192, "{own}");
     let slower = run(&["--trace", trace, "--rate", "2"]);
     assert_eq!((&slower["name"], &slower["rate"]), (&"day at 2/s".into(), &2.0.into()), "{slower}");
@@ -207,7 +210,7 @@ fn a_figure_that_cannot_be_measured_gets_a_hint() {
     let told: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     assert!(told["error"].as_str().is_some_and(|error| error.contains("gpt-9")), "{told}");
     assert!(told["hint"].as_str().is_some_and(|hint| hint.contains("plan --shapes")), "{told}");
-    // 16 GB of weights; the error says what would fit.
+    // The weights need 16 GB. The error says which settings would fit.
     let output = bench(&["--shape", "qwen2.5-vl-7b", "--random", "--quick"]);
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -228,7 +231,8 @@ async fn a_signal_ends_a_measurement_with_the_figures_that_there_are() {
     for signal in ["INT", "TERM"] {
         let child = tokio::process::Command::from(command(&asked)).kill_on_drop(true).spawn().expect("it starts");
         let process = child.id().expect("it runs").to_string();
-        // The signals that a process hears, a bit each. SIGTERM, the fifteenth, is listened to last.
+        // `SigCgt` has one bit per signal that the process handles. The handler of SIGTERM (signal
+        // 15) is installed last.
         eventually("it hears both", async || {
             let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
             let heard = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("Linux tells");
@@ -236,7 +240,7 @@ async fn a_signal_ends_a_measurement_with_the_figures_that_there_are() {
             u64::from_str_radix(heard.trim(), 16).expect("a mask") & both == both
         })
         .await;
-        // The shell's own: not every machine has the program.
+        // The shell's built-in `kill`, because some machines have no `kill` program.
         let kill = format!("kill -s {signal} {process}");
         assert!(Command::new("sh").args(["-c", &kill]).status().expect("there is a shell").success());
         let output = child.wait_with_output().await.expect("it ends");

@@ -1,4 +1,5 @@
-//! Blocks of keys and values as a router follows them: what there is, through replies, deaths, sleep and neighbours.
+//! KV block events as a router follows them, through replies, deaths of actors, sleep, and memory
+//! pressure from other processes.
 
 use bursar_budgets::testing::HostControl;
 use std::{
@@ -14,7 +15,7 @@ use bursar::{
 
 use crate::stage::{Stage, about, answer, ask, demo, device_of, runtime_on, small, story};
 
-/// What a router knows who has applied all changes.
+/// The state of a router that has applied all changes.
 #[derive(Default)]
 struct Router {
     known: BTreeMap<PrefixKey, Arc<StoredBlock>>,
@@ -47,7 +48,8 @@ impl Router {
         }
     }
 
-    /// How many of a prompt's first tokens it knows, by the tokens alone.
+    /// The number of leading prompt tokens that are in known blocks. Blocks are compared
+    /// by their tokens only.
     fn finds(&self, tokens: &[u32]) -> usize {
         let mut parent = None;
         let found = tokens.chunks_exact(16).take_while(|tokens| {
@@ -76,7 +78,8 @@ fn a_router_knows_what_the_model_finds_cached_before_it_asks() {
         for tokens in [prompt(40, 100), prompt(40, 60), prompt(300, 50)] {
             let known = router.finds(&tokens);
             let whole = ask(&stage.model, chat(&tokens)).await.expect("it answers");
-            // At least one token is computed, so a prompt of whole blocks finds one less.
+            // At least one token is always computed, so a prompt of whole blocks
+            // reuses one block less.
             assert_eq!(whole.cached_tokens, known.min((tokens.len() - 1) / 16 * 16));
             router.follow(&mut events, |router| router.finds(&tokens) == tokens.len() / 16 * 16).await;
         }
@@ -123,7 +126,8 @@ fn a_router_hears_of_a_death_and_a_sleep_and_of_what_comes_after() {
         model.sleep(SleepLevel::Level1, Duration::from_secs(60)).await.expect("it sleeps");
         router.follow(&mut events, |router| router.clearings == 4 && router.known.is_empty()).await;
         while usage.changed().await.expect("the model is there") != KvUse::default() {}
-        // The death before may be what it told of.
+        // The usage change above may come from the death of the scheduler, so the model may
+        // not be asleep yet.
         assert_eq!(answer(model, chat(&tokens)).await, first, "a request wakes it");
         while usage.changed().await.expect("the model is there").blocks != blocks {}
         router.follow(&mut events, |router| router.clearings == 5 && router.finds(&tokens) == 96).await;
@@ -142,7 +146,8 @@ fn blocks_that_a_neighbour_takes_are_told_of_while_they_go() {
         let model = demo(&runtime, LoadOptions { kv_tokens: None, ..small() }).await;
         let (mut router, mut events, mut usage) = (Router::default(), model.block_events(), model.kv_use());
         let before = usage.changed().await.expect("it serves").blocks;
-        // Nearly as many as there are, so that some are in the tail that goes.
+        // Fills nearly all blocks, so that some used blocks are in the part of the
+        // cache that is released.
         for first in (40..750).step_by(2) {
             let tokens = prompt(first, 112);
             answer(&model, chat(&tokens)).await;
@@ -171,7 +176,7 @@ fn a_router_that_lagged_hears_all_that_there_is_from_the_beginning() {
         let (mut router, mut events) = (Router::default(), stage.model.block_events());
         router.follow(&mut events, |router| router.clearings == 1).await;
         let mut number = 0;
-        // Every reply brings a change or more.
+        // Every reply causes at least one change.
         while number < 700 {
             let tokens = prompt(40 + number % 700, 17);
             let salted = chat(&tokens).cache_salt(number.to_string()).max_tokens(1);

@@ -1,4 +1,4 @@
-//! Successful chats.
+//! Chats that succeed.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn greedy_replies_repeat_and_seeds_repeat_and_differ() {
     story(async {
         let stage = Stage::set(small()).await;
         assert_eq!(answer(&stage.model, about(2)).await, answer(&stage.model, about(2)).await);
-        // Hot enough that two seeds agree on 24 tokens only if they are ignored.
+        // A temperature so high that two seeds give the same 24 tokens only if seeds are ignored.
         let hot = |seed| text("Tell me something.").temperature(20.0).top_k(0).top_p(1.0).seed(seed);
         let first = answer(&stage.model, hot(7)).await;
         assert_eq!(first, answer(&stage.model, hot(7)).await, "the same seed");
@@ -72,7 +72,7 @@ fn a_repeated_picture_counts_twice_in_the_prompt() {
     });
 }
 
-/// A mix of chats: shared pictures, unique pictures, plain text, long and short.
+/// A mix of chats: shared pictures, unique pictures, only text, long and short.
 fn mixed(number: u32) -> Chat {
     match number % 4 {
         0 => about(number),
@@ -85,7 +85,8 @@ fn mixed(number: u32) -> Chat {
 #[test]
 fn concurrent_chats_give_the_same_replies_as_sequential_ones() {
     story(async {
-        // The pool is too small for all: some wait, and some are preempted and recomputed.
+        // The KV cache is too small for all chats: some wait, and some
+        // are preempted and recomputed.
         let stage = Stage::set(LoadOptions { kv_tokens: Some(512), ..small() }).await;
         let before = stage.snapshot().await;
         let mut alone = Vec::new();
@@ -109,8 +110,9 @@ fn concurrent_chats_give_the_same_replies_as_sequential_ones() {
 fn a_reply_that_lost_blocks_and_picture_recovers_unchanged() {
     let ears = Ears::open();
     story(async {
-        // The pool (the probe's 8,192 tokens) cannot hold all of them to their ends. But short answers make the
-        // scheduler optimistic, and prompts leave half of the pool free, so it admits them all.
+        // The KV cache (8,192 tokens, the probe's size) cannot hold all sequences until they end.
+        // The scheduler still admits them all: the short replies before made its predictions
+        // optimistic, and the prompts leave half of the cache free.
         let envelope = Envelope { sequences: 22, context_tokens: 512, step_tokens: 256, ..small_envelope() };
         let options = LoadOptions { name: Some("come again".to_owned()), envelope: Some(envelope), ..small() };
         let stage = Stage::set(options).await;
@@ -138,7 +140,7 @@ fn a_reply_that_lost_blocks_and_picture_recovers_unchanged() {
         assert!(replies.iter().all(|reply| reply.usage.completion_tokens == 310));
         let tokens: usize = replies.iter().map(|reply| reply.usage.prompt_tokens + 310).sum();
         assert!(tokens > 8192, "there was room for all of them: {tokens} tokens");
-        // The youngest are preempted first.
+        // The youngest sequences are preempted first.
         for (number, reply) in (0..).zip(replies).skip(18) {
             assert_eq!(reply.text, answer(&stage.model, long(number)).await, "chat {number} alone and among others");
         }
@@ -161,7 +163,7 @@ fn dropping_a_reply_cancels_and_others_go_on() {
                 .collect();
             for number in 0..6 {
                 let mut dropped = stage.model.chat(about(10 + number).max_tokens(100)).await.expect("accepted");
-                // At once, while its picture is encoded, or after its first words.
+                // Dropped either at once, while its picture is encoded, or after its first token.
                 if (number + round) % 2 == 0 {
                     drop(dropped.next().await);
                 }
@@ -197,7 +199,7 @@ fn a_stop_string_across_tokens_ends_the_reply_before_it() {
     story(async {
         let stage = Stage::set(small()).await;
         let free = ask(&stage.model, about(1)).await.expect("it answers");
-        // From the middle of one piece into the next.
+        // A stop string from the middle of one piece to the middle of the next.
         let [first, second, ..] = &free.pieces[..] else { panic!("two pieces at least: {free:?}") };
         let half = |text: &str| text.chars().count() / 2;
         let stop: String = first.chars().skip(half(first)).chain(second.chars().take(half(second).max(1))).collect();
@@ -241,7 +243,7 @@ fn an_unread_reply_does_not_delay_a_shutdown() {
         let stage = Stage::set(small()).await;
         let unread = stage.model.chat(text("Who are you?")).await.expect("accepted");
         tokio::time::timeout(Duration::from_secs(20), stage.runtime.clone().shutdown()).await.expect("it ends");
-        // It may have ended before; either way it ends once.
+        // The reply may have ended before the shutdown. In both cases it ends exactly once.
         drop(listen(unread).await);
     });
 }

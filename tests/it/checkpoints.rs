@@ -1,5 +1,5 @@
-//! Checkpoints damaged in every way: each is refused with a typed error and a hint and takes nothing, and the runtime
-//! goes on.
+//! Checkpoints with every kind of damage. Each is refused with a typed error and a hint, takes no
+//! memory, and leaves the runtime working.
 
 use bursar_budgets::testing::HostControl;
 use std::{fs, os::unix::fs::symlink, path::PathBuf};
@@ -49,7 +49,7 @@ impl Copy {
         fs::remove_file(self.path(file)).expect("it was there");
     }
 
-    /// Changes a field of a JSON file.
+    /// Changes one field of a JSON file.
     pub fn set(&self, file: &str, pointer: &[&str], value: Value) {
         let mut json: Value = serde_json::from_slice(&self.read(file)).expect("JSON");
         let (last, outer) = pointer.split_last().expect("a field");
@@ -57,7 +57,7 @@ impl Copy {
         self.write(file, json.to_string());
     }
 
-    /// Changes a safetensors file's header and keeps its data.
+    /// Changes the header of a safetensors file and keeps its data.
     fn retell(&self, file: &str, change: impl FnOnce(&mut serde_json::Map<String, Value>, usize)) {
         let bytes = self.read(file);
         let (length, rest) = bytes.split_first_chunk::<8>().expect("a length");
@@ -73,7 +73,8 @@ fn header(json: &str, data: usize) -> Vec<u8> {
     [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &vec![0; data]].concat()
 }
 
-/// A damage: its name, the checkpoint, the change, a check of the error, and words of its message.
+/// A kind of damage: its name, the checkpoint, the change, a check of the error, and
+/// words of the message.
 type Row = (&'static str, &'static str, fn(&Copy), fn(&StartError) -> bool, &'static [&'static str]);
 
 const TEXT: &str = "qwen2";
@@ -449,7 +450,8 @@ async fn ledger(runtime: &Runtime) -> bursar::Snapshot {
     runtime.budget().snapshot().await.expect("the budget answers")
 }
 
-/// Runs a table; then the same runtime loads the good checkpoint, which answers.
+/// Runs a table. Afterwards the same runtime loads the undamaged checkpoint,
+/// and that model answers.
 fn each_is_refused(rows: Vec<Row>) {
     story(async {
         let device = device();
@@ -513,7 +515,7 @@ fn a_file_and_an_empty_folder_are_refused_as_models() {
     });
 }
 
-/// Damage that shows only when a chat is rendered: the model starts, and the chat fails alone.
+/// Damage that shows only when a chat is rendered: the model starts, and only the chat fails.
 #[test]
 fn a_missing_endless_or_greedy_template_fails_only_its_chat() {
     story(async {

@@ -1,4 +1,4 @@
-//! The command line as its user sees it.
+//! The command line as a user sees it.
 
 use std::{
     fs,
@@ -11,53 +11,53 @@ use serde_json::{Value, json};
 
 use crate::stage::Folder;
 
-/// A file of this repository.
+/// The path of a file in this repository.
 pub fn path(name: &str) -> String {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name).display().to_string()
 }
 
-/// Runs a command to its end.
+/// Runs a command until it exits.
 pub fn bursar(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
-    // Its profiles must not land in the user's cache.
+    // The test must not write profiles into the user's cache.
     command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command.args(arguments).output().expect("the binary is there")
 }
 
-/// The single JSON object that it printed.
+/// The command's output, which must be a single JSON object.
 pub fn object(output: &Output) -> Value {
     let printed = String::from_utf8(output.stdout.clone()).expect("UTF-8");
     serde_json::from_str(&printed).unwrap_or_else(|_| panic!("not one object: {printed}"))
 }
 
-/// Large enough for the pictures of these stories, and stressed in a tenth of the usual time.
+/// Large enough for the pictures of these tests. The stress phase takes a tenth of the usual time.
 const LIMITS: [&str; 8] =
     ["--launch-patches", "512", "--picture-pixels", "100352", "--context-tokens", "1024", "--step-tokens", "256"];
 
-/// `bursar chat`, with small limits unless the arguments set others.
+/// `bursar chat` with small limits, unless the arguments set the limits.
 pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
-    // Profiles of other runs must not matter here.
+    // Profiles from other runs must not affect this test.
     let limits = LIMITS.chunks(2).filter(|limit| !arguments.contains(&limit[0])).flatten();
     command.args(["chat", "--profile-cache", "none"]).args(limits).args(arguments);
     command
 }
 
-/// Runs `bursar chat` with these lines on its standard input.
+/// Runs `bursar chat` with these lines on standard input.
 pub fn chat(arguments: &[&str], lines: impl AsRef<[u8]>) -> Output {
     feed(command(arguments), lines)
 }
 
-/// Runs a command with these lines on its standard input.
+/// Runs a command with these lines on standard input.
 pub fn feed(mut command: Command, lines: impl AsRef<[u8]>) -> Output {
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.expect("the binary is there");
-    // A command that ends early does not read them.
+    // A command that ends early does not read its input, so a failed write is ignored.
     drop(child.stdin.take().expect("it was piped").write_all(lines.as_ref()));
     child.wait_with_output().expect("it ends")
 }
 
-/// The events that it printed, one a line.
+/// The printed events, one per line.
 pub fn events(output: &Output) -> Vec<Value> {
     let printed = String::from_utf8(output.stdout.clone()).expect("UTF-8");
     printed.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("no event: {line}"))).collect()
@@ -117,7 +117,7 @@ fn impossible_options_are_refused_before_a_model_is_loaded() {
     let files = [
         (["--json-schema", "nowhere.json"], "nowhere.json"),
         (["--video", "nowhere.png"], "nowhere.png"),
-        // An existing folder, but one of sources.
+        // An existing folder that contains source files.
         (["--video", env!("CARGO_MANIFEST_DIR")], "contains no frames"),
     ];
     for (arguments, named) in files {
@@ -279,12 +279,13 @@ fn profiles_are_kept_in_the_cache_folder_and_changes_are_named() {
     let changed = ["canary was 33,554,432 B, is 34,603,008 B", "total was 536,870,912 B, is 553,648,128 B"];
     assert!(changed.iter().all(|change| told.contains(change)), "{told}");
     assert!(told.contains(&profiles.display().to_string()), "it says where: {told}");
-    // The profile is kept, also by the command that always measures; it reports nothing about the one that it ignores.
+    // A command that always measures also saves its profile. It reports nothing about the existing
+    // profile that it ignores.
     fs::remove_dir_all(&profiles).expect("it was made");
     measure();
     let files = || fs::read_dir(&profiles).expect("it was made").map(|file| file.expect("a file").path());
     let [file] = files().collect::<Vec<_>>().try_into().expect("one file");
-    // Times are measured anew each time.
+    // Times differ between two measurements.
     let written = || {
         let text = fs::read_to_string(&file).expect("it was written");
         let mut profile: Value = serde_json::from_str(&text).expect("it is JSON");

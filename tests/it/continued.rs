@@ -1,4 +1,4 @@
-//! Replies that go on where the model's last turn ends.
+//! Replies that continue the last assistant turn (`continue_final_message`).
 
 use bursar::{Chat, ChatError, ContinueError, Hint, OutputFormat, Role, TextError};
 
@@ -15,7 +15,7 @@ fn a_continued_reply_goes_on_as_the_whole_one_did() {
             let rest = ask(&stage.model, about(1).assistant(&said).continue_final_message()).await.expect("it goes on");
             assert_eq!(said.clone() + &rest.text, whole.text, "after {said:?}");
         }
-        // A turn that is ended is another matter: the model begins a new one.
+        // A closed turn is different: the model begins a new turn after it.
         let prompt = async |chat: Chat| stage.model.prompt_of(chat).await.expect("a prompt").token_ids;
         let half = || about(1).assistant(&whole.text);
         let (continued, closed) =

@@ -1,4 +1,5 @@
-//! Orderly ends: running requests go on to their end or the deadline, nothing new begins, and every byte returns.
+//! Orderly shutdown: running requests continue until they end or the deadline comes, no new request
+//! starts, and every byte is returned.
 
 use bursar_budgets::testing::HostControl;
 use std::time::{Duration, Instant};
@@ -7,10 +8,10 @@ use bursar::{Bytes, Chat, ChatError, Gate, Hint, ModelHandle, ModelSource, Runti
 
 use crate::stage::{about, answer, ask, demo, device, eventually, listen, runtime_on, small, story};
 
-/// Longer than any story.
+/// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// A chat of exactly this many tokens.
+/// A chat of exactly 200 tokens.
 fn endless(number: u32) -> Chat {
     about(number).max_tokens(200).temperature(20.0).top_k(0).top_p(1.0).seed(u64::from(number))
 }
@@ -19,7 +20,7 @@ async fn refused(model: &ModelHandle) -> ChatError {
     ask(model, about(1)).await.expect_err("nothing new begins")
 }
 
-/// Waits until the model accepts no more requests, and checks its answer then.
+/// Waits until the model accepts no more requests, and checks the error that it then gives.
 async fn closed(model: &ModelHandle) {
     eventually("the door is shut", async || {
         matches!(model.chat(Chat::new()).await, Err(ChatError::ShuttingDown | ChatError::Stopped { .. }))
@@ -43,7 +44,7 @@ fn a_drain_begins_nothing_and_ends_after_the_running_requests() {
         let error = runtime.load(ModelSource::demo()).await.err().expect("nothing is loaded any more");
         match &error {
             RuntimeError::Start(error) => assert!(matches!(**error, StartError::ShuttingDown), "{error:?}"),
-            // It ended before.
+            // The runtime ended before it could answer.
             error => assert!(matches!(error, RuntimeError::Unanswered(_)), "{error:?}"),
         }
         assert!(!error.hint().is_empty());
@@ -73,7 +74,8 @@ fn a_drain_cuts_off_at_its_deadline_and_says_how_many() {
         let device = device();
         let runtime = runtime_on(&device).await;
         let model = demo(&runtime, small()).await;
-        // A reader that stops reading holds its request forever: the whole reply does not fit its stream.
+        // A reader that stops reading blocks its request forever, because the whole reply does
+        // not fit its stream.
         let mut replies = Vec::new();
         for number in 0..3 {
             replies.push(model.chat(endless(number)).await.expect("accepted"));
@@ -113,7 +115,7 @@ fn a_model_drains_alone_and_frees_its_name() {
         let again = demo(&runtime, small()).await;
         assert_eq!(again.serving().await.expect("it serves").context.name, "demo");
         assert_eq!(runtime.unload_within("nobody", LONG).await.expect("an unknown name is nobody's loss"), 0);
-        // A wait that an immediate end cuts short.
+        // An immediate unload ends the wait of an earlier one.
         let unread = again.chat(endless(2)).await.expect("accepted");
         let patient = runtime.unload_within("demo", LONG);
         let hasty = async {
@@ -150,11 +152,12 @@ fn a_request_at_a_closed_gate_hears_the_models_reason() {
         let device = device();
         let runtime = runtime_on(&device).await;
         let model = demo(&runtime, small()).await;
-        // As during an unload: the gate closes first.
+        // As in an unload, where the gate closes first.
         let closed = bursar_actors::testing::move_gate(runtime.budget(), "demo".into(), Gate::Teardown).await;
         closed.expect("the budget answers").expect("it was frozen");
         let mut listening = std::pin::pin!(listen(model.chat(endless(1)).await.expect("accepted")));
-        // The refusal is long past by then, and a caller that saw it would end here.
+        // By now the request has been refused memory. If the caller saw that refusal, the
+        // reply would end here.
         let early = tokio::time::timeout(Duration::from_millis(500), &mut listening).await;
         assert!(early.is_err(), "a request is told that its model has ended, not what the budget said: {early:?}");
         runtime.unload("demo").await.expect("it answers");
@@ -180,7 +183,7 @@ fn concurrent_drains_shutdowns_loads_and_unloads_all_end_clean() {
                 async move { runtime.unload("demo").await }
             };
             let (drain, shutdown) = (runtime.clone().shutdown_within(LONG), runtime.clone().shutdown());
-            // Each round has another order.
+            // Each round has a different order.
             let (load, unload, drain, shutdown) = match round % 3 {
                 0 => (tokio::spawn(load), tokio::spawn(unload), tokio::spawn(drain), tokio::spawn(shutdown)),
                 1 => {
@@ -235,7 +238,7 @@ fn a_runtime_answers_while_another_with_its_names_dies() {
         drop((first, model));
         eventually("the first one's memory is home", async || one.counts().backed.is_zero()).await;
         assert_eq!(two.counts().backed, before.granted);
-        // Twice in one process: one runtime after another, and side by side.
+        // Several runtimes in one process: one after another, and at the same time.
         let again = runtime_on(&one).await;
         assert_eq!(answer(&demo(&again, small()).await, endless(1)).await, expected);
         assert_eq!(again.shutdown_within(LONG).await, 0);

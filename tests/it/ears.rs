@@ -1,5 +1,5 @@
-//! A recorder that keeps every metric of this process: names, labels, the highest value of each gauge, the total of
-//! each counter.
+//! A recorder that keeps every metric of this process: names, labels, the highest value of each
+//! gauge, and the total of each counter.
 
 use std::{
     collections::BTreeMap,
@@ -10,18 +10,18 @@ use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
 
-/// Each touched metric, as `name{label=value,...}`.
+/// All recorded metrics, as `name{label=value,...}`.
 #[derive(Clone, Default)]
 pub struct Ears(Arc<Mutex<BTreeMap<String, Heard>>>);
 
-/// What was recorded of one metric.
+/// The recorded values of one metric.
 #[derive(Clone, Copy, Debug)]
 pub struct Heard {
-    /// As in `# TYPE` lines.
+    /// The type as in `# TYPE` lines.
     pub kind: &'static str,
-    /// A gauge's highest value, a counter's sum, a histogram's count.
+    /// A gauge's highest value, a counter's total, or a histogram's count.
     pub most: f64,
-    /// A gauge's current value; otherwise the same.
+    /// A gauge's current value. For other types, the same as `most`.
     pub now: f64,
 }
 
@@ -32,7 +32,6 @@ struct Ear {
 }
 
 impl Ear {
-    /// Sets the current value.
     fn note(&self, change: impl FnOnce(f64) -> f64) {
         let mut all = self.ears.0.lock().expect("nobody panics while listening");
         let heard = all.entry(self.name.clone()).or_insert(Heard { kind: self.kind, most: f64::MIN, now: 0.0 });
@@ -91,7 +90,7 @@ impl Recorder for Ears {
 }
 
 impl Ears {
-    /// Installs this process's recorder.
+    /// Installs the recorder of this process.
     pub fn open() -> Ears {
         static EARS: OnceLock<Ears> = OnceLock::new();
         let open = || {
@@ -107,12 +106,12 @@ impl Ears {
         Ear { name: format!("{}{{{}}}", key.name(), labels.join(",")), kind, ears: self.clone() }
     }
 
-    /// All metrics so far, with their labels.
+    /// The names of all metrics recorded so far, with labels.
     pub fn names(&self) -> Vec<String> {
         self.all().into_keys().collect()
     }
 
-    /// Everything recorded so far.
+    /// All metrics recorded so far.
     pub fn all(&self) -> BTreeMap<String, Heard> {
         self.0.lock().expect("nobody panics while listening").clone()
     }
@@ -122,7 +121,7 @@ impl Ears {
         self.all().get(name).map(|heard| heard.most)
     }
 
-    /// A gauge's current value, or a counter's or histogram's total; 0 if nothing was recorded.
+    /// A gauge's current value, or a counter's or histogram's total. 0 if nothing was recorded.
     pub fn now(&self, name: &str) -> f64 {
         self.all().get(name).map_or(0.0, |heard| heard.now)
     }

@@ -1,4 +1,4 @@
-//! Another process takes memory of a card that a model fills, and gives it back.
+//! Another process takes memory of a GPU that a model fills, and later frees it.
 
 use bursar_budgets::testing::HostControl;
 use std::{
@@ -23,34 +23,34 @@ mod recorded;
 mod refused;
 mod told;
 
-/// Looks often, and waits only briefly before it offers memory.
+/// Looks often, and offers memory after a short wait only.
 fn watchful() -> WatchOptions {
     WatchOptions { every: Duration::from_millis(2), patience: Duration::from_millis(60) }
 }
 
-/// Never a crash loop, and no waits.
+/// An intensity without a crash loop limit and without waits.
 fn patient() -> Intensity {
     Intensity { restarts_max: 10_000, back_off: Duration::ZERO, ..Intensity::default() }
 }
 
-/// Keys and values take nine tenths of the rest of a device that holds a few dozen sequences.
+/// The KV cache takes nine tenths of the free memory of a device that holds a few dozen sequences.
 fn filling() -> LoadOptions {
     let options = small();
     LoadOptions { kv_tokens: None, intensity: patient(), engine_intensity: patient(), ..options }
 }
 
-/// What keys and values keep of one sequence of 256 tokens: two heads of 256 bytes a token in each of four layers,
-/// which ranks share out.
+/// The minimum KV cache, one sequence of 256 tokens: two heads with 256 bytes per token in each of
+/// four layers, divided among the ranks.
 fn floor() -> Bytes {
     (Bytes::kib(64) * 2 / ranks() as u64).round_up(Bytes::kib(64)) * 4
 }
 
-/// A device filled by a model, with a neighbour.
+/// A device that a model fills, and whose memory another process also uses.
 struct Card {
     device: Arc<HostDevice>,
     runtime: Runtime,
     model: ModelHandle,
-    /// At READY.
+    /// The ledger when the model was READY.
     before: Snapshot,
 }
 
@@ -66,7 +66,6 @@ impl Card {
         Card { device, runtime, model, before }
     }
 
-    /// An empty device.
     async fn empty(watch: WatchOptions) -> (Arc<HostDevice>, Runtime) {
         let device = device_of(Bytes::mib(24));
         let config = RuntimeConfig {
@@ -87,7 +86,8 @@ impl Card {
         self.ledger().await.of_class(&Class::Kv)
     }
 
-    /// Takes `bytes` like a process that takes what is free and comes back for the rest.
+    /// Takes `bytes` as another process would: it takes the memory that is free, and tries again
+    /// until it has the rest.
     async fn neighbour_takes(&self, bytes: Bytes) {
         let mut left = bytes;
         eventually("the neighbour gets what it wants", async || {
@@ -97,7 +97,8 @@ impl Card {
         .await;
     }
 
-    /// Waits until nothing is owed and no change is under way; leased bytes then equal backed bytes.
+    /// Waits until nothing is owed and no change is in progress. Leased bytes
+    /// then equal backed bytes.
     async fn quiet(&self) -> Snapshot {
         eventually("the canary is whole, and what is leased is backed", async || {
             let ledger = self.runtime.budget().measure().await.expect("the budget answers");
@@ -113,19 +114,19 @@ impl Card {
     /// Waits until everything is as at READY.
     async fn regained(&self) {
         eventually("all is regained", async || {
-            // First leased, then backed, then used.
+            // The order of growth: blocks are leased, then backed, then used.
             let serving = self.model.serving().await.expect("it serves");
             let (reply, usage) = bursar_actors::responder::Responder::new();
             drop(serving.scheduler.send_message(bursar::messages::SchedulerMessage::KvUse(reply)));
             let is_used = usage.await.is_ok_and(|usage| usage.blocks == serving.record.kv_blocks);
-            // Another model may still be backing what it was granted.
+            // Another model may still be backing memory that it was granted.
             is_used && self.ledger().await == self.before && self.device.counts().backed == self.before.granted
         })
         .await;
     }
 }
 
-/// Chats in sequence, in several tasks, until the story has enough.
+/// Several tasks, each of which runs one chat after another until the test has seen enough.
 struct Crowd {
     enough: Arc<AtomicBool>,
     answers: Arc<AtomicUsize>,
@@ -159,7 +160,8 @@ impl Crowd {
         eventually("chats go on", async || self.answers.load(Relaxed) >= before + 3).await;
     }
 
-    /// Checks that all chats have ended, each with its undisturbed answer.
+    /// Waits until all chats have ended, and checks that each reply was the
+    /// same as without disturbance.
     async fn home(self) {
         self.enough.store(true, Relaxed);
         for chat in self.chats {
@@ -177,7 +179,7 @@ async fn undisturbed(model: &ModelHandle, chats: u32, chat: fn(u32) -> Chat) -> 
     Arc::new(expected)
 }
 
-/// Greedy and long, each with another beginning.
+/// Long greedy chats that begin differently.
 fn long(number: u32) -> Chat {
     text(&format!("{number} Tell me of {number} things. ").repeat(3)).max_tokens(70).ignore_end()
 }
@@ -237,7 +239,7 @@ fn a_neighbour_taking_everything_leaves_the_floor_and_requests_finish() {
         let card = Card::with(watchful(), LoadOptions { name, ..filling() }).await;
         let expected = undisturbed(&card.model, 6, long).await;
         let crowd = Crowd::of(&card.model, &expected, long);
-        // One sequence of the full context, which is longer than a step.
+        // Room for one sequence of the full context, which is longer than a step.
         let shape = card.model.serving().await.expect("it serves").context.envelope.clone();
         assert_eq!((shape.context_tokens, shape.step_tokens), (256, 48));
         let floor = floor();
@@ -252,7 +254,7 @@ fn a_neighbour_taking_everything_leaves_the_floor_and_requests_finish() {
         let preempted = ears.most("bursar_preemptions_total{model=floor,reason=shrink}");
         assert!(preempted.is_some_and(|most| most > 0.0), "sequences lay in what went: {preempted:?}");
         crowd.goes_on().await;
-        // In sequence, each has room.
+        // One after the other, each sequence has enough memory.
         assert_eq!(answer(&card.model, long(1)).await, expected[1]);
         crowd.home().await;
         card.device.foreign_gives_back(Bytes::gib(1));
@@ -264,7 +266,8 @@ fn a_neighbour_taking_everything_leaves_the_floor_and_requests_finish() {
 #[test]
 fn a_neighbour_is_noticed_long_before_the_next_look() {
     story(async {
-        // The first look is 20 s after the start, and a glance every second.
+        // The first full look comes 20 s after the start. In between, the budget
+        // checks briefly every second.
         let card = Card::filled(WatchOptions { every: Duration::from_secs(20), ..watchful() }).await;
         let (before, began) = (card.kv().await, Instant::now());
         card.device.foreign_takes(Bytes::gib(1));
@@ -321,7 +324,7 @@ fn refused_growth_changes_nothing_and_is_retried() {
         let card = Card::filled(watchful()).await;
         card.neighbour_takes(Bytes::mib(4)).await;
         let small = card.quiet().await;
-        // The third layer is refused: two are backed by then.
+        // Two layers are backed, and then the third is refused.
         let backs = card.device.counts().backs;
         card.device.play(bursar_budgets::testing::Script::new().refuse_back(backs + 3));
         card.device.foreign_gives_back(Bytes::mib(4));
@@ -382,7 +385,8 @@ fn two_models_shrink_the_younger_first() {
 
 #[test]
 fn drift_is_zero_until_uncounted_bytes_appear() {
-    // Gauges of one thread that runs all actors: other stories set theirs at the same time.
+    // The recorder and all actors are on one thread, because other tests set the same gauges
+    // at the same time.
     let ears = Ears::default();
     let actors = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     metrics::with_local_recorder(&ears, || {

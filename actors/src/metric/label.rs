@@ -349,7 +349,7 @@ words! { "reason":
         /// The model had no request for `sleep_after`.
         Idle = "idle",
         /// Another model needed the memory.
-        Room = "room",
+        MakeRoom = "room",
     }
 }
 
@@ -367,7 +367,7 @@ words! { "reason":
         Stop = "stop",
         /// The reply reached its maximum number of tokens.
         Length = "length",
-        /// The caller disconnected.
+        /// The caller disconnected before the end.
         Cancelled = "cancelled",
         /// The chat was malformed or outside the envelope.
         Refused = "refused",
@@ -375,7 +375,7 @@ words! { "reason":
         Overloaded = "overloaded",
         /// The model was asleep and did not wake up in time.
         Asleep = "asleep",
-        /// A deadline passed.
+        /// A deadline of the request passed.
         TooLate = "too_late",
         /// The model did not start, has stopped, or is shutting down.
         Stopped = "stopped",

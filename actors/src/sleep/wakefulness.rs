@@ -10,7 +10,7 @@ use super::{NotWoken, SleepLevel};
 /// Whether a model takes requests or sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// Requests are admitted.
+    /// New requests are admitted.
     Awake,
     /// Active requests continue to their ends, and no new ones are admitted.
     Draining,

@@ -14,7 +14,7 @@ use thiserror::Error;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultInjection {
-    /// The handler panics.
+    /// The message handler panics.
     Panic,
     /// The handler returns an `Err`.
     Fail,

@@ -245,10 +245,7 @@ pub enum DeviceError {
     /// The device is lost. All lanes, leases and addresses on it are worthless, and only a
     /// new context can help.
     #[error("the device is lost: {reason}")]
-    Lost {
-        /// The driver's message.
-        reason: String,
-    },
+    Lost { reason: String },
     /// The range is not made of whole pages of one reservation, or its pages are not in the state
     /// (backed or unbacked) that the call requires.
     #[error("{bytes} at {address} cannot be {verb}: {reason}", bytes = bytes.exact())]
@@ -268,18 +265,10 @@ pub enum DeviceError {
     },
     /// The host cannot provide page-locked memory of this size.
     #[error("the host refused to page-lock {}: {said}", asked.exact())]
-    HostRefused {
-        asked: Bytes,
-        /// The driver's message.
-        said: String,
-    },
+    HostRefused { asked: Bytes, said: String },
     /// A call to one GPU of a [group](DeviceGroup) failed.
     #[error("{card}: {source}")]
-    OfCard {
-        /// The GPU's label.
-        card: String,
-        source: Box<DeviceError>,
-    },
+    OfCard { card: String, source: Box<DeviceError> },
     #[error("{reason}")]
     NoDevice { reason: String, hint: String },
     /// The device exists, but it, its driver or a required library cannot be used
@@ -292,7 +281,6 @@ pub enum DeviceError {
     Driver {
         /// The name of the driver's function.
         call: &'static str,
-        /// The driver's message.
         said: String,
     },
     /// A host device cannot have this capacity.

@@ -40,7 +40,6 @@ pub(super) fn linear(threads: &Threads, call: Call<'_>) {
     });
 }
 
-/// Quantized activations, read-only.
 pub(super) struct RoundedRows<'a> {
     data: Rows<'a, E4m3>,
     scales: RowScales<'a>,

@@ -133,7 +133,6 @@ impl Drop for Recorded {
     }
 }
 
-/// An instantiated graph.
 struct Ready {
     raw: sys::CUgraphExec,
     device: Arc<CudaDevice>,

@@ -14,7 +14,6 @@ pub(super) struct TensorMap([u64; 16]);
 /// How the rows of a box are distributed over the banks of shared memory.
 #[derive(Clone, Copy)]
 pub(super) enum Swizzle {
-    /// Without a swizzle.
     None,
     Bytes32,
     Bytes128,

@@ -16,7 +16,6 @@ pub enum SampleList {
     Biased,
     /// The bias of each biased token, f32.
     Biases,
-    /// The prompt's tokens.
     Prompt,
     /// The tokens produced so far.
     Produced,

@@ -4,7 +4,7 @@
 use super::file_decoder::{BROKEN_HEADER, FileDecoder, Held, Refusal};
 use super::levels::rgb_on_white;
 
-/// Compressions (Windows, BITMAPINFOHEADER).
+/// Values of `biCompression` in Windows' BITMAPINFOHEADER.
 const PLAIN: u32 = 0;
 const RUNS_8: u32 = 1;
 const RUNS_4: u32 = 2;

@@ -1,9 +1,10 @@
-//! Device memory for a step's sampling requests, chosen tokens and reports. It outlives the pass
-//! and keeps its address, so that a captured step finds the next requests there.
+//! Device memory for a step's sampling requests, chosen tokens and reports. The memory outlives the
+//! pass and keeps its address, so that a captured step finds the next requests there.
 
 use bursar_kernels::{Backend, KernelError, Rank, Scope, Tensor, sampling::SampleLayout};
 
-/// The part after the requests starts at a multiple of this many words: a line of a GPU's cache.
+/// The part after the requests starts at a multiple of this many words: the size of a GPU cache
+/// line.
 const ALIGNMENT: usize = 32;
 
 /// The sizes of sampling buffers.
@@ -23,7 +24,7 @@ impl SamplingShape {
         SampleLayout { rows, vocabulary: self.vocabulary }
     }
 
-    /// Words of the buffers: the largest requests, one token per sequence, the largest report.
+    /// Total size in words: the largest requests, one token per sequence, and the largest report.
     pub fn words(&self) -> usize {
         self.question_words() + self.result_words()
     }
@@ -37,44 +38,45 @@ impl SamplingShape {
     }
 }
 
-/// The requests, then one token per sequence, then the report. Tokens and
-/// report are downloaded together.
+/// The requests, then one token per sequence, then the report, in one tensor. Tokens and report are
+/// downloaded together.
 pub struct SamplingBuffers<'a> {
     shape: SamplingShape,
     words: Tensor<'a>, // [words] u32
 }
 
 impl<'a> SamplingBuffers<'a> {
-    /// Buffers in `words` `[words]` u32. Its address must be a multiple of 8, and only passes
-    /// over these buffers may touch it, one after the other. Panics on another number of
-    /// words: our own bug.
+    /// Uses `words` `[words]` u32 as the buffers. Its address must be a multiple of 8, and only
+    /// passes over these buffers may access it, one after the other.
+    ///
+    /// # Panics
+    /// If `words` does not have [`SamplingShape::words`] words, which is a bug in the caller.
     pub fn over(words: Tensor<'a>, shape: SamplingShape) -> Self {
         assert_eq!(words.rows(), shape.words(), "sampling buffers of {shape:?}");
         SamplingBuffers { shape, words }
     }
 
-    /// The sizes that the buffers were made for.
     pub fn shape(&self) -> SamplingShape {
         self.shape
     }
 
-    /// The tokens that the latest step has chosen: `[sequences]` u32, one per row of its logits.
+    /// The tokens that the latest step chose: `[sequences]` u32, one per row of its logits.
     pub fn chosen(&self) -> Tensor<'_> {
         self.results(0)
     }
 
-    /// The tokens that the latest step has chosen, and after them the first `report_words`
-    /// words of its report.
+    /// The tokens that the latest step chose, followed by the first `report_words` words of its
+    /// report.
     pub fn results(&self, report_words: usize) -> Tensor<'_> {
         let first = self.shape.question_words();
         self.words.row_range(first..first + self.shape.sequences + report_words)
     }
 
-    /// Chooses the likeliest token of each row of which the ranks have the logits `[rows, own
-    /// tokens]` that [`LogitsOf::OwnRank`](crate::flow::LogitsOf::OwnRank) leaves.
+    /// Chooses the likeliest token of each row. `own` has this rank's logits `[rows, own tokens]`,
+    /// as a step with [`LogitsOf::OwnRank`](crate::flow::LogitsOf::OwnRank) leaves them.
     ///
     /// # Errors
-    /// As [`argmax_of_ranks_into`](Scope::argmax_of_ranks_into).
+    /// Same as [`argmax_of_ranks_into`](Scope::argmax_of_ranks_into).
     pub fn take_likeliest<B: Backend>(&mut self, scope: &Scope<'_, B>, own: &Tensor<'_>) -> Result<(), KernelError> {
         let rank = if scope.chooses_among_ranks() { scope.rank() } else { Rank::ALONE };
         let tokens = rank.share_rounded_up(self.shape.vocabulary);
@@ -82,7 +84,7 @@ impl<'a> SamplingBuffers<'a> {
         scope.argmax_of_ranks_into(own, tokens, &mut results.row_range_mut(0..own.rows()))
     }
 
-    /// Uploads the requests of the next choice: a packed
+    /// Uploads the requests of the next step: a packed
     /// [`SampleBatch`](bursar_kernels::sampling::SampleBatch).
     ///
     /// # Errors
@@ -92,11 +94,11 @@ impl<'a> SamplingBuffers<'a> {
         scope.upload_into(words, &mut question.row_range_mut(0..words.len()))
     }
 
-    /// Chooses a token from each row of `logits` `[rows, vocabulary]` by the uploaded requests,
-    /// and reports; see [`sample_into`](Scope::sample_into).
+    /// Chooses a token from each row of `logits` `[rows, vocabulary]` as the uploaded requests ask,
+    /// and writes the report; see [`sample_into`](Scope::sample_into).
     ///
     /// # Errors
-    /// As [`sample_into`](Scope::sample_into).
+    /// Same as [`sample_into`](Scope::sample_into).
     pub fn choose<B: Backend>(&mut self, scope: &Scope<'_, B>, logits: &Tensor<'_>) -> Result<(), KernelError> {
         let (question, mut results) = self.words.split_rows_mut(self.shape.question_words());
         let (mut chosen, mut report) = results.split_rows_mut(self.shape.sequences);

@@ -11,42 +11,22 @@ use super::grammar::GrammarError;
 pub enum SamplingError {
     /// A parameter is outside its range.
     #[error("`{parameter}` is {value}; expected {range}")]
-    OutOfRange {
-        /// The parameter's name.
-        parameter: &'static str,
-        /// The value that was given.
-        value: f64,
-        /// The values that are allowed.
-        range: &'static str,
-    },
+    OutOfRange { parameter: &'static str, value: f64, range: &'static str },
     /// The model's vocabulary does not have the token.
     #[error("token {token} of `{parameter}` is not in the model's vocabulary of {vocabulary} tokens")]
     UnknownToken {
-        /// What the token was given in: `logit_bias`, `stop_token_ids`, `prompt` or `tokens`.
+        /// The parameter that names the token: `logit_bias`, `stop_token_ids`, `prompt` or
+        /// `tokens`.
         parameter: &'static str,
-        /// The token's id.
         token: u32,
-        /// Number of tokens in the vocabulary.
         vocabulary: usize,
     },
     /// The request asks for the log-probabilities of too many tokens.
     #[error("{asked} log-probabilities were requested; the limit is {limit}")]
-    TooManyLogProbabilities {
-        /// The requested number.
-        asked: usize,
-        /// The greatest number.
-        limit: usize,
-    },
-    /// A list of the request is too long: biases or end tokens.
+    TooManyLogProbabilities { asked: usize, limit: usize },
+    /// A list of the request (biases or end tokens) is too long.
     #[error("`{parameter}` names {asked} tokens; the limit is {limit}")]
-    TooManyTokens {
-        /// The parameter's name.
-        parameter: &'static str,
-        /// The number of tokens in the list.
-        asked: usize,
-        /// The greatest number.
-        limit: usize,
-    },
+    TooManyTokens { parameter: &'static str, asked: usize, limit: usize },
     /// A row of logits is empty.
     #[error("the logits are empty")]
     NoLogits,
@@ -59,15 +39,10 @@ pub enum SamplingError {
         /// The first token with such a logit.
         token: usize,
     },
-    /// The row of logits is not as long as the sampler's vocabulary.
+    /// The row of logits has a different length from the sampler's vocabulary.
     #[error("a row has {logits} logits, but the vocabulary has {vocabulary} tokens")]
-    Width {
-        /// Number of logits in the row.
-        logits: usize,
-        /// Number of tokens in the sampler's vocabulary.
-        vocabulary: usize,
-    },
-    /// The sampler reads the tokens so far, but was given only their number.
+    Width { logits: usize, vocabulary: usize },
+    /// The sampler needs the tokens produced so far, but was given only their number.
     #[error("the tokens so far are needed to choose the next one, but were not given")]
     PastMissing,
     /// The grammar failed to compute the tokens that may follow.
@@ -75,10 +50,7 @@ pub enum SamplingError {
     Grammar(#[from] GrammarError),
     /// Every token is forbidden.
     #[error("all {logits} logits are -infinity")]
-    NothingAllowed {
-        /// Number of logits in the row.
-        logits: usize,
-    },
+    NothingAllowed { logits: usize },
     /// `generation_config.json` does not parse.
     #[error("`{setting}` in generation_config.json is not valid")]
     Defaults {
@@ -88,7 +60,7 @@ pub enum SamplingError {
 }
 
 impl SamplingError {
-    /// As [`GrammarError::reason`].
+    /// Same as [`GrammarError::reason`].
     pub fn reason(&self) -> Option<&str> {
         match self {
             SamplingError::Grammar(error) => error.reason(),

@@ -1,5 +1,5 @@
-//! Generation defaults: the settings of a checkpoint's `generation_config.json`, for
-//! requests without their own.
+//! Generation defaults: the settings of a checkpoint's `generation_config.json`, which apply where
+//! a request sets nothing.
 
 use serde_json::Value;
 
@@ -9,19 +9,19 @@ use super::parameters::SamplingParams;
 /// A checkpoint's sampling parameters and end tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerationDefaults {
-    /// Sampling parameters, checked. The temperature is 0 if `do_sample` is off, and the seed is 0.
+    /// Checked sampling parameters. The temperature is 0 if `do_sample` is off, and the seed is 0.
     pub sampling: SamplingParams,
-    /// The same as vLLM reads the file: a setting that is not in it does not apply, the temperature
-    /// is 1 without one, and `do_sample` is ignored.
+    /// Sampling parameters as vLLM reads the file: a setting that the file omits does not apply,
+    /// the default temperature is 1, and `do_sample` is ignored.
     pub listed: SamplingParams,
     /// Tokens that end a reply.
     pub eos_ids: Vec<u32>,
-    /// The token that begins a text, if the family uses one.
+    /// The token at the beginning of a text, if the family uses one.
     pub bos_id: Option<u32>,
 }
 
-/// The defaults without a file: greedy, or drawn at temperature 1 as
-/// [`listed`](GenerationDefaults::listed), and no token ends a reply.
+/// The defaults if there is no file: `sampling` is greedy, [`listed`](GenerationDefaults::listed)
+/// samples at temperature 1, and no token ends a reply.
 impl Default for GenerationDefaults {
     fn default() -> Self {
         let listed = SamplingParams { temperature: 1.0, ..SamplingParams::default() };

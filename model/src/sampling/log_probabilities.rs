@@ -1,5 +1,5 @@
-//! Log-probabilities: the model's own distribution over a row of logits,
-//! before sampling changes it.
+//! Log-probabilities: the model's distribution over a row of logits, before sampling parameters
+//! change it.
 
 use bursar_kernels::{
     ops::sample::Outcome,
@@ -10,18 +10,18 @@ use super::error::SamplingError;
 use super::sampler::check_logits;
 use crate::flow::token::{LogProbabilities, LogProbability};
 
-/// Maximum likeliest tokens that a request may ask for, as in OpenAI's API and vLLM.
+/// Maximum number of likeliest tokens that a request may ask for, as in OpenAI's API and vLLM.
 pub const TOP_LOG_PROBABILITIES_MAX: usize = TOP_MAX;
 
-/// The log-probability of `token` in a row of logits, with those of the `top` likeliest tokens. In
-/// a prompt, `token` is the one that followed.
+/// The log-probability of `token` in a row of logits, with the log-probabilities of the `top`
+/// likeliest tokens. In a prompt, `token` is the token that actually followed.
 ///
-/// It is the log-softmax in f64 of the unchanged logits: vLLM's `raw_logprobs`, but also before
-/// a grammar forbids tokens.
+/// The result is the log-softmax, in f64, of the unchanged logits. It equals vLLM's `raw_logprobs`,
+/// except that it is also taken before a grammar forbids tokens.
 ///
 /// # Errors
 /// [`SamplingError::TooManyLogProbabilities`]; [`SamplingError::UnknownToken`] for a token beyond
-/// the logits; for bad logits, as [`Sampler::sample`](super::Sampler::sample).
+/// the logits; for bad logits, the errors of [`Sampler::sample`](super::Sampler::sample).
 pub fn log_probabilities(
     logits: &[f32], // [vocabulary]
     token: u32,
@@ -40,7 +40,7 @@ pub fn log_probabilities(
     })
 }
 
-/// The device's report on a row's token, if it has one.
+/// The device's report on the token of a row. `None` if the row has no report.
 pub(super) fn reported(outcome: &Outcome) -> Option<LogProbabilities> {
     let of = |id, log_probability| LogProbability { id, log_probability };
     let chosen = of(outcome.chosen.ok()?, outcome.log_probability?);

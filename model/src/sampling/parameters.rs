@@ -8,40 +8,40 @@ use bursar_kernels::sampling::LISTED_MAX;
 
 use super::error::SamplingError;
 
-/// How tokens are chosen. After changing fields, [`check`](Self::check) it;
-/// [`Sampler::new`](super::Sampler::new) checks it too.
+/// Parameters of the choice of tokens. After changing fields, call [`check`](Self::check).
+/// [`Sampler::new`](super::Sampler::new) also checks them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
-    /// The logits are divided by it, from 0 to 100; 0 chooses the likeliest token.
+    /// Divisor of the logits, from 0 to 100; 0 chooses the likeliest token.
     pub temperature: f64,
-    /// Choose among this many of the likeliest tokens; 0 is no limit.
+    /// Choose among this many of the likeliest tokens; 0 means no limit.
     pub top_k: usize,
-    /// Choose among the likeliest tokens that together reach this share of what `top_k` and `min_p`
-    /// keep; above 0, and 1 is no limit.
+    /// Choose among the likeliest tokens whose probabilities sum to this fraction of the
+    /// probability that `top_k` and `min_p` keep. Above 0 and at most 1; 1 means no limit.
     pub top_p: f64,
-    /// Choose among tokens at least this times as likely as the likeliest; from 0, which is
-    /// no limit, to 1.
+    /// Choose among tokens whose probability is at least `min_p` times the probability of the
+    /// likeliest token; from 0 to 1, where 0 means no limit.
     pub min_p: f64,
-    /// Divides positive logits of tokens of the prompt and the reply, and multiplies negative ones;
-    /// from 0.01 to 100, 1 changes nothing.
+    /// Applies to tokens that occur in the prompt or the reply: their positive logits are divided
+    /// by it and their negative logits are multiplied by it. From 0.01 to 100; 1 changes nothing.
     pub repetition_penalty: f64,
-    /// Subtracted once from the logits of tokens that were produced; from -2 to 2, 0 changes
+    /// Subtracted once from the logits of tokens that the reply contains. From -2 to 2; 0 changes
     /// nothing. The prompt does not count.
     #[serde(default)]
     pub presence_penalty: f64,
-    /// Subtracted from the logits of tokens once for each time that they were produced; from -2 to
-    /// 2, 0 changes nothing. The prompt does not count.
+    /// Subtracted from a token's logit once for each occurrence in the reply. From -2 to 2; 0
+    /// changes nothing. The prompt does not count.
     #[serde(default)]
     pub frequency_penalty: f64,
-    /// Added to the logits of these tokens, at most 1,024. A bias of -100 all but forbids a token,
-    /// and 100 all but forces it.
+    /// Biases from -100 to 100, added to the logits of these tokens, at most 1,024 tokens. A bias
+    /// of -100 all but forbids a token, and 100 all but forces it.
     #[serde(default)]
     pub logit_bias: BTreeMap<u32, f64>,
-    /// With a token's position it decides every random choice.
+    /// The seed and a token's position determine every random choice.
     pub seed: u64,
 }
 
-/// Always the likeliest token.
+/// Greedy: always chooses the likeliest token.
 impl Default for SamplingParams {
     fn default() -> Self {
         SamplingParams {
@@ -92,7 +92,7 @@ impl SamplingParams {
         }
     }
 
-    /// Whether it always chooses the likeliest token.
+    /// Whether the parameters always choose the likeliest token.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0 || self.top_k == 1
     }

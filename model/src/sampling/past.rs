@@ -1,9 +1,9 @@
-//! The past: the tokens before the one to choose.
+//! The past of a sequence: the tokens before the token to choose.
 
 use bursar_kernels::UnseenToken;
 
-/// The tokens before the one to choose, or only their number: tokens are copied only for samplers
-/// that read them, see [`Sampler::reads_past`](super::Sampler::reads_past).
+/// The tokens before the token to choose, or only their number. Tokens are copied only for samplers
+/// that read them; see [`Sampler::reads_past`](super::Sampler::reads_past).
 #[derive(Clone, Copy, Debug)]
 pub struct Past<'a> {
     position: u64,
@@ -18,14 +18,14 @@ pub(super) struct Tokens<'a> {
 }
 
 impl<'a> Past<'a> {
-    /// The prompt, and the tokens produced so far, also before a restart. `prompt` needs only the
-    /// part that the sampler [reads](super::Sampler::read_of).
+    /// The prompt, and the tokens produced so far, including tokens from before a restart. `prompt`
+    /// needs only the part that the sampler [reads](super::Sampler::read_of).
     pub fn new(prompt: &'a [u32], produced: &'a [u32]) -> Self {
         Past { position: produced.len() as u64, tokens: Some(Tokens { prompt, produced, unseen: None }) }
     }
 
-    /// The same with one more token, which the host has not seen. Only a device
-    /// can choose after it.
+    /// The same past with one more token, which the host has not seen. Only the device can choose
+    /// the token after it.
     #[must_use]
     pub fn then(self, unseen: UnseenToken) -> Self {
         let tokens = self.tokens.map(|tokens| Tokens { unseen: Some(unseen), ..tokens });
@@ -37,7 +37,8 @@ impl<'a> Past<'a> {
         Past { position, tokens: None }
     }
 
-    /// The number of tokens produced so far. With the seed it decides every random choice.
+    /// The number of tokens produced so far. The seed and this position determine every random
+    /// choice.
     pub fn position(&self) -> u64 {
         self.position
     }

@@ -1,9 +1,9 @@
 //! The sampler: from one row of logits and a sequence's past to the next token.
 //!
-//! A request's parameters become a row of numbers and lists here. [`bursar_kernels::sampling`]
-//! has the arithmetic and its order. Serving chooses on the device, with
-//! [`sample_into`](bursar_kernels::Scope::sample_into): [`Sampler::ask`] comes before it and
-//! [`Sampler::answer`] after it. [`Sampler::sample`] does the same on the host, as the
+//! This module turns a request's parameters into a row of numbers and lists.
+//! [`bursar_kernels::sampling`] has the arithmetic and its order. Serving samples on the device
+//! with [`sample_into`](bursar_kernels::Scope::sample_into): [`Sampler::ask`] prepares the request,
+//! and [`Sampler::answer`] reads the result. [`Sampler::sample`] does the same on the host, as the
 //! reference for the device.
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -61,7 +61,7 @@ impl Sampler {
     /// A sampler for a model with `vocabulary` logits.
     ///
     /// # Errors
-    /// As [`SamplingParams::check`] and [`SamplingParams::check_tokens`].
+    /// Same as [`SamplingParams::check`] and [`SamplingParams::check_tokens`].
     pub fn new(params: SamplingParams, vocabulary: usize) -> Result<Self, SamplingError> {
         params.check()?;
         params.check_tokens(vocabulary)?;
@@ -71,8 +71,8 @@ impl Sampler {
         Ok(Sampler { params, vocabulary, biased, biases, tokens_min: 0, end_tokens, grammar, top: None })
     }
 
-    /// Forbids `end_tokens` until `tokens_min` tokens are produced. A grammar wins: a reply that it
-    /// does not let continue ends earlier.
+    /// Forbids `end_tokens` until `tokens_min` tokens are produced. A grammar has priority: if it
+    /// allows only end tokens, the reply ends earlier.
     ///
     /// # Errors
     /// [`SamplingError::TooManyTokens`] for more than 1,024 end tokens, if there is a minimum.
@@ -84,15 +84,16 @@ impl Sampler {
         Ok(self)
     }
 
-    /// Forbids tokens that `grammar` does not allow. The grammar must be compiled
-    /// for the same model.
+    /// Forbids tokens that `grammar` does not allow. The grammar must have been compiled for the
+    /// same model.
     #[must_use]
     pub fn with_grammar(mut self, grammar: Grammar) -> Self {
         self.grammar = Some(grammar);
         self
     }
 
-    /// Reports the log-probabilities of each chosen token and of the `top` likeliest: from 0 to 20.
+    /// Reports the log-probabilities of each chosen token and of the `top` likeliest tokens; `top`
+    /// is from 0 to 20.
     ///
     /// # Errors
     /// [`SamplingError::TooManyLogProbabilities`].
@@ -102,37 +103,36 @@ impl Sampler {
         Ok(self)
     }
 
-    /// The parameters that it was made with.
     pub fn params(&self) -> &SamplingParams {
         &self.params
     }
 
-    /// Whether it takes the largest logit, whatever the past, and reports nothing. Then the
+    /// Whether the sampler takes the largest logit for every past and reports nothing. Then the
     /// device's argmax is enough.
     pub fn is_plain_argmax(&self) -> bool {
         let changes = self.reads_past() || !self.params.logit_bias.is_empty() || self.tokens_min > 0;
         self.params.is_greedy() && !changes && self.top.is_none()
     }
 
-    /// Whether the host must see each token before the next is chosen, because a grammar
-    /// decides what may follow.
+    /// Whether the host must see each token before the next one is chosen, because a grammar
+    /// determines which tokens may follow.
     pub fn must_see(&self) -> bool {
         self.grammar.is_some()
     }
 
-    /// Whether it reads the tokens produced so far, so that [`Past::at`] is not enough.
+    /// Whether the sampler reads the tokens produced so far, so that [`Past::at`] is not enough.
     pub fn reads_past(&self) -> bool {
         self.params.penalises() || self.grammar.is_some()
     }
 
-    /// Whether it reads the prompt too.
+    /// Whether the sampler also reads the prompt.
     pub fn reads_prompt(&self) -> bool {
         self.params.repetition_penalty != 1.0
     }
 
-    /// The part of a prompt that it reads: each distinct token once, or nothing. The
-    /// repetition penalty depends on whether a token occurs, not how often, and a prompt of
-    /// pictures is mostly one placeholder.
+    /// The part of a prompt that the sampler reads: each distinct token once, or nothing. The
+    /// repetition penalty depends on whether a token occurs, not on how often, and a prompt with
+    /// pictures consists mostly of one placeholder token.
     pub fn read_of(&self, prompt: &[u32]) -> Arc<[u32]> {
         if self.reads_prompt() {
             prompt.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect()
@@ -166,11 +166,11 @@ impl Sampler {
         Ok(Token { id, position: past.position(), log_probabilities })
     }
 
-    /// Adds a row to a batch for [`sample_into`](bursar_kernels::Scope::sample_into), to choose the
-    /// token after `past`. On an error it adds a row that is ignored.
+    /// Adds a row to a batch for [`sample_into`](bursar_kernels::Scope::sample_into), which then
+    /// chooses the token after `past`. On an error, the row that is added is ignored.
     ///
     /// # Errors
-    /// As [`sample`](Self::sample), without the errors for bad logits.
+    /// Same as [`sample`](Self::sample), without the errors for bad logits.
     pub fn ask(&self, past: Past<'_>, batch: &mut SampleBatch) -> Result<(), SamplingError> {
         let asked = self.wish(past, |row, wishes| batch.push(row, wishes));
         if asked.is_err() {
@@ -179,7 +179,7 @@ impl Sampler {
         asked
     }
 
-    /// The token that the device has chosen for `position`.
+    /// The token that the device chose for `position`.
     ///
     /// # Errors
     /// [`SamplingError::NotNumbers`] or [`SamplingError::NothingAllowed`].

@@ -1,5 +1,5 @@
-//! Scores: log-probabilities of given tokens, such as those of a prompt. The device computes them,
-//! and the host downloads a few words of each.
+//! Scores: log-probabilities of given tokens, such as the tokens of a prompt. The device computes
+//! the scores, and the host downloads a few words per score.
 
 use std::slice::Chunks;
 
@@ -15,16 +15,16 @@ use crate::flow::{LogProbabilities, SCORE_ROWS};
 /// A token to be scored.
 #[derive(Clone, Copy, Debug)]
 pub struct Score {
-    /// The token.
     pub token: u32,
-    /// How many of the likeliest tokens to report beside it.
+    /// How many of the likeliest tokens to report in addition to `token`.
     pub top: usize,
 }
 
 /// The scores of a step, computed a few rows of logits at a time.
 pub struct Scores<'a> {
     vocabulary: usize,
-    /// Chunks of as many rows as the decoder passes at a time.
+    /// The remaining scores, in chunks of [`SCORE_ROWS`], the rows that the decoder passes at a
+    /// time.
     left: Chunks<'a, Score>,
     /// Offset of the next rows' results, in words.
     first: usize,
@@ -38,15 +38,15 @@ pub struct Scored {
     results: Later<u32>,
 }
 
-/// Layout and words of the results of `rows` rows: tokens, then the report.
+/// The layout of `rows` rows, and the size of their results in words: tokens, then the report.
 fn results_of(rows: usize, vocabulary: usize) -> (SampleLayout, usize) {
     let layout = SampleLayout { rows, vocabulary };
     (layout, rows + layout.report_words())
 }
 
 impl<'a> Scores<'a> {
-    /// Allocates results for `wanted`, one per scored row of a step whose
-    /// logits have `vocabulary` columns.
+    /// Allocates the results for `wanted`, which has one entry per scored row of a step. The logits
+    /// have `vocabulary` columns.
     ///
     /// # Errors
     /// [`KernelError`] if the workspace is full.
@@ -60,11 +60,14 @@ impl<'a> Scores<'a> {
         Ok(Scores { vocabulary, left: wanted.chunks(SCORE_ROWS), first: 0, results, question: Vec::new() })
     }
 
-    /// Scores the next rows by their `logits` `[rows, vocabulary]` f32. A row that
+    /// Scores the next rows from their `logits` `[rows, vocabulary]` f32. A row that
     /// [`log_probabilities()`](super::log_probabilities()) would refuse gets no score.
     ///
     /// # Errors
-    /// As [`sample_into`](Scope::sample_into). More rows than `wanted` had are our own bug.
+    /// Same as [`sample_into`](Scope::sample_into).
+    ///
+    /// # Panics
+    /// If `logits` and the next chunk of `wanted` differ in length, which is a bug in the caller.
     pub fn score<B: Backend>(&mut self, scope: &Scope<'_, B>, logits: &Tensor<'_>) -> Result<(), KernelError> {
         let wanted = self.left.next().unwrap_or_default();
         assert_eq!(wanted.len(), logits.rows(), "a score a row");
@@ -85,10 +88,13 @@ impl<'a> Scores<'a> {
         scope.sample_into(logits, &question, layout, &mut chosen, &mut report)
     }
 
-    /// Begins the download; `None` if `wanted` was empty.
+    /// Begins the download. Returns `None` if `wanted` was empty.
     ///
     /// # Errors
-    /// [`KernelError`] if the download fails. Rows that are not scored yet are our own bug.
+    /// [`KernelError`] if the download fails.
+    ///
+    /// # Panics
+    /// If some rows are not scored yet, which is a bug in the caller.
     pub fn download<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Option<Scored>, KernelError> {
         assert!(self.left.len() == 0, "every row has come");
         if self.first == 0 {

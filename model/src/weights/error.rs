@@ -43,7 +43,6 @@ pub enum WeightError {
     Unserved {
         /// The part of the model.
         what: &'static str,
-        /// The target's name.
         target: &'static str,
     },
     /// A tensor's type contradicts the checkpoint's configuration of FP8.

@@ -44,7 +44,7 @@ pub enum Asked {
     Tokens(Vec<Piece>),
     /// A complete request, which replaces the conversation so far.
     Whole(Box<Chat>),
-    /// A user turn: text, then pictures.
+    /// A user turn. Its pictures precede its text.
     Said { text: String, pictures: Vec<ReplayPicture> },
     /// The result of a function. `call` is added to the conversation as if the model had made it.
     Result { call: Value, text: String, pictures: Vec<ReplayPicture> },

@@ -8,7 +8,6 @@ use bursar::{Chat, Content, Image, Role};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// A parsed request.
 pub struct Read {
     pub chat: Chat,
     /// The request's limit on reply tokens.

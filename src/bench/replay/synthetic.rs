@@ -10,7 +10,7 @@ use super::{
     arrivals::{Arrivals, Asked, Caller, Kind, Piece, ReplayPicture, ReplayRequest},
 };
 
-/// What is drawn.
+/// The kind of synthetic requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Synthetic {
     /// Conversations of text, one to six turns under one system prompt.

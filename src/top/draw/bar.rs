@@ -11,11 +11,11 @@ use crate::top::{
     view::{MemoryPart, Piece},
 };
 
-/// Steps in a column of a coloured bar, because block characters have eight widths.
+/// Steps in a column of a colored bar, because block characters have eight widths.
 const EIGHTHS: u64 = 8;
 
 /// Draws the bar, `columns` wide. Each piece gets at least one column. If there are fewer columns
-/// than pieces, the smallest pieces are omitted. A coloured bar is drawn in eighths of a column.
+/// than pieces, the smallest pieces are omitted. A colored bar is drawn in eighths of a column.
 pub fn bar(pieces: &[Piece], columns: u16, colours: Colours) -> Line<'static> {
     let bytes: Vec<_> = pieces.iter().map(|piece| piece.bytes.0).collect();
     let fine = if colours == Colours::None { 1 } else { EIGHTHS };

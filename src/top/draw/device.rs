@@ -99,7 +99,7 @@ fn wrong(device: &DeviceView) -> Vec<String> {
     wrong
 }
 
-/// Returns the figures that are no problem.
+/// Returns the figures that do not indicate a problem.
 fn usual(device: &DeviceView) -> Vec<String> {
     let mut usual = vec![format!("drift {}", device.drift)];
     if let Some(free) = device.driver_free {

@@ -47,7 +47,7 @@ fn drawn(session: &Session, (columns, rows): (u16, u16), now: Now, colours: Colo
     terminal.backend().buffer().clone()
 }
 
-/// Returns the screen's content, with colours as terminal codes.
+/// Returns the screen's content, with colors as terminal codes.
 fn printed(buffer: &Buffer, colours: Colours) -> String {
     force_color_output(true);
     let width = usize::from(buffer.area.width).max(1);

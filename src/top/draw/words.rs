@@ -92,7 +92,7 @@ pub fn age(seconds: f64) -> String {
     }
 }
 
-/// Formats a share from 0 to 1 in per cent.
+/// Formats a share from 0 to 1 in percent.
 pub fn percent(share: f64) -> String {
     match share * 100.0 {
         0.0 => "0 %".to_owned(),

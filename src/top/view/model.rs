@@ -122,9 +122,9 @@ pub struct ModelView {
     pub oom: Vec<Count>,
     /// Sizing attempts, by outcome.
     pub attempts: Vec<Count>,
-    /// Of the last successful sizing attempt.
+    /// Duration of the last successful sizing attempt, in seconds.
     pub profile_seconds: Option<f64>,
-    /// Of the last successful sizing attempt.
+    /// Size of the KV cache that the last successful sizing attempt chose, in tokens.
     pub target_tokens: Option<u64>,
     /// Steps replayed as graphs.
     pub replays: u64,

@@ -1,4 +1,4 @@
-//! Tests of the view that is computed from a scrape.
+//! Tests of the view that a scrape yields.
 
 use bursar::Bytes;
 

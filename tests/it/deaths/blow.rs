@@ -1,4 +1,4 @@
-//! The blow: its victim, its kind, and when it has taken effect.
+//! Injected faults: the victim, the kind of fault, and waiting until the fault has taken effect.
 
 use bursar::{FaultInjection, ractor::ActorCell};
 use bursar_actors::{
@@ -8,7 +8,6 @@ use bursar_actors::{
 
 use super::world::World;
 
-/// The victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Victim {
     Runtime,
@@ -21,7 +20,6 @@ pub enum Victim {
     VisionLane,
 }
 
-/// The kind of blow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Panic,
@@ -31,8 +29,8 @@ pub enum Way {
     Supervisor,
 }
 
-/// The moment: before any request, while weights are copied, while worst cases run, before a reply's first word,
-/// between its words.
+/// When the fault happens: before any request, while weights are copied, while worst cases run,
+/// before a reply's first token, or between its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     Idle,
@@ -46,12 +44,12 @@ pub const WAYS: [Way; 5] = [Way::Panic, Way::Fail, Way::Kill, Way::Stop, Way::Su
 pub const MOMENTS: [Moment; 5] =
     [Moment::Idle, Moment::Loading, Moment::Profiling, Moment::Prefilling, Moment::Decoding];
 
-/// Strikes a part of the model `name`, and returns after it has ended.
+/// Injects a fault into one part of the model `name`, and returns after that part has ended.
 pub async fn strike(world: &World, name: &str, victim: Victim, way: Way) {
     match (victim, way) {
         (Victim::StepLane, Way::Panic) => drill_lane(&world.engine(name).await, WhichLane::Step).await,
         (Victim::VisionLane, Way::Panic) => drill_lane(&world.engine(name).await, WhichLane::Vision).await,
-        // Only its engine supervises a lane.
+        // A lane's supervisor is its engine.
         (Victim::StepLane | Victim::VisionLane, Way::Supervisor) => {
             end(&world.engine(name).await, ActorCell::kill).await
         }
@@ -102,7 +100,7 @@ fn drill(cell: &ActorCell, victim: Victim, drill: FaultInjection) {
     assert!(sent, "{victim:?} lives and takes drills");
 }
 
-/// Strikes, and waits until `cell` has ended.
+/// Injects the fault and waits until `cell` has ended.
 async fn end(cell: &ActorCell, strike: impl FnOnce(&ActorCell)) {
     strike(cell);
     cell.wait(None).await.expect("no time limit");

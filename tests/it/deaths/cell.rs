@@ -1,4 +1,4 @@
-//! One cell of the table: a world, a blow, and what must hold afterwards.
+//! One cell of the table of deaths: a world, a fault, and the checks afterwards.
 
 use bursar_budgets::testing::HostControl;
 use std::{
@@ -20,15 +20,16 @@ use super::{
 };
 use crate::stage::{ask, at, device, eventually, listen};
 
-/// Requests of the struck model, and one of the other.
+/// The number of requests to the struck model, and the number of the chat that
+/// the other model gets.
 const STRUCK_CHATS: usize = 3;
 const BESIDE_CHAT: usize = 3;
 
-/// Runs a victim's cells. A world that survives is struck again; a dead one is replaced.
+/// Runs the cells of a victim. A world that survives is used again, and a dead world is replaced.
 pub async fn run_all(victim: Victim, cells: Vec<(Way, Moment, Outcome)>) {
     let mut world = None;
     let mut under_blow = 0;
-    // A victim that serves can be struck again, so those cells come first.
+    // Faults in a serving model can be repeated in one world, so those cells come first.
     let is_start = |moment: Moment| matches!(moment, Moment::Loading | Moment::Profiling);
     let (starting, serving): (Vec<_>, Vec<_>) = cells.into_iter().partition(|(_, moment, _)| is_start(*moment));
     for (way, moment, outcome) in serving.into_iter().chain(starting) {
@@ -74,21 +75,22 @@ struct Case {
     moment: Moment,
 }
 
-/// Requests under way: of the struck model, and one of the model beside it.
+/// Requests in progress: several to the struck model, and one to the other model.
 struct UnderWay {
     replies: Vec<Reply>,
     beside: Reply,
-    /// The first word, if the cell waits for it.
+    /// The text of the first event, if the cell waits for one.
     heard: String,
 }
 
 impl Case {
-    /// Whether this blow ends an engine: its model is then sized anew.
+    /// Returns whether this fault ends an engine. The model is then sized again.
     fn ends_the_engine(&self) -> bool {
         self.victim == Victim::Engine || (self.way == Way::Supervisor && self.victim != Victim::Budget)
     }
 
-    /// Notes where the story is. It keeps a handle of the budget, which must keep no memory of a dead runtime.
+    /// Records where the test is. The record keeps a `Budget` handle, which must not keep memory of
+    /// a dead runtime alive.
     fn at(&self, place: &str, world: &World) {
         at(format!("{}, {place}", self.name), world.runtime.budget());
     }
@@ -108,7 +110,7 @@ impl Case {
         UnderWay { replies, beside, heard }
     }
 
-    /// Every reply ends as it would have, with nothing repeated or lost.
+    /// Checks that every reply is the same as without the fault, with nothing repeated or lost.
     async fn all_as_expected(&self, under_way: UnderWay) {
         let case = &self.name;
         for (number, reply) in under_way.replies.into_iter().enumerate() {
@@ -126,7 +128,8 @@ impl Case {
         assert_eq!(beside.text, expected(BESIDE_CHAT).await.text, "{case}: the model beside it");
     }
 
-    /// Returns how many requests of the struck model were under way when the blow took effect.
+    /// Returns the number of requests to the struck model that were in progress when
+    /// the fault took effect.
     async fn goes_on_serving(&self, world: &mut World) -> usize {
         let case = &self.name;
         let model = world.struck().await;
@@ -140,7 +143,7 @@ impl Case {
         self.all_as_expected(under_way).await;
 
         self.at("the next reply", world);
-        // The next caller notices nothing; a picture outside all caches makes both lanes work.
+        // The next caller sees no error. A picture that is in no cache makes both lanes work.
         let fresh = 1000 + self.way as usize * 10 + self.moment as usize;
         ask(&model, long(fresh).max_tokens(4)).await.unwrap_or_else(|error| panic!("{case}: the next: {error}"));
 
@@ -169,7 +172,7 @@ impl Case {
         at_blow
     }
 
-    /// Returns 1 if the start was under way, which it always is.
+    /// Returns 1, the start that was in progress.
     async fn goes_on_starting(&self, world: &mut World) -> usize {
         let case = &self.name;
         let held = world.load_until(self.moment).await;
@@ -191,7 +194,8 @@ impl Case {
         1
     }
 
-    /// Every byte of the struck model returns, also memory that was backed before the blow.
+    /// Unloads the struck model. All its bytes must be returned, including memory
+    /// backed before the fault.
     async fn unload(&self, world: &mut World) {
         self.at("it unloads", world);
         world.struck = None;
@@ -201,7 +205,8 @@ impl Case {
         assert_eq!(world.device.counts().backed, ledger.granted, "{}", self.name);
     }
 
-    /// Everything ends: each request in one event, each start in one answer; another runtime finds the device free.
+    /// Everything ends: each request with one event, each start with one result. Another runtime
+    /// can then use the whole device.
     async fn is_over(&self, mut world: World) -> (usize, World) {
         let case = &self.name;
         let (mut model, mut held): (Option<ModelHandle>, Option<HeldLoad>) = (None, None);
@@ -254,7 +259,7 @@ async fn assert_free(device: &HostDevice, case: &str) {
     .await;
 }
 
-/// Reads the ledger and the device repeatedly during a death.
+/// Reads the ledger and the device repeatedly while something dies.
 struct LedgerWatch {
     over: Arc<AtomicBool>,
     watching: JoinHandle<usize>,
@@ -272,7 +277,7 @@ impl LedgerWatch {
                 let ledger = budget.snapshot().await.expect("the budget answers");
                 let held = ledger.granted + ledger.overhead + ledger.foreign + ledger.canary;
                 assert!(held <= ledger.total && ledger.deficit.is_zero(), "rule 1: {ledger}");
-                // Rule 11: a successor leases nothing while its predecessor still does.
+                // Rule 11: a successor leases nothing while its predecessor still holds leases.
                 let mut generations: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
                 for line in ledger.leases.iter().filter(|line| line.class != bursar::Class::Host) {
                     generations.entry(line.owner.name.to_string()).or_default().insert(line.owner.generation);

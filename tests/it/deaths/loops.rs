@@ -1,5 +1,5 @@
-//! Crash loops: an actor that keeps dying is restarted as often as its intensity allows, later each time. Then it ends
-//! with the reason and every byte returned, and never spins.
+//! Crash loops: an actor that keeps dying is restarted as often as its intensity allows, each time
+//! after a longer wait. Then it stops with the reason, and every byte is returned.
 
 use bursar_budgets::testing::HostControl;
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use bursar_actors::{
 
 use crate::stage::{about, answer, ask, demo, device, eventually, placed, small, story};
 
-/// Two restarts, the second after twice the wait.
+/// Two restarts. The wait before the second is twice as long.
 const TWO: Intensity =
     Intensity { restarts_max: 2, within: Duration::from_secs(3600), back_off: Duration::from_millis(40) };
-/// The least total wait of two restarts.
+/// The minimum total wait of two restarts.
 const WAITS: Duration = Duration::from_millis(40 + 80);
 
 async fn reason_of_the_end(model: &ModelHandle) -> String {
@@ -53,7 +53,7 @@ fn each_serving_actors_crash_loop_stops_the_model_with_the_reason() {
         for victim in ["vision", "scheduler"] {
             let device = device();
             let runtime = crate::stage::runtime_on(&device).await;
-            // Engines may die as often as they like: the serving actors have their own intensity.
+            // Engines may die any number of times: serving actors have a separate intensity.
             let model = demo(&runtime, LoadOptions { intensity: TWO, ..small() }).await;
             let begun = Instant::now();
             for death in 0..3 {
@@ -182,7 +182,8 @@ fn each_supervised_actor_has_its_own_intensity() {
     assert!(all.iter().all(|intensity| !intensity.back_off.is_zero() && intensity.restarts_max > 0));
     assert!(all.iter().enumerate().all(|(place, one)| !all[..place].contains(one)), "no two are the same");
     story(async {
-        // Deaths of the budget and of serving actors do not count for the engine, nor the reverse.
+        // Deaths of the budget and of serving actors do not count against the engine's limit, and
+        // deaths of the engine do not count against theirs.
         let once = Intensity { restarts_max: 1, back_off: Duration::ZERO, ..TWO };
         let device = device();
         let config = RuntimeConfig {

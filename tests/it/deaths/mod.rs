@@ -1,4 +1,5 @@
-//! Deaths: whatever dies, every accepted request ends once and as it would have, weights stay, and all bytes return.
+//! Deaths of every part: each accepted request ends once with the expected reply, weights are kept,
+//! and all bytes are returned.
 
 mod blow;
 mod cell;

@@ -1,4 +1,5 @@
-//! Deaths without a cell in the table: several at once, repeated ones, at each moment of a start.
+//! Deaths that the table does not cover: several at once, repeated deaths, and a death at each
+//! moment of a start.
 
 use bursar_budgets::testing::HostControl;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use crate::stage::{Stage, about, answer, eventually, listen, small, story};
 
-/// When an engine dies: before any request, before the first word, between words.
+/// The moments of an engine's death: before any request, before the first token, between tokens.
 const MOMENTS: [&str; 3] = ["idle", "prefilling", "decoding"];
 
 fn kill(serving: &Serving, victim: &str) {
@@ -90,7 +91,7 @@ fn a_killed_engine_returns_with_the_weights_it_had() {
     });
 }
 
-/// Begins to load the demo, and returns at the numbered moment of its start.
+/// Begins to load the demo model, and returns at its progress report number `at`.
 async fn loading_at(runtime: &Runtime, at: usize) -> JoinHandle<Result<ModelHandle, RuntimeError>> {
     let (reached, mut at_moment) = tokio::sync::mpsc::channel::<()>(1);
     let seen = std::sync::Mutex::new(0usize);
@@ -149,7 +150,7 @@ fn a_crash_loop_stops_the_model_and_returns_every_byte() {
                 ChatError::Stopped { reason } => {
                     assert!(reason.contains("2 restarts") && reason.contains("killed"), "{reason}");
                 }
-                // The request met every death, and gave up before the model did.
+                // The request met every death and gave up before the model stopped.
                 ChatError::GivenUp { deaths } => assert_eq!(*deaths, 3),
                 error => panic!("{error:?}"),
             }
@@ -174,7 +175,7 @@ fn a_request_that_keeps_killing_actors_is_given_up_alone() {
         let listening = tokio::spawn(listen(unlucky));
         for _ in 0..40 {
             let serving = stage.model.serving().await.expect("it serves");
-            // A visibly serving actor has the request, or gets it before it dies.
+            // An actor that answers `KvUse` has the request, or receives it before it dies.
             let (reply, count) = Responder::new();
             drop(serving.scheduler.send_message(SchedulerMessage::KvUse(reply)));
             drop(count.await);
@@ -216,7 +217,7 @@ fn a_killed_budgets_successor_finds_everything_unchanged() {
         })
         .await;
         drop(tenant);
-        // Memory backed before the deaths can still be taken back.
+        // Memory that was backed before the deaths can still be released.
         stage.runtime.unload("demo").await.expect("it unloads");
         assert_eq!(stage.device.counts().backed, Bytes::ZERO);
         assert!(stage.snapshot().await.leases.is_empty());
@@ -255,7 +256,8 @@ fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
         let before = stage.snapshot().await;
         let expected = answer(&stage.model, long(1)).await;
         let backs = stage.device.counts().backs;
-        // Sequences that no driver would make: a token outside the vocabulary, a row outside the vision cache.
+        // Sequences that no driver creates: a token outside the vocabulary, and a row
+        // outside the vision cache.
         let content = ContentSpan { tokens: 0..1, hash: PictureHash([0; 32]) };
         let place = Placeholder { content, cache_rows: [u32::MAX].into() };
         for (token, pictures) in [(u32::MAX, Vec::new()), (5, vec![place])] {

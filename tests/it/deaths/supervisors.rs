@@ -1,4 +1,5 @@
-//! User supervision: the runtime under a user's actor, and users' actors beside ours.
+//! User supervision: a runtime under a user's actor, and a user's actors next
+//! to the runtime's actors.
 
 use bursar_budgets::testing::HostControl;
 use std::sync::{
@@ -14,7 +15,7 @@ use bursar_actors::responder::Responder;
 
 use crate::stage::{Whole, about, answer, ask, demo, device, eventually, listen, placed, small, story};
 
-/// A user's supervisor: keeps a runtime with a model, and restarts both when the runtime dies.
+/// A user's supervisor. It keeps a runtime with a model, and restarts both when the runtime dies.
 struct Keeper;
 
 struct Kept {
@@ -25,13 +26,12 @@ struct Kept {
 }
 
 enum Ask {
-    /// Asks for the current runtime and model.
     Current(Responder<(Runtime, ModelHandle)>),
-    /// Asks for the granted bytes: a question to our budget from an actor's handler.
+    /// Asks for the granted bytes, which makes an actor's handler ask the budget.
     Granted(Responder<Bytes>),
-    /// Asks for an answer of our model, likewise.
+    /// Asks for a reply of the model, also from within a handler.
     Chat(Responder<String>),
-    /// Asks for a long one, and to be told of its first word.
+    /// Asks for a long reply, and to be notified of its first token.
     LongChat(Responder<()>, Responder<Result<Whole, ChatError>>),
 }
 
@@ -140,7 +140,8 @@ fn a_supervisor_chats_while_its_runtime_dies() {
         let ((begun, begins), (reply, end)) = (Responder::new(), Responder::new());
         assert!(keeper.send_message(Ask::LongChat(begun, reply)).is_ok(), "the keeper lives");
         begins.await.expect("it begins");
-        // The news of this waits in the keeper's mailbox until its chat is over, with all that ractor sends along.
+        // The keeper is busy with its chat, so the supervision event waits in its mailbox with the
+        // rest that ractor sends.
         runtime.cell().kill();
         match end.await.expect("the keeper answers") {
             Ok(_) | Err(ChatError::Stopped { .. }) => {}
@@ -164,7 +165,7 @@ fn an_ending_supervisor_gets_no_runtime() {
     });
 }
 
-/// A user's actor that depends on ours: it is linked under an engine, and dies with it.
+/// A user's actor that depends on an engine: it is linked under the engine and dies with it.
 struct Dependant;
 
 impl Actor for Dependant {

@@ -1,22 +1,22 @@
-//! The table of deaths: victim, kind, moment and outcome. Every row is run, cell by cell.
+//! The table of deaths: victim, kind of fault, moment and outcome. Every cell is run.
 
 use super::{blow::Victim::*, blow::Way::*, blow::*, cell};
 use crate::stage::story;
 
-/// The outcome of a death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Requests and starts under way end as they would have, after a pause at most. Weights stay.
+    /// Requests and starts in progress end as they would have without the fault, at most after a
+    /// pause. Weights are kept.
     GoesOn,
-    /// Each request and start under way ends in one typed error, every byte returns, and another runtime works.
+    /// Each request and start in progress ends with one typed error, every byte is returned,
+    /// and another runtime works.
     Over,
-    /// There is no such death, for this reason.
+    /// This death cannot happen, for this reason.
     Cannot(&'static str),
 }
 
 const ON: Outcome = Outcome::GoesOn;
 const OVER: Outcome = Outcome::Over;
-/// Profiles live while a model is sized.
 const NO_PROFILE: Outcome = Outcome::Cannot("a profile lives only while a model is sized");
 const NOT_YET: Outcome = Outcome::Cannot("vision and scheduler start when the model is sized");
 const NO_LANE: Outcome = Outcome::Cannot("lanes start with the first attempt at sizing, behind the weights");
@@ -71,7 +71,7 @@ const TABLE: [Row; VICTIMS.len() * WAYS.len()] = [
     (VisionLane, Supervisor, [ON,         NO_LANE,    ON,         ON,         ON]),
 ];
 
-/// The possible cells of a victim.
+/// The cells of a victim that are possible.
 fn cells(victim: Victim) -> impl Iterator<Item = (Way, Moment, Outcome)> {
     let rows = TABLE.iter().filter(move |(of, ..)| *of == victim);
     let cells =
@@ -97,8 +97,8 @@ fn rule_7_the_table_of_deaths_is_complete_and_explains_impossible_cells() {
     }
 }
 
-/// One test a victim, so that they run concurrently. A victim without one does not compile, since the list of victims
-/// is also made here.
+/// Makes one test per victim, so that the tests run concurrently. The list of victims is made here
+/// too, so a victim without a test does not compile.
 macro_rules! each_victim {
     ($($name:ident: $victim:ident;)*) => {
         pub const VICTIMS: [Victim; [$(Victim::$victim),*].len()] = [$(Victim::$victim),*];
@@ -106,7 +106,7 @@ macro_rules! each_victim {
         fn $name() {
             story(cell::run_all(Victim::$victim, cells(Victim::$victim).collect()));
         })*
-        /// A new victim must be named here, or this does not compile.
+        /// A new victim must be listed here, or the `match` does not compile.
         #[allow(dead_code, reason = "its match is what the compiler looks at")]
         fn is_listed(victim: Victim) {
             match victim { $(Victim::$victim => {})* }

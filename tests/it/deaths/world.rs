@@ -1,4 +1,5 @@
-//! A device, a runtime under a user's supervisor, a model to strike, and one beside it to leave alone.
+//! A device, a runtime under a user's supervisor, a model that is struck, and a second model
+//! that is left alone.
 
 use std::{
     sync::{
@@ -19,7 +20,7 @@ use tokio::{sync::OnceCell, task::JoinHandle};
 use super::blow::Moment;
 use crate::stage::{Whole, about, ask, device, placed, small};
 
-/// The model to strike, and the one beside it.
+/// Names of the model that is struck and of the model next to it.
 pub const STRUCK: &str = "struck";
 pub const BESIDE: &str = "beside";
 
@@ -27,11 +28,11 @@ pub struct World {
     pub device: Arc<HostDevice>,
     pub runtime: Runtime,
     pub beside: ModelHandle,
-    /// The model to strike, once loaded.
+    /// The model to strike, once it is loaded.
     pub struck: Option<ModelHandle>,
 }
 
-/// A supervisor that lets its children die.
+/// A supervisor that survives the death of its children.
 struct Guard;
 
 impl Actor for Guard {
@@ -53,7 +54,7 @@ impl Actor for Guard {
     }
 }
 
-/// Never a crash loop, and no waits.
+/// An intensity without a crash loop limit and without waits.
 fn patient() -> Intensity {
     Intensity { restarts_max: 10_000, back_off: Duration::ZERO, ..Intensity::default() }
 }
@@ -62,13 +63,13 @@ pub fn options(name: &str) -> LoadOptions {
     LoadOptions { name: Some(name.to_owned()), intensity: patient(), engine_intensity: patient(), ..small() }
 }
 
-/// A long chat whose words only a continued seed repeats.
+/// A long chat whose text repeats after a restart only if the random sequence is continued.
 pub fn long(number: usize) -> Chat {
     let seed = number as u64;
     about(number as u32).max_tokens(60).temperature(9.0).top_k(0).top_p(1.0).seed(seed)
 }
 
-/// The undisturbed answers of some long chats. They do not depend on the world.
+/// The replies to some long chats without faults. They do not depend on the world.
 pub async fn expected(number: usize) -> &'static Whole {
     static EXPECTED: OnceCell<Vec<Whole>> = OnceCell::const_new();
     let ask_all = async || {
@@ -104,7 +105,7 @@ impl World {
         self.runtime.budget().snapshot().await.expect("the budget answers")
     }
 
-    /// The model to strike; loads it first if needed.
+    /// The model to strike, loaded if needed.
     pub async fn struck(&mut self) -> ModelHandle {
         if self.struck.is_none() {
             let loaded = self.runtime.load_with(ModelSource::demo(), options(STRUCK), |_| {}).await;
@@ -113,7 +114,7 @@ impl World {
         self.struck.clone().expect("loaded above")
     }
 
-    /// Begins to load the model to strike, and stops in the middle of `moment`.
+    /// Begins to load the model to strike, and pauses in the middle of `moment`.
     pub async fn load_until(&self, moment: Moment) -> HeldLoad {
         let (reached, mut at_moment) = tokio::sync::mpsc::channel::<()>(1);
         let (release, released) = sync_channel::<()>(1);
@@ -123,18 +124,19 @@ impl World {
         let watch = move |progress: Progress| {
             let here = match progress {
                 Progress::Loading { done, .. } => {
-                    // Progress that does not rise belongs to a new attempt.
+                    // Progress that does not increase belongs to a new attempt.
                     let begins = last.swap(done.0, Ordering::SeqCst) >= done.0;
                     loads.fetch_add(usize::from(begins), Ordering::SeqCst);
                     moment == Moment::Loading
                 }
-                // Some way in: workspaces are leased and a lane has worked.
+                // After the first worst case: workspaces are leased and a lane has worked.
                 Progress::Profiling { done, .. } => moment == Moment::Profiling && done >= 1,
                 _ => false,
             };
             if here && passes.fetch_add(1, Ordering::SeqCst) == 0 {
                 reached.try_send(()).expect("told once");
-                // Until the blow has taken effect, or the test has failed and dropped the other end.
+                // Waits until the fault has taken effect, or until the test has failed
+                // and dropped the sender.
                 let _ = tokio::task::block_in_place(|| released.lock().expect("no panic").recv());
             }
         };
@@ -146,16 +148,16 @@ impl World {
     }
 }
 
-/// A paused load.
+/// A load that is paused.
 pub struct HeldLoad {
     loading: JoinHandle<Result<ModelHandle, RuntimeError>>,
     release: SyncSender<()>,
-    /// How often the copying of weights began.
+    /// The number of times that copying of weights began.
     pub loads: Arc<AtomicUsize>,
 }
 
 impl HeldLoad {
-    /// Resumes it and waits for its end.
+    /// Resumes the load and waits for its result.
     pub async fn go_on(self) -> Result<ModelHandle, RuntimeError> {
         self.release.send(()).expect("it waits for this");
         self.loading.await.expect("no panic")

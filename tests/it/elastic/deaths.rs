@@ -1,4 +1,5 @@
-//! Deaths in the middle of a change: every byte returns, and no request waits forever.
+//! Deaths during a change of the KV cache size: every byte is returned, and
+//! no request waits forever.
 
 use bursar::{Bytes, Class};
 use bursar_actors::budget::BudgetMessage;
@@ -7,7 +8,6 @@ use bursar_budgets::testing::HostControl;
 use super::{Card, Crowd, long, undisturbed, watchful};
 use crate::stage::{answer, eventually, story};
 
-/// The victim.
 const VICTIMS: [&str; 4] = ["scheduler", "vision", "budget", "engine"];
 
 impl Card {
@@ -38,7 +38,7 @@ fn any_death_during_a_shrink_returns_every_byte_and_chats_continue() {
             let expected = undisturbed(&card.model, 5, long).await;
             let crowd = Crowd::of(&card.model, &expected, long);
             card.device.hold_calls();
-            // All free bytes and the canary: then it has to wait.
+            // All free bytes and the canary, so that the other process has to wait for more.
             let taken = card.device.foreign_takes(card.before.free + card.before.canary);
             card.until_held().await;
             card.kill(victim).await;
@@ -48,7 +48,8 @@ fn any_death_during_a_shrink_returns_every_byte_and_chats_continue() {
             assert_eq!(answer(&card.model, long(1)).await, expected[1], "{victim}");
             assert_eq!(card.device.foreign_gives_back(taken), taken);
             if victim == "engine" {
-                // Its successor was sized beside the neighbour, and never exceeds what was stressed.
+                // The new engine was sized while another process held memory, and never exceeds the
+                // size that was stressed.
                 card.quiet().await;
             } else {
                 card.regained().await;
@@ -113,7 +114,7 @@ fn answers_never_differ_under_random_neighbours_and_deaths() {
         let card = Card::filled(watchful()).await;
         let expected = undisturbed(&card.model, 7, long).await;
         let crowd = Crowd::of(&card.model, &expected, long);
-        // Pseudo-random, and the same each time.
+        // A fixed pseudo-random sequence.
         let mut chance = 7u64;
         for round in 0..40 {
             chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -124,8 +125,8 @@ fn answers_never_differ_under_random_neighbours_and_deaths() {
                 5 => drop(card.device.foreign_gives_back(Bytes::gib(1))),
                 _ => card.kill("budget").await,
             }
-            // No request survives a third death of its serving actors. A dead engine is sized anew, which is another
-            // story.
+            // No request survives a third death of its serving actors. A dead engine is sized
+            // again, which another test covers.
             match round {
                 10 => card.kill("scheduler").await,
                 25 => card.kill("vision").await,

@@ -1,4 +1,5 @@
-//! A run's recordings, compared with the table of metrics and its page.
+//! The metrics recorded in a run, compared with the table of metrics and with its
+//! page in the documentation.
 
 use bursar_budgets::testing::HostControl;
 use std::{collections::BTreeMap, fs, path::Path};
@@ -12,7 +13,8 @@ use bursar_actors::{
 use super::*;
 use crate::stage::{Stage, ask, device, device_of, listen, picture, runtime_on};
 
-/// Runs a story and all its actors on one thread with its own recorder, since other stories record at the same time.
+/// Runs a test and all its actors on one thread with a separate recorder, because other tests
+/// record at the same time.
 fn heard(story: impl AsyncFnOnce(&Ears)) -> Ears {
     let ears = Ears::default();
     let actors = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -20,7 +22,7 @@ fn heard(story: impl AsyncFnOnce(&Ears)) -> Ears {
     ears
 }
 
-/// A name without its labels, and the labels' names and values.
+/// A metric's name, and its labels with their values.
 fn parts(heard: &str) -> (&str, Vec<(&str, &str)>) {
     let (name, labels) = heard.trim_end_matches('}').split_once('{').expect("ears write it so");
     (name, labels.split(',').filter_map(|label| label.split_once('=')).collect())
@@ -30,7 +32,7 @@ fn row(name: &str) -> Option<&'static Row> {
     TABLE.iter().find(|row| row.name == name)
 }
 
-/// Checks that everything recorded is in the table, with the same type and labels.
+/// Checks that every recorded metric is in the table, with the same type and labels.
 fn assert_in_the_table(ears: &Ears) {
     for (heard, what) in ears.all() {
         let (name, labels) = parts(&heard);
@@ -71,13 +73,13 @@ fn request_metrics_match_what_callers_saw() {
         ] {
             assert_eq!(count(name), times, "{name}");
         }
-        // The last of them is wasted if a step is planned ahead.
+        // The last step is discarded if it was planned ahead.
         let (steps, eager) = (count("step_seconds"), count("eager_steps_total"));
         assert!(steps == eager && (18.0..=24.0).contains(&steps), "{steps} steps, {eager} of them eager");
         assert_eq!(count("step_tokens"), steps, "each step has its size");
         assert_eq!((ended("length"), count("requests_active")), (2.0, 0.0));
 
-        // Each way to end, as often as the callers saw it.
+        // Each finish reason is counted as often as callers saw it.
         assert!(ask(&stage.model, text("Short.").max_tokens(0)).await.is_err());
         let held =
             [stage.model.chat(chat()).await.expect("accepted"), stage.model.chat(chat()).await.expect("accepted")];
@@ -85,8 +87,8 @@ fn request_metrics_match_what_callers_saw() {
         assert_eq!(count("requests_active"), 2.0);
         drop(held);
         eventually("both are gone", async || ended("cancelled") == 2.0 && count("requests_active") == 0.0).await;
-        // A caller that reads too slowly, an event a token: its deadline is well after the preparation and long before
-        // its last token.
+        // A caller that reads too slowly, one event per token. The deadline comes well after the
+        // preparation and long before the last token.
         let chat_for = Duration::from_millis(400);
         let mut late =
             stage.model.chat(long(1).max_tokens(190).log_probabilities(0).deadline(chat_for)).await.expect("accepted");
@@ -118,7 +120,7 @@ fn request_metrics_match_what_callers_saw() {
             ("stopped", 1.0),
         ];
         expected.into_iter().for_each(|(reason, times)| assert_eq!(ended(reason), times, "{reason}"));
-        // No gauges remain of an unloaded model, but its counters do.
+        // An unloaded model leaves no gauges. Its counters remain.
         for (heard, what) in ears.all() {
             let (name, labels) = parts(&heard);
             let is_of_it = labels.contains(&("model", "demo")) && !name.ends_with("_peak_bytes");
@@ -148,7 +150,8 @@ fn experts_of_a_mixture_are_shown_to_be_shared_out_unevenly() {
             imbalance().is_some_and(|most| most > 0.0)
         })
         .await;
-        // Three of eight are chosen: the busiest is chosen by all tokens at most.
+        // Each token goes to three of eight experts, so the busiest expert gets at most all tokens:
+        // 8/3 of the mean.
         assert!(imbalance().is_some_and(|most| most > 1.0 && most <= 8.0 / 3.0), "{:?}", imbalance());
         runtime.shutdown().await;
     });
@@ -190,10 +193,10 @@ fn each_card_of_a_group_has_gauges_beside_the_groups_own() {
     });
 }
 
-/// Values that may come and go within one message.
+/// Gauges that may be above 0 only within the handling of one message.
 const BY_CHANCE: [&str; 3] = ["bursar_deficit_bytes", "bursar_owed_bytes", "bursar_leases_waiting"];
 
-/// What no run on a host device meets, with the reason.
+/// The metrics that no test run on a host device records, with the reason.
 const NOT_MET: [(&str, &str); 29] = [
     ("bursar_http_requests_total", "only `bursar serve` has them: `serve/forms.rs`"),
     ("bursar_http_errors_total", "likewise"),
@@ -238,7 +241,7 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
         answer(&card.model, other_words).await;
         drop(budget.lease(Class::external("index"), Bytes::kib(64)).await.expect("there is room"));
         assert!(budget.try_lease(Class::external("index"), 512 * MIB).await.is_err(), "there is not");
-        // A neighbour takes everything while chats run, and leaves.
+        // Another process takes everything while chats run, and frees it.
         let talk = |number| tokio::spawn(ask_of(card.model.clone(), long(number)));
         let chats: Vec<_> = (0..6).map(talk).collect();
         eventually("sequences lay in what went", async || {
@@ -251,7 +254,7 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
             chat.await.expect("no panic");
         }
         card.regained().await;
-        // A step is refused memory, and an actor dies under a request.
+        // A step is refused memory, and an actor dies during a request.
         let engine = card.runtime.supervised().await.expect("it answers").engines["demo"].clone();
         assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "it is alive");
         answer(&card.model, about(2)).await;
@@ -263,17 +266,17 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
             |name: &str| ears.all().get(&format!("bursar_lease_{name}{{device=host,model=demo,class=kv}}")).copied();
         let kv = was.of_class(&Class::Kv).0 as f64;
         assert_eq!(lease("peak_bytes").expect("it was leased").now, kv, "as at READY");
-        // Once a second.
+        // The gauge is updated once a second.
         eventually("all of it is used", async || {
             let (used, leased) = (lease("used_bytes").map(|heard| heard.now), lease("bytes").map(|heard| heard.now));
-            // Less than at READY, since a step was refused memory.
+            // Fewer bytes than at READY, since a step was refused memory.
             used == leased && used.is_some_and(|used| used > 0.0)
         })
         .await;
         card.runtime.shutdown().await;
         assert_eq!(lease("bytes").expect("it was leased").now, 0.0, "all is home");
 
-        // And a device is lost.
+        // A device is lost.
         let devices = [device(), device()];
         let (first, spares) = (devices[0].clone(), std::sync::Mutex::new(devices.into_iter()));
         let make = move || match spares.lock().expect("nobody panics with it").next() {
@@ -302,9 +305,9 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
     for Row { name, kind, .. } in TABLE {
         let is_met = match (met.get(name), kind) {
             (None, _) => false,
-            // Whether it lasts long enough to be seen depends on the threads.
+            // Whether such a value lasts long enough to be recorded depends on thread timing.
             (Some(_), Kind::Gauge) if BY_CHANCE.contains(name) => true,
-            // A finished value is set to zero.
+            // Gauges end at 0, so the highest value counts.
             (Some(most), Kind::Gauge | Kind::Counter | Kind::Histogram) => *most > 0.0,
         };
         let excuse = NOT_MET.iter().find(|(excused, _)| excused == name);

@@ -1,4 +1,5 @@
-//! A step is refused memory while keys and values are smaller than before, or being resized.
+//! A step is refused memory while the KV cache is smaller than before, or while
+//! it is being resized.
 
 use bursar_actors::{engine::EngineMessage, engine::WhichLane};
 use bursar_budgets::testing::HostControl;
@@ -7,7 +8,7 @@ use super::*;
 use crate::stage::listen;
 
 impl Card {
-    /// The next step is refused memory.
+    /// Makes the next step fail as if it had been refused memory.
     async fn refuses_a_step(&self) {
         let engine = self.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "it is alive");
@@ -26,7 +27,8 @@ fn a_refused_size_is_never_retried_even_after_a_neighbour_leaves() {
         assert_eq!(answer(&card.model, about(1)).await, expected);
         let serving = card.model.serving().await.expect("it serves");
         assert_eq!((serving.refusals, serving.record.kv_blocks), (1, blocks * 95 / 100));
-        // The cache gives up five per cent, and may get them back a moment later: that is below its cap.
+        // The cache gives up five percent. It may get them back a moment later, because its size
+        // is below its cap.
         card.quiet().await;
         card.device.foreign_gives_back(Bytes::mib(6));
         let all = card.before.of_class(&Class::Kv);
@@ -52,14 +54,15 @@ fn a_refusal_during_a_change_waits_and_loses_no_request() {
             card.quiet().await;
             card.device.hold_calls();
             match is_growing {
-                // Everything free, including the canary.
+                // Takes all free memory, including the canary.
                 false => taken = card.device.foreign_takes(Bytes::mib(24)),
                 true => taken = card.device.foreign_gives_back(taken),
             }
             eventually("the change is at the device", async || card.device.counts().held_calls > 0).await;
             card.refuses_a_step().await;
             let mut listening = tokio::spawn(listen(card.model.chat(about(1)).await.expect("accepted")));
-            // It cannot end before the change has, and the change not before its call passes.
+            // The reply cannot end before the change, and the change cannot end before the
+            // held device call passes.
             let early = tokio::time::timeout(Duration::from_millis(50), &mut listening).await;
             card.device.let_calls_pass();
             assert!(early.is_err(), "growing: {is_growing}");

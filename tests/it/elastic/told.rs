@@ -1,4 +1,4 @@
-//! A listener to a runtime's events knows its ledger.
+//! Events of a runtime: a listener can rebuild the ledger from them.
 
 use bursar_budgets::testing::HostControl;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use bursar::{
 use super::{Card, filling, watchful};
 use crate::stage::{answer, demo, eventually, story, text};
 
-/// The leases according to the events.
+/// The state of the leases according to the events.
 #[derive(Default)]
 struct Books {
     leases: BTreeMap<LeaseId, Bytes>,
@@ -36,7 +36,7 @@ impl Books {
         self.heard.push(event);
     }
 
-    /// Listens until `wanted` has happened.
+    /// Reads events until `wanted` has happened.
     async fn until(&mut self, events: &mut Events, wanted: impl Fn(&Event) -> bool) {
         loop {
             let recorded = events.next().await.expect("the runtime goes on").expect("nothing is missed");
@@ -65,7 +65,7 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
         let kv_tokens = model.serving().await.expect("it serves").kv_tokens;
         assert_eq!(books.heard.last(), Some(&Event::Ready { model: "demo".into(), kv_tokens }));
 
-        // A neighbour comes, and goes.
+        // Another process takes memory and frees it.
         let card = Card { device, runtime, model, before: ledger };
         card.neighbour_takes(Bytes::mib(4)).await;
         books.until(&mut events, |event| matches!(event, Event::CanaryGiven { .. })).await;
@@ -86,7 +86,7 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
         books.until(&mut events, |event| matches!(event, Event::Ready { .. })).await;
         answer(&card.model, text("Are you there?")).await;
 
-        // The budget dies: its successor keeps as much free.
+        // The budget dies. Its successor keeps the same number of bytes free.
         let mut canary = card.before.canary;
         for event in &books.heard {
             match event {
@@ -102,7 +102,7 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
         books.until(&mut events, |event| matches!(event, Event::Restart { actor: "budget", model: None, .. })).await;
         assert_eq!(card.ledger().await, card.before);
 
-        // A lease asks for more than there is.
+        // A lease asks for more bytes than exist.
         let refused = card.runtime.budget().try_lease(Class::external("index"), Bytes::mib(24)).await;
         refused.expect_err("all of it is taken");
         books.until(&mut events, |event| matches!(event, Event::LeaseRefused { .. })).await;

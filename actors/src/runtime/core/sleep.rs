@@ -144,12 +144,12 @@ impl<P: Parts> RuntimeCore<P> {
                 self.effects.push(Effect::ReleaseEngine { name, load, level: None });
             }
             (SleepState::Draining(Draining { reason, sleepers, .. }), Err(error)) => {
-                model.stayed_busy += u32::from(reason == SleepReason::Room);
+                model.stayed_busy += u32::from(reason == SleepReason::MakeRoom);
                 self.effects.push(Effect::StayAwake { name: name.clone() });
                 match reason {
                     SleepReason::Call => self.answer_sleepers(sleepers.each, Err(error)),
                     // Callers that joined may have allowed more time.
-                    SleepReason::Idle | SleepReason::Room => self.sleep_all(&name, load, sleepers),
+                    SleepReason::Idle | SleepReason::MakeRoom => self.sleep_all(&name, load, sleepers),
                 }
                 self.admit_waiting();
             }
@@ -271,7 +271,7 @@ impl<P: Parts> RuntimeCore<P> {
         let idle = awake().filter(|(seen, _)| seen.idle_for.is_some()).max_by_key(|(seen, _)| seen.idle_for);
         let longest = awake().filter(|(_, since)| now.saturating_sub(*since) >= turn).min_by_key(|(_, since)| *since);
         if let Some((victim, _)) = idle.or(longest) {
-            return self.begin_sleep(victim.name.clone(), SleepReason::Room);
+            return self.begin_sleep(victim.name.clone(), SleepReason::MakeRoom);
         }
         let busy: Vec<String> = awake().map(|(seen, _)| seen.name.clone()).collect();
         if busy.is_empty() {

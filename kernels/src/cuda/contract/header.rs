@@ -10,8 +10,9 @@ use super::{
 };
 
 const HEAD: &str = "\
-// What the host and the kernels agree on. Generated from kernels/src/cuda/contract: change it there, write this file with
-// `BURSAR_WRITE_PAGES=1 cargo test -p bursar-kernels contract`, then compile (kernels/cuda/compile.py).
+// Constants that the host and the kernels share. Generated from kernels/src/cuda/contract: change
+// them there, write this file with `BURSAR_WRITE_PAGES=1 cargo test -p bursar-kernels contract`,
+// then compile (kernels/cuda/compile.py).
 #pragma once
 
 #include <stdint.h>

@@ -29,7 +29,7 @@ pub struct Config {
 /// Origin of a checkpoint, which determines its keys and weight names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// transformers' conversion.
+    /// A checkpoint converted for transformers.
     Converted,
     /// The original release by the model's authors, for the code that comes with it.
     Released,

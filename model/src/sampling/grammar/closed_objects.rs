@@ -1,13 +1,15 @@
-//! Objects that have no other members than their schema names, as in OpenAI's strict mode.
+//! Closing of objects to the members that their schema names, as in OpenAI's strict mode.
 
 use serde_json::{Map, Value, json};
 
 /// Sets `additionalProperties` to false in each object schema that names its members and does not
-/// say whether it has others. Small models otherwise add members until a reply has no tokens left.
+/// say whether other members are allowed. Otherwise small models add members until the reply
+/// reaches its token limit.
 ///
-/// Schemas that are joined by `allOf` stay open, with all definitions beside them, because
-/// each names only some members of the same object. Objects that name no members stay open
-/// too: they are maps.
+/// Schemas that an `allOf` of several schemas combines stay open, because each of them names only
+/// some members of the same object. If the schema has such an `allOf` anywhere, all definitions
+/// stay open as well, because the `allOf` may refer to them. Object schemas that name no members
+/// also stay open, because they describe maps.
 pub fn close_objects(schema: &mut Value) {
     let has_joined = has_joined(schema);
     close(schema, has_joined);
@@ -34,7 +36,7 @@ fn close(schema: &mut Value, has_joined: bool) {
     }
 }
 
-/// Whether other keywords than `properties` tell of an object's members.
+/// Whether a keyword other than `properties` also describes the object's members.
 fn says_more(map: &Map<String, Value>) -> bool {
     const OTHERS: [&str; 9] = [
         "additionalProperties",

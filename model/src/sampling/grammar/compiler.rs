@@ -1,4 +1,4 @@
-//! The grammar compiler: turns output formats into grammars over one model's vocabulary.
+//! The grammar compiler, which turns output formats into grammars over one model's vocabulary.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use super::{
 };
 use crate::text::{Thinking, Tokenizer, error::PrivateText};
 
-/// Maximum bytes of a reason that is passed on.
+/// Maximum bytes of a reason that is passed on to the caller.
 const REASON_BYTES_MAX: usize = 400;
 
-/// Compiles grammars for one model. Creating it walks the whole vocabulary, so a model has one,
-/// created at the first request with a form.
+/// Compiles grammars for one model. Creating a compiler walks the whole vocabulary, so each model
+/// has a single compiler, created at the first request with a form.
 pub struct GrammarCompiler {
     factory: ParserFactory,
     vocabulary: Arc<Vocabulary>,
@@ -40,8 +40,8 @@ impl GrammarCompiler {
         Ok(GrammarCompiler { factory, vocabulary })
     }
 
-    /// Compiles a form. It takes milliseconds, or tens of them for a large one, so keep it off
-    /// threads that others wait for.
+    /// Compiles a form. This takes milliseconds, or tens of milliseconds for a large form, so do
+    /// not call it on a thread that other requests wait for.
     ///
     /// # Errors
     /// [`GrammarError`] if the form is too large, malformed, unsupported or too complex.
@@ -50,11 +50,11 @@ impl GrammarCompiler {
         self.tried(parser, |reason| refusal(format, reason))
     }
 
-    /// Compiles the form of a whole reply, which may begin with reasoning. Reasoning is free, and
-    /// ends with its tag.
+    /// Compiles the form of a whole reply, which may begin with reasoning. Reasoning is any text up
+    /// to its end tag.
     ///
     /// # Errors
-    /// As [`compile`](Self::compile); with the index of the tool if one tool is at fault.
+    /// Same as [`compile`](Self::compile), with the index of the tool if one tool is at fault.
     pub fn compile_reply(&self, form: &ReplyForm, thinking: Thinking) -> Result<Grammar, ReplyFormError> {
         if let (ReplyForm::Format(format), Thinking::Off) = (form, thinking) {
             return Ok(self.compile(format)?);
@@ -68,15 +68,15 @@ impl GrammarCompiler {
         Ok(self.tried(Parser::new(parser), whole_refusal)?)
     }
 
-    /// Finds the part that is refused on its own, for an error of the whole with which a schema is
-    /// refused. A form that is too complex is not compiled again: its parts may each be allowed,
-    /// and take as long as all together.
+    /// Narrows a schema error of the whole form down to the first part that is also refused when
+    /// compiled separately. A form that is too complex is not compiled again: each part may be
+    /// accepted, and compiling all parts may take as long as compiling the whole form.
     fn explained(&self, form: &ReplyForm, error: GrammarError) -> ReplyFormError {
         if !matches!(error, GrammarError::Schema { .. }) {
             return error.into();
         }
-        // In the order of the grammar, so that what comes before the fault was within the
-        // limits of the whole.
+        // The parts are tried in the grammar's order, so that the parts before the faulty one are
+        // known to be within the limits of the whole form.
         let refused = |tool| {
             let part = form.part(tool)?;
             let error = self.parser(&part).err()?;
@@ -86,8 +86,8 @@ impl GrammarCompiler {
         parts.find_map(refused).unwrap_or_else(|| error.into())
     }
 
-    /// A form that is too complex for its first token fails here, in the caller, and not in the
-    /// lane. This also warms the caches.
+    /// Computes the tokens that may come first, so that a form that is too complex for its first
+    /// token fails here, in the caller, and not in the lane. This also warms the caches.
     fn tried(&self, parser: Parser, refused: impl Fn(&str) -> GrammarError) -> Result<Grammar, GrammarError> {
         let grammar = Grammar::new(parser, self.vocabulary.clone());
         match grammar.allowed(&[]) {
@@ -113,9 +113,10 @@ impl GrammarCompiler {
     }
 }
 
-/// Limits against hostile forms, because other sequences wait for each token. 1,000 units of a
-/// token's fuel take up to a millisecond; llguidance's default is 200,000. Its default of 250,000
-/// lexer states takes about 400 MB.
+/// Limits against hostile forms. They are low because the other sequences of a step wait while a
+/// grammar computes the tokens that may follow. 1,000 units of lexer fuel take up to a millisecond;
+/// llguidance's default per token is 200,000 units. llguidance's default of 250,000 lexer states
+/// takes about 400 MB.
 fn limits() -> ParserLimits {
     ParserLimits {
         max_items_in_row: 1_000,
@@ -125,13 +126,15 @@ fn limits() -> ParserLimits {
         max_grammar_size: 200_000,
         // Errors must not quote generated text.
         verbose_errors: false,
-        // It would speed up masks of very large patterns, but compiling would take seconds.
+        // Precomputing would speed up masks of very large patterns, but compiling would take
+        // seconds.
         precompute_large_lexemes: false,
         ..ParserLimits::default()
     }
 }
 
-/// The library's errors are sentences. Exceeded limits are recognised by their words.
+/// Same as [`whole_refusal`], but errors in a regular expression or a list of choices become
+/// [`GrammarError::UnsupportedRegex`].
 fn refusal(format: &OutputFormat, error: &str) -> GrammarError {
     match (format, whole_refusal(error)) {
         (OutputFormat::Regex(_) | OutputFormat::Choice(_), GrammarError::Schema { reason }) => {
@@ -141,7 +144,8 @@ fn refusal(format: &OutputFormat, error: &str) -> GrammarError {
     }
 }
 
-/// The same for a form of schemas.
+/// Converts an error of llguidance. Its errors are sentences, so exceeded limits are recognized by
+/// words in the first line.
 fn whole_refusal(error: &str) -> GrammarError {
     const LIMITS: [&str; 8] =
         ["too big", "too large", "too complex", "fuel", "limit", "stack level", "exceeded", "too many"];
@@ -149,7 +153,7 @@ fn whole_refusal(error: &str) -> GrammarError {
     if LIMITS.iter().any(|word| first_line.contains(word)) {
         return GrammarError::TooComplex;
     }
-    // The message of a panic in the library would not help a caller.
+    // The message of a panic in llguidance would not help the caller.
     let first_line = if first_line.starts_with("panic") { "the format is not valid" } else { first_line };
     let end = (0..=REASON_BYTES_MAX.min(first_line.len())).rev().find(|&end| first_line.is_char_boundary(end));
     GrammarError::Schema { reason: PrivateText(first_line[..end.unwrap_or(0)].to_owned()) }

@@ -7,38 +7,34 @@ use super::schema_rules::SchemaPlace;
 use crate::text::error::PrivateText;
 
 /// A form that was refused, or a grammar that failed. No variant shows generated text. Quotes of
-/// the schema or the pattern are private.
+/// the schema or the pattern are in `PrivateText`.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum GrammarError {
     /// A part of the form exceeds its limit.
     #[error("the {part} has {value} {unit}; the limit is {limit}")]
     TooLarge {
-        /// Schema, regular expression or list of choices.
+        /// The part: the schema, the regular expression, the list of choices, or the like.
         part: &'static str,
-        /// Its size.
         value: usize,
-        /// The unit of the size.
         unit: &'static str,
-        /// The largest size.
         limit: usize,
     },
     /// The list of choices is empty.
     #[error("the list of choices is empty")]
     NoChoice,
-    /// The schema cannot be followed: it is not a schema, contradicts itself, or uses a keyword
+    /// The schema cannot be used: it is not a valid schema, contradicts itself, or has a keyword
     /// that is not supported.
     #[error("the JSON schema cannot be used")]
     Schema {
-        /// The place and the reason. It may quote the schema: show it to the caller, never log it.
+        /// The place in the schema and the reason. The text may quote the schema: show it to the
+        /// caller, never log it.
         reason: PrivateText,
     },
     /// The schema uses a keyword that is not supported.
     #[error("the JSON schema has the keyword `{keyword}` at {place}, which is not supported")]
     Keyword {
-        /// The keyword.
         keyword: &'static str,
-        /// The part of the schema that has it.
         place: SchemaPlace,
     },
     /// The schema has a number that would be rounded.
@@ -46,7 +42,6 @@ pub enum GrammarError {
     Number {
         /// The keyword whose value is or contains the number.
         keyword: &'static str,
-        /// The part of the schema that has it.
         place: SchemaPlace,
     },
     /// The pattern is not a regular expression.
@@ -60,10 +55,10 @@ pub enum GrammarError {
     /// The pattern uses a feature that cannot be followed token by token.
     #[error("the regular expression cannot be used")]
     UnsupportedRegex {
-        /// The reason. It may quote the pattern: show it to the caller, never log it.
+        /// The reason, which may quote the pattern: show it to the caller, never log it.
         reason: PrivateText,
     },
-    /// The form would take too much time or memory, in all or for one token.
+    /// The form would take too much time or memory, in total or for one token.
     #[error("the format takes more work than is allowed")]
     TooComplex,
     /// The tokens produced so far do not follow the grammar.
@@ -78,23 +73,20 @@ pub enum GrammarError {
         /// Number of tokens produced so far.
         produced: usize,
     },
-    /// The parser failed: a bug.
+    /// The parser failed because of a bug.
     #[error("the grammar's parser failed after {produced} tokens")]
     Broken {
         /// Number of tokens produced so far.
         produced: usize,
     },
-    /// The tokenizer spells text in an unknown way.
+    /// The tokens of this kind of tokenizer decoder cannot be read as bytes.
     #[error("the tokens of this kind of tokenizer decoder cannot be read as bytes")]
     Spelling,
     /// The vocabulary is larger than the parser's trie can hold.
     #[error("the vocabulary has {tokens} tokens of {bytes} bytes together; the limit is {bytes_max}")]
     Vocabulary {
-        /// Number of tokens.
         tokens: usize,
-        /// Bytes of all tokens.
         bytes: usize,
-        /// The limit.
         bytes_max: usize,
     },
     /// The checkpoint has no end token, so a reply could not end.
@@ -103,8 +95,8 @@ pub enum GrammarError {
 }
 
 impl GrammarError {
-    /// The part of the reason that the error's text leaves out because it may quote the schema or
-    /// the pattern. Show it to their author, never log it.
+    /// The reason, if the error message omits it because it may quote the schema or the pattern.
+    /// Show it to the author of the request, never log it.
     pub fn reason(&self) -> Option<&str> {
         match self {
             GrammarError::Schema { reason } | GrammarError::UnsupportedRegex { reason } => Some(&reason.0),
@@ -114,7 +106,8 @@ impl GrammarError {
 }
 
 impl GrammarError {
-    /// The part of the schema at fault, if the error's text names it without the caller's names.
+    /// The faulty part of the schema, if the error message gives it (without names that the caller
+    /// chose).
     pub fn place(&self) -> Option<&SchemaPlace> {
         match self {
             GrammarError::Keyword { place, .. } | GrammarError::Number { place, .. } => Some(place),
@@ -162,15 +155,14 @@ impl Hint for GrammarError {
 #[derive(Debug, Error, PartialEq)]
 #[error("{source}")]
 pub struct ReplyFormError {
-    /// The index of the tool at fault, from 0; none if it is the form of the
-    /// caller, or all together.
+    /// The index of the tool at fault, from 0. `None` if the caller's form or the whole reply form
+    /// is at fault.
     pub tool: Option<usize>,
-    /// Why.
     pub source: GrammarError,
 }
 
 impl ReplyFormError {
-    /// Names a tool as the one at fault.
+    /// Returns a function that adds the index of the tool at fault to an error.
     pub(super) fn of(tool: usize) -> impl Fn(GrammarError) -> Self {
         move |source| ReplyFormError { tool: Some(tool), source }
     }

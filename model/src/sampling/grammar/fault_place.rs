@@ -1,12 +1,13 @@
-//! Finds the place of an error in a schema: llguidance reports the error, but mostly not its place.
+//! Search for the place of an error in a schema. llguidance reports the error, but usually not its
+//! place.
 
 use serde_json::Value;
 
-/// Maximum parts to try; each is compiled.
+/// Maximum number of parts to try. Each try compiles one part.
 const TRIED_MAX: usize = 256;
 
-/// A JSON pointer to the innermost part of `schema` that `is_refused` on its own, with the
-/// definitions of the whole schema. `None` if only the whole is refused.
+/// A JSON pointer to the innermost part of `schema` that `is_refused` as a separate schema with the
+/// definitions of the whole schema. `None` if only the whole schema is refused.
 pub(super) fn place(schema: &Value, is_refused: impl Fn(Value) -> bool) -> Option<String> {
     let (mut place, mut part, mut tried) = (String::new(), schema, 0);
     loop {
@@ -21,7 +22,7 @@ pub(super) fn place(schema: &Value, is_refused: impl Fn(Value) -> bool) -> Optio
     }
 }
 
-/// The schemas inside `part`, and the one that it refers to, each with its place.
+/// The schemas inside `part` and the schema that its `$ref` refers to, each with its JSON pointer.
 fn parts<'s>(schema: &'s Value, part: &'s Value, place: &str) -> Vec<(String, &'s Value)> {
     let Value::Object(keywords) = part else { return Vec::new() };
     let mut parts = Vec::new();
@@ -75,7 +76,7 @@ mod tests {
             json!({"properties": {"a": {"type": "string"}, "b/c": {"items": {"anyOf": [{}, {"type": "zebra"}]}}}});
         assert_eq!(at(&nested).as_deref(), Some("/properties/b~1c/items/anyOf/1"));
         assert_eq!(at(&json!({"properties": {"a": {}}})), None);
-        // A circular reference ends.
+        // The search also ends for a circular reference.
         let circle = json!({"$defs": {"a": {"$ref": "#/$defs/a"}, "b": {"type": "zebra"}}, "$ref": "#/$defs/a"});
         assert!(at(&circle).is_some());
     }

@@ -1,4 +1,4 @@
-//! Rewrites a pattern with look-ahead, as Pydantic and Zod generate it, to several patterns
+//! Rewriting of patterns with look-ahead, as Pydantic and Zod generate them, to several patterns
 //! without look-ahead. The grammar compiler does not support look-ahead, but it can require a text
 //! to match several patterns.
 
@@ -7,7 +7,7 @@ use std::fmt::Write;
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look};
 
 /// Patterns whose intersection matches the same texts as `pattern`, if all its look-aheads are at
-/// the start. `None` if there is no look-ahead, or one that cannot be rewritten.
+/// the start. `None` if the pattern has no look-ahead, or a look-ahead that cannot be rewritten.
 pub(super) fn without_look_ahead(pattern: &str) -> Option<Vec<String>> {
     let mut rest = pattern.strip_prefix('^')?;
     let mut patterns = Vec::new();
@@ -28,7 +28,8 @@ pub(super) fn without_look_ahead(pattern: &str) -> Option<Vec<String>> {
     Some(patterns)
 }
 
-/// The place of the bracket that closes a group whose content begins here.
+/// The byte offset of the parenthesis that closes a group whose content begins at the start of
+/// `text`.
 fn end_of_group(text: &str) -> Option<usize> {
     plain(text).find(|(_, _, depth)| *depth < 0).map(|(at, ..)| at)
 }
@@ -37,8 +38,8 @@ fn has_alternatives(text: &str) -> bool {
     plain(text).any(|(_, byte, depth)| depth == 0 && byte == b'|')
 }
 
-/// The bytes that are neither escaped nor in a class, each with its offset and the number of groups
-/// that are open after it.
+/// The bytes that are neither escaped nor in a character class, each with its offset and the number
+/// of groups that are open after it.
 fn plain(text: &str) -> impl Iterator<Item = (usize, u8, i32)> {
     let (mut is_escaped, mut is_class) = (false, false);
     let plain = text.bytes().enumerate().filter(move |(_, byte)| {
@@ -58,7 +59,7 @@ fn plain(text: &str) -> impl Iterator<Item = (usize, u8, i32)> {
     })
 }
 
-/// A pattern of the texts whose beginning `ahead` does not match.
+/// A pattern that matches exactly the texts whose beginning `ahead` does not match.
 fn complement(ahead: &str) -> Option<String> {
     let parsed = regex_syntax::parse(ahead).ok()?;
     let mut parts = parts_of(parsed.kind());
@@ -68,12 +69,14 @@ fn complement(ahead: &str) -> Option<String> {
     let ends = matches!(parts.last(), Some(PatternPart::End));
     parts.truncate(parts.len() - usize::from(ends));
     match parts.as_slice() {
-        // Only such characters: the text has another.
+        // `ahead` matches texts that consist of characters of `of`. All other texts have a
+        // character outside `of`, or are empty although at least one character is required.
         [PatternPart::Many { of, least }] if ends => {
             let other = class(&negated(of));
             Some(if *least == 0 { other } else { format!("^$|{other}") })
         }
-        // Anywhere, in a text of one line. The text does not contain it.
+        // `ahead` finds `found` anywhere in a text of one line. All other texts do not contain
+        // `found`.
         [PatternPart::Many { of, least: 0 }, found @ ..] if !ends && takes_a_line(of) => lacks(found),
         begun => begins_otherwise(begun, ends),
     }
@@ -117,7 +120,7 @@ fn single(hir: &Hir) -> Option<ClassUnicode> {
     }
 }
 
-/// Whether the class is `.`, with or without the end of a line.
+/// Whether the class is `.`, with or without the line end.
 fn takes_a_line(of: &ClassUnicode) -> bool {
     let left = negated(of);
     left.ranges().is_empty() || left == class_of('\n')
@@ -139,7 +142,8 @@ fn union(one: &ClassUnicode, other: &ClassUnicode) -> ClassUnicode {
     all
 }
 
-/// A pattern of the texts that do not contain this character, or these two in a row.
+/// A pattern that matches exactly the texts that do not contain `parts`: one character, or two
+/// adjacent characters.
 fn lacks(parts: &[PatternPart]) -> Option<String> {
     match parts {
         [PatternPart::One(of)] => Some(format!("^{}*$", class(&negated(of)))),
@@ -158,9 +162,9 @@ fn lacks(parts: &[PatternPart]) -> Option<String> {
     }
 }
 
-/// A pattern of the texts that do not begin with these characters.
+/// A pattern that matches exactly the texts that do not begin with these characters.
 fn begins_otherwise(parts: &[PatternPart], ends: bool) -> Option<String> {
-    // If the look-ahead ends with `$`, a longer text also differs.
+    // If the look-ahead ends with `$`, it does not match a longer text either.
     let mut otherwise = ends.then(|| "(?s:.)".to_owned());
     for part in parts.iter().rev() {
         let PatternPart::One(of) = part else { return None };
@@ -171,7 +175,7 @@ fn begins_otherwise(parts: &[PatternPart], ends: bool) -> Option<String> {
     otherwise.map(|otherwise| format!("^(?:{otherwise})"))
 }
 
-/// A class in the syntax of patterns.
+/// A character class in regular expression syntax.
 fn class(of: &ClassUnicode) -> String {
     let mut text = "[".to_owned();
     for range in of.ranges() {
@@ -187,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    /// Texts up to a length in these letters.
+    /// All texts up to a length over these letters.
     fn texts(letters: &str, length: usize) -> Vec<String> {
         let mut all = vec![String::new()];
         let mut last = all.clone();
@@ -200,7 +204,7 @@ mod tests {
 
     #[test]
     fn patterns_of_pydantic_and_zod_match_the_same_texts_without_look_ahead() {
-        // With what each look-ahead and the rest say by themselves.
+        // The expected result combines the separate results of each look-ahead and of the rest.
         type Says = fn(&str) -> bool;
         let rest = |pattern: &str, text: &str| Regex::new(pattern).expect("a pattern").is_match(text);
         let cases: [(&str, &str, Says, &str); 9] = [

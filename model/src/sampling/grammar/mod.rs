@@ -1,8 +1,8 @@
-//! Grammars: a reply keeps to its form because tokens that would break it cannot be chosen.
+//! Grammars, which make a reply match its form by forbidding tokens that would break the form.
 //!
-//! llguidance (Microsoft's guidance project) does the parsing: an Earley parser over lexemes, which
-//! are regexes matched by derivatives, along a trie of the vocabulary's bytes. This module adds the
-//! vocabulary, limits, and a state that depends only on the tokens produced.
+//! llguidance (from Microsoft's guidance project) does the parsing. It runs an Earley parser over
+//! lexemes along a trie of the vocabulary's bytes; lexemes are regexes matched by derivatives. This
+//! module adds the vocabulary, limits, and a state that depends only on the tokens produced.
 
 mod closed_objects;
 mod compiler;

@@ -1,4 +1,4 @@
-//! Output formats: the form of a reply, and the limits of a form.
+//! Output formats: the forms that a reply can have, and the limits of a form.
 
 use llguidance::{JsonCompileOptions, api::TopLevelGrammar};
 use serde_json::Value;
@@ -10,22 +10,23 @@ use super::{
 };
 use crate::text::error::PrivateText;
 
-/// Maximum bytes of a schema, written compactly.
+/// Maximum bytes of a schema as compact JSON.
 pub(super) const SCHEMA_BYTES_MAX: usize = 64 * 1024;
 /// Maximum levels of nested values in a schema.
 const SCHEMA_DEPTH_MAX: usize = 64;
 /// Maximum bytes of a regular expression.
 const REGEX_BYTES_MAX: usize = 16 * 1024;
-/// Maximum choices, and their bytes together.
+/// Maximum number of choices, and maximum bytes of all choices.
 const CHOICES_MAX: usize = 2048;
 const CHOICES_BYTES_MAX: usize = 64 * 1024;
-/// The largest `multipleOf`. Remainders of larger ones overflow in the lexer.
+/// The largest `multipleOf`. The remainders of larger values overflow in the lexer.
 const MULTIPLE_OF_MAX: f64 = 1e8;
-/// Maximum patterns that one text may have to match at once. The library multiplies out their
-/// derivatives, so each pattern at least doubles them, and it checks its limits only between such
-/// steps. Thirty would take more memory than any machine has.
+/// Maximum number of patterns that one text may have to match at once. llguidance multiplies out
+/// the derivatives of these patterns, so each further pattern at least doubles their number, and it
+/// checks its limits only between such steps. Thirty patterns would take more memory than any
+/// machine has.
 const PATTERNS_AT_ONCE_MAX: usize = 8;
-/// Keywords that do not narrow an applicator beside them.
+/// Keywords that add no constraint to the applicators (such as `allOf`) of the same schema.
 const ANNOTATIONS: [&str; 12] = [
     "$comment",
     "$defs",
@@ -40,20 +41,20 @@ const ANNOTATIONS: [&str; 12] = [
     "title",
     "writeOnly",
 ];
-/// Whitespace between JSON's parts. Without a limit a model can write spaces for ever.
+/// Whitespace between the parts of a JSON value. Without a limit, a model can write spaces forever.
 const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
 
 /// The whitespace between the parts of a JSON reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum JsonWhitespace {
-    /// None: `{"a":1,"b":2}`. It takes the fewest tokens.
+    /// No whitespace: `{"a":1,"b":2}`. This takes the fewest tokens.
     #[default]
     Compact,
-    /// A space after each comma and colon: `{"a": 1, "b": 2}`. Python's `json.dumps` writes this,
-    /// so it is common in training data.
+    /// A space after each comma and colon: `{"a": 1, "b": 2}`. Python's `json.dumps` writes JSON in
+    /// this way, so it is common in training data.
     Spaced,
-    /// Up to 32 spaces and line breaks at each place, as the model chooses. A small model may fill
-    /// its reply with them.
+    /// Up to 32 spaces and line breaks between two parts, as the model chooses. A small model may
+    /// fill its reply with them.
     Free,
 }
 
@@ -71,8 +72,8 @@ impl JsonWhitespace {
     }
 }
 
-/// The form of a reply: tokens that would break it cannot be chosen. A reply that reaches
-/// `max_tokens` is cut off in the middle of its form, as its finish reason says.
+/// The form of a reply, in which tokens that would break the form cannot be chosen. A reply that
+/// reaches `max_tokens` is cut off in the middle of its form; its finish reason reports this.
 ///
 /// ```
 /// use bursar_model::sampling::OutputFormat;
@@ -88,20 +89,19 @@ impl JsonWhitespace {
 /// ```
 #[derive(Clone, PartialEq)]
 pub enum OutputFormat {
-    /// A JSON value.
     JsonSchema {
         /// A JSON schema (2020-12 and earlier drafts). `true` or `{}` allows any JSON value.
         schema: Value,
-        /// The whitespace between its parts.
+        /// Whitespace between the parts of the JSON value.
         whitespace: JsonWhitespace,
     },
-    /// A text that this regular expression matches as a whole, in the syntax of Rust's regex crate.
+    /// A text that the regular expression, in the syntax of Rust's regex crate, matches as a whole.
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
 }
 
-/// Shows kind and size, never the content, which is the user's.
+/// Shows kind and size, but not the content, which is the user's data.
 impl std::fmt::Debug for OutputFormat {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -113,15 +113,16 @@ impl std::fmt::Debug for OutputFormat {
 }
 
 impl OutputFormat {
-    /// A JSON value of this schema, without whitespace.
+    /// A JSON value that matches this schema, without whitespace.
     pub fn json(schema: Value) -> Self {
         OutputFormat::JsonSchema { schema, whitespace: JsonWhitespace::default() }
     }
 
-    /// Keywords of a schema that a reply may not follow, because no grammar can.
+    /// Keywords of the schema that a reply may violate, because no grammar can enforce them.
     pub fn not_followed(&self) -> Vec<NotFollowed> {
         match self {
-            // One that is too large is refused, and costs no more than its size.
+            // A schema that is too large is refused later. Checking its size first keeps its cost
+            // low.
             OutputFormat::JsonSchema { schema, .. } if schema_bytes(schema).is_ok() => rewrite(&mut schema.clone()),
             _ => Vec::new(),
         }
@@ -147,7 +148,8 @@ impl OutputFormat {
     }
 }
 
-/// The schema, with our compile settings instead of any of its own.
+/// The rewritten and checked schema, with Bursar's compile settings in place of any settings in the
+/// schema.
 fn json_schema(schema: &Value, whitespace: JsonWhitespace) -> Result<Value, GrammarError> {
     schema_bytes(schema)?;
     let mut schema = schema.clone();
@@ -163,24 +165,25 @@ fn json_schema(schema: &Value, whitespace: JsonWhitespace) -> Result<Value, Gram
     let mut schema = match schema {
         Value::Bool(true) => Value::Object(serde_json::Map::new()),
         Value::Object(_) => schema,
-        // The compiler refuses `false`, which allows nothing, and values that are not schemas.
+        // The grammar compiler refuses `false`, which allows nothing, and values that are not
+        // schemas.
         other => return Ok(other),
     };
     whitespace.settings().apply_to(&mut schema);
     Ok(schema)
 }
 
-/// The bytes of a schema that is neither too deep nor too long.
+/// The size of a schema in bytes, or an error if the schema is too deep or too large.
 pub(super) fn schema_bytes(schema: &Value) -> Result<usize, GrammarError> {
-    // The depth is checked first, because writing a value out recurses.
+    // The depth is checked first, because serializing a value recurses.
     require("schema", depth(schema), "levels", SCHEMA_DEPTH_MAX)?;
     let bytes = schema.to_string().len();
     require("schema", bytes, "bytes", SCHEMA_BYTES_MAX)?;
     Ok(bytes)
 }
 
-/// Levels of a value. It counts iteratively and stops just above the limit, so a very deep value
-/// does not overflow the stack.
+/// The number of nested levels in a value. The function counts iteratively and stops just above the
+/// limit, so a very deep value does not overflow the stack.
 fn depth(value: &Value) -> usize {
     let mut level = vec![value];
     for depth in 0..=SCHEMA_DEPTH_MAX {
@@ -197,13 +200,12 @@ fn has_large_multiple(value: &Value) -> bool {
         || inner(value).into_iter().any(has_large_multiple)
 }
 
-/// An upper bound on the patterns that one text may have to match. It counts patterns
-/// of different texts together.
+/// An upper bound on the number of patterns that one text may have to match. The bound is loose,
+/// because the patterns of different texts are counted together.
 struct Patterns {
-    /// Patterns and formats.
     count: usize,
-    /// Places where two schemas of one value are combined. At most this many patterns and one more
-    /// can meet in a text.
+    /// Number of places where two schemas of one value are combined. One text has to match at most
+    /// `meetings + 1` patterns.
     meetings: usize,
 }
 
@@ -214,8 +216,8 @@ impl Patterns {
         let has = |keyword: &str| usize::from(object.contains_key(keyword));
         let length = |keyword: &str| object.get(keyword).and_then(Value::as_array).map_or(0, Vec::len);
         count += has("pattern") + has("format");
-        // Each entry of `allOf` counts, each other applicator counts once, and all
-        // narrowing keywords together once.
+        // Each entry of `allOf` counts once, each other applicator counts once, and all narrowing
+        // keywords together count once.
         let applied = length("allOf") + has("anyOf") + has("oneOf") + has("$ref");
         let is_narrowing =
             |keyword: &str| !ANNOTATIONS.contains(&keyword) && !["allOf", "anyOf", "oneOf", "$ref"].contains(&keyword);
@@ -244,7 +246,7 @@ fn inner(value: &Value) -> Vec<&Value> {
 fn regex(pattern: &str) -> Result<TopLevelGrammar, GrammarError> {
     use regex_syntax::Error;
     if let Err(error) = regex_syntax::parse(pattern) {
-        // The library's message quotes the pattern; the kind does not.
+        // The message of the regex library quotes the pattern; the error's kind does not.
         let (at, kind) = match &error {
             Error::Parse(error) => (error.span().start.offset, error.kind().to_string()),
             Error::Translate(error) => (error.span().start.offset, error.kind().to_string()),
@@ -256,7 +258,7 @@ fn regex(pattern: &str) -> Result<TopLevelGrammar, GrammarError> {
     Ok(TopLevelGrammar::from_regex(if pattern.is_empty() { "(?:)" } else { pattern }))
 }
 
-/// The choices as a regular expression, so that any number of them is one lexeme.
+/// The choices as one regular expression, so that any number of choices is one lexeme.
 fn pattern_of(choices: &[String]) -> Result<String, GrammarError> {
     if choices.is_empty() {
         return Err(GrammarError::NoChoice);
@@ -267,8 +269,8 @@ fn pattern_of(choices: &[String]) -> Result<String, GrammarError> {
     Ok(format!("(?:{})", escaped.collect::<Vec<_>>().join("|")))
 }
 
-/// Escapes every character that is not alphanumeric by its number, because the text passes through
-/// two notations with special characters.
+/// Escapes every character that is not alphanumeric by its code point, because the text passes
+/// through two notations that have special characters.
 fn escape(character: char) -> String {
     if character.is_alphanumeric() { character.to_string() } else { format!("\\x{{{:x}}}", u32::from(character)) }
 }

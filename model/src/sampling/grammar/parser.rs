@@ -6,10 +6,10 @@ use llguidance::{TokenParser, api::StopReason, panic_utils::catch_unwind, toktri
 
 use super::error::GrammarError;
 
-/// A parser at some point of a reply. After an error it returns only errors.
+/// A parser that has read the first tokens of a reply. After an error it returns only errors.
 ///
-/// llguidance's own `Matcher` does nearly the same, but replaces the reason of a stop with a
-/// sentence that may quote generated text.
+/// llguidance's `Matcher` does nearly the same, but replaces the reason of a stop with a sentence
+/// that may quote generated text.
 #[derive(Clone)]
 pub(super) struct Parser {
     inner: TokenParser,
@@ -17,21 +17,22 @@ pub(super) struct Parser {
 }
 
 impl Parser {
-    /// `inner` must not have read anything.
+    /// Takes a parser that has not read any token.
     pub(super) fn new(mut inner: TokenParser) -> Self {
         inner.start_without_prompt();
         Parser { inner, tokens_read: 0 }
     }
 
-    /// A copy with caches of its own. Clones share theirs.
+    /// A copy with separate caches. Clones share their caches.
     pub(super) fn apart(&self) -> Self {
         Parser { inner: self.inner.deep_clone(), tokens_read: self.tokens_read }
     }
 
-    /// Advances by a token that was produced.
+    /// Advances by one produced token.
     ///
     /// # Errors
-    /// [`GrammarError::NotFollowed`] if the token is not allowed; else as [`mask`](Self::mask).
+    /// [`GrammarError::NotFollowed`] if the token is not allowed; otherwise the errors of
+    /// [`mask`](Self::mask).
     pub(super) fn read(&mut self, token: u32) -> Result<(), GrammarError> {
         let follows = self.guarded(|inner| inner.validate_token(token))?;
         if !follows {

@@ -1,4 +1,4 @@
-//! The form of a whole reply: reasoning first, then a form of the caller's or calls of tools.
+//! The form of a whole reply: reasoning first, then a form that the caller gives or calls of tools.
 
 use std::fmt::Write;
 
@@ -12,37 +12,37 @@ use super::{
 };
 use crate::text::{Thinking, ToolFormat};
 
-/// Maximum tools to choose among, and bytes of all their schemas.
+/// Maximum number of tools to choose among, and maximum bytes of all their schemas.
 const TOOLS_MAX: usize = 128;
 const TOOLS_BYTES_MAX: usize = 4 * SCHEMA_BYTES_MAX;
 /// Maximum bytes of a tool's name. OpenAI's API allows 64.
 const NAME_BYTES_MAX: usize = 256;
-/// Maximum calls in one reply, because a model that goes on calling never ends.
+/// Maximum calls in one reply, because a model might never stop calling tools.
 const CALLS_MAX: usize = 16;
 
 /// A tool that a reply may have to call.
 #[derive(Clone, PartialEq)]
 pub struct CallableTool {
-    /// Its name.
     pub name: String,
-    /// A JSON schema of its arguments, an object.
+    /// A JSON schema of the arguments, which are one JSON object.
     pub parameters: Value,
 }
 
 impl CallableTool {
-    /// The form of its arguments.
+    /// The form of the arguments.
     fn arguments(&self) -> OutputFormat {
         let mut schema = self.parameters.clone();
         if let Value::Object(keywords) = &mut schema {
-            // Calls are objects, also where the schema does not say so.
+            // Arguments are an object even if the schema does not say so.
             keywords.entry("type").or_insert_with(|| "object".into());
         }
-        // As `json.dumps` and the templates' `tojson` write it, which is what models have read.
+        // Models were trained on JSON with this whitespace: `json.dumps` and the `tojson` filter of
+        // chat templates write it.
         OutputFormat::JsonSchema { schema, whitespace: JsonWhitespace::Spaced }
     }
 }
 
-/// Shows no name and no schema, which are the user's.
+/// Omits name and schema, which are the user's data.
 impl std::fmt::Debug for CallableTool {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str("CallableTool(..)")
@@ -52,16 +52,18 @@ impl std::fmt::Debug for CallableTool {
 /// Calls that a reply must consist of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ForcedCalls {
-    /// How the model writes a call; with [`ToolFormat::None`] nothing can be forced.
+    /// The format in which the model writes a call. With [`ToolFormat::None`], no call can be
+    /// forced.
     pub format: ToolFormat,
-    /// The tools, of which each call takes one.
+    /// The tools that a call may choose from.
     pub tools: Vec<CallableTool>,
-    /// Whether there may be more than one call: up to 16, in formats that know several.
+    /// Whether a reply may have more than one call: up to 16, in formats that support several
+    /// calls.
     pub is_parallel: bool,
 }
 
 impl ForcedCalls {
-    /// Checks a number of tools, for callers that would have to copy them first.
+    /// Checks a number of tools. Callers can thus refuse too many tools before copying them.
     ///
     /// # Errors
     /// [`GrammarError::TooLarge`] above 128.
@@ -73,17 +75,14 @@ impl ForcedCalls {
 /// The form of a reply after its reasoning.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReplyForm {
-    /// The caller's form.
     Format(OutputFormat),
-    /// Calls alone.
     Calls(ForcedCalls),
-    /// The caller's form, or calls.
     FormatOrCalls(OutputFormat, ForcedCalls),
 }
 
 impl ReplyForm {
-    /// The part that can be refused for its own sake: the arguments of the tool of this index, or
-    /// without one the caller's form.
+    /// A part that can be refused separately: the arguments of the tool with this index, or the
+    /// caller's form if `tool` is `None`.
     pub(super) fn part(&self, tool: Option<usize>) -> Option<OutputFormat> {
         match tool {
             Some(index) => self.tools().get(index).map(CallableTool::arguments),
@@ -91,7 +90,7 @@ impl ReplyForm {
         }
     }
 
-    /// Keywords of its schemas that a reply may not follow.
+    /// Keywords of all schemas that a reply may violate, because no grammar can enforce them.
     pub fn not_followed(&self) -> Vec<NotFollowed> {
         let tools = self.tools().iter().map(CallableTool::arguments);
         self.format().cloned().into_iter().chain(tools).flat_map(|part| part.not_followed()).collect()
@@ -115,11 +114,11 @@ impl ReplyForm {
         }
     }
 
-    /// The grammar of the whole reply: rules of ours, and the caller's forms as grammars of
-    /// their own beside them.
+    /// The grammar of the whole reply: Bursar's Lark rules, and a separate grammar for each of the
+    /// caller's forms, to which the rules refer.
     ///
     /// # Errors
-    /// As the forms', and [`GrammarError::TooLarge`].
+    /// The errors of [`OutputFormat::grammar`], and [`GrammarError::TooLarge`].
     pub(super) fn grammar(&self, thinking: Thinking) -> Result<TopLevelGrammar, ReplyFormError> {
         let mut rules = Rules::default();
         let format = self.format().map(|format| rules.part(format)).transpose()?;
@@ -129,7 +128,7 @@ impl ReplyForm {
     }
 }
 
-/// Lark rules as they are collected, and the grammars that they refer to.
+/// The Lark rules collected so far, and the grammars that they refer to.
 #[derive(Default)]
 struct Rules {
     text: String,
@@ -137,7 +136,7 @@ struct Rules {
 }
 
 impl Rules {
-    /// Adds a form as a grammar of its own; returns how rules refer to it.
+    /// Adds a form as a separate grammar. Returns the reference to use in rules.
     fn part(&mut self, form: &OutputFormat) -> Result<String, GrammarError> {
         let grammar = form.grammar()?;
         let name = format!("part{}", self.parts.len());
@@ -147,7 +146,7 @@ impl Rules {
         Ok(reference)
     }
 
-    /// Adds the rules of calls; returns the name of the outermost.
+    /// Adds the rules of calls. Returns the name of the outermost rule.
     fn calls(&mut self, calls: &ForcedCalls) -> Result<String, ReplyFormError> {
         ForcedCalls::check_count(calls.tools.len())?;
         let bytes = calls.tools.iter().enumerate().try_fold(0, |sum, (tool, CallableTool { parameters, .. })| {
@@ -171,7 +170,7 @@ impl Rules {
         Ok("calls".to_owned())
     }
 
-    /// A call of one tool, framed by what comes before and after its arguments.
+    /// A call of one tool: the text before its arguments, the arguments, and the text after them.
     fn call(&mut self, tool: &CallableTool, (before, after): (String, &str)) -> Result<String, GrammarError> {
         require("name of a tool", tool.name.len(), "bytes", NAME_BYTES_MAX)?;
         let arguments = self.part(&tool.arguments())?;
@@ -194,7 +193,7 @@ impl Rules {
     }
 }
 
-/// A text as a string of Lark, whose escapes are JSON's.
+/// A text as a Lark string. Lark uses JSON's escapes.
 fn literal(text: &str) -> String {
     json!(text).to_string()
 }

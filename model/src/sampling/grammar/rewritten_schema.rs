@@ -1,5 +1,5 @@
-//! Rewrites JSON schemas of Pydantic and Zod with the keywords that the grammar compiler supports.
-//! Keywords that no grammar can enforce are left to the model and reported.
+//! Rewriting of JSON schemas from Pydantic and Zod to the keywords that the grammar compiler
+//! supports. Keywords that no grammar can enforce are left to the model and reported.
 
 use std::{collections::HashSet, fmt, slice};
 
@@ -7,25 +7,23 @@ use serde_json::{Map, Value, json};
 
 use super::{look_ahead::without_look_ahead, schema_rules::SchemaPlace};
 
-/// The `format`s of strings that the compiler follows. Others are annotations (JSON
+/// The `format`s of strings that the grammar compiler enforces. Other formats are annotations (JSON
 /// Schema 2020-12, Validation, 7.2.1).
 const FORMATS: [&str; 11] =
     ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"];
-/// Keywords that hold a schema, a list of schemas, or schemas under the caller's names.
+/// Keywords that hold a schema, a list of schemas, or schemas under names that the caller chose.
 const SCHEMAS: [&str; 4] = ["additionalItems", "additionalProperties", "items", "not"];
 const LISTS: [&str; 5] = ["allOf", "anyOf", "items", "oneOf", "prefixItems"];
 const NAMED: [&str; 5] = ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
 
-/// A keyword that a reply may not follow.
+/// A keyword that a reply may violate, because no grammar can enforce it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NotFollowed {
-    /// The keyword.
     pub keyword: &'static str,
-    /// The part of the schema that has it.
     pub place: SchemaPlace,
 }
 
-/// Without quoting the schema.
+/// Does not quote the schema.
 impl fmt::Display for NotFollowed {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "`{}` at {}", self.keyword, self.place)
@@ -77,8 +75,7 @@ fn rewrite_at(schema: &mut Value, place: &SchemaPlace, left: &mut Vec<NotFollowe
     follow_pattern(keywords);
 }
 
-/// Adds the type of an object with named members, unless another keyword says what else
-/// the value may be.
+/// Adds `"type": "object"`, unless another keyword already says which types or values are allowed.
 fn is_object(keywords: &mut Map<String, Value>) {
     const OTHERS: [&str; 7] = ["$ref", "allOf", "anyOf", "const", "enum", "oneOf", "type"];
     if !OTHERS.iter().any(|keyword| keywords.contains_key(*keyword)) {
@@ -86,13 +83,13 @@ fn is_object(keywords: &mut Map<String, Value>) {
     }
 }
 
-/// Whether it is Zod's `never`.
+/// Whether the schema is Zod's `never`, which matches no value.
 fn is_never(keywords: &Map<String, Value>) -> bool {
     keywords.get("not").is_some_and(|not| *not == json!({}) || *not == Value::Bool(true))
 }
 
-/// Whether the `format` is enforced or needs no enforcement. Renames aliases such as `url`
-/// to the compiler's name.
+/// Whether the `format` is enforced or needs no enforcement. Renames aliases such as `url` to the
+/// name that the grammar compiler knows.
 fn follow_format(keywords: &mut Map<String, Value>) -> bool {
     let Some(Value::String(format)) = keywords.get_mut("format") else { return true };
     if FORMATS.contains(&format.as_str()) {
@@ -108,7 +105,7 @@ fn follow_format(keywords: &mut Map<String, Value>) -> bool {
         return true;
     }
     keywords.shift_remove("format");
-    // A `format` on a number only says how it is stored.
+    // The `format` of a number only says how the number is stored.
     !takes_text(keywords)
 }
 
@@ -121,9 +118,9 @@ fn takes_text(keywords: &Map<String, Value>) -> bool {
     }
 }
 
-/// Removes `propertyNames` that allow every string. In an object without named
-/// properties, rewrites names to `properties` and a pattern or a length to
-/// `patternProperties`, as for `Record<Key, Value>`.
+/// Removes `propertyNames` if it allows every string. In an object without named properties,
+/// rewrites a list of names to `properties`, and a pattern or a length to `patternProperties`.
+/// TypeScript's `Record<Key, Value>` needs this.
 fn follow_names(keywords: &mut Map<String, Value>) {
     let says_nothing = |names: &Value| {
         let Some(names) = names.as_object() else { return *names == Value::Bool(true) };
@@ -169,7 +166,8 @@ fn follow_names(keywords: &mut Map<String, Value>) {
     is_object(keywords);
 }
 
-/// A `pattern` with look-ahead becomes several, all of which hold for the same types of value.
+/// Replaces a `pattern` with look-ahead by several patterns in `allOf`, which apply to the same
+/// types of value.
 fn follow_pattern(keywords: &mut Map<String, Value>) {
     let Some(patterns) = keywords.get("pattern").and_then(Value::as_str).and_then(without_look_ahead) else { return };
     let kind = keywords.get("type").cloned();
@@ -184,7 +182,7 @@ fn follow_pattern(keywords: &mut Map<String, Value>) {
 
 /// Whether types or constant members prove that no value matches two of these schemas.
 fn are_apart(options: &[Value]) -> bool {
-    /// Every pair is compared.
+    /// Every pair of options is compared, so the time grows with the square of their number.
     const OPTIONS_MAX: usize = 64;
     if options.len() > OPTIONS_MAX {
         return false;

@@ -1,5 +1,5 @@
-//! Checks of a JSON schema: keywords that the compiler supports, and numbers that
-//! it does not round.
+//! Checks of a JSON schema: keywords that the grammar compiler supports, and numbers that it does
+//! not round.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -8,8 +8,9 @@ use serde_json::{Map, Number, Value};
 use super::error::GrammarError;
 use crate::text::error::PrivateText;
 
-/// Keywords that narrow the valid values and that the compiler does not support. It would refuse
-/// them without a place or, in a schema of an older draft, ignore them.
+/// Keywords that narrow the valid values and that the grammar compiler does not support. The
+/// compiler would refuse them without giving a place or, in a schema of an older draft, ignore
+/// them.
 const UNSUPPORTED: [&str; 17] = [
     "$dynamicAnchor",
     "$dynamicRef",
@@ -29,20 +30,20 @@ const UNSUPPORTED: [&str; 17] = [
     "unevaluatedItems",
     "unevaluatedProperties",
 ];
-/// Keywords whose numbers limit a value or are values.
+/// Keywords whose numbers limit a value or are allowed values.
 const NUMBERS: [&str; 7] =
     ["const", "enum", "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"];
-/// Keywords that hold one schema or a list of them, and keywords that hold schemas
-/// under the caller's names.
+/// Keywords that hold one schema or a list of schemas, and keywords that hold schemas under names
+/// that the caller chose.
 const SCHEMAS: [&str; 7] =
     ["additionalItems", "additionalProperties", "allOf", "anyOf", "items", "oneOf", "prefixItems"];
 const NAMED_SCHEMAS: [&str; 2] = ["patternProperties", "properties"];
 
-/// The compiler uses f64, in which adjacent integers beyond this are equal.
+/// The grammar compiler uses f64, in which adjacent integers beyond this limit can be equal.
 const EXACT_MAX: u64 = 1 << 53;
 
-/// A place in a schema. It displays without the names that the caller
-/// chose; [`path`](Self::path) has them.
+/// A place in a schema. Its `Display` form omits the names that the caller chose;
+/// [`path`](Self::path) includes them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchemaPlace {
     outline: String,
@@ -50,19 +51,20 @@ pub struct SchemaPlace {
 }
 
 impl SchemaPlace {
-    /// A JSON pointer to it, such as `#/properties/age/minimum`. It quotes the schema: show it to
-    /// the caller, never log it.
+    /// A JSON pointer to the place, such as `#/properties/age/minimum`. The pointer quotes the
+    /// schema: show it to the caller, never log it.
     pub fn path(&self) -> &str {
         &self.path.0
     }
 
-    /// The place of a JSON pointer. Every step is treated as a name of the caller's.
+    /// The place that a JSON pointer refers to. Every step is treated as a name that the caller
+    /// chose.
     pub(super) fn of(pointer: &str) -> Self {
         let root = SchemaPlace { outline: "#".to_owned(), path: PrivateText("#".to_owned()) };
         pointer.split('/').skip(1).fold(root, |place, step| place.named(step))
     }
 
-    /// One step further, by a keyword or an index.
+    /// The place one step deeper, by a keyword or an index.
     pub(super) fn at(&self, step: impl fmt::Display) -> Self {
         SchemaPlace {
             outline: format!("{}/{step}", self.outline),
@@ -70,27 +72,27 @@ impl SchemaPlace {
         }
     }
 
-    /// One step further, by a name that the caller chose.
+    /// The place one step deeper, by a name that the caller chose.
     pub(super) fn named(&self, name: &str) -> Self {
         SchemaPlace { outline: format!("{}/*", self.outline), path: PrivateText(format!("{}/{name}", self.path())) }
     }
 }
 
-/// The pointer with a `*` for each name.
+/// The pointer with `*` in place of each name that the caller chose.
 impl fmt::Display for SchemaPlace {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.outline)
     }
 }
 
-/// Refuses keywords that the compiler does not support, and numbers that it would round.
+/// Refuses keywords that the grammar compiler does not support, and numbers that it would round.
 ///
 /// # Errors
 /// [`GrammarError::Keyword`], [`GrammarError::Number`].
 pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
     let (mut walk, mut seen) = (Walk { references: vec!["#"] }, BTreeSet::new());
     while let Some(reference) = walk.references.pop() {
-        // The compiler refuses references to outside the schema.
+        // The grammar compiler refuses references to other documents.
         let Some(pointer) = reference.strip_prefix('#').filter(|_| seen.insert(reference)) else { continue };
         let Some(meant) = schema.pointer(pointer) else { continue };
         walk.schema(meant, &SchemaPlace::of(pointer))?;
@@ -98,8 +100,8 @@ pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
     Ok(())
 }
 
-/// Walks through a schema and everything that it refers to. Definitions without a
-/// reference are not checked.
+/// A walk through a schema and all definitions that it refers to. Definitions without a reference
+/// are not checked.
 struct Walk<'s> {
     references: Vec<&'s str>,
 }
@@ -141,7 +143,7 @@ impl<'s> Walk<'s> {
     }
 }
 
-/// Whether the compiler keeps every number in a value exact.
+/// Whether the grammar compiler keeps every number in a value exact.
 fn is_exact(value: &Value) -> bool {
     match value {
         Value::Number(number) => is_exact_number(number),

@@ -1,4 +1,4 @@
-//! A grammar in use: it computes the tokens that may follow from those produced.
+//! A grammar in use, which computes from the tokens produced so far the tokens that may follow.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,23 +8,24 @@ use super::{error::GrammarError, parser::Parser, vocabulary::Vocabulary};
 
 /// A compiled form, for one sequence.
 ///
-/// The allowed tokens depend only on the tokens produced, so a sequence may be lost and computed
-/// again. A parser is kept at the last position. It continues from there if it can, and else starts
-/// over. A clone has a parser and caches of its own.
+/// The allowed tokens depend only on the tokens produced, so a sequence may be preempted and
+/// recomputed. The grammar keeps a parser that has read the tokens of the last call. The parser
+/// continues if the next call extends these tokens, and otherwise starts over. A clone has a
+/// separate parser and separate caches.
 pub struct Grammar {
     vocabulary: Arc<Vocabulary>,
     state: Mutex<State>,
 }
 
 struct State {
-    /// A parser that has read nothing.
+    /// A parser that has read no token.
     fresh: Parser,
     /// A parser that has read `seen`.
     parser: Parser,
     seen: Vec<u32>,
 }
 
-/// The set of tokens that may follow.
+/// The set of tokens that may come next.
 #[derive(Clone)]
 pub struct AllowedTokens {
     set: SimpleVob, // [logits]
@@ -88,8 +89,8 @@ impl State {
     }
 }
 
-/// Gives the clone a parser and caches of its own, so that sequences cannot use
-/// up each other's limits.
+/// Gives the clone a separate parser and separate caches, so that sequences cannot use up each
+/// other's limits.
 impl Clone for Grammar {
     fn clone(&self) -> Self {
         let fresh = self.state().fresh.apart();

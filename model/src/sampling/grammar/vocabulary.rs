@@ -7,21 +7,19 @@ use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTr
 use super::error::GrammarError;
 use crate::text::{Spelling, Tokenizer};
 
-/// Maximum bytes of all tokens: the trie addresses 2^22 nodes and has at most one per byte.
+/// Maximum bytes of all tokens: the trie can address 2^22 nodes and has at most one node per byte.
 const BYTES_MAX: usize = (1 << 22) - 1;
-/// Maximum bytes of a token: the trie steps back at most 1,024 levels. Shorter tokens can
-/// spell a longer one.
+/// Maximum bytes of a token: the trie steps back at most 1,024 levels. Shorter tokens can spell the
+/// text of a longer token.
 const TOKEN_BYTES_MAX: usize = 1000;
-/// Maximum ids: the trie has 24 bits for an id, and the largest value means none.
+/// Maximum number of ids: the trie has 24 bits for an id, and the largest value means "no token".
 const TOKENS_MAX: usize = (1 << 24) - 1;
 
 /// The text tokens with their bytes, and the end tokens.
 pub(super) struct Vocabulary {
-    /// The trie, for the parser.
     pub(super) tokens: TokEnv,
-    /// Text tokens and end tokens; no other token is ever allowed.
+    /// Text tokens and end tokens. No other token is ever allowed.
     pub(super) allowed: SimpleVob, // [logits]
-    /// End tokens.
     pub(super) ends: SimpleVob, // [logits]
 }
 
@@ -41,8 +39,8 @@ impl Vocabulary {
         let mut allowed = ends.clone();
         let text = words.iter().zip(0u32..).filter(|(word, _)| !word.is_empty());
         text.for_each(|(_, id)| allowed.allow_token(id));
-        // "Approximate" means that forced text is not tokenized for the model, which chooses among
-        // all ways to spell it.
+        // "Approximate" means that forced text is not tokenized for the model. The model chooses
+        // among all ways to spell the text.
         Ok(Vocabulary { tokens: Arc::new(ApproximateTokEnv::new(trie)), allowed, ends })
     }
 }

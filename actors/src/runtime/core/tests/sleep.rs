@@ -82,7 +82,7 @@ fn in_turn() -> Bed {
     assert_eq!(bed.fell_asleep("other", 1), ["other is waking", "look"]);
     assert_eq!(bed.look(&[("demo", Some(1)), ("other", None)]), ["demo falls asleep within None"]);
     assert_eq!(bed.drained("demo", 0), ["demo lies down"]);
-    assert_eq!(bed.fell_asleep("demo", 0), ["demo sleeps at 1 for Some(Room)", "waken other as 2"]);
+    assert_eq!(bed.fell_asleep("demo", 0), ["demo sleeps at 1 for Some(MakeRoom)", "waken other as 2"]);
     assert_eq!(bed.woken("other", 1), ["other is awake for None after 0ns"]);
     bed
 }
@@ -223,7 +223,7 @@ fn one_reply_that_does_not_end_keeps_neither_its_model_nor_those_that_wait_for_r
     bed.now += 5 * SECOND;
     assert_eq!(bed.look(&busy), ["other falls asleep after 1 times"], "it has served for another turn");
     bed.drained("other", 1);
-    assert_eq!(bed.fell_asleep("other", 1), ["other sleeps at 1 for Some(Room)", "waken demo as 5"]);
+    assert_eq!(bed.fell_asleep("other", 1), ["other sleeps at 1 for Some(MakeRoom)", "waken demo as 5"]);
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn busy_models_have_their_turns_and_no_request_sends_them_back_and_forth() {
     assert!(bed.wake("other", 1).is_empty(), "a request came for it meanwhile");
     bed.drained("other", 1);
     let effects = bed.fell_asleep("other", 1);
-    assert_eq!(effects, ["other sleeps at 1 for Some(Room)", "other is waking", "waken demo as 4"], "it waited longer");
+    assert_eq!(effects, ["other sleeps at 1 for Some(MakeRoom)", "other is waking", "waken demo as 4"], "it waited longer");
     let effects = bed.woken("demo", 0);
     assert_eq!(effects, ["demo is awake for Some(Request) after 5s", "waken other as 5"]);
     bed.not_woken("other", true);
