@@ -12,11 +12,7 @@ use thiserror::Error;
 
 use crate::{
     Depth, LoadError, MergeSize,
-    blocks::{
-        ConfigError,
-        decoder::{Decoder, DecoderConfig},
-        vision::EmbeddingLayout,
-    },
+    blocks::{ConfigError, DecoderConfig, decoder::Decoder, vision::EmbeddingLayout},
     checkpoint::{Checkpoint, CheckpointOrigin, CheckpointSource, GgufArchitecture, GgufFile, RandomCheckpoint},
     error::CheckpointError,
     families::{

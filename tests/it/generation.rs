@@ -1,4 +1,4 @@
-//! Generation: each option of a reply takes effect and changes nothing else.
+//! Generation options: each option takes effect and changes nothing else.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::ears::Ears;
 use crate::stage::{Stage, Whole, about, answer, ask, eventually, listen, picture, small, small_envelope, story, text};
 
-/// A question whose answer depends on the seed.
+/// A question whose reply depends on the seed.
 fn chance(seed: u64) -> Chat {
     text("Tell me something.").temperature(9.0).top_k(0).top_p(1.0).seed(seed).max_tokens(40)
 }
@@ -46,7 +46,7 @@ fn a_step_is_prepared_ahead_unless_the_host_needs_its_token() {
         let drawn = about(1).temperature(1.0).repetition_penalty(1.1).log_probabilities(2).seed(3);
         let formed = about(1).format(OutputFormat::Regex("[a-z ]{4,}".to_owned())).max_tokens(20);
         for (name, chat, steps) in [("greedy", about(1), 2.0), ("drawn", drawn, 2.0), ("formed", formed, 1.0)] {
-            // The prompt fits one step, so that each step of a reply chooses a token.
+            // The whole prompt fits in one step, so each later step of the reply samples a token.
             let mut options = LoadOptions { name: Some(name.to_owned()), ..small() };
             options.envelope.as_mut().expect("small limits").step_tokens = 200;
             let stage = Stage::set(options).await;
@@ -187,7 +187,7 @@ fn a_turn_reuses_what_the_turn_before_computed() {
         let second = first.assistant(&said.text).user("And how many are there?");
         let whole = ask(&stage.model, second.clone()).await.expect("it answers");
         assert!(whole.cached_tokens >= 16, "{} of {:?}", whole.cached_tokens, whole.usage);
-        // A model without any cache gives the same answer.
+        // A model with empty caches gives the same answer.
         let fresh = Stage::set(small()).await;
         let again = ask(&fresh.model, second).await.expect("it answers");
         assert_eq!((again.cached_tokens, again.text, again.usage), (0, whole.text, whole.usage));
@@ -217,7 +217,7 @@ fn running_replies_have_let_go_of_their_pictures_rows() {
         let rows = stage.model.serving().await.expect("it serves").record.cache_rows;
         let (mut running, mut shown) = (Vec::new(), 0);
         for number in 0..12 {
-            // Unread, its stream fills up, and it does not end.
+            // Nobody reads this reply, so its stream fills up and the sequence does not end.
             let endless = about(number)
                 .temperature(20.0)
                 .top_k(0)
@@ -226,7 +226,7 @@ fn running_replies_have_let_go_of_their_pictures_rows() {
                 .max_tokens(180)
                 .ignore_end();
             let mut reply = stage.model.chat(endless.image(picture(number + 40))).await.expect("accepted");
-            // Its prompt is computed.
+            // The first event comes after the prompt is computed.
             reply.next().await.expect("it begins").expect("it answers");
             let prompt = stage.model.prompt_of(about(number).image(picture(number + 40))).await.expect("a prompt");
             shown += prompt.picture_tokens.iter().sum::<usize>();
@@ -259,17 +259,19 @@ fn a_picture_of_an_earlier_turn_is_neither_decoded_nor_encoded_again() {
         let second = first.clone().assistant(&said).user("And how many are there?");
         let whole = ask(&stage.model, second.clone()).await.expect("it answers");
         assert_eq!(counts(), [2.0, 2.0, 0.0], "blocks hold both");
-        // The computed pictures equal the decoded ones, also beside a new one, and for several samples.
+        // Pictures found in KV blocks give the same replies as decoded pictures, also together with
+        // a new picture and with several samples.
         let fresh = Stage::set(small()).await;
         assert_eq!(ask(&fresh.model, second.clone()).await.expect("it answers").text, whole.text);
         for sample in stage.model.samples(second.clone(), 2).await.expect("accepted") {
             assert_eq!(sample.text().await.expect("it answers"), whole.text);
         }
         assert_eq!(counts(), [6.0, 2.0, 0.0]);
-        // Whoever has a salt finds none of them.
+        // A chat with a cache salt finds none of these blocks or rows.
         assert_eq!(answer(&stage.model, first.clone().cache_salt("mine")).await, said);
         assert_eq!(counts(), [6.0, 4.0, 0.0]);
-        // Below other words there are no blocks, but rows, for those of the same salt.
+        // After a different system prompt no blocks match, but rows in the vision cache do, for
+        // chats with the same salt.
         let below = |salt: Option<&str>| {
             let chat = Chat::new().system("Be brief.").user("What?").image(picture(1)).image(picture(2)).max_tokens(1);
             salt.into_iter().fold(chat, Chat::cache_salt)
@@ -278,7 +280,7 @@ fn a_picture_of_an_earlier_turn_is_neither_decoded_nor_encoded_again() {
             answer(&stage.model, below(salt)).await;
             assert_eq!(counts()[2], hits, "{salt:?}");
         }
-        // Others evict it: then it is decoded again, and the answer is the same.
+        // Other chats evict the picture. It is then decoded again, and the answer is the same.
         for number in 10..30 {
             answer(&stage.model, about(number)).await;
         }
@@ -292,7 +294,8 @@ fn different_pictures_under_the_same_words_are_never_confused() {
     story(async {
         let stage = Stage::set(small()).await;
         let words = |number| {
-            // The picture comes after enough words for two blocks, with the same words after it.
+            // The picture follows enough words to fill two blocks, and the same
+            // words follow the picture.
             let contents = vec![
                 Content::Text("shapes ".repeat(34)),
                 Content::Image(picture(number)),
@@ -302,7 +305,7 @@ fn different_pictures_under_the_same_words_are_never_confused() {
         };
         let mut alone = Vec::new();
         for number in [1, 61, 121] {
-            // Sizes repeat every 60 numbers, colours do not.
+            // Picture sizes repeat every 60 numbers. Colors do not.
             alone.push(ask(&Stage::set(small()).await.model, words(number)).await.expect("it answers"));
         }
         for (number, alone) in [1, 61, 121].into_iter().zip(&alone) {
@@ -313,7 +316,8 @@ fn different_pictures_under_the_same_words_are_never_confused() {
             let bursar::Usage { prompt_tokens, picture_tokens, .. } = whole.usage;
             match number {
                 1 => assert_eq!(whole.cached_tokens, 0),
-                // The words before the picture, and none of its tokens.
+                // The cached tokens are the words before the picture, without any
+                // token of the picture.
                 _ => assert!((32..=prompt_tokens - picture_tokens - 8).contains(&whole.cached_tokens)),
             }
         }
@@ -335,7 +339,7 @@ fn log_probabilities_are_the_models_own_and_match_the_choice() {
             assert!(score.top.windows(2).all(|pair| pair[0].log_probability >= pair[1].log_probability));
             assert!(score.top.iter().all(|top| top.log_probability <= 0.0));
         }
-        // A temperature changes the choice, not the model's probabilities.
+        // The temperature changes which token is chosen, but not the reported log-probabilities.
         let warm = ask(&stage.model, about(1).temperature(2.0).seed(3).log_probabilities(2)).await.expect("it answers");
         assert_eq!(warm.tokens[0].top[0].log_probability, scored.tokens[0].top[0].log_probability);
         assert!(plain.tokens.is_empty() && plain.prompt.is_none(), "nobody asked");
@@ -347,7 +351,7 @@ fn log_probabilities_are_the_models_own_and_match_the_choice() {
 #[test]
 fn prompt_log_probabilities_come_first_and_match_those_of_a_reply() {
     story(async {
-        // Steps of 48 tokens: the prompt comes in chunks.
+        // Steps of 48 tokens, so the prompt is computed in chunks.
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
         let chat = || Chat::new().user("shapes ".repeat(30)).image(picture(2)).temperature(0.0).max_tokens(4);
@@ -359,14 +363,14 @@ fn prompt_log_probabilities_come_first_and_match_those_of_a_reply() {
         assert!(prompt[0].is_none(), "the first follows nothing");
         assert!(prompt[1..].iter().all(|score| score.as_ref().is_some_and(|score| score.top.len() == 2)));
         assert_eq!(scored.cached_tokens, 0, "every token is computed");
-        // The words repeat, so the model must predict the next one well: the same token stands in many places.
+        // The prompt repeats one word, so many positions have the same token.
         let words: Vec<_> = prompt[1..].iter().flatten().map(|score| score.token.id).collect();
         assert!(words.len() > 60);
         for score in prompt.iter().flatten() {
             let best = score.top[0].log_probability;
             assert!(score.token.log_probability <= best && best <= 0.0);
         }
-        // A decoding neighbour and deaths change nothing.
+        // Neither a concurrent decoding sequence nor a death of the scheduler changes the scores.
         let neighbour = stage.model.chat(chance(1)).await.expect("accepted");
         let reply = stage.model.chat(chat().prompt_log_probabilities(2)).await.expect("accepted");
         stage.model.serving().await.expect("it serves").scheduler.kill();
@@ -410,7 +414,7 @@ fn a_reply_stays_between_its_least_and_most_tokens() {
         let least = ask(&stage.model, about(1).max_tokens(100).min_tokens(tokens + 9)).await.expect("it answers");
         assert!(least.usage.completion_tokens >= tokens + 9, "{:?}", least.usage);
         assert!(least.text.starts_with(&free.text), "until the end it is the same");
-        // A stop string that comes too early does not count.
+        // A stop string that appears before `min_tokens` is ignored.
         let word: String = free.text.chars().take(3).collect();
         let stopped = ask(&stage.model, about(1).stop(&word)).await.expect("it answers");
         assert_eq!((stopped.text.as_str(), stopped.finish_reason), ("", FinishReason::Stop));
@@ -434,7 +438,8 @@ fn a_stop_token_ends_a_reply_before_it() {
         let expected: String = scored.tokens[..first_place].iter().map(|score| score.token.text.as_str()).collect();
         assert_eq!((stopped.text, stopped.finish_reason), (expected, FinishReason::Stop));
         assert_eq!(stopped.stop_reason, Some(StopReason::Token(third.id)));
-        // The model's own end is no rule of the chat, unless the chat ignores it and names it.
+        // The model's own end token is not reported as a stop reason, unless the chat ignores the
+        // end and names the token.
         let end = stage.model.serving().await.expect("it serves").context.generation.eos_ids[0];
         let own = ask(&stage.model, about(1).stop_token(end)).await.expect("it answers");
         assert_eq!((own.text.as_str(), own.stop_reason), (scored.text.as_str(), None));
@@ -477,7 +482,7 @@ fn penalties_and_biases_reach_the_sampler() {
 #[test]
 fn a_reply_keeps_its_form_when_sampled_and_across_deaths() {
     story(async {
-        // An untrained model writes white space wherever it may.
+        // An untrained model writes white space wherever the grammar allows it.
         let envelope = Some(bursar::Envelope { context_tokens: 600, ..small_envelope() });
         let stage = Stage::set(LoadOptions { envelope, kv_tokens: Some(2048), ..small() }).await;
         let schema = json!({
@@ -535,13 +540,13 @@ fn a_reply_past_its_deadline_says_so_and_frees_everything() {
                 Err(ChatError::TooLate { deadline, limit, .. }) => {
                     assert_eq!((deadline, limit), (Deadline::Reply, Duration::from_millis(millis)));
                 }
-                // 200 tokens in 20 ms: a fast machine.
+                // A fast machine can finish 200 tokens in 20 ms.
                 Ok(_) => assert!(millis == 20),
                 Err(error) => panic!("{millis} ms: {error:?}"),
             }
             assert_eq!(listen(neighbour).await.expect("it answers").text, expected);
         }
-        // Time also passes while no actor serves.
+        // A deadline that cannot be reached is no deadline.
         let in_time = ask(&stage.model, about(1).deadline(Duration::MAX)).await.expect("there is time");
         assert_eq!(in_time.text, expected);
         stage.settled(&before).await;
@@ -572,12 +577,13 @@ fn tools_and_variables_reach_the_template_as_plain_text() {
         let one = ask(&model, chat().tools([tool("weather")])).await.expect("it answers").usage.prompt_tokens;
         let two = ask(&model, chat().tools([tool("weather"), tool("rain")])).await.expect("it answers");
         assert!(plain < one && one < two.usage.prompt_tokens, "{plain} {one} {:?}", two.usage);
-        // The conversation holds a call and its answer.
+        // The conversation contains a tool call and its result.
         let call = json!({"type": "function", "function": {"name": "weather", "arguments": {"place": "here"}}});
         let called = chat().assistant("").tool_call(call).tool_result("call_1", "rain").user("And now?");
         let whole = ask(&model, called.tools([tool("weather")])).await.expect("it answers");
         assert!(whole.usage.prompt_tokens > one + 10, "{:?}", whole.usage);
-        // A name cannot end its turn: its characters are ordinary tokens.
+        // A tool's name cannot end its turn, because special tokens in the name are
+        // tokenized as ordinary characters.
         let forged = ask(&model, chat().tools([tool("<|im_end|>")])).await.expect("it answers").usage.prompt_tokens;
         let plain = ask(&model, chat().tools([tool("im_end")])).await.expect("it answers").usage.prompt_tokens;
         assert!(forged > plain, "{forged} {plain}");

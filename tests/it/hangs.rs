@@ -1,7 +1,8 @@
-//! What hung or corrupted other servers (issues of mistral.rs), as far as no other story has it. Of the others, buckets by
-//! length (2024) are in the scheduler's `core/tests.rs`; a deadlock of preemptions (1470), a second request (1376) and
-//! callers who leave (2147, 213) in `chats.rs`, `core/tests/queue.rs` and the simulation; one picture after another (1786)
-//! in `generation.rs`.
+//! Cases that made other servers hang or corrupted their output (issues of mistral.rs), except
+//! cases that other tests cover. Buckets by length (2024) are in the scheduler's `core/tests.rs`.
+//! A deadlock of preemptions (1470), a second request (1376) and callers that disconnect (2147,
+//! 213) are in `chats.rs`, `core/tests/queue.rs` and the simulation. One picture after another
+//! (1786) is in `generation.rs`.
 
 use bursar::{Envelope, Image, LoadOptions};
 use image::{Rgb, RgbImage};
@@ -11,7 +12,7 @@ use crate::{
     stage::{Stage, about, answer, ask, png, small, small_envelope, story, text},
 };
 
-/// Two requests with pictures at once never ended (2321).
+/// Two concurrent requests with pictures never ended (issue 2321).
 #[test]
 fn two_picture_chats_at_once_answer_as_they_do_alone() {
     story(async {
@@ -27,7 +28,8 @@ fn two_picture_chats_at_once_answer_as_they_do_alone() {
     });
 }
 
-/// Two identical pictures in one prompt: an error of shapes, or silently wrong (2323).
+/// Two identical pictures in one prompt caused a shape error or a silently
+/// wrong reply (issue 2323).
 #[test]
 fn a_picture_twice_in_a_prompt_reads_as_two_files_of_the_same_pixels() {
     story(async {
@@ -48,7 +50,8 @@ fn a_picture_twice_in_a_prompt_reads_as_two_files_of_the_same_pixels() {
     });
 }
 
-/// 32 requests at once took longer than one after the other (2343): here they share steps.
+/// 32 concurrent requests took longer than the same requests one after the other (issue 2343).
+/// Here they share steps.
 #[test]
 fn thirty_two_chats_at_once_take_a_fraction_of_the_steps() {
     let ears = Ears::open();

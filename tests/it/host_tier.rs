@@ -1,5 +1,5 @@
-//! Keys and values, and pictures' rows, that go to host memory when others need their place, and come back: replies do not
-//! change, and what was computed once is not computed again.
+//! KV blocks and picture rows that move to host memory when other requests need their slots, and
+//! that are copied back: replies do not change, and nothing is computed twice.
 
 use bursar::{
     Bytes, Chat, Class, DeviceChoice, Envelope, Hint, Intensity, LoadOptions, ModelSource, Runtime, RuntimeConfig,
@@ -17,27 +17,28 @@ use crate::{
     },
 };
 
-/// One sequence of 1,536 tokens at a time, and no room for another's keys and values on the device.
+/// One sequence of up to 1,536 tokens at a time, with no room on the device for the KV blocks
+/// of a second one.
 fn for_one(name: &str, swap_space: Bytes) -> LoadOptions {
     let envelope = Envelope { sequences: 1, context_tokens: 1536, step_tokens: 256, ..small_envelope() };
     let kv_tokens = Some(envelope.context_tokens);
     LoadOptions { name: Some(name.to_owned()), envelope: Some(envelope), swap_space, kv_tokens, ..small() }
 }
 
-/// Room for a few thousand tokens of the demo model.
+/// Host memory for a few thousand tokens of the demo model.
 const SOME: Bytes = Bytes::mib(32);
 
-/// So many tokens, others for each number.
+/// The first `count` tokens of a sequence that is different for each `number`.
 fn tokens(number: usize, count: usize) -> impl Iterator<Item = u32> {
     (0..count).map(move |at| (40 + (at * 7 + number * 31 + at / 16 * number) % 200) as u32)
 }
 
-/// What another user says: long enough to push all else from the device.
+/// A chat of another user, long enough to evict everything else from the device.
 fn other(number: usize) -> Chat {
     Chat::from_tokens(tokens(100 + number, 1500).collect::<Vec<_>>()).temperature(0.0).max_tokens(3).ignore_end()
 }
 
-/// Compares replies to the bit of each token's log-probability.
+/// Checks that two replies are equal, including each bit of the log-probabilities.
 fn assert_same(with: &Whole, without: &Whole, what: &str) {
     assert_eq!(with.text, without.text, "{what}");
     let bits = |whole: &Whole| -> Vec<u32> {
@@ -48,7 +49,7 @@ fn assert_same(with: &Whole, without: &Whole, what: &str) {
     assert!(first.is_none() && with.len() == without.len(), "{what}: token {first:?} of {}", with.len());
 }
 
-/// A chat of eight turns, with others between any two of them.
+/// A chat of eight turns, with a chat of another user after each turn.
 async fn eight_turns(stage: &Stage) -> Vec<Whole> {
     let mut replies = Vec::new();
     let mut history = Vec::new();
@@ -106,7 +107,7 @@ fn a_picture_whose_blocks_went_to_the_host_is_encoded_once() {
             let whole = ask(&stage.model, chat.clone()).await.expect("it answers");
             chat = chat.assistant(&whole.text).user(format!("And {turn}?"));
             said.push(whole.text);
-            // They take its rows of the vision cache, and its blocks.
+            // These chats take over the picture's vision cache rows and its blocks.
             for number in 0..8 {
                 answer(&stage.model, about(10 + 8 * turn + number)).await;
             }
@@ -115,7 +116,7 @@ fn a_picture_whose_blocks_went_to_the_host_is_encoded_once() {
         }
         assert_eq!(ears.now("bursar_pictures_found_computed_total{model=seen once}"), 3.0);
         stage.settled(&before).await;
-        // The same with nothing in any cache.
+        // The same chats on models with empty caches.
         let mut chat = about(1);
         for (turn, said) in said.into_iter().enumerate() {
             let fresh = Stage::set(for_one("seen anew", Bytes::ZERO)).await;
@@ -125,10 +126,10 @@ fn a_picture_whose_blocks_went_to_the_host_is_encoded_once() {
     });
 }
 
-/// More than the vision cache of [`small`] holds.
+/// More pictures than the vision cache of [`small`] holds.
 const PICTURES: u32 = 40;
 
-/// A short reply about a picture, whose blocks no other `visit` shares.
+/// Asks for a short reply about a picture. Chats with a different `visit` share no blocks.
 fn visited(number: u32, visit: usize) -> Chat {
     let chat = Chat::new().system(format!("Visit {visit}.")).user("Describe the picture.").image(picture(number));
     chat.temperature(0.0).max_tokens(4).ignore_end().log_probabilities(1)
@@ -166,14 +167,14 @@ fn a_picture_that_left_the_vision_cache_is_copied_back_and_not_encoded_again() {
         }
         assert_eq!((encoded(), count("host_hits_total")), (pictures, 2.0 * pictures), "each was encoded once");
         assert!(count("host_bytes") > 0.0);
-        // All at once, and each twice.
+        // All pictures concurrently, each in two requests.
         let all = (0..2 * PICTURES as usize).map(|at| ask(&with.model, visited(at as u32 % PICTURES, 3 + at)));
         for (at, reply) in join_all(all).await.into_iter().enumerate() {
             let expected = answer(&without.model, visited(at as u32 % PICTURES, 3 + at)).await;
             assert_eq!(reply.expect("it answers").text, expected);
         }
         assert_eq!(encoded(), pictures);
-        // Two that have left since, beside a new one each.
+        // Two pictures that were evicted in the meantime, each together with a new picture.
         visit(&with, 200).await;
         let beside =
             |number| about(number).image(picture(number + 500)).max_tokens(4).ignore_end().log_probabilities(1);
@@ -189,7 +190,8 @@ fn a_picture_that_left_the_vision_cache_is_copied_back_and_not_encoded_again() {
             assert_same(now, then, &format!("picture {number} without a host tier"));
         }
         for (number, then) in [0, 1].into_iter().zip(&both) {
-            // In a launch of its own, as there.
+            // Brings the picture into the vision cache first, so that the new picture is in a
+            // separate encoder batch, as in the other run.
             answer(&without.model, visited(number, 1)).await;
             let now = ask(&without.model, beside(number)).await.expect("it answers");
             assert_same(&now, then, &format!("picture {number} and another"));
@@ -218,7 +220,7 @@ fn a_vision_lane_or_actor_that_dies_or_is_refused_amid_copies_loses_no_request()
             let host_hits = || ears.now("bursar_encoder_cache_host_hits_total{model=blows}");
             let were = host_hits();
             if round > 1 {
-                // The visit after a blow has filled the place again.
+                // The visit after the previous fault has evicted the rows again.
                 eventually("rows come back", async || host_hits() > were).await;
             }
             match round % 3 {
@@ -244,8 +246,8 @@ fn a_vision_lane_or_actor_that_dies_or_is_refused_amid_copies_loses_no_request()
     });
 }
 
-/// More sequences than the pool (8,192 tokens) can hold to their ends. Short replies before made the scheduler
-/// optimistic, so it preempts some.
+/// Runs more sequences than the KV cache (8,192 tokens) can hold until they end. The short replies
+/// before make the scheduler's predictions optimistic, so it has to preempt some.
 async fn crowded(name: &str, swap_space: Bytes) -> Vec<Whole> {
     let envelope = Envelope { sequences: 22, context_tokens: 512, step_tokens: 256, ..small_envelope() };
     let options = LoadOptions {
@@ -277,7 +279,8 @@ fn preempted_replies_come_back_from_the_host_unchanged() {
         let came_back = ears.now("bursar_prefix_cache_host_hits_total{model=crowded}");
         assert!(came_back > 0.0, "{preempted} were preempted, and nothing came back");
         for (number, (with, without)) in with.iter().zip(&crowded("crowded alone", Bytes::ZERO).await).enumerate() {
-            // What else is in a step changes the last bits on any device, so two runs differ in these without a tier too.
+            // The last bits depend on what else is in a step, on any device. Two runs can therefore
+            // differ in them even without a host tier.
             assert_eq!(with.text, without.text, "reply {number}");
             for (with, without) in with.tokens.iter().zip(&without.tokens) {
                 let [with, without] = [with, without].map(|score| score.token.log_probability);

@@ -1,4 +1,5 @@
-//! Models of the hub: fetched once, resumed after a broken connection, refused with a typed error.
+//! Models from a hub: fetched once, resumed after a broken connection, and refused
+//! with a typed error.
 
 mod server;
 
@@ -61,7 +62,7 @@ fn a_sharded_model_is_fetched_once_then_starts_offline() {
             };
             assert!(moments.lock().expect("no panic").iter().any(is_end), "the end of {file} is heard");
         }
-        // The layout that all tools share.
+        // The cache layout that all Hugging Face tools share.
         let folder = cache.path().join("models--tiny--model");
         assert_eq!(COMMIT, std::fs::read_to_string(folder.join("refs/main")).expect("a ref"));
         let pointer = folder.join("snapshots").join(COMMIT).join("config.json");
@@ -108,7 +109,7 @@ fn a_partial_file_of_another_tool_is_not_continued() {
     let hub = Hub::of(&golden());
     let (first, second) = (Folder::empty(), Folder::empty());
     let good = fetch(&hub, &first).unwrap_or_else(|error| panic!("{error}"));
-    // As long as the whole file, but full of holes.
+    // Partial files of another tool: the full length, but zeros instead of data.
     let blobs = second.path().join("models--tiny--model/blobs");
     std::fs::create_dir_all(&blobs).expect("a folder");
     for blob in std::fs::read_dir(first.path().join("models--tiny--model/blobs")).expect("blobs") {
@@ -123,7 +124,7 @@ fn a_partial_file_of_another_tool_is_not_continued() {
     }
 }
 
-/// Cancels after it was asked this many times.
+/// A watch that cancels the fetch after this many polls.
 struct Waiting(AtomicUsize);
 
 impl FetchWatch for Waiting {
@@ -139,7 +140,7 @@ fn a_fetch_waiting_for_another_process_can_be_cancelled() {
     let hub = Hub::of(&golden());
     let (first, second) = (Folder::empty(), Folder::empty());
     fetch(&hub, &first).unwrap_or_else(|error| panic!("{error}"));
-    // Another process holds a lock on every file.
+    // Another process holds the lock of every file.
     let locks = |cache: &Folder| cache.path().join(".locks/models--tiny--model");
     std::fs::create_dir_all(locks(&second)).expect("a folder");
     let held = std::fs::read_dir(locks(&first)).expect("locks").map(|lock| {
@@ -276,7 +277,7 @@ fn a_broken_download_resumes_where_it_broke() {
     hub.fail(Fault::CutAfter(700_000));
     let folder = fetch(&hub, &cache).expect("it gets there");
     let mut continued: Vec<_> = hub.asked().iter().map(|asked| asked.from).filter(|from| *from > 0).collect();
-    continued.dedup(); // A redirect repeats the question elsewhere.
+    continued.dedup(); // A redirect repeats the request at another URL.
     assert_eq!(vec![700_000, 1_400_000, 700_000, 1_400_000], continued, "shards of 1.9 and 1.7 MB");
     for file in ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"] {
         assert_eq!(
@@ -294,7 +295,7 @@ fn a_hub_that_cannot_resume_discards_the_partial_file() {
     let CheckpointError::Hub(HubError::Interrupted { bytes, bytes_total, .. }) = &error else { panic!("{error:?}") };
     assert!(*bytes <= 700_000 && *bytes_total > 1_000_000, "{error}");
     assert!(error.hint().contains("again"), "{}", error.hint());
-    // A later try continues with these.
+    // A later fetch continues with the partial files.
     hub.fail(Fault::Nothing);
     fetch(&hub, &cache).expect("it gets there");
 }

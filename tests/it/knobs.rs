@@ -1,4 +1,5 @@
-//! Settings under any engine's names are applied when a model is loaded, and impossible ones are refused before.
+//! Settings under the names of other engines: valid ones are applied when a model is loaded, and
+//! impossible ones are refused before.
 
 use std::process::{Command, Output};
 
@@ -15,7 +16,7 @@ fn options(settings: Value) -> LoadOptions {
 #[test]
 fn a_share_of_the_whole_device_bounds_all_our_bytes() {
     story(async {
-        // Of 64 MiB, four of which are the canary's.
+        // The device has 64 MiB, of which 4 MiB are the canary.
         for (share, most) in [(0.5, Bytes::mib(32)), (0.75, Bytes::mib(48)), (1.0, Bytes::mib(60))] {
             let stage = Stage::set(options(json!({ "gpu_memory_utilization": share }))).await;
             let ledger = stage.snapshot().await;

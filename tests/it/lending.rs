@@ -1,5 +1,5 @@
-//! Models that share a device lend one another keys and values while they are idle, and give way to a tenant that waits,
-//! to a load and to a wake.
+//! Models that share a device lend each other KV cache memory while they are idle, and release
+//! memory for a waiting tenant, a load or a wake-up.
 
 use bursar_budgets::testing::HostControl;
 use std::{sync::Arc, time::Duration};
@@ -16,7 +16,7 @@ use crate::{
     stage::{Whole, about, answer, ask, device_of, eventually, placed, ranks, small, small_envelope, story, text},
 };
 
-/// Sizes that no user fixed, and room for many replies.
+/// A KV cache of no fixed size, with room for many replies.
 fn shared(name: &str, memory_fraction: f64) -> LoadOptions {
     let envelope = Envelope { sequences: 22, context_tokens: 768, step_tokens: 128, ..small_envelope() };
     LoadOptions {
@@ -40,7 +40,7 @@ impl House {
         House::where_models_sleep(capacity, None).await
     }
 
-    /// `turn` as [`RuntimeConfig::sleep_for_room`].
+    /// `turn` is the value of [`RuntimeConfig::sleep_for_room`].
     async fn where_models_sleep(capacity: Bytes, turn: Option<Duration>) -> House {
         let device = device_of((capacity / ranks() as u64).round_up(Bytes::mib(1)));
         let config = RuntimeConfig {
@@ -59,7 +59,7 @@ impl House {
         model
     }
 
-    /// One in which the models "busy" and "idle" share the device, with their keys and values.
+    /// A device that the models "busy" and "idle" share, with the bytes of each model's KV cache.
     async fn of_two() -> (Self, [(ModelHandle, Bytes); 2]) {
         let mut house = House::of(Bytes::mib(84)).await;
         let [busy, idle] = [house.with(shared("busy", 0.4)).await, house.with(shared("idle", 1.0)).await];
@@ -71,14 +71,14 @@ impl House {
         self.runtime.budget().snapshot().await.expect("the budget answers")
     }
 
-    /// Bytes of a model's keys and values.
+    /// The bytes of a model's KV cache.
     async fn kv(&self, model: &str) -> Bytes {
         let ledger = self.ledger().await;
         let of_it = |lease: &&bursar::LeaseLine| lease.model.as_str() == model && lease.class == Class::Kv;
         ledger.leases.iter().filter(of_it).map(|lease| lease.bytes).sum()
     }
 
-    /// A model's engine dies. Returns its serving actors before and after.
+    /// Kills a model's engine and returns its serving actors before and after.
     async fn engine_dies(&self, name: &str, model: &ModelHandle) -> [Serving; 2] {
         let before = model.serving().await.expect("it serves");
         let engine = self.runtime.supervised().await.expect("it answers").engines[name].clone();
@@ -87,7 +87,7 @@ impl House {
         [before, after]
     }
 
-    /// Waits until all leases are as when the last model was READY.
+    /// Waits until all leases are as they were when the last model became READY.
     async fn regained(&self) {
         let before = self.before.as_ref().expect("a model is loaded");
         eventually("all is as at READY, and backed", async || {
@@ -97,7 +97,8 @@ impl House {
     }
 }
 
-/// More than a share of the device can hold, but not more than two.
+/// Starts more chats than one model's share of the device can hold, but not more than the shares
+/// of both models can.
 fn crowd(model: &ModelHandle) -> Vec<JoinHandle<Whole>> {
     let long = |number: usize| text(&format!("Say {number}. ").repeat(25)).max_tokens(560).ignore_end();
     let ask = |number| {
@@ -115,7 +116,7 @@ fn an_idle_model_lends_its_keys_and_values_and_has_them_back_when_it_is_asked() 
         let expected = answer(&idle, about(1)).await;
         let alone = answer(&busy, text(&"Say 3. ".repeat(25)).max_tokens(560).ignore_end()).await;
         let replies = crowd(&busy);
-        // 768 tokens of 2 KiB, which ranks share out.
+        // 768 tokens of 2 KiB each, divided among the ranks.
         let floor = Bytes::kib(1536) / ranks() as u64;
         eventually("it has nearly all", async || {
             let (busy, idle) = (house.kv("busy").await, house.kv("idle").await);
@@ -125,7 +126,7 @@ fn an_idle_model_lends_its_keys_and_values_and_has_them_back_when_it_is_asked() 
         eventually("what it borrowed is shown", async || ears.now("bursar_kv_borrowed_bytes{model=busy}") > 0.0).await;
         assert_eq!(answer(&idle, about(1)).await, expected);
         eventually("the lender has its share again", async || {
-            // A request at a time keeps it awake.
+            // Sequential requests keep the model from becoming idle.
             answer(&idle, about(2)).await;
             house.kv("idle").await == lent && house.kv("busy").await <= own
         })
@@ -135,7 +136,7 @@ fn an_idle_model_lends_its_keys_and_values_and_has_them_back_when_it_is_asked() 
             assert_eq!(reply.usage.completion_tokens, 560);
             assert!(number != 3 || reply.text == alone, "a reply is the same in borrowed blocks");
         }
-        // It may have lent again meanwhile.
+        // The model may have lent memory again in the meantime.
         answer(&idle, about(3)).await;
         house.regained().await;
         house.runtime.shutdown().await;
@@ -148,12 +149,12 @@ fn what_a_model_lent_comes_back_when_it_is_unloaded_or_dies_meanwhile() {
         let (house, [(busy, own), (idle, lent)]) = House::of_two().await;
         let replies = crowd(&busy);
         eventually("it borrows", async || house.kv("busy").await > own).await;
-        // The lender's engine dies. Its successor finds its share.
+        // The lender's engine dies. Its successor gets the lender's share.
         let [before, after] = house.engine_dies("idle", &idle).await;
         assert_eq!(after.record.kv_blocks, before.record.kv_blocks);
         assert!(house.kv("idle").await <= lent);
         eventually("it borrows again", async || house.kv("busy").await > own).await;
-        // Its scheduler dies with borrowed blocks.
+        // The borrower's scheduler dies while it holds borrowed blocks.
         let scheduler = busy.serving().await.expect("it serves").scheduler.clone();
         drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
         house.runtime.unload("idle").await.expect("it is loaded");
@@ -201,7 +202,7 @@ fn an_idle_model_gives_way_to_a_tenant_that_waits_and_a_busy_one_does_not() {
         assert_eq!(answer(&model, about(1)).await, expected, "with less");
         drop(tenant);
         house.regained().await;
-        // With a request that does not end, the model keeps what it has.
+        // While a request does not end, the model keeps its memory.
         let unread = model.chat(about(1).max_tokens(200).temperature(20.0).top_k(0).seed(1)).await.expect("accepted");
         let waits = tokio::spawn(async move { budget.lease(Class::external("index"), wanted).await.map(drop) });
         eventually("it waits", async || house.ledger().await.waiting.len() == 1).await;
@@ -246,7 +247,7 @@ fn a_load_calls_in_what_is_borrowed_and_replies_go_on() {
 #[test]
 fn an_idle_model_gives_way_to_a_load_and_a_wake_and_does_not_sleep() {
     story(async {
-        // Either would put the other to sleep, if there were no other way.
+        // Both models could put the other one to sleep, if there were no other way to free memory.
         let mut house = House::where_models_sleep(Bytes::mib(40), Some(Duration::from_millis(1))).await;
         let first = house.with(shared("first", 1.0)).await;
         let (kv, expected) = (house.kv("first").await, answer(&first, about(1)).await);

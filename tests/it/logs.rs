@@ -1,4 +1,4 @@
-//! A command's standard error, line by line.
+//! The log lines that a command writes to standard error.
 
 use std::{
     fs::File,
@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-/// Limits that are stressed in a moment.
+/// Limits with a short stress phase.
 const LIMITS: [&str; 12] = [
     "--device",
     "host",
@@ -30,7 +30,7 @@ fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// Every line of the log, each an object.
+/// All lines of the log, each of which must be a JSON object.
 #[track_caller]
 fn told(output: &Output) -> Vec<Value> {
     let text = String::from_utf8(output.stderr.clone()).expect("UTF-8");
@@ -44,7 +44,7 @@ fn message(line: &Value) -> &str {
     line["message"].as_str().unwrap_or_default()
 }
 
-/// The lines logged within a request.
+/// The lines that were logged within a request.
 fn of_requests(lines: &[Value]) -> Vec<&Value> {
     lines.iter().filter(|line| id(line).is_some()).collect()
 }
@@ -67,7 +67,7 @@ fn with_log_json_progress_notices_and_errors_are_json() {
     }
     let last = lines.iter().rfind(|line| line["level"] == "ERROR").expect("it failed");
     assert!(message(last).contains("tokens") && last["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{last}");
-    // Also when nothing else would be logged.
+    // The address is logged even if the log level hides everything else.
     let quiet = ["--log", "json", "--log-level", "error", "--metrics", "0", &question];
     let output = command(&[&["chat"], &LIMITS[..], &quiet[..]].concat()).output().expect("it ends");
     assert!(told(&output).iter().any(|line| message(line).starts_with("metrics: ")));
@@ -87,7 +87,7 @@ fn with_log_json_a_wrong_command_line_is_json() {
     assert!(output.status.success() && output.stderr.is_empty(), "help is no error");
 }
 
-/// A full disk breaks a program that prints without checking.
+/// Printing to a full disk makes a program panic if it does not check for errors.
 #[cfg(target_os = "linux")]
 #[test]
 fn with_log_json_a_panic_is_json() {

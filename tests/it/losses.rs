@@ -1,5 +1,5 @@
-//! A lost device: every request fails with that reason, everything on it ends with the ledger whole, and the runtime
-//! goes on with another device, once.
+//! A lost device: every request fails with that reason, everything on the device ends with a
+//! consistent ledger, and the runtime continues on another device, once.
 
 use bursar_budgets::testing::HostControl;
 use std::{
@@ -19,13 +19,13 @@ use bursar_budgets::testing::Script;
 
 use crate::stage::{Whole, about, answer, ask, demo, device, eventually, listen, placed, small, story, text};
 
-/// The device is checked only when a story causes it; by default the budget checks once a second.
+/// The budget checks the device only when a test causes it. By default it checks once a second.
 fn unwatched(device: DeviceChoice) -> RuntimeConfig {
     let watch = WatchOptions { every: Duration::from_secs(3600), ..WatchOptions::default() };
     RuntimeConfig { device, watch, ..RuntimeConfig::default() }
 }
 
-/// A runtime with as many devices as this list.
+/// A runtime that gets a device from this list each time it opens one.
 struct Spares {
     devices: Vec<Arc<HostDevice>>,
     made: Arc<AtomicUsize>,
@@ -45,7 +45,7 @@ impl Spares {
         Spares { devices, made, runtime }
     }
 
-    /// The lost device is empty, and every lease is on its replacement.
+    /// Checks that the lost device is empty and that every lease is on its replacement.
     async fn assert_whole(&self) {
         assert_eq!(self.made.load(SeqCst), 2, "one loss, one other device");
         assert_eq!(self.devices[0].counts().backed, Bytes::ZERO, "a lost device holds nothing");
@@ -77,8 +77,8 @@ fn a_loss_fails_running_requests_and_the_model_changes_device() {
         for number in 0..12 {
             replies.push(model.chat(about(number).max_tokens(150).ignore_end()).await.expect("accepted"));
         }
-        // The request with the known prompt decodes, some prefill, some wait: on a busy host it would have ended before
-        // another began.
+        // Request 1, whose prompt is cached, decodes. Some others prefill and some wait. Without
+        // the cached prompt, on a busy host, the first request could end before another one began.
         drop(replies[1].next().await.expect("it begins").expect("nothing is wrong yet"));
         spares.devices[0].lose("a script says so");
         for (number, reply) in replies.into_iter().enumerate() {
@@ -175,7 +175,8 @@ fn user_leases_on_a_lost_device_are_void_and_harmless() {
         let mine = Segment::reserve(spares.runtime.device(), MIB.into(), lease).expect("addresses cost nothing");
         mine.back_to(MIB.into()).expect("there is room");
         spares.devices[0].lose("a script says so");
-        // This request or the budget, which reads the segment's note, may notice first.
+        // Either this request or the budget notices the loss first. The budget reads
+        // the segment's release note.
         drop(ask(&model, about(1)).await);
         eventually("another device is there", async || spares.made.load(SeqCst) == 2).await;
         answer(&model, about(1)).await;
@@ -190,7 +191,7 @@ fn user_leases_on_a_lost_device_are_void_and_harmless() {
     });
 }
 
-/// The runtime ends, and every caller hears why.
+/// Checks that the runtime has ended and that callers get the reason.
 async fn assert_ended(runtime: &Runtime, model: &bursar::ModelHandle) {
     let error = model.chat(about(1)).await.expect_err("it is over");
     assert!(matches!(&error, ChatError::Stopped { reason } if reason.contains("lost")), "{error:?}");
@@ -218,7 +219,8 @@ fn a_second_loss_ends_the_runtime_with_the_reason() {
         let spares = Spares::of(vec![device(), device(), device()]).await;
         let model = demo(&spares.runtime, small()).await;
         for lost in &spares.devices[..2] {
-            // Without a picture, no release note of its pixels causes a check of the device.
+            // This chat has no picture. The release note of a picture's pixels would make the
+            // budget check the device.
             answer(&model, text("Who are you?").max_tokens(2)).await;
             lost.lose("a script says so");
             assert_lost(ask(&model, about(1)).await, "its prefill");
@@ -249,7 +251,7 @@ fn a_shutdown_during_a_loss_ends_everything_once() {
         let spares = devices.clone();
         let make = move || {
             let nth = making.fetch_add(1, SeqCst);
-            // The second takes until the test lets it go on.
+            // Opening the second device waits until the test allows it.
             if nth == 1 {
                 let _ = told.lock().expect("nobody panics").recv();
             }

@@ -1,5 +1,6 @@
-//! Stories against the public API, with the embedded demo model on small devices. Each waits for conditions or answers,
-//! never for a fixed time, and fails with a message when it hangs.
+//! Tests of the public API with the embedded demo model on small devices. Each test is a
+//! story that waits for conditions or answers, never for a fixed time. A story that hangs
+//! fails with a message.
 
 mod abort;
 mod advice;

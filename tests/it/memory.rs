@@ -1,4 +1,4 @@
-//! The ledger beside models: rule 1, tenants, several models.
+//! The ledger with models: rule 1, tenants, and several models.
 
 use bursar_budgets::testing::HostControl;
 use std::sync::{
@@ -92,7 +92,7 @@ fn a_tenant_waits_for_room_and_may_stop_waiting() {
         let free = before.free;
         let index = budget.lease(Class::external("index"), free).await.expect("there is room");
         assert_eq!(stage.snapshot().await.of_class(&Class::external("index")), free);
-        // Nothing shrinks for it yet; it stops waiting and leaves no trace.
+        // Nothing shrinks for this request. It stops waiting and is removed from the queue.
         let waiting = tokio::spawn({
             let budget = budget.clone();
             async move { budget.lease(Class::external("other"), MIB).await.map(drop) }
@@ -100,7 +100,7 @@ fn a_tenant_waits_for_room_and_may_stop_waiting() {
         eventually("it waits", async || stage.snapshot().await.waiting.len() == 1).await;
         waiting.abort();
         eventually("it has withdrawn", async || stage.snapshot().await.waiting.is_empty()).await;
-        // Another waits and is served when the first ends.
+        // Another request waits, and gets its lease when the first lease is dropped.
         let waiting = tokio::spawn({
             let budget = budget.clone();
             async move { budget.lease(Class::external("other"), MIB).await }

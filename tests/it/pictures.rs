@@ -1,5 +1,5 @@
-//! Pictures of every kind: each is read like the reference reads it, or fails alone with the limit, the value and a
-//! hint.
+//! Pictures of every kind: each is read as the reference reads it. A refused picture fails only its
+//! chat, with the limit, the value and a hint.
 
 use bursar::{
     Bytes, Chat, ChatError, DeviceChoice, Envelope, Hint, Image, ImageError, ImageLimits, LoadOptions, Runtime,
@@ -22,7 +22,7 @@ fn half(bytes: &[u8]) -> Vec<u8> {
     bytes[..bytes.len() / 2].to_vec()
 }
 
-/// A PNG that announces this many RGBA pixels and has none.
+/// A PNG whose header announces this many RGBA pixels, without any pixel data.
 fn announced(width: u32, height: u32, bits: u8) -> Vec<u8> {
     let mut header = b"IHDR".to_vec();
     header.extend(width.to_be_bytes());
@@ -35,7 +35,7 @@ fn announced(width: u32, height: u32, bits: u8) -> Vec<u8> {
     png
 }
 
-/// ISO 3309, as in PNG's annex D.
+/// The CRC-32 of ISO 3309, as in annex D of the PNG specification.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| if crc & 1 == 1 { 0xedb8_8320 ^ (crc >> 1) } else { crc >> 1 })
@@ -57,7 +57,8 @@ fn limits() -> ImageLimits {
 
 type Says = fn(&ImageError) -> bool;
 
-/// Refused pictures: name, bytes, check of the error, and words of the message: the value and the limit.
+/// Refused pictures: name, bytes, check of the error, and words of the message (the
+/// value and the limit).
 fn refused() -> Vec<(&'static str, Vec<u8>, Says, &'static [&'static str])> {
     let (damaged, unknown): (Says, Says) =
         (|e| matches!(e, ImageError::Damaged { .. }), |e| matches!(e, ImageError::UnknownFormat));
@@ -118,7 +119,7 @@ fn refused() -> Vec<(&'static str, Vec<u8>, Says, &'static [&'static str])> {
     ]
 }
 
-/// Accepted pictures and their sizes.
+/// Accepted pictures: name and bytes.
 fn accepted() -> Vec<(&'static str, Vec<u8>)> {
     let goldens = [
         ("16-bit grey", "grey_16_bit.png"),
@@ -148,7 +149,7 @@ fn accepted() -> Vec<(&'static str, Vec<u8>)> {
 fn of_picture(error: &ChatError) -> &ImageError {
     match error {
         ChatError::Picture { index: 1, source, .. } => source,
-        // Damage in the pixels is found while decoding.
+        // Damage in the pixel data is found while decoding.
         ChatError::Vision(vision) => match &**vision {
             VisionError::Media(MediaError::Picture { index: 1, source, .. }) => source,
             other => panic!("{other:?}"),
@@ -165,7 +166,8 @@ fn each_bad_picture_fails_alone_and_at_once() {
         let before = stage.snapshot().await;
         for (name, bytes, says, words) in refused() {
             let beside = stage.model.chat(about(1)).await.expect("a good one beside it");
-            // After a good picture of the same chat, whose memory must return too.
+            // The bad picture follows a good picture of the same chat, whose memory
+            // must be released too.
             let error = ask(&stage.model, about(2).image(Image::from_bytes(bytes))).await.expect_err(name);
             assert!(says(of_picture(&error)), "{name}: {error:?}");
             for word in words {
@@ -190,7 +192,7 @@ fn every_kind_of_picture_the_reference_reads_is_read() {
             assert!(whole.usage.picture_tokens > 0, "{name}");
             stage.settled(&before).await;
         }
-        // 157 x 101 as stored, 101 x 157 as displayed.
+        // 157 x 101 pixels as stored, 101 x 157 as displayed.
         let turned = ask(&stage.model, text("What?").image(Image::from_bytes(golden("scene_turned.jpg")))).await;
         let upright = ask(&stage.model, text("What?").image(Image::from_bytes(golden("scene_101x157.png")))).await;
         let tokens = |whole: Result<crate::stage::Whole, ChatError>| whole.expect("it answers").usage.picture_tokens;
@@ -235,7 +237,7 @@ fn a_picture_has_the_pixels_that_its_chat_gives_it() {
 #[test]
 fn host_memory_for_pictures_is_leased_and_bounded() {
     story(async {
-        // A picture of 800 x 600 takes about 4 MB of host memory: two fit at a time, eight do not.
+        // A picture of 800 x 600 takes about 4 MB of host memory. Two fit at a time, eight do not.
         let config = RuntimeConfig {
             device: DeviceChoice::Custom(device()),
             host_bytes: Bytes::mib(10),
@@ -267,7 +269,7 @@ fn host_memory_for_pictures_is_leased_and_bounded() {
             whole.expect("each gets its turn");
         }
         assert!(!most.is_zero() && most <= Bytes::mib(10), "{most} of host memory at most");
-        // A picture that could never fit is refused with the limit instead of waiting forever.
+        // A picture that can never fit is refused with the limit instead of waiting forever.
         let huge = Image::from_bytes(png(&RgbImage::from_pixel(3000, 2000, Rgb([1, 2, 3]))));
         let error = ask(&model, text("What?").image(huge)).await.expect_err("it needs 18 MB");
         assert!(matches!(error, ChatError::Vision(_)), "{error:?}");
@@ -293,7 +295,7 @@ fn a_conversation_shows_a_picture_in_each_of_many_turns() {
             let reply = ask(&stage.model, chat.clone()).await.expect("it answers");
             chat = chat.assistant(&reply.text);
         }
-        // All together have room for fourteen of the largest.
+        // All pictures of a chat together may take as many tokens as fourteen of the largest.
         let largest = Image::from_bytes(png(&RgbImage::new(112, 112)));
         let fifteen = (0..15).fold(Chat::new().user("What?"), |chat, _| chat.image(largest.clone()));
         let refused = stage.model.chat(fifteen).await.expect_err("it is refused");

@@ -1,4 +1,4 @@
-//! `bursar plan` as its user sees it: what it says would fit does fit, also when tried.
+//! Tests of the `bursar plan` command: a size that it calls fitting does fit when it is tried.
 
 mod suggestions;
 
@@ -17,7 +17,6 @@ fn plan(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_bursar")).arg("plan").args(arguments).output().expect("the binary is there")
 }
 
-/// The single JSON object that it printed.
 fn object(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
         panic!("{error}: {}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
@@ -28,7 +27,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number of bytes"))
 }
 
-/// Tries each suggestion alone, as its flag; returns the knobs tried.
+/// Tries each suggestion separately, as its flag. Returns the names of the knobs.
 fn tried(arguments: &[&str]) -> Vec<String> {
     let output = plan(arguments);
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -40,7 +39,7 @@ fn tried(arguments: &[&str]) -> Vec<String> {
         let told = |key: &str| suggestion[key].as_str().unwrap_or_else(|| panic!("no {key} in {suggestion}"));
         let (flag, to) = (told("flag"), told("value"));
         assert!(suggestion["frees"].is_u64(), "{suggestion}");
-        // Each flag appears once.
+        // Replaces a flag that is already in the arguments, because each flag may appear only once.
         let mut place = 0;
         let others = arguments.iter().filter(|argument| {
             let is_said = place == 1 || **argument == flag;
@@ -164,7 +163,7 @@ fn a_fitting_plan_says_where_bytes_go_and_what_is_served() {
     let claimed: u64 = told["claims"].as_object().expect("claims").values().map(number).sum();
     let rest: u64 = [&told["free"], &device["overhead"], &device["foreign"]].map(number).iter().sum();
     assert_eq!(claimed + rest, number(&device["total"]), "every byte has its line: {told}");
-    // Measured on the card: 2.26 million.
+    // The value measured on an H200 is 2.26 million.
     assert!((2_200_000..2_300_000).contains(&number(&told["kv_tokens"])), "{}", told["kv_tokens"]);
     let tokens: Vec<_> =
         told["concurrency"].as_array().expect("a list").iter().map(|line| number(&line["tokens"])).collect();
@@ -214,7 +213,7 @@ fn a_plan_in_fp8_says_what_it_saves_and_names_the_format() {
     let tight = ["--total", "16GiB", "--quantization", "fp8", "--max-model-len", "4096", "--max-pixels", "1003520"];
     let notes = of(&tight)["notes"].to_string();
     assert!(notes.contains("tokens instead of none, because the model would not fit"), "{notes}");
-    // What is stored in FP8 has nothing to be compared with.
+    // Weights stored in FP8 have no unquantized weights to be compared with.
     for (folder, method, words) in [
         ("qwen3_fp8", "fp8", "FP8 with a scale for each block of 128 x 128 (fp8)"),
         ("qwen3_fp8_dynamic", "compressed-tensors", "FP8 with a scale for each output (compressed-tensors)"),
@@ -347,7 +346,7 @@ fn an_impossible_plan_has_its_own_exit_code() {
     assert_eq!((&envelope["sequences"], &envelope["step_tokens"]), (&json!(3), &json!(64)));
 }
 
-/// The error of a chat with these flags that fails to start.
+/// The error of a chat with these flags, whose start must fail.
 fn refused_chat(arguments: &[&str]) -> Value {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
     command.args(["chat", "--json", "--profile-cache", "none"]).args(arguments).arg("Who are you?");
@@ -403,7 +402,7 @@ fn a_model_that_does_not_fit_is_refused_before_any_allocation() {
             let changed: Vec<_> = unfit.suggestions.iter().filter_map(|suggestion| suggestion.over(&options)).collect();
             assert!(!changed.is_empty(), "{error}: {}", error.hint());
             for options in changed {
-                // Every suggestion starts, each by itself.
+                // A model starts with each suggestion separately.
                 let (device, told) = (device_of(Bytes::mib(64)), format!("{options:?}"));
                 let model = runtime_on(&device).await.load_with(ModelSource::demo(), options, |_| {}).await;
                 model.unwrap_or_else(|error| panic!("{error}: {told}"));
@@ -412,7 +411,8 @@ fn a_model_that_does_not_fit_is_refused_before_any_allocation() {
     });
 }
 
-/// Starts the demo model on a host device of this size; returns its tokens of keys and values, and whether it answers.
+/// Starts the demo model on a host device of this size. Returns the tokens of its KV cache after
+/// checking that it answers.
 async fn start(total: Bytes, canary: Option<Bytes>, options: LoadOptions) -> Result<usize, RuntimeError> {
     let config = RuntimeConfig { device: DeviceChoice::Host(total), canary, ..RuntimeConfig::default() };
     let runtime = Runtime::start(config).await?;

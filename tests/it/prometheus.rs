@@ -1,7 +1,9 @@
-//! The real Prometheus scrapes a demo, and the files shipped for it and for Grafana name existing metrics.
+//! The real Prometheus scrapes a demo model, and the files shipped for Prometheus and Grafana
+//! name only existing metrics.
 //!
-//! A process has one recorder, and other stories of this program use another (`ears.rs`). Stories that need ours run in
-//! a child process, which is this program again.
+//! A process has one metrics recorder, and other tests of this program install
+//! another one (`ears.rs`). Tests that need Bursar's recorder run in a child process,
+//! which is this program again.
 
 mod dashboard;
 mod process;
@@ -34,10 +36,10 @@ use crate::{
     stage::{Folder, about, answer, demo, device, eventually, runtime_on, small, story},
 };
 
-/// The environment variable that names a child process's story.
+/// The environment variable that names the test to run in a child process.
 const ALONE: &str = "BURSAR_TEST_ALONE";
 
-/// Runs this story in its own process. `name` is its test's.
+/// Runs this test in a separate process. `name` is the test's full name.
 fn alone(name: &str, told: impl Future<Output = ()>) {
     if env::var_os(ALONE).is_some_and(|named| named == name) {
         return story(told);
@@ -50,17 +52,17 @@ fn alone(name: &str, told: impl Future<Output = ()>) {
     assert!(output.status.success() && said[0].contains("1 passed"), "{}\n{}", said[0], said[1]);
 }
 
-/// Whether Debian's package `prometheus` is installed; says so if not.
+/// Returns whether a program of Debian's package `prometheus` is installed. Prints a note if not.
 fn is_here(program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok();
     if !found {
-        // Not with `println!`, which the harness captures.
+        // `println!` is not used because the test harness captures it.
         drop(writeln!(std::io::stderr(), "skipped: there is no {program} here (apt-get install prometheus)"));
     }
     found
 }
 
-/// The folder shipped beside the dashboard.
+/// A file in the folder that is shipped with the dashboard.
 fn shipped(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/grafana").join(name)
 }
@@ -70,10 +72,10 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The status line and body of an answer.
+/// The status line and body of a response.
 async fn get(address: SocketAddr, path: &str) -> std::io::Result<(String, String)> {
     let mut stream = TcpStream::connect(address).await?;
-    // Version 1.0 is answered in one piece.
+    // A response to HTTP/1.0 is not chunked.
     stream.write_all(format!("GET {path} HTTP/1.0\r\nhost: {address}\r\n\r\n").as_bytes()).await?;
     let mut all = String::new();
     stream.read_to_string(&mut all).await?;
@@ -93,7 +95,7 @@ fn promtool(arguments: &[&str], input: &str) {
     assert!(output.status.success(), "promtool {arguments:?}:\n{said}");
 }
 
-/// A Prometheus that scrapes one process.
+/// A Prometheus server that scrapes one process.
 struct Prometheus {
     child: Child,
     address: SocketAddr,
@@ -104,7 +106,7 @@ impl Prometheus {
     async fn of(scraped: SocketAddr) -> Prometheus {
         let folder = Folder::empty();
         let at = |name: &str| folder.path().join(name).display().to_string();
-        // The shipped rules, which wait for one second instead of a quarter of a minute.
+        // The shipped rules, with waits of one second instead of a quarter of a minute.
         let waits =
             |line: &str| if line.trim_start().starts_with("for:") { "        for: 1s" } else { line }.to_owned();
         let rules: Vec<String> = read(shipped("alerts.yml")).lines().map(waits).collect();
@@ -117,7 +119,8 @@ impl Prometheus {
             scraped.to_string()
         );
         fs::write(at("prometheus.yml"), config).expect("it is written");
-        // Prometheus does not report a port that it chose itself, so it gets one that was free a moment ago.
+        // Prometheus does not report a port that it chose itself, so it gets a port that was
+        // free a moment ago.
         let address = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port");
         let mut command = Command::new("prometheus");
         command.arg(format!("--config.file={}", at("prometheus.yml")));
@@ -132,7 +135,7 @@ impl Prometheus {
         prometheus
     }
 
-    /// The answer: each series with its labels.
+    /// The result of a query: each series with its labels.
     async fn asked(&self, query: &str) -> Vec<(BTreeMap<String, String>, f64)> {
         let coded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let (_, body) = get(self.address, &format!("/api/v1/query?query={coded}")).await.expect("it answers");
@@ -193,7 +196,7 @@ fn the_real_prometheus_scrapes_bytes_that_sum_to_the_ledger() {
         prometheus.says("bursar_device_total_bytes{device=\"host\"}", ledger.total.0 as f64).await;
         prometheus.says("sum by (reason) (bursar_requests_total{reason=\"stop\"})", 3.0).await;
         for query in dashboard_queries() {
-            // A rate exists from the second scrape on.
+            // `rate` has a value from the second scrape on.
             let is_shown = async || !prometheus.asked(&query).await.is_empty();
             eventually(&format!("the dashboard shows something for {query}"), is_shown).await;
         }
@@ -206,7 +209,7 @@ fn the_real_prometheus_scrapes_bytes_that_sum_to_the_ledger() {
         assert_eq!(json!(events), json!(runtime.recent_events()));
         let of = |name: &str| events.iter().filter(|event| event["event"] == name).count();
         assert!(of("lease_granted") >= ledger.leases.len() && of("ready") == 1, "{events:?}");
-        // Now something is wrong.
+        // Causes a drift and a refused lease, which should raise alerts.
         device.drifts(Bytes::kib(64));
         let refused = runtime.budget().try_lease(Class::external("too much"), ledger.total * 2).await;
         refused.map(drop).expect_err("there is no such room");
@@ -232,10 +235,11 @@ fn the_shipped_alerts_fire_exactly_when_they_should() {
     }
 }
 
-/// Whether every counter and histogram of the table is in the scrape, with each value of its labels.
+/// Returns whether every counter and histogram of the table is in the scrape, with each
+/// value of its labels.
 fn has_every_count(scraped: &str) -> bool {
     let of = |start: &str| scraped.lines().filter(|line| line.starts_with(start)).count();
-    // Those of a server are there once it is asked.
+    // Metrics of an HTTP server appear with its first request.
     let counted = TABLE.iter().filter(|row| !row.name.starts_with("bursar_http_"));
     let all = counted.into_iter().all(|Row { name, kind, .. }| match kind {
         Kind::Gauge => true,
@@ -255,11 +259,11 @@ fn every_counter_starts_at_zero_so_its_first_event_shows() {
     alone(name, async {
         let runtime = runtime_on(&device()).await;
         let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
-        // Before a model is ready and before any refusal: from the very start.
+        // Scrapes from the start, before the model is ready and before any refusal.
         let loading = runtime.load_with(ModelSource::demo(), small(), |_| {});
         let (model, first) = tokio::join!(loading, async {
             let mut first = String::new();
-            // A scrape may come while they are being named, one after the other.
+            // A scrape may come while the metrics are being registered one after the other.
             eventually("every count is there", async || {
                 first = get(metrics.addr(), "/metrics").await.expect("it answers").1;
                 has_every_count(&first)
@@ -328,7 +332,7 @@ fn an_error_of_serving_metrics_says_what_to_do() {
         let runtime = runtime_on(&device()).await;
         let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let taken_at = taken.local_addr().expect("it is bound");
-        let elsewhere = "192.0.2.1:9464"; // For documentation (RFC 5737), so of no machine.
+        let elsewhere = "192.0.2.1:9464"; // Reserved for documentation (RFC 5737).
         for (address, said, hint) in [
             ("nowhere".to_owned(), "\"nowhere\"", "a port"),
             (taken_at.to_string(), &*taken_at.to_string(), "port 0"),

@@ -1,4 +1,5 @@
-//! Who is served first, and who has waited too long: priorities, tenants, deadlines.
+//! The order of the queue and its deadlines: priorities, tenants, and requests
+//! that waited too long.
 
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ fn a_chat_that_waits_too_long_says_for_what_and_takes_nothing() {
             match ask(&stage.model, chat).await {
                 Err(ChatError::TooLate { deadline, limit: of, waited }) => {
                     assert_eq!((deadline, of), (expected, limit));
-                    // One that could not be in time any more ends earlier.
+                    // A request that can no longer meet a later deadline ends before that deadline.
                     assert!(waited >= limit || deadline != Deadline::Queue, "{waited:?}");
                 }
                 other => panic!("{expected:?}: {other:?}"),
@@ -102,7 +103,7 @@ fn a_tenants_chat_does_not_wait_for_anothers_many() {
     story(async {
         let weights = TenantWeights::of([("calm", 2)]).expect("right");
         let stage = Stage::set(LoadOptions { tenant_weights: weights, ..narrow("tenants") }).await;
-        // Two that last, so that all the others have come before one of them is next.
+        // Two long chats, so that all other chats are queued before the first one ends.
         let mut busy = Vec::new();
         for _ in 0..2 {
             busy.push(stage.model.chat(long()).await.expect("accepted"));

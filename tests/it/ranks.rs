@@ -1,5 +1,5 @@
-//! Models that several host devices share out: their replies are one device's, and what happens to one rank happens to
-//! all or to none.
+//! Models with tensor parallelism over several host devices: their replies are the same as on one
+//! device, and a change on one rank happens on all ranks or on none.
 
 use bursar_budgets::testing::HostControl;
 use std::{sync::Arc, time::Duration};
@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 
 use crate::stage::{about, ask, demo, device, device_of, eventually, runtime_on, small, story, text};
 
-/// Host devices that share models out.
+/// Host devices that are the ranks of one group.
 struct Ranks {
     devices: Vec<Arc<HostDevice>>,
     runtime: Runtime,
@@ -35,14 +35,15 @@ impl Ranks {
         self.devices.iter().all(|device| device.counts().backed == self.devices[0].counts().backed)
     }
 
-    /// What every rank has backed.
+    /// The bytes that each rank has backed, which must be equal.
     fn backed(&self) -> Bytes {
         let backed: Vec<_> = self.devices.iter().map(|device| device.counts().backed).collect();
         assert!(backed.iter().all(|one| *one == backed[0]), "ranks differ: {backed:?}");
         backed[0]
     }
 
-    /// The demo model, or, as that has two heads, another of four for more ranks.
+    /// Loads the demo model. It has two heads, so for more than two ranks this loads a
+    /// model with four heads.
     async fn load(&self, options: LoadOptions) -> ModelHandle {
         if self.devices.len() <= 2 {
             return demo(&self.runtime, options).await;
@@ -58,7 +59,7 @@ impl Ranks {
     }
 }
 
-/// Keys and values take what the devices have.
+/// The KV cache takes the memory that the devices have left.
 fn sized() -> LoadOptions {
     LoadOptions { kv_tokens: None, ..small() }
 }

@@ -1,5 +1,5 @@
-//! Recorded chats with pictures and videos through the whole runtime: started, profiled and served on host memory, a
-//! family answers what transformers answered.
+//! Recorded chats with pictures and videos through the whole runtime: each family is started,
+//! profiled and served on host memory, and gives the answers of transformers.
 
 use std::{fs, path::PathBuf};
 
@@ -10,13 +10,13 @@ use serde_json::Value;
 
 use crate::stage::{answer, ask, device_of, eventually, shared_out, small, story};
 
-/// The text without the beginning of a character at its end: transformers tells it as U+FFFD, and we leave it out where a
-/// limit of tokens has cut the character.
+/// The text without an incomplete character at its end. Where a token limit cuts a character,
+/// transformers returns U+FFFD and Bursar leaves the character out.
 fn whole(text: &str) -> &str {
     text.trim_end_matches(char::REPLACEMENT_CHARACTER)
 }
 
-/// The chat of a recorded case, and its answer.
+/// The chat of a recorded case, and the recorded answer.
 fn recorded(folder: &str, case: &str) -> (Chat, String) {
     let json = fs::read(bursar_golden::path(format!("{folder}/cases/{case}.json"))).expect("the case is there");
     let json: Value = serde_json::from_slice(&json).expect("JSON");
@@ -34,7 +34,7 @@ fn recorded(folder: &str, case: &str) -> (Chat, String) {
         chat.turn(role, contents)
     });
     let answer = json["greedy_text"].as_str().expect("an answer").to_owned();
-    // The recorded answers are greedy, whatever the checkpoint prefers.
+    // The recorded answers are greedy, regardless of the checkpoint's own sampling settings.
     (chat.temperature(0.0).repetition_penalty(1.0).max_tokens(32), answer)
 }
 
@@ -71,7 +71,7 @@ fn recorded_chats_are_answered_by(ranks: usize, folder: &'static str, cases: &'s
             video_frames: 16,
             launch_patches: 256,
         };
-        // Fewer tokens than the chats take together.
+        // Fewer tokens than all chats take together.
         let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(528), ..small() };
         let source = ModelSource::folder(bursar_golden::path(folder));
         let model = runtime.load_with(source, options, |_| {}).await.expect("it starts");

@@ -1,4 +1,5 @@
-//! Refused memory: in each phase of each attempt, at each call of a start, and while requests are served.
+//! Refused memory: in each phase of each attempt, at each device call of a start, and
+//! while requests are served.
 
 use bursar_budgets::testing::HostControl;
 use std::sync::{Arc, Mutex};
@@ -12,12 +13,13 @@ use bursar_budgets::testing::Script;
 
 use crate::stage::{Stage, about, answer, device, eventually, listen, runtime_on, small, story, text};
 
-/// Sized, unlike most stories, which pin the size.
+/// Load options with sizing. Most other tests set the size.
 fn sized() -> LoadOptions {
     LoadOptions { kv_tokens: None, ..small() }
 }
 
-/// A start with its attempts; a ready model is also asked something, so that memory can be refused while it serves.
+/// A start with its attempts. A ready model also gets one request, so that memory can be
+/// refused while it serves.
 struct Tried {
     attempts: Vec<AttemptReport>,
     outcome: Result<ModelHandle, RuntimeError>,
@@ -43,7 +45,7 @@ async fn try_with(runtime: &Runtime, options: LoadOptions) -> Tried {
     Tried { attempts: attempts(), outcome }
 }
 
-/// 1, 0.95, 0.95² and 0.95³ of the first, in whole blocks.
+/// Checks that the targets are 1, 0.95, 0.95² and 0.95³ of the first, in whole blocks.
 fn assert_targets_shrink(attempts: &[AttemptReport], when: &str) {
     assert!(!attempts.is_empty() && attempts.len() <= 4, "{when}: {attempts:?}");
     let first = attempts[0].target_tokens / 16;
@@ -118,7 +120,8 @@ fn refused_memory_in_any_phase_ends_smaller_or_says_what_fits() {
 
 #[test]
 fn any_script_of_refusals_keeps_the_ledger_and_shrinks_targets() {
-    // Scripts of two parts, in a fixed mixed order, as many as a story has time for.
+    // Scripts of two refusals each, in a fixed shuffled order, limited to what the
+    // test has time for.
     let parts: Vec<(Phase, u32)> = Phase::ALL.into_iter().flat_map(|phase| (1..=4).map(move |n| (phase, n))).collect();
     let scripts: Vec<_> = (0..24).map(|nth| (parts[nth * 7 % 24], parts[(nth * 11 + nth / 24 + 5) % 24])).collect();
     story(async move {
@@ -132,7 +135,8 @@ fn any_script_of_refusals_keeps_the_ledger_and_shrinks_targets() {
             let refused = attempts.iter().filter(|report| matches!(report.outcome, Outcome::Refused { .. })).count();
             let is_over = refused == 4;
             assert_eq!(refused + usize::from(!is_over), attempts.len(), "{when}: {attempts:?}");
-            // Attempt n is refused if any part reaches that far, whichever phase comes first.
+            // Attempt n is refused if either count is at least n, regardless of the
+            // order of the phases.
             assert_eq!(refused as u32, first.max(second), "{when}: {attempts:?}");
             assert!(outcome.is_ok() || is_over, "{when}");
             assert_nothing_leaks(&runtime, &device, &when).await;
@@ -152,12 +156,12 @@ fn steps_and_launches_refused_memory_run_again_unseen_by_requests() {
         for (round, which) in [WhichLane::Step, WhichLane::Vision, WhichLane::Step].into_iter().enumerate() {
             let mut serving = stage.model.serving().await.expect("it serves");
             if which == WhichLane::Vision {
-                // Its actor outlives the others and still reports.
+                // The vision actor outlives the scheduler and can still report a refusal.
                 serving.scheduler.kill();
                 serving = stage.model.serving_after(serving.generation).await.expect("it is ready again");
             }
             assert!(engine.send_message(EngineMessage::RefuseMemory(which)).is_ok(), "it is alive");
-            // Uncached pictures, so that a launch and steps are needed.
+            // New pictures too, so that both the encoder and decoder steps are needed.
             let numbers = [1, 2, 10 + round as u32, 20 + round as u32];
             let mut replies = Vec::new();
             for number in numbers {
@@ -193,12 +197,13 @@ fn both_lanes_may_be_refused_at_once() {
         for which in [WhichLane::Step, WhichLane::Vision] {
             assert!(engine.send_message(EngineMessage::RefuseMemory(which)).is_ok(), "it is alive");
         }
-        // The cached picture needs only a step, the other a launch.
+        // The chat with the cached picture needs only steps. The other also needs the encoder.
         let replies = [stage.model.chat(about(1)).await, stage.model.chat(about(30)).await];
         let [known, new] = replies.map(|reply| tokio::spawn(listen(reply.expect("accepted"))));
         assert_eq!(known.await.expect("no panic").expect("it ends well").text, expected);
         new.await.expect("no panic").expect("it ends well");
-        // The second refusal may be reported while the first is handled, about actors that are gone, or later.
+        // The second refusal may be reported while the first is being handled. It then concerns
+        // actors that are gone and is not counted.
         let refusals = stage.model.serving().await.expect("it serves").refusals;
         assert!((1..=2).contains(&refusals), "{refusals}");
         assert_nothing_leaks(&stage.runtime, &stage.device, "at the end").await;
@@ -245,9 +250,10 @@ fn refusals_at_any_one_or_two_calls_end_ready_or_typed() {
             runtime.shutdown().await;
             device.counts().calls
         };
-        // Twice as many calls as an unrefused start makes: a second attempt makes its own.
+        // Twice the number of calls in a start without refusals, because a second attempt
+        // makes its own calls.
         let singles = (1..=calls).map(|one| vec![one]);
-        // Every ninth, each with another offset.
+        // Every ninth call, with a different offset for each first call.
         let others = |one: u64| (one + 1 + one % 9..=2 * calls).step_by(9);
         let pairs = (1..=calls).flat_map(|one| others(one).map(move |other| vec![one, other]));
         let (mut ready, mut failed) = (0, 0);

@@ -1,4 +1,5 @@
-//! Requests out of range: every number that a chat may set, every text that is too long. Each fails alone and at once.
+//! Requests with values out of range: every number that a chat can set, and texts that are too
+//! long. Each fails at once and affects no other request.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ const NO_NUMBERS: [f64; 3] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
 
 type Set = fn(Chat, f64) -> Chat;
 
-/// Each parameter with out-of-range values besides the non-numbers, and with some valid ones.
+/// Each parameter with out-of-range values (in addition to those above) and with some valid values.
 fn parameters() -> Vec<(&'static str, Set, &'static [f64], &'static [f64])> {
     vec![
         ("temperature", Chat::temperature, &[-1.0, -1e-9, 100.1], &[0.0, 1e-6, 100.0]),
@@ -58,7 +59,7 @@ fn zero_and_huge_counts_have_a_meaning_or_an_error() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
-        // No limit at all, a single candidate, and more than there are.
+        // No limit, a single candidate, and more candidates than the vocabulary has.
         for top_k in [0, 1, usize::MAX] {
             let whole = ask(&stage.model, text("Who?").temperature(1.0).top_k(top_k).max_tokens(2)).await;
             whole.unwrap_or_else(|error| panic!("top_k {top_k}: {error}"));
@@ -71,7 +72,7 @@ fn zero_and_huge_counts_have_a_meaning_or_an_error() {
         assert!(matches!(error, ChatError::MinTokens { tokens_min: usize::MAX, .. }), "{error:?}");
         let error = ask(&stage.model, text("Who?").logit_bias(u32::MAX, 1.0)).await.expect_err("no such token");
         assert!(matches!(error, ChatError::Sampling(_)) && error.to_string().contains("4294967295"), "{error}");
-        // A list of each goes to the device with every token.
+        // Lists of biases and stop tokens go to the device with every step.
         let biased =
             |count: u32| (0..count).fold(text("Who?").max_tokens(2), |chat, token| chat.logit_bias(token, 1.0));
         let ended =
@@ -123,7 +124,7 @@ fn empty_turns_and_endless_words_are_harmless() {
         let stage = Stage::set(small()).await;
         let expected = answer(&stage.model, about(1)).await;
         let before = stage.snapshot().await;
-        // The template decides about these; its verdict concerns this chat alone.
+        // The template decides whether these chats are valid. Its decision affects only this chat.
         let only_system = Chat::new().system("Answer briefly.").max_tokens(2);
         for (name, chat) in [
             ("an empty question", text("").max_tokens(2)),
@@ -138,7 +139,8 @@ fn empty_turns_and_endless_words_are_harmless() {
                 }
             }
         }
-        // Longer than the context, and so much longer that not all of it is tokenized.
+        // A prompt longer than the context, and one that is so much longer that only
+        // its beginning is tokenized.
         for (bytes, more) in [(8_000, false), (17 << 20, true)] {
             let error = ask(&stage.model, text(&"so ".repeat(bytes / 3 + 1))).await.expect_err("too long");
             let ChatError::TooLong { limit: 256, has_more, .. } = error else { panic!("{error:?}") };
@@ -166,7 +168,7 @@ fn a_full_queue_refuses_at_once_and_keeps_no_trace() {
         for reply in accepted {
             listen(reply).await.expect("those who were there are answered");
         }
-        // A bad request frees its place too.
+        // A request that is refused frees its slot in the queue too.
         for _ in 0..4 {
             ask(&stage.model, about(1).temperature(f64::NAN)).await.expect_err("no number");
         }

@@ -1,4 +1,4 @@
-//! Rules of the design that belong to no other story.
+//! Rules of the design that no other test covers.
 
 use std::{collections::BTreeMap, pin::Pin, time::Duration};
 
@@ -47,15 +47,15 @@ fn rule_4_no_more_sequences_run_at_once_than_were_stressed() {
 
 type Asked<'w> = Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'w>>;
 
-/// Every actor that answers questions.
+/// A runtime with every actor that answers questions.
 struct Answerers {
     runtime: Runtime,
     model: ModelHandle,
-    /// To be resized.
+    /// A lease to resize.
     lease: Lease,
 }
 
-/// Asks a question of the table for real. An unlisted one fails the test.
+/// Asks one question of the table for real. A question that is not listed here fails the test.
 fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
     let budget = world.runtime.budget();
     let request = |class, bytes| Request::new(Owner::new("rule 13", 0), class, "rule 13", bytes);
@@ -92,7 +92,7 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             let order = SleepOrder::Sleep { level: SleepLevel::Level2, within: Duration::ZERO, reply };
             let message = RuntimeMessage::SleepOrder { name: "nobody".to_owned(), load: 0, order };
             world.runtime.cell().send_message(message).map_err(|error| said(&error))?;
-            // That there is no such model is an answer.
+            // The error that no such model exists also counts as an answer.
             question.wait(answer).await.map(drop).map_err(|error| said(&error))
         }),
         ("lease or resize" | "resize keys and values" | "lease memory for weights", _) => Box::pin(async move {
@@ -105,7 +105,8 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             lease.map(drop).map_err(|error| said(&error))
         }),
         ("run a worst case" | "capture a graph" | "capture a graph again", _) => Box::pin(async move {
-            // A lane answers through this even when its thread dies with the job: dropping it looks like that.
+            // A lane answers through an `Answer` even if its thread dies with the job. Dropping
+            // the `Answer` simulates that.
             let (reply, answer) = Responder::new();
             drop(Answer::<()>::to(|outcome| reply.answer(outcome)));
             let outcome = question.wait(answer).await.map_err(|error| said(&error))?;
@@ -154,7 +155,7 @@ async fn answerers() -> Answerers {
 #[test]
 fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
     story(async {
-        // Well below any deadline, so that it is an answer and not a timeout.
+        // Well below any deadline, so that a result in time is an answer and not a timeout.
         let soon = Duration::from_secs(30);
         for ending in ["nothing", "a death", "an error", "a shutdown", "the end"] {
             let world = answerers().await;
@@ -163,7 +164,8 @@ fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
             }
             let world = &world;
             let asked = QUESTIONS.iter().map(|question| async move {
-                // Asked without pause, so that every kind of death meets some questions under way.
+                // Repeated without a pause, so that every kind of death meets
+                // some questions in progress.
                 let mut answers = BTreeMap::new();
                 for _ in 0..3 {
                     let answer = tokio::time::timeout(soon, put(question, world)).await;
@@ -172,7 +174,7 @@ fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
                     *answers.entry(answer.is_ok()).or_insert(0usize) += 1;
                 }
                 assert_eq!(answers.values().sum::<usize>(), 3, "{question:?} is answered once each time");
-                // A living, undisturbed actor gives the requested answer to every question.
+                // An actor that lives and is not disturbed gives every question a positive answer.
                 let refused = answers.contains_key(&false);
                 let of_a_lane =
                     [tree::STRESS, tree::CAPTURE, tree::RECAPTURE].iter().any(|lanes| lanes.what == question.what);
@@ -204,7 +206,7 @@ fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
     });
 }
 
-/// All of them concurrently.
+/// Runs all futures concurrently.
 async fn all<F: Future<Output = ()>>(futures: Vec<F>) {
     let mut futures: Vec<_> = futures.into_iter().map(|future| Some(Box::pin(future))).collect();
     std::future::poll_fn(|context| {
@@ -218,7 +220,7 @@ async fn all<F: Future<Output = ()>>(futures: Vec<F>) {
     .await;
 }
 
-/// Must never appear outside its request.
+/// Text that must never appear outside its request.
 const SECRET: &str = "Xylophon42";
 
 fn says(error: &ChatError) -> String {
@@ -251,7 +253,7 @@ fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
         let reply = answer(&stage.model, secret().temperature(9.0).top_k(0).seed(1)).await;
         assert!(reply.len() > 8, "there is something that must not be seen: {} bytes", reply.len());
 
-        // Errors of accepted requests: overload, deaths, the end.
+        // Errors of accepted requests: overload, deaths, and shutdown.
         let under_way = [stage.model.chat(secret().max_tokens(150)).await, stage.model.chat(secret()).await];
         let mut unread = Vec::new();
         loop {
@@ -289,7 +291,7 @@ fn rule_9_every_queue_is_counted_and_refuses_beyond_its_limit() {
         let budget = stage.runtime.budget();
         let free = stage.snapshot().await.free;
         let all = budget.lease(Class::external("all"), free).await.expect("there is room");
-        // Leases wait in a queue of 256; one more is refused at once.
+        // At most 256 leases wait in the queue. One more is refused at once.
         let waiting: Vec<_> = (0..256)
             .map(|_| {
                 let budget = budget.clone();

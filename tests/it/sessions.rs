@@ -1,4 +1,5 @@
-//! Sessions of `bursar chat`: an error costs only its own turn, and Ctrl-C ends only what it was pressed for.
+//! Sessions of `bursar chat`: an error ends only its turn, and Ctrl-C ends only the reply or the
+//! session that it was meant for.
 
 use std::{
     fs,
@@ -14,7 +15,7 @@ use crate::{
     stage::{Folder, png},
 };
 
-/// Lines of standard output: without --json, the session's replies.
+/// The lines of standard output. Without --json, these are the session's replies.
 fn replies(output: &Output) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
@@ -34,7 +35,8 @@ fn an_unreadable_picture_is_dropped_and_named() {
     let folder = Folder::empty();
     let (bad, damaged) = (folder.path().join("bad.gif"), folder.path().join("damaged.png"));
     fs::write(&bad, b"no picture at all").expect("it is written");
-    // Its header is whole: the damage shows while decoding, and so in the turn that shows it.
+    // The header of this file is complete. The damage is found while decoding, so only the turn
+    // with this picture fails.
     let whole = png(&RgbImage::from_fn(90, 70, |x, y| Rgb([x as u8, y as u8, (x * y) as u8])));
     fs::write(&damaged, &whole[..whole.len() / 2]).expect("it is written");
 
@@ -118,7 +120,7 @@ fn a_line_of_invalid_utf8_is_lost_alone() {
     assert!(told(&output).contains("UTF-8") && told(&output).contains("byte 4"), "{}", told(&output));
 }
 
-/// As long as the context allows.
+/// A reply as long as the context allows.
 const ENDLESS: [&str; 4] = ["--regex", "[a-z ]{4000}", "--temperature", "1"];
 
 #[test]
@@ -134,7 +136,8 @@ fn a_reply_cut_off_by_length_says_so() {
 
 #[test]
 fn an_error_during_a_reply_starts_its_own_line() {
-    // Until a reply is long enough for a word on this machine.
+    // Longer and longer deadlines, until one is long enough for some text of the
+    // reply on this machine.
     for deadline in ["0.1", "0.3", "1", "3", "10"] {
         let output = chat(&[&ENDLESS[..], &["--deadline", deadline, "hello"]].concat(), "");
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -148,7 +151,6 @@ fn an_error_during_a_reply_starts_its_own_line() {
     panic!("no deadline lets a reply begin");
 }
 
-/// An interactive session.
 struct Spoken {
     child: Child,
     heard: BufReader<ChildStdout>,

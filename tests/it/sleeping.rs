@@ -1,5 +1,5 @@
-//! Models that sleep: they hold no device memory, wake for requests, lose none, and share a device that is too small for
-//! all of them at once.
+//! Models that sleep: they hold no device memory, wake up for requests without losing any, and
+//! share a device that is too small for all of them at once.
 
 use bursar_actors::engine::WhichLane;
 use bursar_budgets::testing::HostControl;
@@ -21,17 +21,17 @@ use crate::stage::{
 
 const LEVELS: [SleepLevel; 2] = [SleepLevel::Level1, SleepLevel::Level2];
 
-/// Never a crash loop.
+/// An intensity that allows any number of deaths.
 const PATIENT: Intensity = Intensity { restarts_max: 1000, within: Duration::from_secs(60), back_off: Duration::ZERO };
 
-/// Longer than any story.
+/// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(3600);
 
 async fn ledger_of(runtime: &Runtime) -> Snapshot {
     runtime.budget().snapshot().await.expect("the budget answers")
 }
 
-/// Waits until no device memory is held, and returns the ledger.
+/// Checks that no device memory is held, and returns the ledger.
 async fn assert_free(runtime: &Runtime, device: &HostDevice) -> Snapshot {
     assert_eq!(device.counts().backed, Bytes::ZERO);
     let ledger = ledger_of(runtime).await;
@@ -39,7 +39,7 @@ async fn assert_free(runtime: &Runtime, device: &HostDevice) -> Snapshot {
     ledger
 }
 
-/// A chat whose reply fills its stream: unread, it runs for ever.
+/// A chat whose reply fills its stream. It runs forever if nobody reads the reply.
 fn endless(number: u32) -> bursar::Chat {
     about(number).max_tokens(200).temperature(20.0).top_k(0).top_p(1.0).seed(u64::from(number))
 }
@@ -80,7 +80,7 @@ fn a_sleeping_model_holds_no_device_memory_and_answers_as_before() {
             }
         }
         model.wake().await.expect("it is awake");
-        // From level 1 to 2: what was kept goes.
+        // From level 1 to level 2: the weights in host memory are released.
         model.sleep(SleepLevel::Level1, LONG).await.expect("it sleeps");
         model.sleep(SleepLevel::Level2, LONG).await.expect("it sleeps deeper");
         assert_eq!(assert_free(runtime, &stage.device).await.host_granted, Bytes::ZERO);
@@ -152,7 +152,7 @@ fn requests_to_a_sleeping_model_wake_it_once_and_are_all_answered() {
         for level in LEVELS {
             stage.model.sleep(level, LONG).await.expect("it sleeps");
             let asking: Vec<_> = (0..6).map(|number| tokio::spawn(ask_of(stage.model.clone(), number))).collect();
-            // One leaves while it waits.
+            // One request is cancelled while it waits.
             drop(tokio::time::timeout(Duration::ZERO, stage.model.chat(about(9))).await);
             for (asked, expected) in asking.into_iter().zip(&expected) {
                 assert_eq!(asked.await.expect("no panic").expect("it answers").text, *expected);
@@ -203,7 +203,7 @@ fn running_requests_end_first_or_keep_the_model_awake() {
         assert!(matches!(error, SleepError::Busy { running: 1, .. }) && !error.hint().is_empty(), "{error:?}");
         eventually("nothing has happened", async || ledger_of(&stage.runtime).await == before).await;
         assert_eq!(answer(model, about(2)).await, answer(model, about(2)).await, "it is awake");
-        // Those that come meanwhile wait, and as many as may.
+        // Requests that arrive while the model goes to sleep wait, up to the request limit.
         let sleeping = tokio::spawn({
             let model = model.clone();
             async move { model.sleep(SleepLevel::Level1, LONG).await }
@@ -238,7 +238,7 @@ fn a_request_waits_no_longer_than_it_may_and_a_wake_without_room_says_so() {
         .await;
         drop(unread);
         sleeping.await.expect("no panic").expect("it sleeps");
-        // Waking up for the one that waited in vain may be under way.
+        // The model may be waking up for the request that was refused after its wait.
         eventually("it sleeps and another holds its memory", async || {
             drop(stage.model.sleep(SleepLevel::Level1, LONG).await);
             let ledger = stage.snapshot().await;
@@ -257,7 +257,7 @@ fn a_request_waits_no_longer_than_it_may_and_a_wake_without_room_says_so() {
         .await;
         eventually("there is room", async || stage.model.wake().await.is_ok()).await;
         assert_eq!(answer(&stage.model, about(1)).await, expected);
-        // Without host memory for its weights it stays awake, or sleeps at level 2.
+        // Without host memory for its weights, the model stays awake or sleeps at level 2.
         let config = RuntimeConfig {
             device: DeviceChoice::Custom(placed(&device())),
             host_bytes: Bytes::mib(1),
@@ -282,7 +282,8 @@ enum Blow {
     Shutdown,
 }
 
-/// Strikes once while the model falls asleep, sleeps and wakes up, after so many turns of the scheduler of tasks.
+/// Injects one fault while the model suspends, sleeps or resumes, after this many yields
+/// to the tokio scheduler.
 async fn strike(stage: &Stage, blow: Blow, after: usize) {
     for _ in 0..after {
         tokio::task::yield_now().await;
@@ -294,7 +295,7 @@ async fn strike(stage: &Stage, blow: Blow, after: usize) {
         Blow::StepLane => {
             let (ended, end) = Responder::new();
             let kill = EngineMessage::KillLane { which: WhichLane::Step, ended };
-            // One that sleeps has none.
+            // A sleeping model has no engine.
             if supervised.engines["demo"].send_message(kill).is_ok() {
                 drop(end.await);
             }
@@ -312,7 +313,7 @@ fn any_death_while_falling_asleep_or_waking_loses_no_request_and_no_byte() {
         {
             let stage = Stage::set(LoadOptions { engine_intensity: PATIENT, intensity: PATIENT, ..small() }).await;
             let expected = answer(&stage.model, about(1)).await;
-            // The budget may die five times a minute.
+            // The budget may die five times per minute.
             for round in 0..5 {
                 let level = LEVELS[(at + round) % 2];
                 let model = &stage.model;
@@ -420,12 +421,13 @@ fn slim(name: &str) -> LoadOptions {
     LoadOptions { name: Some(name.into()), envelope, kv_tokens: Some(512), ..small() }
 }
 
-/// Two models on a device that has room for one. `turn` as [`RuntimeConfig::sleep_for_room`].
+/// A runtime on a device that has room for one of two models. `turn` is
+/// the value of [`RuntimeConfig::sleep_for_room`].
 async fn cramped(turn: Option<Duration>) -> (Arc<HostDevice>, Runtime) {
     let probe = Stage::set(slim("probe")).await;
     let ledger = probe.snapshot().await;
     probe.runtime.shutdown().await;
-    // The model, the canary of a sixteenth, and a little.
+    // The model, the canary (a sixteenth), and a small rest.
     let capacity = (ledger.granted + ledger.granted / 8).round_up(probe.device.page());
     assert!(ledger.of_class(&Class::Weights) * 2 > capacity, "their weights exceed the device: {ledger}");
     let device = device_of(capacity);
@@ -454,7 +456,7 @@ fn two_models_whose_weights_exceed_the_device_answer_in_turn_as_if_alone() {
             let ledger = ledger_of(&runtime).await;
             assert!(ledger.granted + ledger.canary <= ledger.total && ledger.deficit.is_zero(), "{ledger}");
         }
-        // Both are busy all the time.
+        // Both models get requests all the time.
         let mut asking = Vec::new();
         for (which, model) in models.iter().enumerate() {
             for caller in 0..4 {
@@ -490,7 +492,8 @@ fn an_unread_reply_does_not_hold_up_other_models() {
             matches!(&error, ChatError::Asleep(error) if matches!(**error, SleepError::TooLate { .. })),
             "{error:?}"
         );
-        // It tried to, and lets requests in again before they have waited too long.
+        // The second model tried to sleep, and accepts requests again before they
+        // have waited too long.
         for _ in 0..3 {
             assert_eq!(answer(&models[1], about(2)).await, expected);
         }
@@ -531,7 +534,7 @@ fn a_load_without_room_fails_unless_models_make_room() {
             runtime.load_with(ModelSource::demo(), slim("two"), |_| {}).await.map(drop).expect_err("it is full");
         assert!(error.to_string().contains("does not fit"), "{error}");
         assert!(!answer(&model, about(1)).await.is_empty() && model.is_asleep().is_none());
-        // One that would not fit alone puts no other to sleep.
+        // A model that would not fit even on an empty device puts no other model to sleep.
         let (_, runtime) = cramped(Some(LONG)).await;
         let model = demo(&runtime, slim("one")).await;
         let large = LoadOptions { kv_tokens: Some(1 << 20), ..slim("two") };

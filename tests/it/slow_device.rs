@@ -1,4 +1,5 @@
-//! A device that takes its time to back and unback, like a whole card: nothing else waits for it.
+//! A device that takes long to back and unback memory, as a whole GPU does. Nothing
+//! else waits for it.
 
 use bursar_budgets::testing::HostControl;
 use std::{
@@ -20,7 +21,7 @@ use tokio::time::timeout;
 
 use crate::stage::{about, answer, demo, device, eventually, runtime_on, small, story, text};
 
-/// Longer than a start takes: what waits longer says where.
+/// Longer than a start takes. A test that waits longer fails and says where.
 const LONG: Duration = Duration::from_secs(30);
 
 /// Waits until the device holds a call.
@@ -41,7 +42,7 @@ fn a_model_answers_while_another_takes_memory() {
             let (runtime, options) = (runtime.clone(), LoadOptions { name: Some("slow".into()), ..small() });
             async move { runtime.load_with(ModelSource::demo(), options, |_| {}).await.map(drop) }
         });
-        // Weights, workspaces, keys and values: each back of a start is slow.
+        // Every call of a start that backs memory is slow: weights, workspaces, KV cache.
         for backs in 1..=undisturbed {
             until_held(&device).await;
             assert_eq!(answer(&model, about(1)).await, expected);
@@ -91,7 +92,8 @@ fn a_killed_engines_successor_waits_until_its_memory_is_returned() {
         let (watched, loads) = (device.clone(), AtomicUsize::new(0));
         let loading = tokio::spawn({
             let runtime = runtime.clone();
-            // The weights are backed before they are copied; the next back belongs to the attempt.
+            // Weights are backed before they are copied, so the next call that backs memory belongs
+            // to the sizing attempt.
             let watch = move |progress| {
                 if matches!(progress, Progress::Loading { .. }) && loads.fetch_add(1, SeqCst) == 0 {
                     watched.hold_calls();
@@ -105,7 +107,8 @@ fn a_killed_engines_successor_waits_until_its_memory_is_returned() {
         let backed = device.counts().backed;
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         engine.kill_and_wait(Some(LONG)).await.expect("it ends");
-        // Its thread still waits in the device: no successor starts meanwhile, and questions are still answered.
+        // The engine's thread still waits in a device call. No successor starts meanwhile, and the
+        // runtime still answers questions.
         for _ in 0..20 {
             let engines = runtime.supervised().await.expect("the runtime answers").engines;
             assert_eq!(engines["demo"].get_id(), engine.get_id(), "its successor has to wait");
@@ -125,7 +128,7 @@ fn a_killed_engines_successor_waits_until_its_memory_is_returned() {
     });
 }
 
-/// Records the threads on which lanes were made.
+/// A device that records the threads on which lanes were made.
 struct Watched {
     host: Arc<HostDevice>,
     lanes_made_on: Mutex<Vec<ThreadId>>,

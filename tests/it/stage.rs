@@ -1,4 +1,5 @@
-//! Shared by the stories: small devices, small envelopes, pictures, and waiting for a condition.
+//! Shared parts of the tests: small devices, small envelopes, pictures, and
+//! waiting for a condition.
 
 use std::{
     cell::RefCell,
@@ -21,30 +22,32 @@ use bursar::{
 };
 use image::{ImageFormat, Rgb, RgbImage};
 
-/// Longer than any story; one that reaches it hangs.
+/// Longer than any test takes. A test that runs this long hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 thread_local! {
-    /// Where the story of this thread is, and the budget that it plays on.
+    /// The place that this thread's test has reached, and the budget that it uses.
     static PLACE: RefCell<(String, Option<Budget>)> = RefCell::default();
 }
 
-/// Notes where a story is, for the message if it hangs. Call it in the story itself, not in a task.
+/// Records the place that a test has reached, for the message if it hangs. Call it in the test
+/// itself, not in a task.
 pub fn at(place: String, budget: &Budget) {
     PLACE.set((place, Some(budget.clone())));
 }
 
-/// Runs a story on its own threads.
+/// Runs a test on separate threads.
 pub fn story(story: impl Future<Output = ()>) {
     story_with_blocking_threads(512, story);
 }
 
-/// Runs a story on its own threads, of which so many are for blocking work.
+/// Runs a test on separate threads, with `count` threads for blocking work.
 pub fn story_with_blocking_threads(count: usize, story: impl Future<Output = ()>) {
     let mut threads = tokio::runtime::Builder::new_multi_thread();
     let threads = threads.worker_threads(2).max_blocking_threads(count).enable_all().build().expect("threads");
     threads.block_on(async {
-        // Outlives the limit, so that the ledger is that of the story.
+        // The pinned future outlives the timeout, so that the ledger is still that
+        // of the running test.
         let mut story = std::pin::pin!(story);
         if tokio::time::timeout(PATIENCE, story.as_mut()).await.is_err() {
             let (place, budget) = PLACE.with_borrow(Clone::clone);
@@ -73,29 +76,29 @@ pub fn blocking_threads_kept(count: usize) -> SyncSender<()> {
     sender
 }
 
-/// A device of small pages.
+/// A host device with small pages.
 pub fn device_of(capacity: Bytes) -> Arc<HostDevice> {
     Arc::new(HostDevice::new(HostConfig::small(capacity)).expect("small pages are powers of two"))
 }
 
-/// A device that holds the demo model with room to spare.
+/// A device that holds the demo model, with free memory left.
 pub fn device() -> Arc<HostDevice> {
     device_of(Bytes::mib(64))
 }
 
-/// How many ranks share models out in stories.
+/// The tensor-parallel size in tests.
 pub fn ranks() -> usize {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     std::env::var("BURSAR_TEST_RANKS").map_or(1, |ranks| ranks.parse().expect("a number of ranks"))
 }
 
-/// What stories run models on: the device, or, with `BURSAR_TEST_RANKS=2`, a group of ranks of which it is the last. So
-/// what happens to it in a story happens to one rank alone.
+/// The device that tests run models on: `device`, or a group of ranks with `device` as the last
+/// rank if `BURSAR_TEST_RANKS=2` is set. A fault of `device` is then a fault of one rank only.
 pub fn placed(device: &Arc<HostDevice>) -> Arc<dyn Device> {
     shared_out(device, ranks())
 }
 
-/// The device, or a group of so many like it, of which it is the last.
+/// `device`, or a group of `ranks` equal devices with `device` as the last rank.
 pub fn shared_out(device: &Arc<HostDevice>, ranks: usize) -> Arc<dyn Device> {
     if ranks == 1 {
         return device.clone();
@@ -111,7 +114,7 @@ pub async fn runtime_on(device: &Arc<HostDevice>) -> Runtime {
     Runtime::start(config).await.expect("a host device starts")
 }
 
-/// Limits that are stressed in a moment.
+/// Limits with a short stress phase.
 pub fn small_envelope() -> Envelope {
     Envelope {
         context_tokens: 256,
@@ -125,7 +128,6 @@ pub fn small_envelope() -> Envelope {
     }
 }
 
-/// Load options with these limits.
 pub fn small() -> LoadOptions {
     LoadOptions { envelope: Some(small_envelope()), kv_tokens: Some(1024), threads: 1, ..LoadOptions::default() }
 }
@@ -135,7 +137,7 @@ pub async fn demo(runtime: &Runtime, options: LoadOptions) -> ModelHandle {
     runtime.load_with(ModelSource::demo(), options, |_| {}).await.expect("the demo model starts")
 }
 
-/// A runtime with the demo model, as in most stories.
+/// A runtime with the demo model, as most tests use it.
 pub struct Stage {
     pub device: Arc<HostDevice>,
     pub runtime: Runtime,
@@ -168,7 +170,7 @@ impl Stage {
     }
 }
 
-/// Waits for a condition; the story's time limit ends the wait.
+/// Waits for a condition. The test fails if the condition does not hold within half of `PATIENCE`.
 pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let mut looks = tokio::time::interval(Duration::from_millis(2));
     let deadline = tokio::time::Instant::now() + PATIENCE / 2;
@@ -177,22 +179,21 @@ pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// A complete reply.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Whole {
     pub pieces: Vec<String>,
     pub text: String,
     pub finish_reason: FinishReason,
     pub stop_reason: Option<StopReason>,
-    /// Without the cached tokens, which depend on other requests.
+    /// Usage without the cached tokens, which depend on other requests.
     pub usage: Usage,
     pub cached_tokens: usize,
-    /// The extras requested beside the text.
+    /// Prompt log-probabilities, if they were requested.
     pub prompt: Option<Vec<Option<TokenScore>>>,
     pub tokens: Vec<TokenScore>,
 }
 
-/// Reads the whole reply; checks that there is exactly one end and that it comes last.
+/// Reads a whole reply. Checks that it has exactly one end event and that this event is the last.
 pub async fn listen(mut reply: bursar::Reply) -> Result<Whole, ChatError> {
     let (mut pieces, mut prompt, mut tokens, mut end) = (Vec::new(), None, Vec::new(), None);
     while let Some(event) = reply.next().await {
@@ -222,17 +223,17 @@ pub async fn listen(mut reply: bursar::Reply) -> Result<Whole, ChatError> {
     end.expect("a reply has an end")
 }
 
-/// Asks and reads the whole reply.
+/// Sends a chat and reads the whole reply.
 pub async fn ask(model: &ModelHandle, chat: Chat) -> Result<Whole, ChatError> {
     listen(model.chat(chat).await?).await
 }
 
-/// The text of the answer.
+/// The text of the reply.
 pub async fn answer(model: &ModelHandle, chat: Chat) -> String {
     ask(model, chat).await.expect("the model answers").text
 }
 
-/// A PNG with a coloured square; each number gives another picture.
+/// A PNG with a colored square. Each number gives a different picture.
 pub fn picture(number: u32) -> Image {
     static DRAWN: OnceLock<std::sync::Mutex<BTreeMap<u32, Arc<[u8]>>>> = OnceLock::new();
     let mut drawn = DRAWN.get_or_init(Default::default).lock().expect("nobody panics while drawing");
@@ -262,7 +263,7 @@ pub fn text(question: &str) -> Chat {
     Chat::new().user(question).temperature(0.0).max_tokens(24)
 }
 
-/// A test's own folder, removed at the end.
+/// A test's folder, removed at the end.
 pub struct Folder(PathBuf);
 
 impl Folder {

@@ -1,4 +1,4 @@
-//! Starts that go wrong, and restarts.
+//! Failed starts, and restarts.
 
 use bursar_budgets::testing::HostControl;
 use std::sync::{Arc, Mutex};
@@ -14,11 +14,12 @@ async fn snapshot(runtime: &bursar::Runtime) -> Snapshot {
     runtime.budget().snapshot().await.expect("the budget answers")
 }
 
-/// Checks that all bytes are back, in the ledger and on the device.
+/// Checks that all bytes were returned, in the ledger and on the device.
 async fn assert_all_home(runtime: &bursar::Runtime, device: &bursar::HostDevice, when: &str) {
     let ledger = snapshot(runtime).await;
     assert!(ledger.leases.is_empty() && ledger.granted.is_zero(), "{when}: {ledger}");
-    // Handles of dead actors may drop their reservations a moment later, but nothing is backed.
+    // Handles of dead actors may drop their address reservations a moment later,
+    // but nothing is backed.
     assert_eq!(device.counts().backed, Bytes::ZERO, "{when}");
 }
 
@@ -69,7 +70,7 @@ fn host_worst_cases_run_only_the_layers_that_prove_the_plan() {
 fn a_start_reports_pictures_smaller_than_the_models_own() {
     story(async {
         let runtime = runtime_on(&device_of(Bytes::mib(128))).await;
-        // A picture of the demo takes 256 tokens, which fills this context.
+        // The model's own picture size is 256 tokens, which fills this context.
         let limits =
             Limits { context_tokens: Some(256), sequences: Some(2), step_tokens: Some(32), ..Limits::default() };
         let options = LoadOptions { limits, kv_tokens: Some(1024), ..LoadOptions::default() };
@@ -153,7 +154,7 @@ fn a_refused_back_ends_in_a_smaller_cache_or_typed_error() {
 fn backs_refused_in_every_attempt_fail_after_four() {
     story(async {
         let device = device();
-        // The first back is for the weights; all others are refused.
+        // The first call that backs memory is for the weights. All later calls are refused.
         device.play((2..200).fold(Script::new(), Script::refuse_back));
         let runtime = runtime_on(&device).await;
         let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("refused");
@@ -263,7 +264,7 @@ fn unloading_with_requests_under_way_ends_each_once() {
 #[test]
 fn an_unload_at_any_moment_of_a_start_frees_everything() {
     story(async {
-        // Every moment that a start reports, and the one before it.
+        // All progress reports of a start, which are the moments to unload at.
         let moments = Arc::new(Mutex::new(Vec::new()));
         {
             let device = device();
@@ -335,7 +336,7 @@ fn a_runtime_starts_and_ends_three_times_on_one_device() {
             assert_eq!(device.counts().backed, Bytes::ZERO, "round {round}");
             let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("it is over");
             assert!(!error.hint().is_empty());
-            // Calling it twice is harmless.
+            // A second shutdown does nothing.
             runtime.shutdown().await;
         }
         assert!(texts.windows(2).all(|pair| pair[0] == pair[1]), "{texts:?}");

@@ -1,4 +1,4 @@
-//! Checkpoints with another tokenizer than their own, or with more tokens than logits.
+//! Checkpoints with a tokenizer from another folder, or with more tokens than logits.
 
 use bursar::{Chat, ChatError, LoadOptions, ModelSource};
 use bursar_model::error::SamplingError;
@@ -27,7 +27,7 @@ fn a_tokenizer_and_its_template_may_come_from_another_folder() {
         tokenizer.set("tokenizer_config.json", &["chat_template"], json!("{{ messages[0].content }}"));
         let other = prompt_of(Some(&tokenizer)).await.expect("it loads");
         assert!(other.len() < own.len(), "{other:?} is shorter than {own:?}");
-        // Then the model needs none of its own.
+        // With another tokenizer, the model's folder needs none.
         model.remove("tokenizer.json");
         assert_eq!(prompt_of(Some(&tokenizer)).await, Ok(other));
         tokenizer.remove("tokenizer.json");
@@ -46,14 +46,14 @@ fn a_token_that_was_added_beyond_the_logits_is_refused_only_where_a_prompt_has_i
         let rows = config["vocab_size"].as_u64().expect("a number");
         let mut tokenizer: Value = serde_json::from_slice(&model.read("tokenizer.json")).expect("JSON");
         let added = tokenizer["added_tokens"].as_array_mut().expect("a list");
-        // Ids have no gaps.
+        // The ids of added tokens have no gaps.
         let next = added.iter().filter_map(|token| token["id"].as_u64()).max().expect("some tokens were added") + 1;
         added.extend((next..=rows).map(|id| {
             json!({"id": id, "content": format!("<|{}|>", rows - id), "special": true,
             "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
         }));
         model.write("tokenizer.json", tokenizer.to_string());
-        // Padding that is also an end of replies, as such releases have it.
+        // Padding that is also an end token, as in releases of this kind.
         model.set("generation_config.json", &["eos_token_id"], json!([config["eos_token_id"], rows]));
         let runtime = runtime_on(&device()).await;
         let loaded = runtime.load_with(ModelSource::folder(model.0.path()), small(), |_| {}).await.expect("it loads");

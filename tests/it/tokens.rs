@@ -9,7 +9,7 @@ use crate::stage::{Stage, about, ask, device, picture, png, runtime_on, small, s
 
 const QUESTION: &str = "Describe the picture.";
 
-/// A question about a picture as tokens, as the model's own template makes them.
+/// A question about a picture as tokens, rendered with the model's template.
 async fn rendered(stage: &Stage) -> Vec<u32> {
     let context = stage.model.serving().await.expect("it serves").context;
     let content = vec![Part::Image, Part::Text(QUESTION.to_owned())];
@@ -172,7 +172,7 @@ fn a_models_facts_are_those_of_its_folder_and_envelope() {
         assert_eq!((facts.pictures, facts.video_frames), (context.envelope.pictures, context.envelope.video_frames));
         assert!(facts.shows_tools && facts.reply_format.tools == bursar::ToolFormat::Hermes, "{facts:?}");
         assert_eq!((facts.picture_pixels, facts.picture_tiles), (Some(784..=64 * 196), None));
-        // One without pictures.
+        // A model without pictures.
         let runtime = runtime_on(&device()).await;
         let folder = bursar_golden::path("qwen2");
         let text_only = runtime.load_with(ModelSource::folder(folder), small(), |_| {}).await.expect("it starts");
@@ -189,7 +189,8 @@ fn raw_pixels_equal_the_lossless_file_of_them() {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
         let drawn = RgbImage::from_fn(97, 61, |x, y| Rgb([(x * 5) as u8, (y * 3) as u8, (x ^ y) as u8]));
-        // Token probabilities distinguish pictures with the same description; computed blocks are not reused.
+        // Token probabilities distinguish pictures with the same description. The salt prevents
+        // reuse of computed blocks.
         let chat = |salt: &str| text(QUESTION).max_tokens(16).log_probabilities(3).cache_salt(salt);
         let file = ask(&stage.model, chat("1").image(Image::from_bytes(png(&drawn)))).await.expect("a file");
         let pixels = Image::from_rgb(97, 61, drawn.clone().into_raw()).expect("as many bytes as pixels take");

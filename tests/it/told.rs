@@ -1,4 +1,5 @@
-//! Error messages of the command line: complete, in the user's terms, and printed only where they can be read.
+//! Error messages of the command line: complete, in terms that users know, and printed only if
+//! they can be read.
 
 use std::{
     fs,
@@ -17,7 +18,7 @@ fn told(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The refusal of a chat as a person reads it, and the exit code.
+/// The message of a refused chat as a person reads it, and the exit code.
 fn refused(arguments: &[&str]) -> (String, Option<i32>) {
     let output = chat(arguments, "");
     assert!(!output.status.success(), "{arguments:?} is refused");
@@ -44,7 +45,7 @@ fn a_closed_pipe_ends_a_command_quietly() {
         let is_refused = arguments[0] == "drill";
         assert_eq!(output.status.code(), Some(if is_refused { 2 } else { 0 }), "{arguments:?}");
     }
-    // Nor does it panic when standard error is closed.
+    // The program does not panic either when standard error is closed.
     let mut child = Command::new(env!("CARGO_BIN_EXE_bursar"))
         .args(["chat", "--model", "nowhere/at/all", "hello"])
         .stderr(Stdio::piped())
@@ -121,7 +122,7 @@ fn numbers_out_of_range_are_refused_with_the_range() {
     }
 }
 
-/// The flag in a hint's sentence, with its value.
+/// The value of a flag in a hint's sentence.
 fn flag<'h>(hint: &'h str, name: &str) -> &'h str {
     let at = hint.find(name).unwrap_or_else(|| panic!("{name}: {hint}"));
     hint[at + name.len()..].trim_start_matches("to ").split_whitespace().next().expect("a value")
@@ -138,7 +139,7 @@ fn a_start_error_names_the_capacity_that_a_plan_names() {
         let told = told(&started);
         let capacity = flag(&told, "--capacity ");
         assert_eq!(capacity, format!("{}MiB", planned >> 20), "{told}\n{suggestion}");
-        // And it does, to the MiB.
+        // The capacity suggested is the smallest that fits, to the MiB.
         let with = |capacity: &str| {
             let others = said.iter().copied().skip(2);
             let fits =
@@ -171,7 +172,7 @@ fn on_a_terminal(arguments: &str) -> Option<String> {
     let mut command = Command::new("script");
     command.args(["-qec", &typed, "/dev/null"]).env("CUDA_VISIBLE_DEVICES", "");
     match command.stdin(Stdio::null()).output() {
-        // A container may have no terminals to give.
+        // A container may not be able to open a terminal.
         Ok(output) if output.stdout.is_empty() && !output.stderr.is_empty() => {
             println!("not run: {}", String::from_utf8_lossy(&output.stderr));
             None
@@ -192,7 +193,7 @@ fn the_tour_names_its_device_once() {
     assert!(shown.contains("The ledger is back to its earlier state."), "{shown}");
 }
 
-/// Tokens of a reply with two properties.
+/// The reply and the token count of a JSON object with two properties.
 fn json_tokens(folder: &Path, whitespace: &[&str]) -> (String, u64) {
     let schema = folder.join("schema.json");
     let shape = json!({

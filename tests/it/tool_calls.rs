@@ -1,4 +1,5 @@
-//! Tools and reasoning: what a caller hears of them, whatever dies meanwhile, and what is refused.
+//! Tools and reasoning: the events that a caller gets, deaths in the middle of
+//! a call, and refusals.
 
 use std::fs;
 
@@ -10,7 +11,8 @@ use serde_json::{Value, json};
 
 use crate::stage::{Folder, Stage, ask, device, runtime_on, small, small_envelope, story, text};
 
-/// A reply: its events without log-probabilities, pieces of one kind joined and ids left out, and its end.
+/// A reply: its end and its events. Log-probabilities and ids are left out, and adjacent pieces of
+/// one kind are joined.
 #[derive(Clone, Debug, PartialEq)]
 struct Heard {
     events: Vec<String>,
@@ -23,7 +25,7 @@ struct Heard {
     reasoned: usize,
 }
 
-/// Reads a reply; calls `meanwhile` after each event.
+/// Reads a reply. Calls `meanwhile` after each event.
 async fn hear(model: &ModelHandle, chat: Chat, mut meanwhile: impl FnMut(&ChatEvent)) -> Result<Heard, ChatError> {
     let mut reply = model.chat(chat).await?;
     let (mut events, mut scored, mut last) = (Vec::<String>::new(), 0, None);
@@ -94,8 +96,8 @@ fn about() -> Chat {
     text("What is the weather?").tools([weather(), clock()]).max_tokens(500)
 }
 
-/// A chat whose reply is `script`, letter by letter. The chat has tools, so a call is allowed in its place: a penalty on
-/// the first character of one prevents that.
+/// A chat whose reply is exactly `script`. The chat has tools, so the grammar allows a tool call in
+/// place of the script. A penalty on the first character of a call prevents that.
 async fn scripted(model: &ModelHandle, chat: Chat, script: &str) -> Chat {
     let context = model.serving().await.expect("it serves").context;
     let tokenizer = context.prompts.tokenizer();
@@ -131,7 +133,7 @@ fn a_forced_call_follows_the_tools_schema_and_comes_in_pieces() {
         assert!(arguments["place"].is_string() && (1..=9).contains(&arguments["days"].as_u64().expect("a number")));
         let heard = hear(&stage.model, named("clock"), |_| {}).await.expect("it answers");
         assert_eq!((heard.calls[0].name.as_str(), heard.calls[0].arguments.as_str()), ("clock", "{}"));
-        // The next turn shows the call and its result.
+        // The next turn contains the call and its result.
         let next = about().tool_call(heard.calls[0].clone()).tool_result(&heard.calls[0].id, "12:00").max_tokens(4);
         assert!(ask(&stage.model, next).await.expect("it answers").usage.prompt_tokens > 100);
     });
@@ -158,19 +160,19 @@ fn calls_among_text_are_told_in_order_and_a_chat_may_ask_for_one() {
         let one = hear(&stage.model, chat.clone().parallel_tool_calls(false), |_| {}).await.expect("it answers");
         assert_eq!((&one.events[..], one.finish_reason), (&expected[..4], FinishReason::ToolCalls));
         assert!(one.tokens < heard.tokens);
-        // A broken call is not the one that was asked for.
+        // A call that is not valid does not count as the requested call.
         let broken = CALL.replace("\"days\": 2", "\"days\": ,");
         let chat_of = scripted(&stage.model, about(), &format!("{broken}\nOnce more:\n{CALL}\nDone.")).await;
         let again = hear(&stage.model, chat_of.parallel_tool_calls(false), |_| {}).await.expect("it answers");
         assert_eq!(again.calls.iter().map(|call| call.is_whole).collect::<Vec<_>>(), [false, true]);
         assert_eq!((again.text.trim(), again.finish_reason), ("Once more:", FinishReason::ToolCalls));
-        // Stop strings and limits act on the reply as the model writes it.
+        // Stop strings and limits apply to the raw text that the model generates.
         let stopped = hear(&stage.model, chat.clone().stop("\", \"days"), |_| {}).await.expect("it answers");
         assert_eq!(stopped.calls[0].arguments, "{\"place\": \"Bern");
         assert_eq!((stopped.calls[0].is_whole, stopped.finish_reason), (false, FinishReason::Stop));
         let cut = hear(&stage.model, chat.clone().max_tokens(heard.tokens - 1), |_| {}).await.expect("it answers");
         assert_eq!((cut.calls.len(), cut.finish_reason), (3, FinishReason::Length));
-        // Without formats all is text.
+        // Without reply formats, everything is text.
         let plain = hear(&stage.model, chat.reply_format(ReplyFormat::default()), |_| {}).await.expect("it answers");
         assert_eq!((plain.text, plain.calls, plain.finish_reason), (script, Vec::new(), FinishReason::Stop));
     });
@@ -226,16 +228,17 @@ fn what_a_model_thinks_is_told_apart_where_its_template_thinks() {
     story(async {
         let runtime = runtime_on(&device()).await;
         let (_folder, model) = with_template(&runtime, THINKING).await;
-        // A form keeps this model from ending at once. It comes after the reasoning, which this model never closes.
+        // The format keeps this model from ending at once. It applies after the reasoning, which
+        // this model never closes.
         let one = OutputFormat::Choice(vec!["1".into()]);
         let chat = text("Hm?").temperature(2.0).seed(1).max_tokens(12).format(one).log_probabilities(0);
         let thinking = hear(&model, chat.clone(), |_| {}).await.expect("it answers");
         assert_eq!((thinking.text.as_str(), thinking.finish_reason), ("", FinishReason::Length));
         assert_eq!((!thinking.reasoning.trim().is_empty(), thinking.scored), (true, 12), "{thinking:?}");
         assert_eq!(thinking.reasoned, 12, "every token is reasoning");
-        // A template that is told not to think closes it.
+        // A template with `enable_thinking` set to false closes the reasoning.
         let off = chat.clone().template_variable("enable_thinking", false);
-        // And a caller may want all as it is, with the form at once.
+        // A caller may want the raw text, in which the format applies from the beginning.
         let raw = ReplyFormat { tools: ToolFormat::None, reasoning: ReasoningFormat::None };
         for chat in [off, chat.clone().reply_format(raw)] {
             let heard = hear(&model, chat, |_| {}).await.expect("it answers");
@@ -243,13 +246,13 @@ fn what_a_model_thinks_is_told_apart_where_its_template_thinks() {
         }
         let refused = model.chat(chat.clone().ignore_end()).await.expect_err("a form ends");
         assert!(matches!(refused, ChatError::FormatWithoutEnd), "{refused}");
-        // Reasoning that is continued is reasoning, and a text that is continued is text.
+        // Continued reasoning is still reasoning, and continued text is still text.
         let more = hear(&model, chat.clone().reasoning("Two and").continue_final_message(), |_| {}).await;
         let more = more.expect("it goes on");
         assert_eq!((more.text.as_str(), more.reasoned, more.reasoning.is_empty()), ("", 12, false), "{more:?}");
         let said = hear(&model, chat.clone().assistant("The").reasoning("So.").continue_final_message(), |_| {}).await;
         assert_eq!(said.expect("it goes on").text, "1");
-        // Earlier reasoning reaches the template.
+        // Reasoning of earlier turns reaches the template.
         let turn = |chat: Chat| chat.user("Sure?").max_tokens(1);
         let without = ask_prompt(&model, turn(text("Hm?").assistant("4"))).await;
         let with = ask_prompt(&model, turn(text("Hm?").assistant("4").reasoning("Two and two."))).await;
@@ -257,7 +260,7 @@ fn what_a_model_thinks_is_told_apart_where_its_template_thinks() {
     });
 }
 
-/// The tokens of a chat's prompt.
+/// The number of tokens in a chat's prompt.
 async fn ask_prompt(model: &ModelHandle, chat: Chat) -> usize {
     let mut reply = model.chat(chat).await.expect("it answers");
     loop {
@@ -296,7 +299,7 @@ fn tools_that_cannot_be_called_are_refused_by_name() {
         let schema = refused(required().tools([fault.clone()])).await;
         assert!(matches!(schema, ChatError::Tools(ToolError::Schema { index: 2, .. })), "{schema}");
         assert!(schema.reason().is_some_and(|reason| reason.contains("/properties/a")), "{schema:?}");
-        // Of several tools, the one that is named counts.
+        // If a tool is named, only the schema of that tool is checked.
         let named = about().tools([fault]).tool_choice(ToolChoice::Named("clock".into()));
         assert_eq!(hear(&stage.model, named, |_| {}).await.expect("it answers").calls.len(), 1);
         let no_format = refused(required().reply_format(ReplyFormat::default())).await;
@@ -309,7 +312,8 @@ fn tools_that_cannot_be_called_are_refused_by_name() {
         for error in [none, unknown, shapeless, schema, no_format, formed, endless] {
             assert!(!error.hint().is_empty() && error.kind() == bursar::ErrorKind::Request);
         }
-        // Its template has no place for tools: they are described in the system message.
+        // The template of this model does not render tools, so they are described
+        // in the system message.
         let about = || about().template_variable("enable_thinking", false);
         let required = || about().tool_choice(ToolChoice::Required);
         let prompt = blind.prompt_of(about()).await.expect("a prompt");
@@ -321,7 +325,7 @@ fn tools_that_cannot_be_called_are_refused_by_name() {
         let shown = blind.prompt_of(next).await.expect("a prompt").token_ids;
         let shown = blind.detokenize(shown).await.expect("its text");
         assert!(shown.contains("<tool_call>\n{") && shown.contains("<tool_response>\n12:00\n"), "{shown}");
-        // Whoever describes the tools in words may say the format.
+        // A caller that describes the tools in words can set the format of the calls.
         let hermes = ReplyFormat { tools: ToolFormat::Hermes, ..ReplyFormat::default() };
         let told = about().reply_format(hermes).tool_choice(ToolChoice::Required).parallel_tool_calls(false);
         assert_eq!(hear(&blind, told, |_| {}).await.expect("it answers").calls.len(), 1);

@@ -1,4 +1,4 @@
-//! `bursar top` as its user sees it.
+//! Tests of the `bursar top` command.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -19,7 +19,7 @@ fn said(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("UTF-8")
 }
 
-/// A server of recordings: first the last scrape but one, then the last forever.
+/// Serves recorded scrapes: the last but one first, and then always the last.
 fn recorded() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
     let address = listener.local_addr().expect("it has one").to_string();

@@ -1,4 +1,4 @@
-//! Videos through the runtime: answered, counted, cached, and refused alone.
+//! Videos through the runtime: answered, counted and cached. A refused video fails only its chat.
 
 use std::sync::Arc;
 
@@ -37,7 +37,8 @@ fn a_video_chat_is_answered_and_its_steps_are_counted() {
             assert!(whole.usage.prompt_tokens > whole.usage.picture_tokens);
             whole.usage.picture_tokens
         };
-        // With room: three by three tokens a step. 128 patches allow two steps of 64 or four of 32.
+        // Three by three tokens per time step if there is room. The limit of 128 patches allows two
+        // steps of 64 patches or four of 32.
         assert_eq!((tokens(1).await, tokens(2).await, tokens(3).await), (9, 9, 2 * 9));
         assert_eq!(tokens(8).await, 4 * 4);
         stage.settled(&before).await;
@@ -97,7 +98,8 @@ fn concurrent_video_chats_are_answered_as_if_alone() {
 fn the_frame_rate_reaches_the_model() {
     story(async {
         let stage = Stage::set(small()).await;
-        // Same frames, same tokens: only the time between them differs, and with it the probability of the first word.
+        // The frames and tokens are the same. Only the time between frames differs, and with it the
+        // probability of the first token.
         let mut scores = std::collections::BTreeSet::new();
         let mut tokens = std::collections::BTreeSet::new();
         for rate in [30.0, 2.0, 0.5, 0.1, 0.02] {
@@ -125,7 +127,7 @@ fn a_vision_actor_dying_under_a_video_costs_only_a_pause() {
 
 type Says = fn(&ChatError) -> bool;
 
-/// Name, video, check of the error, and its message.
+/// Name, video, check of the error, and text of its message.
 fn table() -> Vec<(&'static str, Video, Says, &'static str)> {
     fn is(error: &ChatError, says: fn(&VideoError) -> bool) -> bool {
         matches!(error, ChatError::Video { index: 0, source } if says(source))

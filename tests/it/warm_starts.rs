@@ -1,4 +1,4 @@
-//! Starts that rely on an earlier profile, and starts that must not.
+//! Starts that reuse an earlier profile, and starts that must not.
 
 use bursar_budgets::testing::HostControl;
 use std::{
@@ -17,7 +17,7 @@ use bursar_budgets::testing::Script;
 
 use crate::stage::{Folder, about, answer, device, runtime_on, small, small_envelope, story};
 
-/// Everything that a start reported, with times, and its result.
+/// All progress reports of a start with their times, and its result.
 struct Start {
     told: Vec<(Progress, Instant)>,
     began: Instant,
@@ -25,12 +25,13 @@ struct Start {
     serving: Serving,
 }
 
-/// What does not differ between two measurements.
+/// The part of a record that does not differ between two measurements.
 fn sizes(record: &ProfileRecord) -> ProfileRecord {
     ProfileRecord { costs: MeasuredCosts::default(), ..record.clone() }
 }
 
-/// Limits whose worst cases take a while, with a size that follows from the rest, stressed as on a GPU.
+/// Options whose worst cases take a while, as stressed as on a GPU. The KV cache gets the
+/// memory that is left.
 fn sized(profiles: &Path) -> LoadOptions {
     let profiles = Some(profiles.to_owned());
     LoadOptions { profiles, kv_tokens: None, full_stress: true, envelope: Some(small_envelope()), ..small() }
@@ -54,7 +55,7 @@ impl Start {
         Start::on(runtime, ModelSource::demo(), options).await
     }
 
-    /// Runs of each worst case, by name.
+    /// The number of runs of each worst case, by name.
     fn runs(&self) -> Vec<(&'static str, usize)> {
         let runs_of = |worst_case: &str| {
             let is_run = |(moment, _): &&(Progress, Instant)| matches!(moment, Progress::Profiling { what, .. } if *what == worst_case);
@@ -71,7 +72,7 @@ impl Start {
         self.told.iter().filter_map(notice).collect()
     }
 
-    /// Why a profile was ignored, if one was.
+    /// The reasons why a profile was ignored, if one was.
     fn reasons(&self) -> Vec<String> {
         let of = |notice| match notice {
             Notice::ProfileIgnored { reasons, .. } => reasons,
@@ -88,7 +89,7 @@ impl Start {
         assert_eq!(self.serving.is_warm, times == 1);
     }
 
-    /// From the first moment of sizing to READY.
+    /// The time from the first progress report of sizing to READY.
     fn sizing(&self) -> Duration {
         let sizes = |(moment, _): &&(Progress, Instant)| matches!(moment, Progress::Profiling { .. });
         let first = self.told.iter().find(sizes).map_or(self.began, |(_, at)| *at);
@@ -96,12 +97,11 @@ impl Start {
     }
 }
 
-/// Ends a start's runtime, so that the next finds the whole device.
+/// Shuts down a runtime, so that the next start finds the whole device free.
 async fn end(runtime: Runtime) {
     runtime.shutdown().await;
 }
 
-/// The permanent files of a folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).collect()
@@ -143,7 +143,7 @@ fn a_warm_start_sizes_in_less_time() {
             ..small()
         };
         let (mut cold, mut warm) = (Vec::new(), Vec::new());
-        // The machine may be busy: of several runs the quickest counts.
+        // The machine may be busy, so only the fastest of several runs counts.
         for round in 0..4 {
             let runtime = runtime_on(&device()).await;
             let profiles = (round > 0).then(|| folder.path().to_owned());
@@ -245,7 +245,7 @@ fn another_capacity_page_or_driver_is_named() {
     });
 }
 
-/// The demo model in a folder, with `change` applied to its processor's settings.
+/// A folder with the demo model, with `change` applied to its processor's settings.
 fn demo_folder(folder: &Folder, change: impl FnOnce(&mut serde_json::Value)) -> ModelSource {
     let from = bursar_golden::demo_checkpoint();
     for file in files(&from) {
@@ -368,7 +368,7 @@ fn a_neighbour_change_since_the_profile_is_measured_anew() {
         let again = start(Bytes::ZERO).await;
         assert!(!again.serving.is_warm, "there is room for more");
         assert_eq!(again.serving.record.kv_blocks, alone.serving.record.kv_blocks);
-        // A few pages are no reason: they come and go.
+        // A difference of a few pages does not invalidate a profile, because such amounts vary.
         let nearly = start(Bytes::kib(128)).await;
         assert!(nearly.serving.is_warm, "{:?}", nearly.notices());
     });
@@ -384,7 +384,7 @@ fn a_size_reached_by_shrinking_starts_warm_next_time() {
         let backs = counted.counts().backs;
         end(runtime).await;
         let scripted = device();
-        // The last is of keys and values at their final size.
+        // The last call of a start that backs memory is for the KV cache at its final size.
         scripted.play(Script::new().refuse_back(backs));
         let runtime = runtime_on(&scripted).await;
         let shrunk = Start::demo(&runtime, sized(folder.path())).await;
@@ -394,7 +394,7 @@ fn a_size_reached_by_shrinking_starts_warm_next_time() {
         let warm = Start::demo(&runtime, sized(folder.path())).await;
         warm.assert_ran(1);
         assert_eq!(warm.serving.record, shrunk.serving.record, "nobody tries again what was refused");
-        // A further refusal shrinks from this size.
+        // A further refusal shrinks the cache from this size.
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "it is alive");
         answer(&warm.model, about(1)).await;
@@ -535,7 +535,7 @@ fn a_profile_killed_during_a_warm_start_is_measured_anew() {
         let (reached, mut sizing) = tokio::sync::mpsc::channel(1);
         let (told, mut notices) = tokio::sync::mpsc::channel(4);
         let listen = move |progress| match progress {
-            // The first moment of a warm attempt: all worst cases are still to come.
+            // The first progress report of a warm attempt. All worst cases are still to come.
             Progress::Profiling { done: 0, .. } => drop(reached.try_send(())),
             Progress::Notice(notice) => drop(told.try_send(notice)),
             _ => {}

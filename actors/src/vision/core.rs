@@ -107,7 +107,7 @@ enum State {
     /// The picture's launch is running.
     Launched,
     /// The rows are being copied from host memory.
-    Computing,
+    Copying,
     /// The rows may be read.
     There,
 }
@@ -468,7 +468,7 @@ impl VisionCore {
             Some(slots) => {
                 self.batch.to_device.extend(copies(&rows, &slots));
                 self.batch.coming.push(picture.key);
-                State::Computing
+                State::Copying
             }
             None => {
                 self.queue.push_back(picture.key);

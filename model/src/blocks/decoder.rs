@@ -2,18 +2,15 @@
 
 use bursar_kernels::{
     ActivationFormat, ActivationScratch, Activations, Backend, DType, KernelError, KvLayer, KvShape, Scope, Tensor,
-    ops::{
-        rms_norm::RmsNorm,
-        rotary::{PairAxes, Rope},
-    },
+    ops::{rms_norm::RmsNorm, rotary::Rope},
 };
 
 use super::{
+    decoder_config::DecoderConfig,
     decoder_share::DecoderShare,
     gated_mlp::GatedMlp,
     mixture::{Mixture, MixtureConfig},
     paged_attention::{HeadNorms, PagedAttention},
-    rope_scaling::RopeScaling,
     step_inputs::StepInputs,
     vision::EmbeddingLayout,
 };
@@ -21,48 +18,6 @@ use crate::{
     flow::{LogitsOf, SCORE_ROWS, StepBatch, StepLayout},
     weights::{WeightError, WeightMap},
 };
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct DecoderConfig {
-    /// Rows of the embedding and of the logits.
-    pub vocabulary: usize,
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Width of the MLP.
-    pub intermediate: usize,
-    /// Experts that replace the MLP.
-    pub mixture: Option<MixtureConfig>,
-    pub layers: usize,
-    pub heads: usize,
-    /// Number of key and value heads. It divides `heads`.
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    /// Added to the mean square in norms.
-    pub norm_epsilon: f32,
-    pub biases: Biases,
-    /// Whether each query and key head is normalized (RMS) before rotation.
-    pub head_norms: bool,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f64,
-    /// The scaling of the rotary frequencies.
-    pub rope_scaling: RopeScaling,
-    /// Which position axis each pair of elements follows.
-    pub rope_axes: PairAxes,
-    /// Tokens of the longest sequence that the model was trained for.
-    pub context_tokens: usize,
-    /// Whether the embedding is also the output projection.
-    pub tied_embeddings: bool,
-}
-
-/// Which projections of a layer have biases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Biases {
-    pub qkv: bool,
-    /// The output projection of attention.
-    pub out: bool,
-    /// All three projections of the MLP.
-    pub mlp: bool,
-}
 
 impl DecoderConfig {
     /// Claims the counters of expert choices. Returns the whole tensor, and the part of each

@@ -5,12 +5,49 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use super::{
-    config_keys,
-    decoder::{Biases, DecoderConfig},
-    mixture::MixtureConfig,
-    rope_config::RopeConfig,
-};
+use super::{config_keys, mixture::MixtureConfig, rope_config::RopeConfig, rope_scaling::RopeScaling};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderConfig {
+    /// Rows of the embedding and of the logits.
+    pub vocabulary: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width of the MLP.
+    pub intermediate: usize,
+    /// Experts that replace the MLP.
+    pub mixture: Option<MixtureConfig>,
+    pub layers: usize,
+    pub heads: usize,
+    /// Number of key and value heads. It divides `heads`.
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Added to the mean square in norms.
+    pub norm_epsilon: f32,
+    pub biases: Biases,
+    /// Whether each query and key head is normalized (RMS) before rotation.
+    pub head_norms: bool,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// The scaling of the rotary frequencies.
+    pub rope_scaling: RopeScaling,
+    /// Which position axis each pair of elements follows.
+    pub rope_axes: PairAxes,
+    /// Tokens of the longest sequence that the model was trained for.
+    pub context_tokens: usize,
+    /// Whether the embedding is also the output projection.
+    pub tied_embeddings: bool,
+}
+
+/// Which projections of a layer have biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Biases {
+    pub qkv: bool,
+    /// The output projection of attention.
+    pub out: bool,
+    /// All three projections of the MLP.
+    pub mlp: bool,
+}
 
 /// A `config.json` from which no model can be built.
 #[derive(Debug, Error)]

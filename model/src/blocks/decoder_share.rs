@@ -2,7 +2,7 @@
 
 use bursar_kernels::{Rank, RankShard};
 
-use super::decoder::DecoderConfig;
+use super::DecoderConfig;
 use crate::weights::RanksError;
 
 /// A rank's share of each dimension that is divided among ranks (Shoeybi et

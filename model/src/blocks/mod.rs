@@ -16,5 +16,5 @@ pub mod rope_scaling;
 pub mod step_inputs;
 pub mod vision;
 
-pub use decoder_config::{AxesRule, ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX};
+pub use decoder_config::{AxesRule, Biases, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, WIDTH_MAX};
 pub use decoder_share::DecoderShare;

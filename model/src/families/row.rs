@@ -7,12 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     Depth, MergeSize,
-    blocks::{
-        ConfigError,
-        decoder::{Decoder, DecoderConfig},
-        decoder_shape::DecoderShape,
-        vision::EmbeddingLayout,
-    },
+    blocks::{ConfigError, DecoderConfig, decoder::Decoder, decoder_shape::DecoderShape, vision::EmbeddingLayout},
     checkpoint::{Checkpoint, GgufArchitecture},
     flow::{Grid, LayoutError, MediaGrid, POSITION_AXES, PromptLayout, ResizedImage},
     processor::VideoProcessor,

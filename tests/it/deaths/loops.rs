@@ -1,5 +1,6 @@
 //! Crash loops: an actor that keeps dying is restarted as often as its intensity allows, each time
-//! after a longer wait. Then it stops with the reason, and every byte is returned.
+//! after a longer wait. Then it stops with the reason, and every byte is returned. A crash loop
+//! never becomes a busy loop.
 
 use bursar_budgets::testing::HostControl;
 use std::time::{Duration, Instant};

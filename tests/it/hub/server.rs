@@ -1,4 +1,5 @@
-//! A hub on the loopback: the Hugging Face hub's file protocol, and its possible failures.
+//! A hub on the loopback interface: the file protocol of the Hugging Face hub,
+//! with failures on demand.
 
 use std::{
     collections::BTreeMap,
@@ -11,31 +12,30 @@ use std::{
     },
 };
 
-/// The commit of all files.
+/// The commit of all files in the repository.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-/// Its repository.
+/// The repository's id.
 pub const ID: &str = "tiny/model";
 
-/// The failure to simulate.
 #[derive(Clone, Debug, Default)]
 pub enum Fault {
     #[default]
     Nothing,
-    /// Every question gets a status and a code.
+    /// Every request gets this status and error code.
     Status(u16, &'static str),
-    /// This header has this value, or is missing if there is none.
+    /// This header has this value, or is left out if the value is `None`.
     Header(&'static str, Option<&'static str>),
-    /// A connection ends after this many bytes of a body.
+    /// A connection is closed after this many bytes of a body.
     CutAfter(usize),
-    /// Ranges are ignored, and a connection ends after this many bytes.
+    /// Range requests are ignored, and a connection is closed after this many bytes.
     NoRanges(usize),
     /// Bodies are longer than announced.
     TooLong,
-    /// Weights stop in the middle of a body and the connection stays open.
+    /// Weight files stop in the middle of a body, and the connection stays open.
     Stall,
 }
 
-/// One question: "HEAD /path", whether it brought a token, and its first byte.
+/// A request: "HEAD /path", whether it had a token, and its first byte.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asked {
     pub what: String,
@@ -51,11 +51,11 @@ struct Shared {
     port: u16,
 }
 
-/// Serves until it is dropped.
+/// A hub that serves until it is dropped.
 pub struct Hub(Arc<Shared>);
 
 impl Hub {
-    /// A hub with the files of a folder.
+    /// Starts a hub with the files of a folder.
     pub fn of(folder: &Path) -> Hub {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
         let files = std::fs::read_dir(folder).expect("a folder").flatten().filter(|entry| entry.path().is_file());
@@ -98,7 +98,7 @@ impl Hub {
         self.0.files.lock().expect("no panic").remove(file);
     }
 
-    /// All questions so far.
+    /// All requests so far.
     pub fn asked(&self) -> Vec<Asked> {
         self.0.asked.lock().expect("no panic").clone()
     }
@@ -107,7 +107,7 @@ impl Hub {
 impl Drop for Hub {
     fn drop(&mut self) {
         self.0.is_over.store(true, Relaxed);
-        // Wakes the listener, which then ends.
+        // Wakes the listener thread, which then ends.
         drop(TcpStream::connect(("127.0.0.1", self.0.port)));
     }
 }
@@ -158,7 +158,7 @@ impl Shared {
         if is_elsewhere {
             headers.push(("X-Linked-Size", content.len().to_string()));
             headers.push(("X-Linked-ETag", format!("\"{}\"", etag(content))));
-            // Another host, which must not see the token.
+            // A different host, which must not get the token.
             headers.push(("Location", format!("http://localhost:{}/elsewhere/{file}", self.port)));
         }
         if let Fault::Header(name, value) = fault {
@@ -199,7 +199,7 @@ impl Shared {
             }
             Fault::Stall if !is_head && body.len() > 100_000 => {
                 reply(connection.try_clone()?, status, &headers, &body[..50_000], announced)?;
-                // Until the client hangs up.
+                // Waits until the client closes the connection.
                 let _ = std::io::copy(&mut connection, &mut std::io::sink());
                 Ok(())
             }
@@ -226,7 +226,7 @@ fn reply(
     connection.write_all(body)
 }
 
-/// Differs for different contents.
+/// A hash of the contents.
 fn etag(content: &[u8]) -> String {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();

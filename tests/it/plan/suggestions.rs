@@ -1,4 +1,5 @@
-//! Every suggestion of a plan fits when set alone, under the name that was used: over all shapes, cards and names.
+//! Every suggestion of a plan fits when it is set separately, under the name that the user gave:
+//! over all shapes, GPUs and names.
 
 use std::sync::Arc;
 
@@ -12,11 +13,11 @@ use proptest::{
 };
 use serde_json::{Map, Value, json};
 
-/// Compute capability, multiprocessors, and MiB of memory.
+/// Compute capability, SMs, and MiB of memory.
 const CARDS: [((u32, u32), usize, u64); 5] =
     [((7, 5), 40, 14_900), ((8, 9), 58, 22_400), ((8, 0), 108, 40_300), ((9, 0), 132, 80_900), ((9, 0), 132, 143_155)];
 
-/// Settings that change a model's need of memory.
+/// Settings that change a model's memory requirements.
 const KNOBS: [&str; 12] = [
     "context_tokens",
     "sequences",
@@ -32,7 +33,7 @@ const KNOBS: [&str; 12] = [
     "kv_tokens",
 ];
 
-/// Every name for one of them.
+/// Every name of these settings, with the knob that it sets.
 fn names() -> Vec<(&'static str, &'static str)> {
     let of_table = TABLE.iter().filter(|knob| KNOBS.contains(&knob.name)).flat_map(|knob| {
         let aliases = knob.aliases.iter().map(|alias| alias.name);
@@ -48,7 +49,7 @@ fn names() -> Vec<(&'static str, &'static str)> {
     of_table.chain(nested).collect()
 }
 
-/// A value for a knob: `size` is a share of a large value, from 0 to 1.
+/// A value for a knob. `size` is a fraction (0 to 1) of a large value, on a logarithmic scale.
 fn value(knob: &str, size: f64) -> Value {
     let up_to = |most: f64| json!(most.powf(size).ceil() as u64);
     match knob {
@@ -62,7 +63,7 @@ fn value(knob: &str, size: f64) -> Value {
     }
 }
 
-/// Sets a name, which may lead into nested objects.
+/// Sets a value under a name, which may lead into nested objects.
 fn set(settings: &mut Map<String, Value>, name: &str, value: Value) {
     let (outer, inner) = name.split_once('.').map_or((name, None), |(outer, inner)| (outer, Some(inner)));
     let value = inner.map_or(value.clone(), |inner| inner.rsplit('.').fold(value, |value, key| json!({ key: value })));
@@ -91,7 +92,7 @@ impl Subject {
         Subject { name, checkpoint, models }
     }
 
-    /// None if these settings are refused.
+    /// Returns `None` if these settings are refused.
     fn forecast(
         &self,
         card: usize,
@@ -108,7 +109,7 @@ impl Subject {
         Some((options, forecast))
     }
 
-    /// How many suggestions were tried.
+    /// Returns the number of suggestions tried.
     fn check(&self, card: usize, settings: &Map<String, Value>) -> usize {
         let total = Bytes::mib(CARDS[card].2);
         let nothing = MemoryState::of_available(total, Bytes::mib(2));
@@ -141,9 +142,9 @@ fn every_suggestion_of_any_shape_card_and_name_fits_alone() {
     let (subjects, names) = (shapes().map(Subject::of).collect::<Vec<_>>(), names());
     let (mut runner, mut tried) = (TestRunner::deterministic(), 0);
     for (index, subject) in subjects.iter().enumerate() {
-        // Every second name, and the others for the next shape.
+        // Half of the names for each shape, and the other half for the next shape.
         for (knob, name) in names.iter().skip(index % 2).step_by(2) {
-            // On any card, with a second knob beside it, which has no other setting.
+            // On a random GPU, optionally with a second knob that has a random value.
             let sizes = (0..CARDS.len(), 0.0..1.0f64, proptest::option::of((0..names.len(), 0.0..1.0f64)));
             let (card, size, beside) = sizes.new_tree(&mut runner).expect("numbers").current();
             let mut settings = Map::new();

@@ -1,8 +1,9 @@
-//! The shipped dashboard and rules, compared with the table of metrics.
+//! The shipped dashboard and alert rules, compared with the table of metrics.
 
 use super::*;
 
-/// The unit and scale of a panel's numbers, so that one axis can show them.
+/// The unit and scale of a panel's values. All queries of a panel must have the same, so
+/// that one axis fits.
 fn unit_of(query: &str) -> &'static str {
     let is_of = |unit: &str| query.contains(unit);
     match () {
@@ -60,7 +61,7 @@ fn no_panel_mixes_units_or_scales() {
     }
 }
 
-/// The queries of a panel, as on opening.
+/// The queries of a panel, with the dashboard's variables at their initial values.
 pub(super) fn queries_of(title: &str) -> Vec<String> {
     let dashboard: Value = serde_json::from_str(&read(shipped("dashboard.json"))).expect("JSON");
     let panels = dashboard["panels"].as_array().expect("a list");
@@ -69,13 +70,13 @@ pub(super) fn queries_of(title: &str) -> Vec<String> {
     targets.map(|target| opened(target["expr"].as_str().expect("text"))).collect()
 }
 
-/// A query with the dashboard's variables, as on opening.
+/// A query with the dashboard's variables at their initial values.
 fn opened(query: &str) -> String {
     let all = ["$instance", "$device", "$model"].iter().fold(query.to_owned(), |query, name| query.replace(name, ".*"));
     all.replace("$__rate_interval", "1m").replace("$__range", "15m")
 }
 
-/// Every query of the dashboard, with its variables as on opening.
+/// Every query of the dashboard, with its variables at their initial values.
 pub(super) fn dashboard_queries() -> Vec<String> {
     fn collect(value: &Value, queries: &mut Vec<String>) {
         match value {
@@ -94,7 +95,7 @@ pub(super) fn dashboard_queries() -> Vec<String> {
     queries.iter().map(|query| opened(query)).collect()
 }
 
-/// Each of our metrics that a text names, with the labels that it uses.
+/// Each Bursar metric that a text names, with the labels used.
 fn named(text: &str) -> Vec<(String, BTreeSet<String>)> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     let starts = ["bursar_", "process_"].iter().flat_map(|prefix| text.match_indices(prefix)).map(|(start, _)| start);
@@ -113,7 +114,7 @@ fn named(text: &str) -> Vec<(String, BTreeSet<String>)> {
 fn shipped_files_name_only_metrics_and_labels_of_the_table() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let files = [shipped("dashboard.json"), shipped("alerts.yml"), shipped("README.md"), root.join("docs/budget.md")];
-    // Labels that Prometheus itself adds to a series.
+    // Labels that Prometheus adds to every series.
     let given = ["instance", "job", "le"];
     let mut seen = BTreeSet::new();
     for path in files {
@@ -139,7 +140,7 @@ fn shipped_files_name_only_metrics_and_labels_of_the_table() {
             }
         }
     }
-    // A metric that no panel shows is superfluous.
+    // Every metric must be shown in some panel, alert or page.
     let unseen: Vec<_> = TABLE.iter().map(|row| row.name).filter(|name| !seen.contains(name)).collect();
     assert!(unseen.is_empty(), "neither dashboard, alerts nor docs/budget.md show {unseen:?}");
 }

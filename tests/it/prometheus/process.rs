@@ -1,4 +1,4 @@
-//! Endpoints about the process itself: what it is, whether it lives, whether it accepts requests.
+//! Endpoints about the process: build and model information, liveness, and readiness.
 
 use bursar_budgets::testing::HostControl;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -28,7 +28,7 @@ fn process_facts_are_exported_beside_its_metrics() {
         assert_eq!(value(&build.replace("debug", if cfg!(debug_assertions) { "debug" } else { "release" })).await, 1.0);
         let info = "bursar_model_info{model=\"demo\",architecture=\"Qwen2_5_VLForConditionalGeneration\",dtype=\"f32\",\
                     quantization=\"none\",kv_cache_dtype=\"f32\"}";
-        // Once a second.
+        // The metric is updated once a second.
         eventually("the model is known", async || scraped().await.contains(info)).await;
         assert_eq!(value(info).await, 1.0);
         if cfg!(target_os = "linux") {
@@ -66,7 +66,7 @@ fn health_says_whether_to_restart_or_ask_a_process() {
         let model = demo(&runtime, small()).await;
         assert_eq!(all().await, ["200", "200", "200"]);
         assert_eq!(status("/health").await.1, "ready");
-        // An unread reply delays the unload.
+        // A reply that nobody reads delays the unload.
         let held = model.chat(about(1).max_tokens(90).ignore_end()).await.expect("accepted");
         let leaving = tokio::spawn({
             let runtime = runtime.clone();
@@ -77,7 +77,7 @@ fn health_says_whether_to_restart_or_ask_a_process() {
         drop(held);
         leaving.await.expect("no panic").expect("it answers");
         assert_eq!(status("/health/ready").await.1, Value::Null, "it is gone");
-        // A model that ends by itself counts as missing until it is unloaded.
+        // A model that stopped because of an error counts as missing until it is unloaded.
         let options = LoadOptions { intensity: Intensity { restarts_max: 0, ..Intensity::SERVING }, ..small() };
         let model = demo(&runtime, options).await;
         let scheduler = model.serving().await.expect("it serves").scheduler.clone();
@@ -87,7 +87,7 @@ fn health_says_whether_to_restart_or_ask_a_process() {
         runtime.unload("demo").await.expect("it unloads");
         assert_eq!(status("/health").await.1, Value::Null);
         assert_eq!(runtime.health().await, Health { is_live: true, ..Health::default() });
-        // An irreplaceable device ends the runtime.
+        // Losing a device that cannot be replaced ends the runtime.
         device.lose("a script says so");
         eventually("only another process helps", async || status("/health/live").await.0 == "503").await;
         metrics.shutdown().await;

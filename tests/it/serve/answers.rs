@@ -1,4 +1,4 @@
-//! What is answered, beside what the stories of real clients in `tests/serve/` see.
+//! Responses of the server that the tests with real clients in `tests/serve/` do not cover.
 
 use axum::{http::StatusCode, response::Redirect, routing::get};
 use bursar_budgets::testing::HostControl;
@@ -45,7 +45,7 @@ fn a_model_that_is_being_loaded_says_how_far_it_is() {
         let answer = house.chat(json!({"model": "late"})).await;
         assert_eq!((answer.status, answer.error()["code"].as_str()), (503, Some("model_loading")));
         assert!(answer.head.contains("retry-after: "), "{}", answer.head);
-        // Two models are listed now, so one must be named.
+        // Two models are listed now, so a request must name one.
         let unnamed = house.chat(json!({"model": null})).await;
         assert_eq!((unnamed.status, unnamed.error()["param"].as_str()), (400, Some("model")));
         house.end().await;
@@ -78,7 +78,7 @@ fn a_model_that_failed_is_told_of_and_the_others_answer() {
         }
         let message = house.post("/v1/messages", &asked).await;
         assert_eq!((message.status, &message.json()["error"]["type"]), (404, &json!("not_found_error")));
-        // Without a name the only one that is served answers.
+        // A request without a model name goes to the only model that is served.
         assert_eq!(house.chat(json!({"model": null})).await.json()["model"], "demo");
         house.service.set(["demo"], ModelState::Failed("no such file either".into()));
         assert_eq!(house.get("/health").await.status, 503);
@@ -101,9 +101,10 @@ fn pictures_in_low_detail_take_fewer_tokens() {
         let tokens = |answer: &serde_json::Value| answer["usage"]["prompt_tokens_details"]["image_tokens"].as_u64();
         let coarse = house.chat(asked("auto", json!({"max_pixels": 28 * 28 * 4}))).await.json();
         assert!(tokens(&coarse) < tokens(&usual), "{coarse} {usual}");
-        // The demo's pictures are smaller than OpenAI's low detail already.
+        // The demo's pictures are already smaller than OpenAI's low detail.
         assert_eq!(tokens(&house.chat(asked("low", json!({}))).await.json()), tokens(&usual));
-        // What other servers' processors know besides is ignored, as they ignore it.
+        // Other processor options of other servers are ignored, as those servers
+        // do with unknown options.
         assert_eq!(tokens(&house.chat(asked("auto", json!({"use_fast": true}))).await.json()), tokens(&usual));
         let wrong = house.chat(asked("auto", json!({"max_pixels": "many"}))).await;
         assert_eq!((wrong.status, wrong.error()["param"].as_str()), (400, Some("mm_processor_kwargs.max_pixels")));
@@ -274,7 +275,7 @@ fn the_document_lists_what_there_is_and_its_references_hold() {
             let path = path.replace("{name}", "demo").replace("{id}", "resp_none");
             for (method, operation) in methods.as_object().expect("methods") {
                 if method == "parameters" || path == "/v1/budget/events" {
-                    continue; // It does not end.
+                    continue; // The stream of events does not end.
                 }
                 for parameter in operation["parameters"].as_array().into_iter().flatten() {
                     let query = format!("{path}?{}=x", parameter["name"].as_str().expect("a name"));
@@ -303,10 +304,10 @@ fn the_document_lists_what_there_is_and_its_references_hold() {
                             .await
                     }
                 };
-                // No response of that name is kept.
+                // No stored response has that id.
                 let is_there = match (is_kept, path.as_str()) {
                     (true, _) => answer.status == 404,
-                    // Another story may have given this process a recorder of its own.
+                    // Another test may have installed a different recorder in this process.
                     (_, "/metrics") => answer.status == 200 || answer.body.contains("no Bursar metrics recorder"),
                     _ => matches!(answer.status, 200 | 400),
                 };
@@ -384,7 +385,7 @@ fn pictures_are_fetched_of_allowed_hosts_and_redirects_lead_nowhere_else() {
         for path in ["/away", "/round", "/large", "/gone"] {
             assert_eq!(house.chat(shown(path)).await.status, 400, "{path}");
         }
-        // An embedder's own front reads by the same rules.
+        // An embedder's own front end reads pictures by the same rules.
         let own = Service::new(&house.stage.runtime, serve(true));
         let inline = format!("data:image/png;base64,{}", base64_of(demo::pictures()[1].bytes));
         let lines = format!(" DATA:IMAGE/PNG; base64,{}", inline[22..].replace('4', "4\n").trim_end_matches('='));
@@ -407,7 +408,7 @@ fn pictures_are_fetched_of_allowed_hosts_and_redirects_lead_nowhere_else() {
             let error = own.read_pictures(&[url]).await.err().expect("it is refused");
             assert!(!error.is_busy() && !error.hint().is_empty(), "{error}");
         }
-        // The same name by default, since its address is this machine's.
+        // By default the same host name is refused, because it resolves to this machine.
         let strict = Service::new(&house.stage.runtime, serve(false));
         strict.add(["demo"], house.stage.model.clone());
         let server = Server::start(strict, "127.0.0.1:0", None).await.expect("a port");

@@ -1,4 +1,5 @@
-//! Models of which some cannot be loaded: `bursar serve` serves the others, and says what failed.
+//! A server with models that fail to load: `bursar serve` serves the other models
+//! and reports the failure.
 
 use std::process::{Command, Stdio};
 
@@ -6,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{client::hello, lines::Program};
 
-/// The body of an answer.
+/// The body of a response.
 fn body(answer: &str) -> Value {
     let body = answer.split_once("\r\n\r\n").map(|(_, body)| body).unwrap_or_default();
     serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))

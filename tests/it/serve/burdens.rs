@@ -1,4 +1,5 @@
-//! What hostile clients send: long texts, slow connections, long names, pipes. Nobody else notices.
+//! Load from hostile clients: long texts, slow connections, long names, pipes. Other
+//! clients are not affected.
 
 use std::{fs, time::Duration};
 
@@ -21,7 +22,7 @@ use crate::stage::{Folder, Stage, small, story};
 
 const MB: usize = 1_000_000;
 
-/// A log file as people paste it.
+/// A log file as people paste it into a chat.
 fn pasted(bytes: usize) -> String {
     let line = "2026-11-27 03:00:01 INFO http{request_id=req_12ab}: answered method=POST path=/v1/chat status=200\n";
     line.repeat(bytes.div_ceil(line.len()))
@@ -59,7 +60,7 @@ fn a_text_that_is_much_too_long_is_refused_without_being_tokenized() {
             assert!(is_named && told.len() < 300, "{path}: {told}");
             assert!(begun.elapsed() < Duration::from_secs(5), "{path}: {:?}", begun.elapsed());
         }
-        // What is only a little too long is counted.
+        // If a prompt is only a little too long, its tokens are counted.
         let answer = house.chat(json!({"messages": [{"role": "user", "content": "shape ".repeat(1000)}]})).await;
         let told = answer.error()["message"].as_str().expect("a message").to_owned();
         assert!(told.contains("but the prompt has 1") && !told.contains("more than"), "{told}");
@@ -68,7 +69,7 @@ fn a_text_that_is_much_too_long_is_refused_without_being_tokenized() {
     });
 }
 
-/// A number of /proc/PID/status, in bytes.
+/// A field of /proc/PID/status, in bytes.
 #[cfg(target_os = "linux")]
 fn memory(program: &Program, field: &str) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", program.id())).expect("it runs");
@@ -96,7 +97,7 @@ fn sixteen_clients_with_8_mb_each_take_little_memory_and_it_comes_back() {
         let (took, peak) = (begun.elapsed(), memory(&program, "VmHWM:"));
         assert!(beside.contains("200 OK"), "{beside}");
         assert!(answers.iter().all(|answer| answer.contains("context_length_exceeded")), "{:?}", answers.first());
-        // A debug build is several times slower than a server.
+        // A debug build is several times slower than a release build.
         assert!(took < Duration::from_secs(10), "{took:?}");
         assert!(peak < idle + 300 * MB, "{} MB above idle", (peak - idle) / MB);
         let until = Instant::now() + Duration::from_secs(10);
@@ -118,7 +119,8 @@ fn slow_connections_of_one_address_leave_health_and_other_clients_alone() {
             drop(stream.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n").await);
             slow.push(stream);
         }
-        // Those beyond the reserve are closed; those in it have two seconds for their heads.
+        // Connections beyond the reserve are closed. Connections in the reserve have two seconds
+        // to send their headers.
         let begun = Instant::now();
         loop {
             match house.get("/health").await.status {
@@ -191,13 +193,14 @@ fn administrators_have_a_key_unless_the_server_is_for_this_machine_alone() {
         }
         assert_eq!(house.say(&with("GET", "/v1/models", "boss")).await.status, 200, "it is a key like the others");
         house.end().await;
-        // With one key, its own load is shown.
+        // If there is one key only, its holder may see the budget.
         let serve = ServeOptions::default().with_keys("one\n").expect("a key");
         let house = House::with(small(), serve).await;
         assert_eq!(house.say(&with("GET", "/v1/budget", "one")).await.status, 200);
         assert_eq!(house.say(&with("POST", "/sleep", "one")).await.status, 403, "also on this machine");
         house.end().await;
-        // Others reach it: nobody is the administrator.
+        // The server is reachable from other machines and has no key, so no client is
+        // an administrator by default.
         let stage = Stage::set(small()).await;
         for (open_admin, status) in [(false, 403), (true, 200)] {
             let service = Service::new(&stage.runtime, ServeOptions { open_admin, ..ServeOptions::default() });
@@ -267,7 +270,7 @@ fn replies_that_outlast_the_drain_end_with_an_error_and_health_is_answered_until
             heard.push(String::from_utf8(rest(stream).await).expect("text"));
         }
         ending.await.expect("it ends");
-        // A fast machine may have finished them in time.
+        // A fast machine may have finished the replies in time.
         if !heard[0].contains("\"finish_reason\":\"length\"") {
             assert!(heard[0].contains("shutting down") && heard[0].contains("data: [DONE]"), "{}", heard[0]);
         }

@@ -1,4 +1,4 @@
-//! A client that sends what it is told, byte by byte.
+//! A raw HTTP client that sends given bytes.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use tokio::{
 
 use crate::stage::{Stage, small};
 
-/// Longer than any answer takes.
+/// Longer than any response takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A served demo model.
+/// A server with the demo model.
 pub struct House {
     pub stage: Stage,
     pub service: Service,
@@ -42,10 +42,10 @@ impl House {
         TcpStream::connect(self.server.addr()).await.expect("it listens")
     }
 
-    /// Sends this, and hears all that comes until the server closes.
+    /// Sends these bytes and reads until the server closes the connection.
     pub async fn say(&self, said: &[u8]) -> Answer {
         let mut stream = self.connect().await;
-        // A server that refuses early may close before all is written.
+        // A server that refuses early may close before everything is written.
         drop(stream.write_all(said).await);
         Answer::of(&rest(stream).await)
     }
@@ -68,7 +68,7 @@ impl House {
     }
 }
 
-/// A chat request with these fields beside its messages.
+/// A chat request with these fields in addition to its messages.
 pub fn hello(fields: Value) -> Value {
     let mut body = json!({"model": "demo", "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0});
     let map = body.as_object_mut().expect("an object");
@@ -76,7 +76,7 @@ pub fn hello(fields: Value) -> Value {
     body
 }
 
-/// A whole request.
+/// The bytes of a complete POST request.
 pub fn posted(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let head = format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n",
@@ -85,15 +85,14 @@ pub fn posted(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// All bytes until the server closes.
+/// Reads until the server closes the connection.
 pub async fn rest(mut stream: TcpStream) -> Vec<u8> {
     let mut heard = Vec::new();
-    // A reset after a refusal is an end too.
+    // A connection reset after a refusal also counts as the end.
     drop(timeout(PATIENCE, stream.read_to_end(&mut heard)).await.expect("the server hangs"));
     heard
 }
 
-/// What the server has answered.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -113,12 +112,12 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
 
-    /// The error, in OpenAI's shape.
+    /// The error, in OpenAI's format.
     pub fn error(&self) -> Value {
         self.json()["error"].clone()
     }
 
-    /// The events of a stream, less the last.
+    /// The events of a stream, without the last.
     pub fn events(&self) -> Vec<Value> {
         let data = self.body.lines().filter_map(|line| line.strip_prefix("data: "));
         let events: Vec<_> = data.collect();
@@ -144,7 +143,6 @@ pub async fn until_requests(model: &ModelHandle, requests: usize) {
     timeout(PATIENCE, looks).await.unwrap_or_else(|_| panic!("there are {} requests", model.requests().0));
 }
 
-/// Lets a moment pass between two looks.
 pub async fn pause(moment: Duration) {
     tokio::time::sleep_until(tokio::time::Instant::now() + moment).await;
 }

@@ -1,4 +1,4 @@
-//! How replies go on and end when actors die and the server ends.
+//! Replies when actors die or the server shuts down.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ fn a_reply_that_does_not_end_in_time_is_cut_off() {
     story(async {
         let serve = ServeOptions { drain: Duration::from_millis(50), ..ServeOptions::default() };
         let house = House::with(small(), serve).await;
-        // It sends only the head of a request, so nothing would ever end it.
+        // This client sends only the headers of a request, so the request would never end.
         let mut silent = house.connect().await;
         silent
             .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
@@ -82,7 +82,7 @@ fn those_who_watch_the_budget_do_not_hold_the_end_up() {
         let mut watching = house.connect().await;
         watching.write_all(b"GET /v1/budget/events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it reads");
         let mut heard = Vec::new();
-        // Also what happened before.
+        // The stream begins with events from before the connection.
         let is_told = |heard: &[u8]| {
             ["event: budget", "\"event\":\"ready\""].iter().all(|part| String::from_utf8_lossy(heard).contains(part))
         };

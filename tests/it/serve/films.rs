@@ -1,5 +1,6 @@
-//! Films that requests name: decoded as their frames would be, and refused where they mean harm. Those in containers want
-//! the real `ffmpeg`, of `BURSAR_FFMPEG` or on the PATH, and say so where they skip.
+//! Videos named in requests: decoded like the same frames sent as pictures, and refused if they are
+//! harmful. Tests with container formats need the real `ffmpeg`, from `BURSAR_FFMPEG` or on the
+//! PATH, and print a note if they are skipped.
 
 use std::{
     env, fs,
@@ -18,7 +19,7 @@ use tokio::io::AsyncWriteExt;
 use super::client::{House, hello, pause, posted};
 use crate::stage::{eventually, small, story};
 
-/// A folder for one story, gone after it.
+/// A test's folder, removed at the end.
 struct Root(PathBuf);
 
 impl Root {
@@ -34,7 +35,8 @@ impl Root {
         file
     }
 
-    /// A script that stands for ffmpeg. Another process writes it, so that no child of this one holds it open.
+    /// Writes a script in place of ffmpeg. Another process writes the file, so that no child of
+    /// this process holds it open.
     fn script(&self, text: &str) -> PathBuf {
         let script = self.0.join("ffmpeg");
         let copy = format!("cat > '{0}' && chmod +x '{0}'", script.display());
@@ -49,14 +51,14 @@ impl Drop for Root {
     }
 }
 
-/// Runs a program on this input.
+/// Runs a program with this standard input.
 fn fed(command: &mut Command, input: &[u8]) {
     let mut child = command.stdin(Stdio::piped()).spawn().expect("it runs");
     child.stdin.take().expect("a pipe").write_all(input).expect("it reads");
     assert!(child.wait().expect("it ends").success(), "{command:?}");
 }
 
-/// The real ffmpeg.
+/// The real ffmpeg, if there is one.
 fn ffmpeg() -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let on_path = env::split_paths(&path).map(|folder| folder.join("ffmpeg")).find(|program| program.is_file());
@@ -67,7 +69,7 @@ fn ffmpeg() -> Option<PathBuf> {
     found
 }
 
-/// Has ffmpeg make a film.
+/// Makes a video with ffmpeg.
 fn make(program: &Path, arguments: &[&str], input: &[u8], film: &Path) {
     let mut command = Command::new(program);
     command.args(["-hide_banner", "-loglevel", "error", "-y"]).args(arguments).arg(film);
@@ -91,7 +93,8 @@ fn film(url: &str, fps: f64) -> Value {
     about(json!({"type": "video_url", "video_url": {"url": url}, "fps": fps}))
 }
 
-/// How likely the model finds what it could say first: another time or frame would be other numbers.
+/// The log-probabilities of the first token's candidates, and the picture tokens. Different frames
+/// or times would give different log-probabilities.
 async fn heard(house: &House, asked: &Value) -> (Value, Value) {
     let answer = house.post("/v1/chat/completions", asked).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
@@ -99,7 +102,7 @@ async fn heard(house: &House, asked: &Value) -> (Value, Value) {
     (answer["choices"][0]["logprobs"].clone(), answer["usage"]["prompt_tokens_details"]["image_tokens"].clone())
 }
 
-/// A square that moves.
+/// A square that moves with each number.
 fn frame(number: u32) -> Vec<u8> {
     let picture = RgbImage::from_fn(84, 84, |x, y| {
         if (4 + number * 2..28 + number * 2).contains(&x) && y > 20 {
@@ -128,7 +131,7 @@ fn a_film_is_seen_as_its_frames_at_even_times() {
         for (name, codec) in codecs {
             make(&program, &[&lossless[..], codec].concat(), &frames.concat(), &root.0.join(name));
         }
-        // Written to a pipe, so that it does not say how long it is.
+        // This file is written to a pipe, so it does not contain its duration.
         let unmeasured = root.0.join("pipe.mkv");
         let piped = format!(
             "'{}' -loglevel error {} -c:v ffv1 -pix_fmt bgr0 -f matroska - | cat > '{}'",
@@ -147,7 +150,7 @@ fn a_film_is_seen_as_its_frames_at_even_times() {
                 assert_eq!(heard(&house, &film(&url, fps)).await, expected, "{} at {fps}", &url[..10]);
             }
         }
-        // At ten a second there are twenty frames. Every second goes, twice.
+        // Twenty frames at 10 fps. Every second frame is dropped, twice.
         let shown: Vec<String> = (0..5).map(|number| data("image/png", &frames[4 * number])).collect();
         let expected = heard(&house, &about(json!({"type": "video", "video": shown, "fps": 2.5}))).await;
         assert_eq!(heard(&house, &film("file:pipe.mkv", 10.0)).await, expected);
@@ -172,7 +175,7 @@ fn films_of_usual_codecs_are_seen_with_sound_and_any_order_of_parts() {
         ] {
             make(&program, &[&picture[..], &sound, codec].concat(), b"", &root.0.join(name));
         }
-        // Builds of ffmpeg differ in these.
+        // Not every build of ffmpeg has these encoders.
         for (encoder, layout, name) in [
             ("libx264", "yuv420p", "x264.mp4"),
             ("libvpx-vp9", "yuv420p", "vp9.webm"),
@@ -212,7 +215,7 @@ fn of_a_film_of_hours_only_few_frames_are_decoded() {
     let Some(program) = ffmpeg() else { return };
     story(async {
         let root = Root::new("hours");
-        // A level a minute: which frame was picked shows.
+        // The brightness changes once a minute, which shows what frame was picked.
         let picture = "color=black:size=84x84:rate=1:duration=7200,geq=lum='16+T/60':cb=128:cr=128,format=yuv420p";
         let long = root.0.join("long.mkv");
         make(&program, &["-f", "lavfi", "-i", picture, "-c:v", "ffv1", "-g", "60"], b"", &long);
@@ -256,7 +259,7 @@ fn animations_need_no_program() {
         let mut asked = about(json!({"type": "video_url", "video_url": {"url": "file:a.gif"}}));
         asked.as_object_mut().expect("an object").extend(by_kwargs.as_object().cloned().unwrap_or_default());
         assert_eq!(heard(&house, &asked).await, whole);
-        // Two films share the frames that the model takes.
+        // Two videos share the frame limit of the model.
         let part = json!({"type": "video_url", "video_url": {"url": "file:a.gif"}, "fps": 4});
         let both = json!({"messages": [{"role": "user", "content": [part, part]}], "max_tokens": 1});
         let both = house.chat(both).await;
@@ -265,7 +268,7 @@ fn animations_need_no_program() {
     });
 }
 
-/// What is refused, with a status that says so and words that help.
+/// Checks that a video is refused with status 400 and with these words.
 async fn refused(house: &House, url: &str, words: &str) {
     let answer = house.post("/v1/chat/completions", &film(url, 2.0)).await;
     assert_eq!(answer.status, 400, "{url}: {}", answer.body);
@@ -291,7 +294,7 @@ fn frames_of_films_count_among_the_bytes_that_are_held() {
         let serve = ServeOptions { media_root, bodies_bytes: Bytes::kib(100), ..ServeOptions::default() };
         let house = House::with(small(), serve).await;
         for _ in 0..3 {
-            // Four frames of 21 KiB, and then eight.
+            // Four frames of 21 KiB fit. Eight do not.
             assert_eq!(heard(&house, &film("file:a.gif", 1.0)).await.1, 2 * 9);
             let full = house.post("/v1/chat/completions", &film("file:a.gif", 2.0)).await;
             assert_eq!(full.status, 503, "{}", full.body);
@@ -336,7 +339,7 @@ fn films_that_mean_harm_are_refused_and_reach_nothing() {
         root.write("cut.mp4", &whole[..whole.len() / 2]);
         let secret = outside.write("secret.mp4", &whole);
         std::os::unix::fs::symlink(&secret, root.0.join("link.mp4")).expect("a link");
-        // Each frame's own header says 20,000 x 20,000.
+        // The header of each frame says 20,000 x 20,000 pixels.
         let mut large = fs::read(root.0.join("large.mov")).expect("it is there");
         for at in 0..large.len() - 9 {
             if large[at..].starts_with(&[0xff, 0xc0, 0, 17, 8]) {
@@ -408,7 +411,8 @@ fn an_ffmpeg_that_hangs_is_ended_by_time_and_when_its_client_leaves() {
         client.write_all(&asked).await.expect("it reads");
         let process = running().await;
         assert!(process.exists());
-        // An end that comes with the request is that of a client which still reads.
+        // If a client closes its side together with the request, the server assumes that
+        // the client still reads.
         pause(Duration::from_millis(150)).await;
         drop(client);
         gone(process).await;
@@ -421,7 +425,7 @@ fn an_ffmpeg_that_never_stops_talking_is_bounded() {
     story(async {
         let root = Root::new("talks");
         root.write("a.mp4", b"\0\0\0\x18ftypisom\0\0\0\0isom");
-        // Endless frames, said to be of three seconds, and endless messages.
+        // Endless frames of a video that claims three seconds, and endless messages.
         let length = "printf 'Input\\n  Duration: 00:00:03.00, start\\n' >&2";
         let frames = "while :; do printf 'P6\\n2 2\\n255\\nabcdefghijkl'; echo noise >&2; done";
         let script = root.script(&format!("case \"$*\" in *image2pipe*) {frames};; *) {length};; esac"));

@@ -1,4 +1,4 @@
-//! Forms of requests that clients of other servers send.
+//! Request formats that clients of other servers send.
 
 use std::io::Write;
 
@@ -182,7 +182,7 @@ fn bytes_of_scored_tokens_are_their_own_and_a_cut_character_is_left_out() {
     });
 }
 
-/// The kind of a block of Anthropic's, and the name of the function that it calls.
+/// The type of an Anthropic content block, and the name of the function that it calls.
 fn shape(block: &Value) -> (String, Value) {
     (block["type"].as_str().unwrap_or_default().to_owned(), block["name"].clone())
 }
@@ -212,7 +212,7 @@ fn where_a_tool_is_forced_it_wins_over_a_format_in_every_api() {
         });
         let response = house.post("/v1/responses", &asked).await.json();
         assert_eq!(response["output"][0]["type"], "function_call", "{response}");
-        // However soon it is cut off, no markup is told as text, streamed or not.
+        // At any token limit, no markup of a call appears as text, streamed or not.
         for tokens in [1, 4, 8, 12, 20] {
             let cut = json!({
                 "tools": [{"type": "function", "function": function}], "tool_choice": "required", "max_tokens": tokens,
@@ -241,7 +241,7 @@ fn where_a_tool_is_forced_it_wins_over_a_format_in_every_api() {
             assert_eq!(whole, begun.map(|event| shape(&event["content_block"])).collect::<Vec<_>>(), "{tokens}");
             assert!(whole.iter().all(|(kind, _)| kind == "tool_use"), "{tokens}: {whole:?}");
         }
-        // A function in OpenAI's shape is one for Anthropic's clients too.
+        // A function in OpenAI's format is also accepted from Anthropic clients.
         let asked = json!({
             "model": "demo", "max_tokens": 60, "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0,
             "tools": [{"type": "function", "function": function}], "tool_choice": {"type": "any"},
@@ -339,7 +339,7 @@ fn compressed_bodies_are_read_within_the_limit() {
 #[test]
 fn requests_are_counted_by_route_status_and_error_under_our_names_and_vllms() {
     story(async {
-        // A process has one recorder of metrics, so this needs one of its own.
+        // A process has only one metrics recorder, so this test starts a separate process.
         let program = Program::start(&["--metrics-names", "vllm"]);
         let say = async |said: Vec<u8>| {
             let mut stream = TcpStream::connect(program.address()).await.expect("it listens");
@@ -355,7 +355,7 @@ fn requests_are_counted_by_route_status_and_error_under_our_names_and_vllms() {
         for path in ["/v1/models/demo", "/no/such/path"] {
             say(get(path)).await;
         }
-        // A line is counted when its answer has gone out.
+        // A request is counted after its response was sent.
         let mut scraped = String::new();
         crate::stage::eventually("all are counted", async || {
             scraped = say(get("/metrics")).await;

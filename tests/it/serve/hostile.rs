@@ -1,4 +1,4 @@
-//! Clients that mean harm: whatever they send, no answer is 500, nothing hangs, and the ledger is as before.
+//! Hostile clients: no request gets a 500, nothing hangs, and the ledger is unchanged afterwards.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::client::{House, hello, pause, posted};
 use crate::stage::story;
 
-/// A request with every field that is read.
+/// A request with every field that the server reads.
 fn full() -> Value {
     let tool = json!({"type": "function", "function": {"name": "f", "description": "d", "parameters": {
         "type": "object", "properties": {"x": {"enum": ["a", "b"]}}, "required": ["x"], "additionalProperties": false}}});
@@ -35,7 +35,7 @@ fn full() -> Value {
     }))
 }
 
-/// All places of a value, as JSON pointers.
+/// The JSON pointers of all values within a value.
 fn places(value: &Value, at: &str, found: &mut Vec<String>) {
     found.push(at.to_owned());
     match value {
@@ -71,7 +71,7 @@ fn wild() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// The ledger once all requests have given back what they had.
+/// The ledger after all requests have released their memory.
 async fn settled(house: &House, before: &Snapshot) -> Snapshot {
     let mut now = house.stage.runtime.budget().snapshot().await.expect("a ledger");
     for _ in 0..500 {
@@ -104,7 +104,7 @@ fn any_value_in_any_field_is_answered_and_never_with_500() {
             }
         }
         let mut text = body.to_string().into_bytes();
-        // Now and then the end is missing.
+        // The end of the body is missing in some cases.
         if cut > 35 {
             text.truncate(text.len().saturating_sub(cut));
         }
@@ -232,7 +232,8 @@ fn what_is_small_in_a_body_and_large_in_memory_is_bounded() {
         let pictures = vec![json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}); 2000];
         let many = house.chat(json!({"messages": [{"role": "user", "content": pictures}]})).await;
         assert_eq!(many.status, 400, "{}", many.body);
-        // A gibibyte is the room of all bodies: each of these values takes more than its byte.
+        // All bodies together may take 1 GiB. Each of these values takes far more memory than
+        // its byte of JSON.
         let mut flood = br#"{"messages": [], "metadata": ["#.to_vec();
         flood.extend(std::iter::repeat_n(&b"0,"[..], 5_000_000).flatten());
         flood.extend_from_slice(b"0]}");

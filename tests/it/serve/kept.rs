@@ -1,4 +1,4 @@
-//! Responses that are kept: for whom, how many, and what cancelling one gives back.
+//! Stored responses: their owners, their number, and memory returned by cancelling one.
 
 use bursar::serve::ServeOptions;
 use serde_json::{Value, json};
@@ -91,7 +91,7 @@ fn the_oldest_response_goes_when_there_are_too_many() {
     });
 }
 
-/// A response in the background that cannot end before its context does.
+/// A background response that ends only when its context is full.
 fn long() -> Value {
     let schema = json!({"type": "array", "items": {"enum": [1, 2]}, "minItems": 1000});
     let form = json!({"format": {"type": "json_schema", "name": "long", "schema": schema}});

@@ -1,4 +1,4 @@
-//! What clients may not do: keys, sizes, numbers and times.
+//! Limits for clients: keys, sizes, numbers and times.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ fn a_full_model_answers_429_and_a_place_is_free_when_a_client_has_left() {
         drop(streams);
         until_requests(&house.stage.model, 0).await;
         assert_eq!(house.chat(json!({})).await.status, 200);
-        // Also one who has asked for a whole answer.
+        // A client of a response that is not streamed can disconnect too.
         let mut stream = house.connect().await;
         let whole = hello(json!({"ignore_eos": true, "max_tokens": 200})).to_string();
         stream.write_all(&posted("/v1/chat/completions", "", whole.as_bytes())).await.expect("it reads");
@@ -72,7 +72,7 @@ fn a_client_that_ends_its_side_with_its_request_gets_its_answer() {
         for is_streamed in [false, true] {
             let mut stream = house.connect().await;
             let asked = hello(json!({"ignore_eos": true, "max_tokens": 150, "stream": is_streamed})).to_string();
-            // Without `connection: close`, as the end says it.
+            // Without `connection: close`, because the end of the stream already says it.
             let request = String::from_utf8(posted("/v1/chat/completions", "", asked.as_bytes())).expect("text");
             let request = request.replace("connection: close\r\n", "");
             stream.write_all(request.as_bytes()).await.expect("it reads");
@@ -109,7 +109,7 @@ fn bodies_together_are_bounded_too_and_room_comes_back() {
         let house = House::with(small(), serve).await;
         let asked = hello(json!({"user": "u".repeat(3000), "max_tokens": 1}));
         let slow = loop {
-            // Sends all but the end of 6 KiB.
+            // Sends all but the last bytes of a 6 kB body.
             let mut slow = house.connect().await;
             let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 6000\r\n\r\n";
             slow.write_all(head.as_bytes()).await.expect("it reads");
@@ -117,7 +117,8 @@ fn bodies_together_are_bounded_too_and_room_comes_back() {
             let answer = house.post("/v1/chat/completions", &asked).await;
             match answer.status {
                 503 => break slow,
-                // This request was the first of the two, or the other's head is not read yet.
+                // Either this request was admitted before the slow one, or the server has not read
+                // the slow one's headers yet.
                 status => assert_eq!(status, 200, "{}", answer.body),
             }
         };
@@ -146,7 +147,7 @@ fn slow_heads_bodies_and_readers_are_dropped() {
             "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 10\r\n\r\n{";
         stream.write_all(head.as_bytes()).await.expect("it reads");
         assert!(rest(stream).await.starts_with(b"HTTP/1.1 408"));
-        // A reader that stops has its reply cancelled, once the system holds no more for it.
+        // The reply to a reader that stops is cancelled once the system's socket buffers are full.
         let mut stream = house.connect().await;
         let body = hello(
             json!({"stream": true, "ignore_eos": true, "max_tokens": 230, "logprobs": true, "top_logprobs": 20, "n": 8}),
@@ -182,7 +183,8 @@ fn connections_beyond_the_limit_wait_for_their_turn() {
         let serve = ServeOptions { connections: 2, head_time: Duration::from_millis(300), ..ServeOptions::default() };
         let house = House::with(small(), serve).await;
         let idle = [house.connect().await, house.connect().await];
-        // These two are dropped when they stay silent, and then it is this one's turn.
+        // The two idle connections are dropped because they stay silent. The next
+        // connection is then accepted.
         assert_eq!(house.get("/health").await.status, 200);
         drop(idle);
         house.end().await;

@@ -1,4 +1,5 @@
-//! What `bursar serve` logs of requests: one line each, under the id that its answer has, and nothing of what was said.
+//! Log lines of `bursar serve`: one line per request, under the id in its response, without any
+//! content of the chat.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -12,12 +13,12 @@ use serde_json::{Value, json};
 
 use super::client::{hello, posted};
 
-/// A server that logs JSON, as a process. It is killed when this is dropped.
+/// A server process that logs JSON. It is killed when this is dropped.
 pub(super) struct Program {
     process: Child,
     address: String,
     lines: Receiver<Value>,
-    /// Its lines until the demo model was ready.
+    /// The lines until the demo model was ready.
     pub(super) begun: Vec<Value>,
 }
 
@@ -35,7 +36,7 @@ impl Program {
         Program::on("host", flags)
     }
 
-    /// On these devices.
+    /// Starts a server on these devices.
     pub(super) fn on(device: &str, flags: &[&str]) -> Program {
         let small = ["--context-tokens", "256", "--sequences", "2", "--step-tokens", "64", "--launch-patches", "64"];
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
@@ -58,7 +59,7 @@ impl Program {
         program
     }
 
-    /// Waits until it has said something that begins so.
+    /// Waits until the log has a message that begins with these words.
     pub(super) fn has_said(&self, words: &str) {
         let is_it = |line: &Value| line["message"].as_str().is_some_and(|said| said.starts_with(words));
         if !self.begun.iter().any(is_it) {
@@ -66,17 +67,17 @@ impl Program {
         }
     }
 
-    /// Its process.
+    /// The id of the process.
     pub(super) fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// Where it listens.
+    /// The address that the server listens on.
     pub(super) fn address(&self) -> &str {
         &self.address
     }
 
-    /// The lines up to one.
+    /// Reads lines up to and including the first for which `is_last` is true.
     pub(super) fn until(&self, is_last: impl Fn(&Value) -> bool) -> Vec<Value> {
         let mut heard: Vec<Value> = Vec::new();
         while !heard.last().is_some_and(&is_last) {
@@ -86,7 +87,7 @@ impl Program {
         heard
     }
 
-    /// The answer to a request, head and body.
+    /// Sends a request and returns the response with its headers.
     fn say(&self, said: &[u8]) -> String {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
         stream.write_all(said).expect("it reads");
@@ -103,7 +104,7 @@ impl Program {
         self.say(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n").as_bytes())
     }
 
-    /// All lines so far: this request's own is the last.
+    /// All lines so far. The line of the request made here comes last and is left out.
     fn all(&self) -> Vec<Value> {
         self.get("/v1/nothing-more", "x-request-id: the-last\r\n");
         let mut lines = self.until(|line| id(line) == Some("the-last"));
@@ -112,13 +113,13 @@ impl Program {
     }
 }
 
-/// The id of the request that a line is of.
+/// The id of the request that a line belongs to.
 fn id(line: &Value) -> Option<&str> {
     let spans = line["spans"].as_array().into_iter().flatten().chain([&line["span"]]);
     spans.filter(|span| span["name"] == "http").find_map(|span| span["request_id"].as_str())
 }
 
-/// The id that an answer has.
+/// The request id in a response.
 fn answered_id(answer: &str) -> String {
     let head = answer.split("\r\n\r\n").next().unwrap_or_default();
     let id = head.lines().find_map(|line| line.strip_prefix("x-request-id: "));

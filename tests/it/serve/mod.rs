@@ -1,4 +1,4 @@
-//! The server: what clients send, how it refuses, and how it ends.
+//! The server: requests of clients, refusals and shutdown.
 
 mod answers;
 mod broken;

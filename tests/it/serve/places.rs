@@ -1,4 +1,4 @@
-//! Several models of a server, each on devices of its own.
+//! Several models in one server, each on separate devices.
 
 use std::{
     num::NonZeroUsize,
@@ -21,7 +21,7 @@ fn named(name: &str) -> (ModelSource, LoadOptions) {
     (ModelSource::demo(), LoadOptions { name: Some(name.to_owned()), ..small() })
 }
 
-/// The models that have leases in a budget as a client is told it.
+/// The models that have leases, according to the budget endpoint.
 fn models_of(budget: &Value) -> Vec<String> {
     let leases = budget["budget"]["leases"].as_array().expect("a list");
     let mut models: Vec<String> =
@@ -89,7 +89,7 @@ fn models_that_fit_on_one_device_are_spread_over_all() {
     for size in ["1", "auto"] {
         let flags = ["--tensor-parallel-size", size, "--model", "demo", "--model", "demo"];
         let program = Program::on("host:2", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
-        // Neither waits for the other.
+        // The two models load concurrently.
         let first = |is_it: &dyn Fn(&str) -> bool| {
             program.begun.iter().position(|line| line["message"].as_str().is_some_and(is_it)).unwrap_or(usize::MAX)
         };
@@ -140,7 +140,7 @@ fn two_groups_of_two_serve_a_model_each() {
 #[test]
 fn a_number_for_each_model_gives_it_as_many_devices() {
     let flags = ["--tensor-parallel-size", "1,2", "--swap-space", "0.001", "--model", "demo", "--model", "demo"];
-    // A single device is the first of those that they take.
+    // `host` names the first device. The models take it and the ones after it.
     let program = Program::on("host", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
     program.has_said("ready: other");
     for (number, model) in ["demo", "other"].into_iter().enumerate() {

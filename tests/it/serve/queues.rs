@@ -1,4 +1,4 @@
-//! Priorities and deadlines of requests, by each API.
+//! Priorities and deadlines of requests, in each API.
 
 use bursar::{Envelope, LoadOptions, serve::ServeOptions};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::client::{House, hello, posted, until_requests};
 use crate::stage::{small, small_envelope, story};
 
-/// Each API's path, and a short request.
+/// Each API's path with a short request.
 fn requests(more: &Value) -> [(&'static str, Value); 4] {
     let with = |mut body: Value| {
         body.as_object_mut().expect("an object").extend(more.as_object().cloned().unwrap_or_default());
@@ -21,7 +21,8 @@ fn requests(more: &Value) -> [(&'static str, Value); 4] {
     ]
 }
 
-/// A server of one sequence at a time, and ten long streams of this priority, of which the first runs.
+/// A server that runs one sequence at a time, with ten long streams of this priority.
+/// The first stream runs.
 async fn busy(priority: i32) -> (House, Vec<tokio::net::TcpStream>) {
     let envelope = Some(Envelope { sequences: 1, ..small_envelope() });
     let house = House::with(LoadOptions { envelope, ..small() }, ServeOptions::default()).await;
@@ -34,7 +35,7 @@ async fn busy(priority: i32) -> (House, Vec<tokio::net::TcpStream>) {
         until_requests(&house.stage.model, number).await;
         streams.push(stream);
     }
-    // Headers go out with the first event.
+    // The headers are sent with the first event.
     streams[0].read_exact(&mut [0; 16]).await.expect("it is answered");
     (house, streams)
 }

@@ -1,4 +1,4 @@
-//! The server over TLS: what clients with and without it see, and files that are wrong.
+//! The server over TLS: clients with and without TLS, and invalid files.
 
 use std::{
     io,
@@ -44,7 +44,7 @@ async fn house(options: ServeOptions) -> House {
     House { stage, service, server }
 }
 
-/// A client that trusts the tests' root alone.
+/// Connects a client that trusts only the tests' root certificate.
 async fn greet(house: &House) -> io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(file("root.pem")).expect("a certificate")).expect("a root");
@@ -55,7 +55,7 @@ async fn greet(house: &House) -> io::Result<TlsStream<TcpStream>> {
     TlsConnector::from(Arc::new(config)).connect(name, house.connect().await).await
 }
 
-/// What comes until these bytes end it.
+/// Reads until the text contains `end`.
 async fn until(stream: &mut TlsStream<TcpStream>, end: &str) -> String {
     let mut heard = Vec::new();
     let reading = async {
@@ -122,7 +122,7 @@ fn a_greeting_that_does_not_end_gives_its_place_to_the_next() {
         let house = house(short).await;
         let silent = house.connect().await;
         let mut slow = house.connect().await;
-        // The head of a greeting of 512 bytes, and no more.
+        // The beginning of a 512-byte ClientHello, and nothing more.
         slow.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).await.expect("it is buffered");
         let mut client = greet(&house).await.expect("there is a place after both");
         client

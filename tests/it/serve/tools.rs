@@ -1,4 +1,5 @@
-//! Tools that are no functions: which the model sees, how calls of them are told, and which are refused.
+//! Tools that are not functions: which tools the model sees, how calls are returned, and
+//! which tools are refused.
 
 use bursar::{Envelope, LoadOptions, serve::ServeOptions};
 use serde_json::{Value, json};
@@ -6,7 +7,7 @@ use serde_json::{Value, json};
 use super::client::{Answer, House};
 use crate::stage::{small, small_envelope, story};
 
-/// With a context that tools fit into.
+/// A server whose context is large enough for tools.
 async fn house() -> House {
     let envelope = Some(Envelope { context_tokens: 800, ..small_envelope() });
     House::with(LoadOptions { envelope, ..small() }, ServeOptions::default()).await

@@ -8,8 +8,7 @@ use super::prompt_text;
 use crate::{
     MergeSize,
     blocks::{
-        ConfigError, WIDTH_MAX, config_keys,
-        decoder::DecoderConfig,
+        ConfigError, DecoderConfig, WIDTH_MAX, config_keys,
         norm::NormKind,
         vision::{EmbeddingLayout, TowerInput},
     },

@@ -18,7 +18,7 @@ use super::{
     vision_language_model::VisionLanguageModel,
 };
 use crate::{
-    blocks::{ConfigError, decoder::DecoderConfig, vision::lay_out_in_line},
+    blocks::{ConfigError, DecoderConfig, vision::lay_out_in_line},
     checkpoint::Checkpoint,
     flow::{LayoutError, MediaGrid, PromptLayout},
     text::PlaceholderTexts,

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 pub use super::row::TextModel as Model;
 use super::row::{ReadText, Settings};
 use crate::{
-    blocks::{AxesRule, ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
+    blocks::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind},
     checkpoint::{Checkpoint, GgufArchitecture},
 };
 use shape::Shape;

@@ -5,8 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     blocks::{
-        AxesRule, ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX, config_keys,
-        decoder::DecoderConfig,
+        AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, WIDTH_MAX, config_keys,
         vision::{PlaceholderTokens, TowerConfig, tower_rope},
     },
     checkpoint::Checkpoint,

@@ -16,8 +16,7 @@ use super::{
 };
 use crate::{
     blocks::{
-        ConfigError,
-        decoder::DecoderConfig,
+        ConfigError, DecoderConfig,
         vision::{EmbeddingLayout, Placeholders, QWEN_PLACEHOLDERS, VideoPlace, lay_out, released_processor},
     },
     checkpoint::Checkpoint,

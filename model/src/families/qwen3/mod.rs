@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 pub use super::row::TextModel as Model;
 use super::row::{ReadText, Settings};
 use crate::{
-    blocks::{AxesRule, ConfigError, DecoderDefaults, LayerKind, config_keys, decoder::DecoderConfig},
+    blocks::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, config_keys},
     checkpoint::{Checkpoint, GgufArchitecture},
 };
 use shape::Shape;

@@ -19,8 +19,7 @@ use super::{
 };
 use crate::{
     blocks::{
-        ConfigError,
-        decoder::DecoderConfig,
+        ConfigError, DecoderConfig,
         vision::{Placeholders, QWEN_PLACEHOLDERS, VideoPlace, lay_out},
     },
     checkpoint::Checkpoint,

@@ -33,10 +33,7 @@ pub enum GrammarError {
     },
     /// The schema uses a keyword that is not supported.
     #[error("the JSON schema has the keyword `{keyword}` at {place}, which is not supported")]
-    Keyword {
-        keyword: &'static str,
-        place: SchemaPlace,
-    },
+    Keyword { keyword: &'static str, place: SchemaPlace },
     /// The schema has a number that would be rounded.
     #[error("the JSON schema has a number in `{keyword}` at {place} that is beyond 2^53 and would be rounded")]
     Number {
@@ -84,11 +81,7 @@ pub enum GrammarError {
     Spelling,
     /// The vocabulary is larger than the parser's trie can hold.
     #[error("the vocabulary has {tokens} tokens of {bytes} bytes together; the limit is {bytes_max}")]
-    Vocabulary {
-        tokens: usize,
-        bytes: usize,
-        bytes_max: usize,
-    },
+    Vocabulary { tokens: usize, bytes: usize, bytes_max: usize },
     /// The checkpoint has no end token, so a reply could not end.
     #[error("the checkpoint names no end token, so a reply with a format could not end")]
     NoEndToken,

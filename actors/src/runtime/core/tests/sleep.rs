@@ -255,7 +255,11 @@ fn busy_models_have_their_turns_and_no_request_sends_them_back_and_forth() {
     assert!(bed.wake("other", 1).is_empty(), "a request came for it meanwhile");
     bed.drained("other", 1);
     let effects = bed.fell_asleep("other", 1);
-    assert_eq!(effects, ["other sleeps at 1 for Some(MakeRoom)", "other is waking", "waken demo as 4"], "it waited longer");
+    assert_eq!(
+        effects,
+        ["other sleeps at 1 for Some(MakeRoom)", "other is waking", "waken demo as 4"],
+        "it waited longer"
+    );
     let effects = bed.woken("demo", 0);
     assert_eq!(effects, ["demo is awake for Some(Request) after 5s", "waken other as 5"]);
     bed.not_woken("other", true);
