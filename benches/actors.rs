@@ -1,4 +1,5 @@
-//! The budget through its actor, as users and other actors reach it: messages, thread wake-ups, the mailbox.
+//! The budget through its actor, as users and other actors reach it: messages,
+//! thread wake-ups, the mailbox.
 //!
 //! `cargo bench --bench actors`
 
@@ -10,7 +11,7 @@ fn main() {
     divan::main();
 }
 
-/// A runtime and its actors' threads.
+/// A runtime with the threads of its actors.
 struct Stage {
     threads: tokio::runtime::Runtime,
     runtime: Runtime,
@@ -24,28 +25,28 @@ impl Stage {
     }
 }
 
-/// The figures are for the host, also on a machine with a GPU.
+/// The figures are for the host, even on a machine with a GPU.
 fn on_the_host() -> RuntimeConfig {
     RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(512)), ..RuntimeConfig::default() }
 }
 
-/// A lease and its drop; the ledger reads the release before the next question.
+/// Grants a lease and drops it. The ledger reads the release before the next question.
 async fn lease_and_drop(runtime: &Runtime) {
     let lease = runtime.budget().lease(Class::external("bench"), Bytes::mib(2)).await.expect("there is room");
     drop(black_box(lease));
 }
 
-/// The smallest question: its answer is a number.
+/// The smallest question, whose answer is one number.
 async fn question(runtime: &Runtime) {
     black_box(runtime.budget().available().await.expect("the budget answers"));
 }
 
-/// Every byte by class, owner and model.
+/// A snapshot of every byte by class, owner and model.
 async fn snapshot(runtime: &Runtime) {
     black_box(runtime.budget().snapshot().await.expect("the budget answers"));
 }
 
-/// Asked from a thread outside the actors' pool: each round wakes two threads.
+/// Questions from a thread outside the actors' thread pool: each round wakes two threads.
 mod from_a_thread_of_ones_own {
     use super::*;
 
@@ -72,7 +73,8 @@ mod from_a_thread_of_ones_own {
     }
 }
 
-/// Asked from a task beside the actors, like requests. A sample is this many rounds in sequence.
+/// Questions from a task in the actors' thread pool, as requests ask them. A sample is 64 rounds
+/// one after the other.
 mod from_a_task_64_rounds {
     use super::*;
 

@@ -1,4 +1,5 @@
-//! The demo model: a step, a launch and a mask alone, and chats through the whole runtime.
+//! The demo model: a step, an encoder batch and a sampling mask in isolation, and chats
+//! through the whole runtime.
 //!
 //! `cargo bench --bench demo`
 
@@ -23,10 +24,10 @@ fn main() {
     divan::main();
 }
 
-/// The number of cores that the figures assume.
+/// The number of CPU cores that the figures assume.
 const THREADS: usize = 2;
 
-/// The model alone: where lanes spend their time.
+/// The model without actors, where lanes spend their time.
 mod model {
     use super::*;
 
@@ -48,7 +49,7 @@ mod model {
     }
 }
 
-/// Choosing a token of the demo's vocabulary, with and without a JSON schema.
+/// Sampling a token from the demo's vocabulary, with and without a JSON schema.
 mod sampling {
     use super::*;
 
@@ -67,8 +68,8 @@ mod sampling {
             .map(|step| (0..vocabulary as u64).map(|id| philox::uniform(step, id) as f32 * 8.0).collect())
             .collect();
         let mut scratch = SamplerScratch::default();
-        // A reply from its start: the mask follows the produced tokens. The end is chosen only when nothing else is
-        // allowed.
+        // A reply from its start: the mask follows the produced tokens. The end token is chosen
+        // only when no other token is allowed.
         bencher.bench_local(|| {
             let mut produced = Vec::new();
             for row in &rows {
@@ -98,12 +99,12 @@ fn schema() -> OutputFormat {
     }))
 }
 
-/// The figures are for the host, also on a machine with a GPU.
+/// The figures are for the host, even on a machine with a GPU.
 fn on_the_host() -> RuntimeConfig {
     RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(512)), ..RuntimeConfig::default() }
 }
 
-/// The demo model in its own runtime.
+/// The demo model in a separate runtime.
 struct Served {
     threads: tokio::runtime::Runtime,
     runtime: Runtime,
@@ -122,7 +123,7 @@ impl Served {
         Served { threads, runtime, model }
     }
 
-    /// Reads a reply until its first text, then cancels the rest.
+    /// Reads a reply until its first text and cancels the rest.
     fn first_text(&self, chat: Chat) {
         self.threads.block_on(async {
             let mut reply = self.model.chat(chat).await.expect("accepted");
@@ -139,7 +140,7 @@ impl Served {
         self.threads.block_on(async { self.model.chat(chat).await?.text().await }).expect("it answers")
     }
 
-    /// Asks all at once and reads whole replies.
+    /// Sends all chats concurrently and reads whole replies.
     fn at_once(&self, chats: Vec<Chat>) {
         self.threads.block_on(async {
             let mut asked = tokio::task::JoinSet::new();
@@ -153,7 +154,7 @@ impl Served {
         });
     }
 
-    /// Asks each after the one before has ended.
+    /// Sends each chat after the previous chat has ended.
     fn in_turn(&self, chats: Vec<Chat>) {
         chats.into_iter().for_each(|chat| drop(self.text(chat)));
     }
@@ -165,7 +166,7 @@ impl Drop for Served {
     }
 }
 
-/// A number that no chat has used, so that no cache has its content.
+/// A number that no earlier chat has used, so that no cache has content for it.
 fn fresh() -> u32 {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
     NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
@@ -179,12 +180,12 @@ fn about(picture: Image) -> Chat {
     Chat::new().user("Describe the picture.").image(picture).temperature(0.0)
 }
 
-/// A chat with its own picture and a reply of exactly 24 tokens.
+/// A chat with a unique picture and a reply of exactly 24 tokens.
 fn work() -> Chat {
     about(new_picture()).max_tokens(24).ignore_end()
 }
 
-/// Chats through the runtime, like a program's.
+/// Chats through the runtime, as a program would send them.
 mod chats {
     use super::*;
 
@@ -215,7 +216,8 @@ mod chats {
         bencher.with_inputs(chats).bench_local_values(|chats| served.in_turn(chats));
     }
 
-    /// A unique beginning of some 500 tokens, its answer, and a second question.
+    /// A first turn of some 500 tokens with a unique beginning, and the chat with its answer
+    /// and a second question.
     fn second_turn(number: u32) -> (Chat, Chat) {
         let long = format!("{number} squares and circles. ") + &"Say what is red, what is green. ".repeat(40);
         let first = Chat::new().user(long).temperature(0.0).max_tokens(1);

@@ -1,4 +1,4 @@
-//! The ledger alone, without an actor: a lease is granted and released while others live.
+//! The ledger without an actor: a lease is granted and released while other leases exist.
 //!
 //! `cargo bench --bench ledger`
 
@@ -10,10 +10,10 @@ fn main() {
     divan::main();
 }
 
-/// Numbers of live leases beside the benchmarked one.
+/// Numbers of other leases that exist during the measurement.
 const ALIVE: [u64; 2] = [10, 1000];
 
-/// A ledger with some live leases of ten owners.
+/// A ledger with some leases of ten owners.
 struct Books {
     ledger: Ledger,
     asked: u64,

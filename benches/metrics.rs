@@ -1,5 +1,5 @@
-//! The cost of recording with a real recorder: everything that the scheduler and the drivers record in
-//! one decode step.
+//! The cost of recording metrics with a real recorder: all metrics that the scheduler and the
+//! drivers record in one decode step.
 //!
 //! `cargo bench --bench metrics`
 
@@ -15,7 +15,7 @@ fn main() {
     divan::main();
 }
 
-/// Installed as an embedder would, with our edges.
+/// A recorder installed as an embedder would do it, with Bursar's histogram buckets.
 fn prometheus() -> impl Recorder {
     let builder = metric::buckets().fold(PrometheusBuilder::new(), |builder, (name, edges)| {
         builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), edges).expect("there are edges")
@@ -23,7 +23,7 @@ fn prometheus() -> impl Recorder {
     builder.build_recorder()
 }
 
-/// A decode step with one sequence a driver: its recordings in their order.
+/// The recordings of one decode step in their order, with one sequence per driver.
 fn decode_step(model: &Label, drivers: &[Recording]) {
     let sequences = drivers.len();
     // The scheduler takes the result of the last step (`scheduler/actor.rs`) …

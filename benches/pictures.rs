@@ -1,5 +1,6 @@
-//! From encoded bytes to resized pictures ready to be cut, whole and stage by stage, with the default limits of
-//! Qwen2.5-VL's processor. The encoder does the cutting: `cargo run --release -p bursar-kernels --example op_times`.
+//! Encoded bytes to resized pictures that are ready to be cut into patches, in total and stage by
+//! stage, with the default limits of Qwen2.5-VL's processor. Cutting belongs to the encoder:
+//! `cargo run --release -p bursar-kernels --example op_times`.
 //!
 //! `cargo bench --bench pictures`
 
@@ -54,13 +55,13 @@ fn processor() -> ImageProcessor {
     ImageProcessor::new(ImageProcessorConfig::default()).expect("defaults are valid")
 }
 
-/// The `preprocessor_config.json` of `Qwen2.5-VL-7B-Instruct`: nearly no limit.
+/// The `preprocessor_config.json` of `Qwen2.5-VL-7B-Instruct`, which has nearly no size limit.
 fn checkpoints_processor() -> ImageProcessor {
     let pixel_bounds = PixelBounds { min: 56 * 56, max: 28 * 28 * 16384 };
     ImageProcessor::new(ImageProcessorConfig { pixel_bounds, ..ImageProcessorConfig::default() }).expect("valid")
 }
 
-/// Everything that a request waits for before its picture can be encoded.
+/// All work on a picture that a request waits for before the picture can be encoded.
 fn to_patches(bencher: Bencher, picture: &EncodedImage, processor: &ImageProcessor) {
     let limits = ImageLimits::default();
     bencher.bench(|| {
@@ -94,7 +95,7 @@ fn jpeg_224_to_patches(bencher: Bencher) {
     to_patches(bencher, &SMALL.jpeg, &processor());
 }
 
-/// The stages of the first, one by one.
+/// The stages of decoding and resizing the first picture, one by one.
 mod stages {
     use super::*;
 

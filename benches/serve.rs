@@ -1,12 +1,14 @@
-//! What HTTP costs: the same requests to a model in this process, and through `bursar serve` in another.
+//! The cost of HTTP: the same requests to a model in this process, and through
+//! `bursar serve` in another process.
 //!
 //! ```sh
 //! cargo bench --bench serve                              # the demo, on this machine's cores
 //! cargo bench --bench serve -- --help
 //! ```
 //!
-//! Each way has a process of its own, started anew and one after the other: a child that loads the model and asks it, and a
-//! server that this process asks. Their processor time is read from `/proc`, so it is Linux's.
+//! Each way has a separate process, and the processes run one after the other: a child that loads
+//! the model and sends the requests itself, and a server that this process sends requests to. Their
+//! CPU time is read from `/proc`, so this benchmark needs Linux.
 
 #[path = "serve/client.rs"]
 mod client;
@@ -46,7 +48,8 @@ pub struct Options {
     /// Tokens of a reply.
     #[arg(long, default_value_t = 128)]
     tokens: usize,
-    /// Arrivals instead, as `{"runs": [{"name", "requests": [{"t", "kind", "prompt", "out", "file"}]}]}`.
+    /// Arrivals instead, as `{"runs": [{"name", "requests": [{"t",
+    /// "kind", "prompt", "out", "file"}]}]}`.
     #[arg(long)]
     trace: Option<String>,
     /// The folder of the trace's pictures.
@@ -98,7 +101,7 @@ fn print(load: &Load, way: &str, summary: &Summary) {
     println!("{}", summary.line(&load.name(), way));
 }
 
-/// The child: one line of JSON for each load.
+/// The child process: prints one line of JSON for each load.
 async fn ask_in_process(options: &Options, loads: &[Load]) -> Result<(), Failure> {
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
     let source = match options.model.as_str() {
@@ -118,7 +121,7 @@ async fn ask_in_process(options: &Options, loads: &[Load]) -> Result<(), Failure
     Ok(())
 }
 
-/// What clients take who wait for events.
+/// Measures the CPU time and memory of clients that wait for events.
 async fn idle(server: &Process, count: usize) -> Result<(), Failure> {
     let before = server.watch()?;
     let waiting = client::idle(server.address(), count).await?;

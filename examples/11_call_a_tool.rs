@@ -1,7 +1,8 @@
-//! A tool: the model must call it, its arguments arrive in pieces, and its result is part of the next turn.
+//! A tool: the model must call it, its arguments arrive in pieces, and its result is part
+//! of the next turn.
 //!
-//! The demo model never learned to call tools. A forced call is right all the same, because only tokens that the call's
-//! form and the tool's schema allow can be chosen.
+//! The demo model was not trained to call tools. A forced call is valid nevertheless, because only
+//! tokens that the call format and the tool's schema allow can be sampled.
 //!
 //! `cargo run --release --example 11_call_a_tool`
 
@@ -16,7 +17,7 @@ type Failure = Box<dyn std::error::Error>;
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
-    // Tools and calls take their share of the context.
+    // Descriptions of tools and their calls take up part of the context.
     let envelope = Some(Envelope { context_tokens: 1024, ..Envelope::small() });
     let options = LoadOptions { envelope, ..LoadOptions::small() };
     let model = runtime.load_with(ModelSource::demo(), options, |_| {}).await?;

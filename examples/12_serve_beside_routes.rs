@@ -1,4 +1,4 @@
-//! OpenAI's and Anthropic's APIs as routes of a program's own server, beside its own.
+//! OpenAI's and Anthropic's APIs as routes of a program's own server, next to its other routes.
 //!
 //! ```sh
 //! cargo run --release --example 12_serve_beside_routes            # serves on port 8080 until it is interrupted
@@ -19,7 +19,7 @@ use tokio::{
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// A route of the program's own, which knows the same model.
+/// One of the program's own routes. It uses the same model.
 async fn busy(State(model): State<ModelHandle>) -> Json<Value> {
     let (requests, limit) = model.requests();
     Json(json!({"model": model.name(), "requests": requests, "limit": limit}))
@@ -30,7 +30,7 @@ async fn main() -> Result<(), Failure> {
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
     let model = runtime.load_with(ModelSource::demo(), LoadOptions::small(), |_| {}).await?;
     let service = Service::new(&runtime, ServeOptions::default());
-    service.add(["demo", "gpt-4o"], model.clone()); // by a second name too, for programs that ask for that one
+    service.add(["demo", "gpt-4o"], model.clone()); // a second name, for programs that ask for it
     let app = Router::new().route("/busy", get(busy)).with_state(model).merge(service.router());
 
     let once = std::env::args().any(|argument| argument == "--once");
@@ -53,7 +53,7 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The body of the answer. A client's library does this in a program.
+/// The body of the response. A real program would use a client library.
 async fn ask(port: u16, what: &str, body: &str) -> Result<String, Failure> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     let head = format!("{what} HTTP/1.1\r\nhost: here\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());

@@ -1,4 +1,4 @@
-//! How memory flows, without a model: request -> ledger -> lease -> segment -> workspace.
+//! The flow of memory, without a model: request -> ledger -> lease -> segment -> workspace.
 //!
 //! `cargo run --example 1_lease_to_workspace`
 
@@ -9,7 +9,7 @@ use bursar_budgets::{
     ReleaseNote, ReleaseNotes, Request, RequestId, Segment, Workspace,
 };
 
-/// Leases post their release here; in a runtime this is the budget actor's mailbox.
+/// Leases post their release notes here. In a runtime, the budget actor's mailbox receives them.
 #[derive(Default)]
 struct Notes(Mutex<Vec<ReleaseNote>>);
 
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("\n{}\n", ledger.snapshot());
 
-    // The lease was dropped, and its note returns the bytes.
+    // The lease was dropped, and its release note returns the bytes to the ledger.
     let mut watch = FenceWatch::default();
     for note in notes.0.lock().expect("no holder panicked").drain(..) {
         let lease = note.lease;
@@ -65,7 +65,7 @@ fn use_it(device: &Arc<dyn Device>, lease: Lease) -> Result<(), Box<dyn std::err
         attention.take(Bytes::mib(2))?;
     }
     println!("{bytes}: granted, used as a stack up to {}", workspace.high_water());
-    // The frames have returned their bytes; the high-water mark keeps the peak.
+    // The frames have returned their bytes, and the high-water mark is still the peak.
     if (workspace.used(), workspace.high_water()) != (Bytes::ZERO, Bytes::mib(3)) {
         return Err("a workspace is a stack".into());
     }

@@ -1,4 +1,5 @@
-//! A chat about a picture: streamed, with a second turn, a reply in a given form, several samples, and probabilities.
+//! A chat about a picture: streamed, with a second turn, a reply in a given form,
+//! several samples, and probabilities.
 //!
 //! `cargo run --release --example 3_chat`
 
@@ -72,7 +73,7 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints a reply as it arrives; returns its text.
+/// Prints a reply as it arrives and returns its text.
 async fn stream(model: &ModelHandle, chat: Chat) -> Result<String, Failure> {
     let mut reply = model.chat(chat).await?;
     let mut answer = String::new();

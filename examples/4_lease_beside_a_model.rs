@@ -1,5 +1,5 @@
-//! Memory for your own code under the same ledger as a model: a lease, a segment that backs it, a refusal that names
-//! the missing bytes, and a lease that waits until another ends.
+//! Memory for your own code in the same ledger as a model: a lease, a segment that backs it, a
+//! refusal with the number of missing bytes, and a lease that waits until another lease ends.
 //!
 //! `cargo run --release --example 4_lease_beside_a_model`
 
@@ -8,12 +8,12 @@ use bursar::{Bytes, Class, Hint, LoadOptions, MIB, ModelSource, Runtime, Runtime
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
-    // Half of the rest goes to the model's cache; the other half stays free.
+    // Half of the remaining memory goes to the model's cache. The other half stays free.
     let options = LoadOptions { memory_fraction: Some(0.5), ..LoadOptions::small() };
     runtime.load_with(ModelSource::demo(), options, |_| {}).await?;
 
-    // A lease is the right to bytes. A segment backs it with memory at addresses that never change. A workspace
-    // (`bursar::Workspace`) would use it as a stack.
+    // A lease is the right to a number of bytes. A segment backs it with memory at fixed addresses.
+    // A workspace (`bursar::Workspace`) would use the segment as a stack.
     let budget = runtime.budget();
     let lease = budget.lease(Class::external("my-index"), 64 * MIB).await?;
     let index = Segment::reserve(runtime.device(), lease.bytes(), lease)?;
@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Err(error) => println!("{whole}: {error}\n hint: {}\n", error.hint()),
     }
 
-    // If the memory is taken now, `try_lease` refuses at once and `lease` waits.
+    // While too little memory is free, `try_lease` refuses at once and `lease` waits.
     let free = budget.snapshot().await?.free;
     let error =
         budget.try_lease(Class::external("cache"), free + Bytes::mib(16)).await.expect_err("some of it is taken");

@@ -1,5 +1,6 @@
-//! How many questions does the demo model answer exactly, through this runtime? They come from a folder written by
-//! `draw.py`, or, without one, are about the two bundled pictures.
+//! The share of questions that the demo model answers exactly through this runtime. The
+//! questions come from a folder written by `draw.py`. Without a folder, they are about
+//! the two bundled pictures.
 //!
 //! ```sh
 //! python3 model/demo/draw.py --seed 20261121 --count 1000 --out /tmp/unseen   # needs numpy and Pillow
@@ -24,13 +25,14 @@ struct Question {
     kind: String,
 }
 
-/// Questions asked at once; the runtime accepts 128.
+/// Concurrent questions. The runtime accepts 128.
 const AT_ONCE: usize = 16;
 
-/// Below this share of exact answers something is broken; 99.9 % were measured.
+/// Below this percentage of exact answers, something is broken. The measured value is 99.9 %.
 const EXACT_MIN: f64 = 98.0;
 
-/// Questions about the bundled pictures: picture, question, answer, and kind as `draw.py` names it.
+/// Questions about the bundled pictures: picture, question, answer, and the kind
+/// of question in `draw.py`.
 const BUNDLED: [(usize, &str, &str, &str); 7] = [
     (0, "Describe the picture.", "a red circle, a blue star and an orange triangle on a light background", "describe"),
     (0, "How many shapes are there?", "3", "count_shapes"),
@@ -85,7 +87,7 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// A folder's questions, each with the file of its picture.
+/// The questions in a folder, each with the file of its picture.
 fn read(folder: PathBuf) -> Result<Vec<(Picture, Question)>, Failure> {
     let lines = fs::read_to_string(folder.join("questions.jsonl"))?;
     let questions = lines.lines().map(|line| {
@@ -101,7 +103,7 @@ fn bundled((picture, question, answer, kind): &(usize, &str, &str, &str)) -> (Pi
     (Picture::Bundled(bytes), Question { image, question, answer, kind })
 }
 
-/// The source of a picture; files are opened when their question is asked.
+/// The source of a picture. A file is opened when its question is asked.
 enum Picture {
     File(PathBuf),
     Bundled(&'static [u8]),

@@ -1,4 +1,5 @@
-//! A chat streamed from an axum handler as server-sent events. The body of a request is a picture, or nothing.
+//! A chat streamed from an axum handler as server-sent events. The body of a request is
+//! a picture or empty.
 //!
 //! ```sh
 //! cargo run --release --example 6_chat_over_http            # serves on port 8080 until it is interrupted
@@ -6,9 +7,9 @@
 //! cargo run --release --example 6_chat_over_http -- --once  # asks itself, and ends
 //! ```
 //!
-//! An event is `text` (`{"text":…}`), `done` (`{"finish_reason":…,"usage":{…}}`) or `error` (`{"error":…,"hint":…}`). A
-//! refused chat has a status instead: 400 if the chat is at fault, 503 if the moment or the model is. A client that
-//! disconnects cancels its chat.
+//! An event is `text` (`{"text":…}`), `done` (`{"finish_reason":…,"usage":{…}}`) or `error`
+//! (`{"error":…,"hint":…}`). A refused chat gets a status code instead: 400 if the chat is invalid,
+//! 503 if the model cannot answer now. A client that disconnects cancels its chat.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -37,10 +38,10 @@ use tokio::{
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Chats under way at once. A real server allows more; two are quickly too many for the client below.
+/// Concurrent chats. A real server allows more, but two are enough for the client below
+/// to exceed the limit.
 const REQUESTS: usize = 2;
 
-/// The query's parameters.
 #[derive(Deserialize)]
 struct Question {
     question: String,
@@ -63,7 +64,7 @@ async fn chat(
     }
     chat = chat.max_tokens(asked.max_tokens);
     chat = chat.min_tokens(asked.min_tokens);
-    // The reply is itself a stream. It is dropped with the connection, which cancels the chat.
+    // The reply is a stream. It is dropped with the connection, which cancels the chat.
     let events = model.chat(chat).await?.map(|event| Ok(as_event(event)));
     Ok(Sse::new(events).keep_alive(KeepAlive::default()))
 }
@@ -75,7 +76,7 @@ fn as_event(event: Result<ChatEvent, ChatError>) -> Event {
             ("done", json!({ "finish_reason": finish_reason.label(), "usage": usage }))
         }
         Ok(event) => ("text", json!({ "text": event.text() })),
-        // The status has been sent already.
+        // The status code has already been sent.
         Err(error) => ("error", explained(&error)),
     };
     Event::default().event(name).data(data.to_string())
@@ -124,7 +125,7 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The built-in client, over plain sockets.
+/// The built-in client, which uses plain sockets.
 async fn ask_myself(port: u16, model: &ModelHandle) -> Result<(), Failure> {
     println!("A picture, and its reply as it comes:");
     let whole = Answer::to(port, "question=Describe+the+picture.", demo::pictures()[0].bytes).await?.whole().await?;
@@ -162,7 +163,7 @@ fn expect(what: &str, holds: bool) -> Result<(), Failure> {
     if holds { Ok(()) } else { Err(format!("expected: {what}").into()) }
 }
 
-/// An answer after its first line.
+/// A response whose first line has been read.
 struct Answer {
     connection: BufReader<TcpStream>,
     status: String,

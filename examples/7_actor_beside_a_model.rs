@@ -1,6 +1,7 @@
-//! An actor of your own beside a model, under one ledger. An album asks the model for a caption of each picture that it
-//! is shown, and writes it into leased memory. It watches the model's scheduler and survives a refusal of memory. When
-//! it dies, its bytes return and its supervisor, also yours, starts another.
+//! A user's actor next to a model, with memory from one ledger. The album asks the model for a
+//! caption of each picture and writes the caption into leased memory. It monitors the model's
+//! scheduler and survives a refusal of memory. When the album dies, its bytes are returned and its
+//! supervisor, also a user's actor, starts another album.
 //!
 //! `cargo run --release --example 7_actor_beside_a_model`
 
@@ -16,25 +17,25 @@ use tokio::sync::watch;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Bytes of a caption in the album: its length, then its text.
+/// Bytes per caption in the album: its length, then its text.
 const SLOT: usize = 256;
-/// The device backs memory in pages.
+/// The size of a page, in which the device backs memory.
 const PAGE: Bytes = Bytes::mib(2);
 
 enum AlbumMessage {
-    /// Asks the model what is in a picture, and stores the answer.
+    /// Asks the model for a caption of the picture and stores it.
     Add(Image, RpcReplyPort<Result<usize, ChatError>>),
     Read(usize, RpcReplyPort<Option<String>>),
-    /// Takes memory for more captions, or says that there is none.
+    /// Leases memory for more captions, or returns an error if there is not enough.
     Grow(Bytes, RpcReplyPort<Result<Bytes, Busy>>),
-    /// How many blocks of keys and values the model's requests hold.
+    /// Returns the number of KV blocks that the model's requests hold.
     Blocks(RpcReplyPort<Option<usize>>),
-    /// How many schedulers have died so far.
+    /// Returns the number of schedulers that have died so far.
     Deaths(RpcReplyPort<usize>),
     Fall,
 }
 
-/// There is no room now, with a hint.
+/// Not enough memory at the moment, with a hint.
 #[derive(Debug)]
 struct Busy {
     why: String,
@@ -58,10 +59,10 @@ struct AlbumArguments {
 
 struct AlbumState {
     arguments: AlbumArguments,
-    /// Leased and backed. They end with this state, however the actor ends.
+    /// Leased and backed memory. It is released with this state, however the actor ends.
     segments: Vec<Segment>,
     captions: usize,
-    /// Of the watched actors.
+    /// The generation of the monitored actors.
     generation: u64,
     deaths: usize,
 }
@@ -76,7 +77,8 @@ impl Actor for Album {
         myself: ActorRef<AlbumMessage>,
         arguments: AlbumArguments,
     ) -> Result<AlbumState, ActorProcessingErr> {
-        // Watching is not linking: the engine stays the scheduler's supervisor and replaces it.
+        // Monitoring does not link the actors: the engine remains the scheduler's
+        // supervisor and replaces it.
         let serving = arguments.model.serving().await?;
         myself.monitor(serving.scheduler.get_cell());
         let (segments, generation) = (Vec::new(), serving.generation);
@@ -129,7 +131,7 @@ impl Actor for Album {
 }
 
 impl AlbumState {
-    /// Stores the model's caption of a picture; returns its number.
+    /// Stores the model's caption of a picture and returns its number.
     async fn add(&mut self, picture: Image) -> Result<usize, ChatError> {
         let chat = Chat::new().user("Describe the picture.").image(picture).max_tokens(40);
         let caption = self.arguments.model.chat(chat).await?.text().await?;
@@ -148,7 +150,7 @@ impl AlbumState {
         Some(String::from_utf8_lossy(&slot[1..=usize::from(slot[0])]).into_owned())
     }
 
-    /// Leases memory for more captions, if the ledger has it now.
+    /// Leases memory for more captions, if the ledger has enough now.
     async fn grow(&mut self, bytes: Bytes) -> Result<Bytes, Busy> {
         let lease = self.arguments.budget.try_lease(Class::external("album"), bytes.round_up(PAGE)).await?;
         let refused = |error| Busy { why: format!("{error}"), hint: "the device broke its word".into() };
@@ -159,7 +161,7 @@ impl AlbumState {
         Ok(backed)
     }
 
-    /// The slot of a caption; none past the end of the memory.
+    /// The slot of a caption, or `None` beyond the end of the memory.
     fn slot(&mut self, number: usize) -> Option<&mut [u8]> {
         let mut first = 0;
         let segment = self.segments.iter().find(|segment| {
@@ -169,13 +171,14 @@ impl AlbumState {
         })?;
         let slots = segment.backed().0 as usize / SLOT;
         let address = segment.address().0 as usize + (number + slots - first) * SLOT;
-        // SAFETY: the slot lies in the backed part of a segment of host memory that lives as long as this state, which
-        // stays borrowed as long as the slot. Nothing else has the segment's address.
+        // SAFETY: the slot is in the backed part of a segment of host memory that lives as
+        // long as this state. The state stays borrowed as long as the slot, and no other code
+        // has the segment's address.
         Some(unsafe { slice::from_raw_parts_mut(address as *mut u8, SLOT) })
     }
 }
 
-/// Your own supervisor: it replaces a dead album.
+/// A user's supervisor, which replaces a dead album.
 struct Curator;
 
 impl Actor for Curator {
@@ -205,12 +208,12 @@ impl Actor for Curator {
     }
 }
 
-/// How long to wait for an album, which may itself wait for the model.
+/// Time limit for a call to an album, which may itself wait for the model.
 const PATIENCE_MS: u64 = 30_000;
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
-    // The album writes its memory from the CPU, so a GPU's memory will not do.
+    // The album writes its memory from the CPU, which is not possible with GPU memory.
     let device = DeviceChoice::Host(Bytes::mib(512));
     let runtime = Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await?;
     let options = LoadOptions { memory_fraction: Some(0.5), ..LoadOptions::small() };
@@ -254,7 +257,8 @@ async fn main() -> Result<(), Failure> {
     let is_another =
         |now: &Option<ActorRef<AlbumMessage>>| now.as_ref().is_some_and(|now| now.get_id() != album.get_id());
     drop(tokio::time::timeout(Duration::from_millis(PATIENCE_MS), album_now.wait_for(is_another)).await??);
-    // They return after the device's current work: a step may still be under way.
+    // The old album's bytes are returned after the device's current work, because a step
+    // may still be running.
     tokio::time::timeout(Duration::from_millis(PATIENCE_MS), async {
         while runtime.budget().snapshot().await.is_ok_and(|now| now.of_class(&Class::external("album")) != PAGE) {
             looks.tick().await;

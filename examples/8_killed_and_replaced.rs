@@ -1,5 +1,5 @@
-//! Kills actors in the middle of a reply and shows their replacement: after a pause the reply goes on, word for word as
-//! it would have.
+//! Kills actors in the middle of a reply and shows that they are replaced: after a pause, the reply
+//! continues with the same text as without the kill.
 //!
 //! `cargo run --release --example 8_killed_and_replaced`
 
@@ -14,14 +14,15 @@ type Failure = Box<dyn std::error::Error>;
 
 /// Pieces of text to read before the kill.
 const HEARD: usize = 12;
-/// Tokens of the reply: many more than the model computes ahead of its listener.
+/// Tokens of the reply, many more than the model computes ahead of its reader.
 const TOKENS: usize = 450;
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
     let model = runtime.load_with(ModelSource::demo(), LoadOptions::small(), |_| {}).await?;
-    // So hot that the reply is nonsense: repeating it takes every token and the exact place in the random numbers.
+    // At this temperature the reply is nonsense. Repeating it needs every earlier token and the
+    // exact position in the random sequence.
     let chat = Chat::new().user("Tell me something.").temperature(4.0).top_k(0).top_p(1.0).seed(5);
     let chat = chat.ignore_end().max_tokens(TOKENS);
     let expected = model.chat(chat.clone()).await?.text().await?;
@@ -38,8 +39,8 @@ async fn main() -> Result<(), Failure> {
         if heard != expected {
             return Err(format!("the death of the {victim} changed the reply").into());
         }
-        // Chats do not need the budget. For any other victim an unfinished reply notices at least the wait before a
-        // restart.
+        // Chats do not need the budget. After the death of any other victim, an unfinished reply
+        // pauses for at least the restart's back-off.
         if victim != "budget" && pause < LoadOptions::default().intensity.back_off {
             return Err(format!("the {victim} was killed too late to be missed").into());
         }
@@ -61,7 +62,7 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The living actor of this name.
+/// The running actor with this name.
 async fn find(runtime: &Runtime, model: &ModelHandle, victim: &str) -> Result<ActorCell, Failure> {
     let serving = model.serving().await?;
     let supervised = runtime.supervised().await?;
@@ -73,7 +74,8 @@ async fn find(runtime: &Runtime, model: &ModelHandle, victim: &str) -> Result<Ac
     })
 }
 
-/// Reads a reply and kills `victim` in the middle of it; returns the reply and the longest pause after the kill.
+/// Reads a reply and kills `victim` in the middle of it. Returns the reply and the longest
+/// pause after the kill.
 async fn interrupted(model: &ModelHandle, chat: Chat, victim: ActorCell) -> Result<(String, Duration), Failure> {
     let mut reply = model.chat(chat).await?;
     let (mut whole, mut pieces, mut pause, mut last) = (String::new(), 0, Duration::ZERO, Instant::now());

@@ -1,5 +1,6 @@
-//! Two models on one device: each with its own limits, all under one ledger. A third does not fit and is refused with
-//! suggestions that would make it fit; it starts after another is unloaded.
+//! Two models on one device, each with separate limits, in one ledger. A third model does
+//! not fit and is refused with suggestions that would make it fit. It starts after
+//! another model is unloaded.
 //!
 //! `cargo run --release --example 9_two_models_on_one_device`
 
@@ -15,7 +16,8 @@ async fn main() -> Result<(), Failure> {
     let config = RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(96)), ..RuntimeConfig::default() };
     let runtime = Runtime::start(config).await?;
 
-    // The first fixes its size: keys and values of 2,048 tokens. The second takes most of the rest.
+    // The first model has a fixed KV cache of 2,048 tokens. The second takes most
+    // of the remaining memory.
     let thrifty = LoadOptions { name: Some("thrifty".into()), kv_tokens: Some(2048), ..LoadOptions::small() };
     let thrifty = runtime.load_with(ModelSource::demo(), thrifty, |_| {}).await?;
     let hungry = LoadOptions { name: Some("hungry".into()), memory_fraction: Some(0.95), ..LoadOptions::small() };
@@ -26,7 +28,7 @@ async fn main() -> Result<(), Failure> {
         println!("{name} holds {} tokens of keys and values", serving.record.kv_tokens());
     }
 
-    // Both at once: they share nothing except the device.
+    // Both models answer concurrently. They share nothing except the device.
     let [shapes, number] = demo::pictures() else { return Err("there are two bundled pictures".into()) };
     let (first, second) = tokio::join!(ask(&thrifty, shapes), ask(&hungry, number));
     println!("\nthrifty on {}: {}\nhungry on {}: {}\n", shapes.name, first?, number.name, second?);

@@ -36,7 +36,7 @@ fn sources(folder: &str) -> Vec<(String, String)> {
     sources
 }
 
-/// A file's code, without comments and without everything from its test module on.
+/// A file's code, without comments and without the part from its test module on.
 fn code(text: &str) -> String {
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
@@ -78,7 +78,8 @@ fn each_crate_knows_only_what_it_may() {
         "budgets knows bytes and owners, never tensors, async or actors",
     );
     assert_none(
-        // A library looked up at run time is a file, and the system lists a process's threads as files.
+        // A library that is looked up at run time is a file, and Linux lists a
+        // process's threads as files.
         offenders(
             "kernels/src",
             &["ractor::", "tokio", "std::fs", "safetensors", "tokenizer"],
@@ -99,12 +100,12 @@ fn compute_modules_of_actors_know_no_actor() {
     assert_none(offenders("actors/src/compute", &words, &[]), "a lane is asked by jobs and answers by closures");
 }
 
-/// The first name of a path.
+/// The first name of a module path.
 fn first_name(path: &str) -> &str {
     &path[..path.find(|letter: char| !letter.is_alphanumeric() && letter != '_').unwrap_or(path.len())]
 }
 
-/// The first name of a path, or of each path in its braces.
+/// The first name of a module path, or of each path in its braces.
 fn first_names(path: &str) -> Vec<&str> {
     let Some(group) = path.strip_prefix('{') else { return vec![first_name(path)] };
     let (mut depth, mut begins, mut names) = (0, true, Vec::new());
@@ -124,7 +125,7 @@ fn first_names(path: &str) -> Vec<&str> {
     names
 }
 
-/// The modules of a crate that reach themselves by the modules they name.
+/// The modules of a crate that depend on themselves through the modules they name.
 fn modules_in_cycles(source: &str) -> Vec<String> {
     let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (file, text) in sources(source) {
@@ -237,7 +238,8 @@ fn rule_12_decisions_contain_no_clock_device_or_actor() {
 
 #[test]
 fn features_that_need_host_memory_ask_for_it() {
-    // By default a runtime leases a GPU if there is one, and a CPU cannot access that memory.
+    // By default a runtime leases memory of a GPU if there is one, and a CPU
+    // cannot access that memory.
     let needs = ["from_raw_parts", "a host device starts", "default()).await?; // host memory"];
     let folders = ["examples", "benches", "actors/src/budget", "actors/src/runtime", "src"];
     let sources = folders.into_iter().flat_map(sources);
@@ -313,7 +315,8 @@ fn the_facade_denies_missing_documentation() {
 
 #[test]
 fn rule_9_no_source_makes_an_unbounded_queue() {
-    // ractor's mailboxes are unbounded; credits limit them, one for each message that asks for work.
+    // The mailboxes of ractor are unbounded. Credits limit them, one for each message
+    // that asks for work.
     let words = ["unbounded", "mpsc::channel()", "SegQueue", "LinkedList", "crossbeam", "flume"];
     for folder in ["budgets/src", "kernels/src", "model/src", "actors/src", "src"] {
         assert_none(offenders(folder, &words, &[]), "rule 9: full is an answer");
@@ -332,7 +335,7 @@ fn each_test_and_file_in_the_table_of_rules_exists() {
         .into_iter()
         .flat_map(|folder| sources(folder).into_iter().map(|(_, text)| text))
         .collect();
-    // As a function, or as a name from which a macro makes one.
+    // The test is a function, or a name from which a macro makes a function.
     let is_there = |test: &str| match test.strip_suffix('…') {
         Some(start) => tests.contains(&format!("fn {start}")) || tests.contains(&format!("\n    {start}")),
         None => tests.contains(&format!("fn {test}(")) || tests.contains(&format!("\n    {test}: ")),

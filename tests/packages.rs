@@ -1,10 +1,10 @@
-//! What is published: what an embedder builds of it, and with which Rust.
+//! The published crates: the dependencies that an embedder builds, and the Rust version.
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 use serde_json::Value;
 
-/// cargo's output about this workspace, with its lock file.
+/// The output of cargo for this workspace, with its lock file.
 fn cargo(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO"))
         .args(arguments)
@@ -50,7 +50,7 @@ fn each_feature_alone_brings_its_dependencies() {
 fn no_dependency_needs_a_newer_rust_than_promised() {
     let version = cargo(&["version", "--verbose"]);
     let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("cargo names its host");
-    // Other systems' dependencies need not be present.
+    // Dependencies for other systems may be missing on this machine.
     let metadata: Value =
         serde_json::from_str(&cargo(&["metadata", "--format-version=1", "--filter-platform", host])).expect("JSON");
     let rust = |package: &Value| -> Option<Vec<u32>> {

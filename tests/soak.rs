@@ -1,8 +1,10 @@
-//! Many chats of all kinds, cancelled at random moments; and, in a second soak, under every trouble that a device and its
-//! actors can have. After all have ended, everything is as before and the process is no larger.
+//! Many chats of all kinds, cancelled at random moments, and a second soak in which the device and
+//! its actors also have every kind of trouble. After all chats have ended, everything is as before
+//! and the process is no larger.
 //!
-//! The short soaks are part of every test run. The long ones, ten thousand requests each, take minutes:
-//! `cargo test --release --test soak -- --ignored --nocapture`. The one on a GPU runs for `BURSAR_SOAK_SECONDS`.
+//! The short soaks are part of every test run. The long soaks, with ten thousand requests
+//! each, take minutes: `cargo test --release --test soak -- --ignored --nocapture`. The soak
+//! on a GPU runs for `BURSAR_SOAK_SECONDS`.
 
 #[path = "soak/load.rs"]
 mod load;
@@ -31,23 +33,25 @@ use troubles::Troubled;
 #[global_allocator]
 static HEAP: Counting = Counting;
 
-/// Both soaks measure the whole process, so they run one at a time.
+/// Every soak measures the whole process, so soaks run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Requests under way at once. Each asks for up to three samples, so that some are refused for lack of credits.
+/// The number of concurrent requests. Each asks for up to three samples, so that some are refused
+/// for lack of credits.
 const AT_ONCE: usize = 12;
 
-/// The test of this name is the neighbour of a GPU.
+/// The test that runs in a child process as the other process on a GPU.
 const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 
-/// How a soak runs, and what growth it allows.
+/// The parameters of a soak, and the growth that it allows.
 struct Soak {
     requests: usize,
-    /// Requests between two readings, which are taken when none is under way.
+    /// Requests between two readings. Readings are taken when no request is in progress.
     between_readings: usize,
-    /// First readings to ignore: caches fill and thread pools start.
+    /// Number of first readings to ignore, because caches fill and thread pools start.
     warm_up: usize,
-    /// Bytes by which the heap, and the whole process, may grow after the warm-up.
+    /// Bytes by which the heap may grow after the warm-up. `process_growth` is the same
+    /// for the whole process.
     heap_growth: u64,
     process_growth: u64,
 }
@@ -65,14 +69,15 @@ fn ten_thousand_randomly_cancelled_chats_leak_nothing() {
 
 #[test]
 fn hundreds_of_chats_through_deaths_neighbours_and_sleep_lose_nothing() {
-    // A fresh actor's caches are empty: readings differ by some megabytes.
+    // The caches of a restarted actor are empty, so readings differ by some megabytes.
     Soak { requests: 320, between_readings: 20, warm_up: 4, heap_growth: 8 << 20, process_growth: 32 << 20 }.trouble();
 }
 
 #[test]
 #[ignore = "takes minutes: cargo test --release --test soak -- --ignored --nocapture"]
 fn ten_thousand_chats_through_deaths_neighbours_and_sleep_lose_nothing() {
-    // Threads come and go with lanes, and glibc keeps what their arenas had: with MALLOC_ARENA_MAX=1 it is 2 MiB.
+    // Threads come and go with lanes, and glibc keeps the memory of their arenas. With
+    // MALLOC_ARENA_MAX=1 it is 2 MiB.
     Soak { requests: 10_000, between_readings: 100, warm_up: 10, heap_growth: 2 << 20, process_growth: 96 << 20 }
         .trouble();
 }
@@ -90,7 +95,8 @@ fn chats_on_a_gpu_through_deaths_neighbours_and_sleep_lose_nothing() {
     let seconds = asked("BURSAR_SOAK_SECONDS").unwrap_or(300);
     let soak =
         Soak { requests: usize::MAX, between_readings: 60, warm_up: 4, heap_growth: 8 << 20, process_growth: 96 << 20 };
-    // Each run meets other troubles, as an hour is split over several, some of which begin together.
+    // Each run has a different seed, because an hour is divided among several runs and some of them
+    // begin at the same time.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time after 1970");
     let seed = asked("BURSAR_SOAK_SEED").unwrap_or(now.as_secs() << 20 | u64::from(std::process::id()));
     println!("BURSAR_SOAK_SEED={seed}");
@@ -99,7 +105,8 @@ fn chats_on_a_gpu_through_deaths_neighbours_and_sleep_lose_nothing() {
         Some(soak.troubled_readings(troubled, seed, Duration::from_secs(seconds)).await)
     };
     match soak.alone(readings) {
-        // Who else is in a step changes the rounding, so a greedy reply may take another of two tokens that are nearly tied.
+        // The other sequences in a step change the rounding, so a greedy reply may choose the other
+        // of two nearly tied tokens.
         Some(ends) => assert!(ends.compared > 0 && ends.differing * 2 < ends.compared, "{ends:?}"),
         None => println!("skipped, no GPU is here"),
     }
@@ -114,7 +121,7 @@ impl Soak {
         assert_eq!(ends.differing, 0, "whatever befalls a chat, its reply is the same: {ends:?}");
     }
 
-    /// For as long as that at most.
+    /// Runs for at most `within`.
     async fn troubled_readings(&self, mut troubled: Troubled, seed: u64, within: Duration) -> (Vec<Reading>, Ends) {
         let mut load = Load::new(troubled.models.clone(), seed).knowing_some().await;
         let ledger = troubled.ledger().await;
@@ -144,10 +151,10 @@ impl Soak {
         assert!(ends.cancelled > self.requests / 10, "cancels are met: {ends:?}");
     }
 
-    /// Runs it when no other runs, and compares its readings.
+    /// Runs a soak while no other soak runs, and compares its readings.
     fn alone(&self, soak: impl Future<Output = Option<(Vec<Reading>, Ends)>>) -> Option<Ends> {
         let _alone = ALONE.lock().unwrap_or_else(|failed| failed.into_inner());
-        // Idle blocking threads end quickly, so that a reading need not wait long.
+        // Idle blocking threads end quickly, so that a reading does not have to wait long.
         let threads = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_keep_alive(std::time::Duration::from_millis(20))
@@ -163,7 +170,8 @@ impl Soak {
     }
 
     async fn readings(&self) -> (Vec<Reading>, Ends) {
-        // The pool is too small for all: some wait, and some are preempted and recomputed.
+        // The KV cache is too small for all chats: some wait, and some
+        // are preempted and recomputed.
         let envelope = Some(Envelope { context_tokens: 320, ..small_envelope() });
         let stage =
             Stage::set(LoadOptions { envelope, kv_tokens: Some(640), requests: Some(AT_ONCE * 3 / 2), ..small() })
@@ -186,8 +194,8 @@ impl Soak {
         (readings, ends)
     }
 
-    /// Compares the smallest of the first readings after the warm-up with the smallest of the last few. A real leak is
-    /// in all of them; an allocator's passing peak is not.
+    /// Compares the smallest of the first readings after the warm-up with the smallest of the last
+    /// readings. A leak is in every later reading, but a temporary peak of an allocator is not.
     fn compare(&self, readings: &[Reading]) {
         let few = readings.len() / 2;
         let (first, last) = (&readings[..few], &readings[readings.len() - few..]);

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Draws what stands on a terminal as an SVG.
+"""Draws the contents of a terminal as an SVG.
 
     tmux capture-pane -p -e -t SESSION | tools/terminal_svg.py > docs/top.svg
 
-Blocks are drawn as shapes and not as letters, so that they meet whatever font a browser has.
+Block characters are drawn as shapes, not as letters, so that they join without gaps whatever font the browser has.
 """
 import html
 import re
@@ -18,7 +18,7 @@ LOWER = {block: (place + 1) / 8 for place, block in enumerate("▁▂▃▄▅�
 
 
 def colour(codes):
-    """The colour that the numbers behind a 38 or 48 name."""
+    """The color named by the numbers after a 38 or 48."""
     kind = codes.pop(0)
     if kind == 2:
         return "#%02x%02x%02x" % tuple(codes.pop(0) for _ in range(3))
@@ -27,7 +27,7 @@ def colour(codes):
 
 
 def apply(style, codes):
-    """The style behind one escape sequence."""
+    """The style after one escape sequence."""
     style = dict(style)
     while codes:
         code = codes.pop(0)
@@ -51,7 +51,7 @@ def apply(style, codes):
 
 
 def cells(line, style):
-    """Each letter of a line with its style, and the style behind it."""
+    """Each letter of a line with its style, and the style after the line."""
     found = []
     for part in re.split(r"(\x1b\[[0-9;:]*m)", line):
         if part.startswith("\x1b["):
@@ -62,7 +62,7 @@ def cells(line, style):
 
 
 def shapes(row, line):
-    """What one line is drawn with: grounds and blocks first, then letters in runs of one look."""
+    """The SVG elements of one line: backgrounds and blocks first, then letters in runs of one style."""
     def rectangle(column, width, top, height, fill, opacity=1):
         left, y = MARGIN + column * CELL_WIDTH, MARGIN + (row + top) * CELL_HEIGHT
         faint = f' opacity="{opacity}"' if opacity < 1 else ""

@@ -1,20 +1,19 @@
-//! A synthetic photograph, generated instead of committed, and the same on every machine.
+//! A synthetic photograph. It is generated instead of committed, and is the same on every machine.
 
 use mozjpeg::{ColorSpace, Compress};
 
 /// The pixels of a generated picture.
 pub struct Photograph {
-    /// In pixels.
     pub width: usize,
-    /// In pixels.
     pub height: usize,
     /// `[height, width, 3]` u8.
     pub rgb: Vec<u8>,
 }
 
 impl Photograph {
-    /// Smooth light with noise at nine scales from two pixels up. Each scale is an eighth weaker than the next larger
-    /// one, much like the spectrum of natural pictures (Field, 1987). Different seeds give different pictures.
+    /// Draws smooth brightness with noise at nine scales from two pixels up. Each scale is an
+    /// eighth weaker than the next larger scale, similar to the spectrum of natural pictures
+    /// (Field, 1987). Different seeds give different pictures.
     pub fn draw(width: usize, height: usize, seed: u32) -> Self {
         let octaves: Vec<Octave> = (1..=9)
             .map(|power| 1usize << power)
@@ -36,13 +35,14 @@ impl Photograph {
         Photograph { width, height, rgb }
     }
 
-    /// As cameras write it: baseline, one scan, colours at half resolution in both directions (4:2:0).
+    /// A JPEG as cameras write it: baseline, one scan, chroma at half resolution
+    /// in both directions (4:2:0).
     pub fn jpeg(&self, quality: f32) -> Vec<u8> {
         self.compressed(quality, |_| {})
     }
 
     #[allow(dead_code, reason = "chats show cameras' pictures only")]
-    /// As web servers store it: in several scans, each finer than the one before.
+    /// A JPEG as web servers store it: in several scans, each finer than the scan before.
     pub fn progressive_jpeg(&self, quality: f32) -> Vec<u8> {
         self.compressed(quality, Compress::set_progressive_mode)
     }
@@ -60,7 +60,7 @@ impl Photograph {
     }
 
     #[allow(dead_code, reason = "chats show cameras' pictures only")]
-    /// As a screenshot is stored.
+    /// A PNG as a screenshot is stored.
     pub fn png(&self) -> Vec<u8> {
         let mut encoded = std::io::Cursor::new(Vec::new());
         let picture = image::RgbImage::from_raw(self.width as u32, self.height as u32, self.rgb.clone());
@@ -82,7 +82,7 @@ struct Octave {
 impl Octave {
     fn of(width: usize, height: usize, cell: usize, seed: u32) -> Self {
         let (across, down) = (width / cell + 2, height / cell + 2);
-        // Colours vary less than brightness.
+        // Colors vary less than brightness.
         let strength = 11.0 * (cell as f32).powf(0.2);
         let mut numbers = Numbers(seed.wrapping_mul(0x9e37_79b9) ^ cell as u32 | 1);
         let levels = (0..across * down).map(|_| {
@@ -105,7 +105,7 @@ impl Octave {
     }
 }
 
-/// Marsaglia's xorshift, 2003: numbers from -1 to 1.
+/// Marsaglia's xorshift (2003), scaled to numbers from -1 to 1.
 struct Numbers(u32);
 
 impl Numbers {

@@ -1,4 +1,4 @@
-//! The demo model without actors: in leased memory, for running single steps or launches.
+//! The demo model without actors, in leased memory, for running single steps or encoder batches.
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use bursar_model::{
     flow::SequencePart, flow::StepBatch, registry::EncoderBatch,
 };
 
-/// Blocks of keys and values.
+/// Number of KV blocks.
 const BLOCKS: usize = 1024;
-/// Rows of picture embeddings.
+/// Rows of picture embeddings in the vision cache.
 const CACHE_ROWS: usize = 1024;
 
 struct Nobody;
@@ -23,7 +23,7 @@ impl ReleaseNotes for Nobody {
     fn post(&self, _: ReleaseNote) {}
 }
 
-/// A loaded model and all memory that it computes in.
+/// A loaded model with all the memory that it computes in.
 pub struct Stage {
     pub checkpoint: Checkpoint,
     pub model: Model,
@@ -62,7 +62,7 @@ impl Stage {
         Stage { checkpoint, model, cpu, kv, cache, workspace }
     }
 
-    /// A step in which each of `sequences` decodes one token after `context` tokens.
+    /// A step in which each of `sequences` sequences decodes one token after `context` tokens.
     pub fn decode_batch(&self, sequences: usize, context: usize) -> StepBatch {
         let each = (context + 1).div_ceil(BLOCK_TOKENS);
         assert!(sequences * each <= BLOCKS, "the cache has the blocks");
@@ -84,14 +84,16 @@ impl Stage {
         StepBatch::pack(&parts)
     }
 
-    /// Runs a step and chooses the likeliest tokens.
+    /// Runs a step and samples greedily.
     pub fn step(&self, batch: &StepBatch) -> Vec<u32> {
         let shape = self.model.kv_shape(self.cpu.target());
-        // SAFETY: this many blocks are backed as long as the stage lives, and one thread uses it.
+        // SAFETY: `BLOCKS` blocks are backed as long as the stage lives, and only
+        // this thread uses them.
         let layers: Vec<_> =
             self.kv.iter().map(|layer| unsafe { KvLayer::new(layer.address(), BLOCKS, shape) }).collect();
         let cache = self.cache();
-        // SAFETY: a tensor without rows has no element to touch: the host knows all tokens here.
+        // SAFETY: the tensor has no rows, so no element is accessed. The host
+        // knows all tokens here.
         let previous = unsafe { Tensor::persistent(self.cache.address(), [0], DType::U32) };
         let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &previous };
         let counter = WorkCounter::default();
@@ -106,17 +108,17 @@ impl Stage {
         self.model.pack(&[(patches, &rows)])
     }
 
-    /// Runs one vision launch.
+    /// Runs one encoder batch.
     pub fn encode(&self, batch: &EncoderBatch) {
         let counter = WorkCounter::default();
         let scope = Scope::new(&self.cpu, &self.workspace, &counter);
         self.model.encode(&scope, batch, &mut self.cache()).expect("the launch runs");
     }
 
-    /// `[CACHE_ROWS, width]`
     fn cache(&self) -> Tensor<'static> {
         let shape = [CACHE_ROWS, self.model.config().embedding_layout().width()];
-        // SAFETY: this many rows are backed as long as the stage lives, and one thread uses it.
+        // SAFETY: `CACHE_ROWS` rows are backed as long as the stage lives, and only
+        // this thread uses them.
         unsafe { Tensor::persistent(self.cache.address(), shape, self.cpu.target().activation()) }
     }
 }

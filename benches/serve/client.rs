@@ -1,4 +1,4 @@
-//! Who asks: a model in this process, or a server.
+//! The client side of the benchmark: a model in this process, or a server.
 
 use std::time::{Duration, Instant};
 
@@ -13,16 +13,13 @@ use tokio::{
 
 use crate::{Failure, Options};
 
-/// A request.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Different ones share nothing from the first word on.
+    /// Requests with different numbers share no prefix.
     pub number: u64,
-    /// Words of text.
     pub words: usize,
-    /// A picture's file, in the folder of pictures.
+    /// The file of a picture, in the folder of pictures.
     pub picture: Option<String>,
-    /// Tokens of the reply.
     pub tokens: usize,
 }
 
@@ -39,17 +36,16 @@ impl Request {
     }
 }
 
-/// When a reply came.
+/// The times of a reply.
 pub struct Answered {
-    /// Until its first text.
+    /// Time until the first text.
     pub first: Duration,
-    /// Until its end.
+    /// Time until the end.
     pub whole: Duration,
-    /// Tokens that were generated.
     pub tokens: usize,
 }
 
-/// One of the two ways.
+/// One of the two ways to send requests.
 #[derive(Clone)]
 pub enum Client {
     InProcess(InProcess),
@@ -76,7 +72,7 @@ impl Client {
         }
     }
 
-    /// Waits until the model answers, which a server says that it does not while it loads.
+    /// Waits until the model answers. A server refuses requests while it loads the model.
     pub async fn warm_up(&self, options: &Options) -> Result<(), Failure> {
         let request = Request { number: u64::MAX, words: options.words, picture: None, tokens: 4 };
         for _ in 0..6000 {
@@ -171,7 +167,7 @@ fn has(text: &[u8], what: &[u8]) -> bool {
     text.windows(what.len()).any(|found| found == what)
 }
 
-/// So many clients that have asked for the budget's events, and read them.
+/// Opens this many connections that wait for the budget's events and read them.
 pub async fn idle(address: &str, count: usize) -> Result<Vec<tokio::task::JoinHandle<()>>, Failure> {
     let mut waiting = Vec::new();
     for _ in 0..count {

@@ -1,4 +1,4 @@
-//! What is asked when, and what came of it.
+//! The load of the benchmark: when requests are sent, and the summary of their replies.
 
 use std::{
     fs,
@@ -17,11 +17,10 @@ use crate::{
     client::{Answered, Client, Request},
 };
 
-/// One run.
 pub enum Load {
-    /// Streams that ask again and again.
+    /// Streams that send a request whenever their previous request has ended.
     Streams { count: usize, time: Duration, words: usize, tokens: usize },
-    /// Requests that come at their own times.
+    /// Requests that are sent at fixed times.
     Arrivals { name: String, requests: Arc<[(Duration, Request)]> },
 }
 
@@ -44,18 +43,19 @@ struct TraceRequest {
     file: String,
 }
 
-/// Longer than any reply.
+/// Longer than any reply takes.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What a run came to.
+/// The results of a run.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Summary {
     pub seconds: f64,
     pub tokens: usize,
     pub failed: usize,
-    /// Of the process that was asked, or that asked itself.
+    /// CPU time of the process that runs the model.
     pub cpu: Duration,
-    /// Of each reply, in milliseconds: until its first text, and between its tokens on average.
+    /// Values for each reply in milliseconds: the time until its first text, and (in `between`) the
+    /// mean time between its tokens.
     pub first: Vec<f64>,
     pub between: Vec<f64>,
 }

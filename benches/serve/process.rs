@@ -1,4 +1,4 @@
-//! The processes that are asked, and what they use.
+//! The processes that run the model, and their CPU time and memory.
 
 use std::{fs, process::Stdio, time::Duration};
 
@@ -10,25 +10,25 @@ use tokio::{
 
 use crate::{Failure, Options, load::Summary};
 
-/// Ticks of `/proc/PID/stat` a second: Linux shows 100 to programs, whatever the kernel counts.
+/// Ticks per second in `/proc/PID/stat`. Linux reports 100 to programs, whatever the kernel uses.
 const TICKS: f64 = 100.0;
 
 const PAGE: u64 = 4096;
 
-/// What a process has used so far.
+/// The resources that a process has used so far.
 #[derive(Clone, Copy)]
 pub struct Watched {
-    /// Of all its threads.
+    /// CPU time of all threads.
     pub cpu: Duration,
-    /// Bytes in memory.
+    /// Resident bytes.
     pub resident: u64,
 }
 
 impl Watched {
-    /// Of the process `pid`, or `self`.
+    /// Reads the values of the process `pid`, or of this process for `self`.
     pub fn of(pid: &str) -> Result<Self, Failure> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        // What follows the program's name, which may have spaces.
+        // The fields after the program's name, which may contain spaces.
         let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
         let ticks = fields[11].parse::<f64>()? + fields[12].parse::<f64>()?;
         let pages: u64 = fs::read_to_string(format!("/proc/{pid}/statm"))?.split(' ').nth(1).unwrap_or("0").parse()?;
@@ -36,7 +36,6 @@ impl Watched {
     }
 }
 
-/// A process of ours.
 pub struct Process {
     child: Child,
     lines: Mutex<Lines<BufReader<ChildStdout>>>,
@@ -44,14 +43,14 @@ pub struct Process {
 }
 
 impl Process {
-    /// This program, asking in process.
+    /// Starts this program as the child that sends requests in process.
     pub fn itself() -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(std::env::args().skip(1)).arg("--is-child");
         Process::start(command)
     }
 
-    /// A server that is ready.
+    /// Starts a server and waits until it is ready.
     pub async fn serving(options: &Options) -> Result<Self, Failure> {
         let mut command = Command::new(&options.server);
         command.args(["serve", "--listen", "127.0.0.1:0", "--model", &options.model]);
@@ -71,22 +70,21 @@ impl Process {
         Ok(self.lines.lock().await.next_line().await?.ok_or("the process has ended")?)
     }
 
-    /// What the child found, of one load after the other.
+    /// Reads the child's summary of its next load.
     pub async fn summary(&self) -> Result<Summary, Failure> {
         Ok(serde_json::from_str(&self.line().await?)?)
     }
 
-    /// Where the server listens.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// What it has used.
+    /// Reads the resources used so far.
     pub fn watch(&self) -> Result<Watched, Failure> {
         Watched::of(&self.child.id().ok_or("it has ended")?.to_string())
     }
 
-    /// Ends it, and waits.
+    /// Kills the process and waits until it has ended.
     pub async fn end(mut self) {
         drop(self.child.start_kill());
         drop(self.child.wait().await);

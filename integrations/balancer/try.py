@@ -1,9 +1,9 @@
-"""Two `bursar serve` after a plain load balancer: what ends and what fails when one of them dies.
+"""Two `bursar serve` behind a plain load balancer: the requests that end and fail when one server dies.
 
     python integrations/balancer/try.py BURSAR [haproxy|nginx|smg...]
 
-Wants HAProxy and nginx (Debian's), and the Python packages openai, smg and setproctitle. Prints the rows of
-docs/cluster.md, and fails if a stream's tokens wait for each other or a request hangs.
+Needs HAProxy and nginx (Debian's packages), and the Python packages openai, smg and setproctitle. Prints the rows of
+docs/cluster.md, and fails if a stream's tokens are held back until they arrive together, or if a request hangs.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Server:
 
 
 class Balancer:
-    """One of them, with some text of its configuration in this folder changed."""
+    """A load balancer, with some text of its configuration in this folder replaced."""
 
     def __init__(self, folder, program, servers, changes=()):
         self.port, one, two = free_port(), servers[0].port, servers[1].port
@@ -69,7 +69,7 @@ class Balancer:
         else:
             configuration = folder / {"haproxy": "haproxy.cfg", "nginx": "nginx.conf"}[program]
             text = (HERE / configuration.name).read_text()
-            # HAProxy reads its environment; nginx has no such thing.
+            # HAProxy reads environment variables. nginx does not, so its configuration is edited.
             changes = [*changes, *(("${" + name + "}", port) for name, port in ports.items() if program == "nginx")]
             for old, new in changes:
                 assert old in text, f"{configuration.name} has no {old!r}"
@@ -97,7 +97,7 @@ def client(port, retries=0):
 
 
 async def ask(asker, content, tokens, system=None, headers=None):
-    """How a streamed reply went, and its usage."""
+    """Returns how a streamed reply ended, and its usage."""
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": content})
     begun = False
@@ -124,12 +124,12 @@ async def ask(asker, content, tokens, system=None, headers=None):
     except (APIError, OSError):
         return ("cut" if begun else "refused, no answer"), None
     except Exception as error:
-        # httpx tells of a broken stream by its own kind.
+        # httpx reports a broken stream with its own type of error.
         return ("cut" if begun else f"refused, {type(error).__name__}"), None
 
 
 async def storm(port, servers, death, requests=200, tokens=(40, 160), retries=0):
-    """Streams, a dozen at a time; a quarter into them the first server is told to die by a signal, and comes back."""
+    """Sends streams, a dozen at a time. After a quarter of them, the first server gets a signal to end and is restarted."""
     places, done, kinds = asyncio.Semaphore(AT_ONCE), 0, Counter()
 
     async def one(number):
@@ -149,13 +149,13 @@ async def storm(port, servers, death, requests=200, tokens=(40, 160), retries=0)
 
     async with client(port, retries) as asker:
         await asyncio.gather(kill(), *(one(number) for number in range(requests)))
-    # It is taken back.
+    # Waits until the balancer uses the server again.
     await asyncio.sleep(3)
     return kinds
 
 
 async def affinity(port):
-    """The share of prompt tokens found cached, of six turns of each of twelve chats with beginnings of their own."""
+    """The share of prompt tokens found cached in twelve chats of six turns each, all with different beginnings."""
     cached, prompts, mark = 0, 0, random.random()
     async with client(port) as asker:
         for turn in range(6):
@@ -169,7 +169,7 @@ async def affinity(port):
 
 
 def pace(port):
-    """Median ms to the first token of a stream, and how many pieces it came in."""
+    """The median time in ms to the first token of a stream, and the number of pieces that it arrived in."""
     connection, first, pieces = http.client.HTTPConnection("127.0.0.1", port), [], []
     for number in range(30):
         asked = {"model": "demo", "max_tokens": 64, "ignore_eos": True, "temperature": 0, "stream": True}
@@ -180,7 +180,7 @@ def pace(port):
             now = time.perf_counter()
             if line.startswith(b"data: {") and b'"content":"' in line and came is None:
                 came = now
-            # Lines within a tenth of a millisecond came together.
+            # Lines within a tenth of a millisecond arrived together.
             count += now - last > 1e-4
             last = now
         first.append((came - begun) * 1e3)
@@ -216,7 +216,8 @@ async def row(folder, servers, name, program, changes):
         first, pieces = pace(balancer.port)
         found = await affinity(balancer.port)
         killed = await storm(balancer.port, servers, signal.SIGKILL)
-        # Replies of some seconds, through which a server that ends is no longer ready.
+        # Replies that take some seconds, during which the ending server reports that
+        # it is not ready.
         ended = await storm(balancer.port, servers, signal.SIGTERM, 60, (400, 700))
         again = await storm(balancer.port, servers, signal.SIGKILL, retries=2)
     finally:
@@ -224,7 +225,7 @@ async def row(folder, servers, name, program, changes):
     print(f"{program}, {name}: first token {first:.1f} ms, {pieces:.0f} pieces; cached {found:.0%}")
     for what, kinds in (("SIGKILL", killed), ("SIGTERM", ended), ("SIGKILL, client retries", again)):
         print(f"    {what}: {dict(kinds)}", flush=True)
-    # Buffered streams come in one piece.
+    # A buffered stream arrives in one piece.
     return pieces > 5 and not any(kinds["hung"] for kinds in (killed, ended, again))
 
 
@@ -232,7 +233,7 @@ async def main():
     good = True
     with tempfile.TemporaryDirectory(prefix="bursar-balancer-") as name:
         folder = Path(name)
-        # nginx writes as a user of its own where root starts it.
+        # nginx runs as a separate user if root starts it, and writes here.
         folder.chmod(0o777)
         servers = [Server(folder), Server(folder)]
         try:

@@ -1,8 +1,8 @@
-"""Dynamo's frontend, with the arguments of `python -m dynamo.frontend`, whose streams do not wait for the client's ACKs.
+"""Dynamo's frontend with the arguments of `python -m dynamo.frontend`, whose streams do not wait for the client's ACKs.
 
-Dynamo 1.6.1 serves HTTP without TCP_NODELAY: after the headers of a streamed reply its kernel holds the first tokens
-until the client's kernel acknowledges them, which Linux delays by 40 ms, and later ones go out in bunches. Connections
-inherit the option from the socket that they were accepted from, so this sets it there.
+Dynamo 1.6.1 serves HTTP without TCP_NODELAY. After the headers of a streamed reply, its kernel therefore holds the
+first tokens until the client's kernel acknowledges the headers, which Linux delays by 40 ms, and sends later tokens in
+groups. A connection inherits the option from the listening socket, so this program sets the option there.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import time
 
 
 def listening(port):
-    """The sockets of this process that listen on that port."""
+    """The sockets of this process that listen on this port."""
     for name in os.listdir("/proc/self/fd"):
         number = int(name)
         try:

@@ -1,10 +1,10 @@
-"""What a frontend of Dynamo costs for each request, token and block, and what that makes of 64 workers.
+"""The cost of a Dynamo frontend per request, token and block, and the resulting cost for 64 workers.
 
     python integrations/dynamo/simulate.py [WORKERS...]        by default 4, 16 and 64
 
-The workers are Dynamo's own mocker, with Bursar's step times of Qwen2.5-VL-7B on an H200 (benches/h200.md). One
-frontend is asked; another one hears all events and is asked nothing, so its CPU time is what events cost a router.
-Wants the packages of try.sh.
+The workers are Dynamo's mocker with Bursar's step times for Qwen2.5-VL-7B on an H200 (benches/h200.md). One frontend
+gets the requests. A second frontend gets only the events of all workers, so its CPU time is the cost of events for a
+router. Needs the packages of try.sh.
 """
 
 import http.client
@@ -23,11 +23,12 @@ from pathlib import Path
 import numpy
 
 DEMO = Path(__file__).resolve().parents[2] / "model/demo/checkpoint"
-# Bursar on an H200, 7B in bf16: ms of a step by batch, and prompt tokens a second.
+# Bursar on an H200, 7B in bf16: ms per step by batch size, and prompt tokens per second.
 STEP_MS = {1: 3.64, 16: 3.86, 64: 4.71, 256: 9.17}
 PREFILL_TOKENS_PER_S = 50_409
 BLOCK_TOKENS = 16
-# A worker with little left to give: 16 requests a second of 600 tokens, 200 tokens long.
+# A worker near its capacity: 16 requests per second with prompts of 600 tokens and
+# replies of 200 tokens.
 LOAD = {"requests": 16, "prompt": 600, "reply": 200}
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -39,7 +40,7 @@ def free_port():
 
 
 def step_times(path):
-    """The mocker's tables: of prompts by their tokens, of decoding by tokens held and by tokens of one sequence."""
+    """Writes the mocker's tables: prefill by prompt tokens, and decode by tokens held and by tokens per sequence."""
     held, context = numpy.linspace(0, 256 * 4096, 129), numpy.linspace(1, 4096, 33)
     batch = numpy.maximum(1, held[:, None] / context[None, :])
     step = numpy.interp(batch, list(STEP_MS), list(STEP_MS.values()))
@@ -50,7 +51,7 @@ def step_times(path):
 
 
 def cpu_s(process):
-    """CPU seconds that a process has used, with all its threads."""
+    """CPU seconds that a process has used, including all its threads."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
@@ -84,14 +85,14 @@ class Fleet:
             if time.monotonic() - begun > 120 or any(process.poll() is not None for process in self.processes):
                 raise SystemExit((folder / "log").read_text()[-3000:])
             time.sleep(0.2)
-        # All workers of the list are found.
+        # Waits until every worker of the list is found.
         time.sleep(5)
 
     def run(self, module):
         return subprocess.Popen([sys.executable, "-m", *module], env=self.environment, stdout=self.log, stderr=self.log)
 
     def ask(self, count, prompt, reply, at_once=16):
-        """Streams so many requests; prompts have words of their own and about so many tokens."""
+        """Streams `count` requests. Prompts have different words and about `prompt` tokens."""
         numbers, answered = iter(range(count)), []
         usual = {"model": "demo", "max_tokens": reply, "ignore_eos": True}
         usual |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -115,7 +116,7 @@ class Fleet:
         return [sum(tokens) / count for tokens in zip(*answered)]
 
     def cost(self, work):
-        """CPU seconds of the frontend that is asked, and of the one that hears, while something is done."""
+        """CPU seconds of the frontend that gets requests and of the one that gets only events, while `work` runs."""
         before, begun = (cpu_s(self.asked), cpu_s(self.hears)), time.monotonic()
         told = work()
         time.sleep(1)
@@ -152,7 +153,7 @@ def measured(folder, workers, count=600):
         fleet.end()
     prompt, replied = short[2][0], long[2][1] - short[2][1]
     blocks = prompt // BLOCK_TOKENS
-    # What a prompt costs grows with its tokens; the rest of a request does not.
+    # The prompt's share of the cost grows with its tokens. The rest of a request's cost does not.
     of_prompt = (wide[0] / (count // 4) - short[0] / count) / (wide[2][0] - prompt)
     found = {
         "workers": workers,
@@ -167,7 +168,7 @@ def measured(folder, workers, count=600):
 
 
 def of_64(found):
-    """Cores of frontends for 64 workers under LOAD, and of each router for all their events."""
+    """CPU cores of frontends for 64 workers under LOAD, and of each router for all events of these workers."""
     requests = 64 * LOAD["requests"]
     of_requests = requests * (found["request_us"] + found["prompt_token_us"] * LOAD["prompt"])
     of_tokens = requests * LOAD["reply"] * found["reply_token_us"]

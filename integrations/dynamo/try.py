@@ -1,4 +1,4 @@
-"""The checks of try.sh: a frontend, three workers, and what holds when workers sleep, shrink and die."""
+"""The checks of try.sh: a frontend, three workers, and what must hold when workers sleep, shrink and die."""
 
 import asyncio
 import base64
@@ -22,14 +22,15 @@ from pathlib import Path
 from openai import AsyncOpenAI, APIError, APITimeoutError
 
 WORKER, DEMO = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
-# The repository holds the weights compressed. An earlier copy may be another commit's.
+# The repository contains the weights compressed. An earlier decompressed copy may
+# belong to another commit.
 WEIGHTS = DEMO / "checkpoint/model.safetensors"
 WEIGHTS.write_bytes(lzma.decompress(WEIGHTS.with_suffix(".safetensors.xz").read_bytes()))
-# The parts to run; `overhead` measures, and runs by this alone.
+# The parts to run. `overhead` measures, and runs only if it is named here.
 ONLY = os.environ.get("ONLY", "").split()
 WORKERS = 1 if ONLY == ["overhead"] else 3
 REQUESTS = int(os.environ.get("REQUESTS", "1000"))
-# No request may take longer: it would hang.
+# The longest time that a request may take. A request that takes longer hangs.
 PATIENCE_S = 60
 
 checks = []
@@ -41,7 +42,7 @@ def check(what, holds, told=""):
 
 
 def free_port():
-    """Dynamo reads a system port as 16 bits with a sign."""
+    """A port that fits into 15 bits, because Dynamo reads a system port as a signed 16-bit number."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe:
@@ -100,7 +101,7 @@ class Worker:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((name + "{", name + " ")))
 
     def replies(self):
-        """Requests that it has had, however they ended."""
+        """The number of requests that this worker has had, however they ended."""
         return self.metric("bursar_requests_total")
 
     def kill(self):
@@ -109,7 +110,7 @@ class Worker:
 
 
 class House:
-    """The frontend, its workers, and a folder where they find each other."""
+    """The frontend, its workers, and the folder through which they discover each other."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -121,7 +122,8 @@ class House:
             "DYN_EVENT_PLANE": "zmq",
             "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1",
         }
-        # What is set already wins: etcd and NATS may be tried in the same way.
+        # Variables that are already set take precedence, so that etcd and NATS can be tested
+        # in the same way.
         self.environment = {**usual, **os.environ}
         self.log = self.folder / "frontend.log"
         self.frontends = []
@@ -131,10 +133,11 @@ class House:
         self.client = AsyncOpenAI(base_url=self.url + "/v1", api_key="none", timeout=PATIENCE_S, max_retries=0)
 
     def open(self, program):
-        """A frontend, and its port."""
+        """Starts a frontend and returns its port."""
         port = free_port()
         command = [sys.executable, *program, "--http-port", str(port), "--router-mode", "kv"]
-        # Requests move on from a worker that dies or is full; one with less than a fifth of its blocks left gets none.
+        # Requests migrate from a worker that dies or is full. A worker with less than a fifth of
+        # its blocks left gets none.
         command += ["--migration-limit", "5", "--active-decode-blocks-threshold", "0.8"]
         with open(self.log, "a") as log:
             self.frontends.append(subprocess.Popen(command, env=self.environment, stdout=log, stderr=log))
@@ -149,7 +152,7 @@ class House:
     async def ready(self):
         await until("all workers are ready", lambda: all(worker.is_ready() for worker in self.workers))
         await until("the model is listed", self.is_listed)
-        # Each worker is found by the frontend when it has answered something.
+        # The frontend has found a worker once that worker has answered a request.
         for worker in self.workers:
             before = worker.replies()
             while worker.replies() == before:
@@ -171,7 +174,7 @@ class House:
         )
 
     async def stream(self, content, tokens, heard=None, extra=(("ignore_eos", True),)):
-        """The whole text, or how it failed."""
+        """The whole text, or a description of the failure."""
         text = ""
         try:
             answer = await self.ask(content, tokens, extra, stream=True)
@@ -198,7 +201,7 @@ class House:
 
 
 def all_ended(results):
-    """Whether all have, and how those failed that have not."""
+    """Whether all streams have ended, with a description of one that failed."""
     others = [how for kind, how in results if kind != "ended"]
     return not others, f"{len(results) - len(others)} of {len(results)}" + "".join(f"; {how}" for how in others[:1])
 
@@ -208,7 +211,7 @@ def worker_of(answer):
 
 
 def unlike(number):
-    """A prompt of some hundred tokens that no other begins like."""
+    """A prompt of some hundred tokens with a beginning that no other prompt has."""
     words = random.Random(number)
     return f"{number} " + " ".join(words.choice(["Hello", "show", "me", "a", "picture"]) for _ in range(150))
 
@@ -261,7 +264,7 @@ async def shrinking(house):
     small = house.workers[1]
     blocks = small.metric("dynamo_component_total_blocks")
     begun = time.monotonic()
-    # Another process takes what is free and comes back for more, until a fifth is left.
+    # Another process takes the free memory repeatedly, until a fifth is left.
     while small.metric("dynamo_component_total_blocks") > blocks / 6 and time.monotonic() - begun < PATIENCE_S:
         held = small.control("neighbour", bytes=1 << 40)["bytes"]
         await asyncio.sleep(0.1)
@@ -310,7 +313,7 @@ async def forms(house):
     victim.kill()
     results = await asyncio.gather(*streams)
     kinds = Counter(kind for kind, _ in results)
-    # Once none fails, Dynamo moves them too, and docs/cluster.md is to say so.
+    # If none fails any more, Dynamo migrates them too, and docs/cluster.md must be updated.
     told = f"{dict(kinds)}"
     check("replies with a form fail with their worker, and none hangs", kinds["failed"] and not kinds["hung"], told)
     others = [len(text) for kind, text in results if kind == "ended"]
@@ -321,7 +324,7 @@ async def forms(house):
 
 async def ending(house):
     worker = house.workers[2]
-    # Longer than the seconds after which Dynamo by itself kills a worker that ends.
+    # The replies take longer than Dynamo's default time limit for a worker that shuts down.
     streams = [asyncio.create_task(house.stream(unlike(300 + number), 1000)) for number in range(24)]
     await asyncio.sleep(0.3)
     worker.process.send_signal(signal.SIGTERM)
@@ -333,7 +336,7 @@ async def ending(house):
 
 
 async def storm(house):
-    """Many requests while workers are killed and started again, one after another."""
+    """Many requests while workers are killed and restarted, one after another."""
     before = house.metric("dynamo_frontend_model_migration_total")
     places, done = asyncio.Semaphore(12), 0
 
@@ -371,7 +374,7 @@ async def storm(house):
 
 
 def paces(port, first_number, replies=100, tokens=64):
-    """Medians in ms of streamed replies: to the first token, and for each one after it."""
+    """Medians of streamed replies in ms: to the first token, and for each later token."""
     connection, first, each = http.client.HTTPConnection("127.0.0.1", port), [], []
     for number in range(first_number, first_number + replies):
         asked = {"model": "demo", "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
@@ -387,7 +390,7 @@ def paces(port, first_number, replies=100, tokens=64):
 
 
 async def overhead(house):
-    """What each layer adds to the first token and to each later one, one request at a time."""
+    """The latency that each layer adds to the first token and to each later one, with one request at a time."""
     program = WORKER.parent / "examples/overhead"
     if not program.exists():
         raise SystemExit(f"{program} is missing: cargo build --example overhead, with the worker's profile")
@@ -397,7 +400,7 @@ async def overhead(house):
     plain = house.open(["-m", "dynamo.frontend"])
     await until("the other frontend lists the model", lambda: house.is_listed(plain))
     for name, port, number in (("frontend.py", house.port, 2000), ("dynamo.frontend", plain, 4000)):
-        # Not counted: a frontend finds its worker, and warms up.
+        # Not measured: the frontend finds its worker and warms up.
         await asyncio.to_thread(paces, port, number + 500, 10)
         metric = house.workers[0].metric
         engine = lambda part: metric("bursar_time_to_first_token_seconds_" + part)
@@ -408,7 +411,7 @@ async def overhead(house):
     for name, figures in found.items():
         print(f"{name:15} {figures}")
     spared = found["dynamo.frontend"]["first_ms"] - found["frontend.py"]["first_ms"]
-    # Once it does not, Dynamo has mended it, and frontend.py can go.
+    # If this fails, Dynamo has fixed the problem, and frontend.py can be removed.
     check("frontend.py spares first tokens the wait for an ACK", spared > 20, f"{spared:.1f} ms")
 
 

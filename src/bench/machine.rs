@@ -50,8 +50,8 @@ fn driver_version(text: &str) -> Option<&str> {
     text.split_whitespace().find(is_version)
 }
 
-/// Formats seconds since 1970 as ISO 8601. The calendar algorithm is Hinnant's ("chrono-compatible
-/// low-level date algorithms").
+/// Formats seconds since 1970 as ISO 8601. The calendar algorithm is Hinnant's
+/// ("chrono-compatible low-level date algorithms").
 fn date(unix_seconds: u64) -> String {
     let (days, second) = (unix_seconds / 86_400 + 719_468, unix_seconds % 86_400);
     let (era, day_of_era) = (days / 146_097, days % 146_097);
@@ -67,13 +67,13 @@ fn date(unix_seconds: u64) -> String {
 /// Clock ticks per second in `/proc`, on every supported Linux.
 const TICKS: f64 = 100.0;
 
-/// The longest time that a process may take before `main`. A longer time means that `/proc` shows
-/// another machine's clock.
+/// The longest time that a process may take before `main`. A longer time means that `/proc`
+/// shows another machine's clock.
 const BEFORE_MAIN_MAX: Duration = Duration::from_secs(60);
 
-/// Returns the time since this process started, to 10 ms, if the system reports it. Otherwise, or
-/// if the reported time is impossible (some containers show another clock), returns the time since
-/// `main` began.
+/// Returns the time since this process started, to 10 ms, if the system reports it. Otherwise,
+/// or if the reported time is impossible (some containers show another clock), returns the
+/// time since `main` began.
 pub fn since_process_start(main: Instant) -> Duration {
     let since_main = main.elapsed();
     let told = fs::read_to_string("/proc/self/stat").ok().zip(fs::read_to_string("/proc/uptime").ok());

@@ -15,8 +15,8 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// Token ids that prompts are drawn from, the same range as for vLLM: text tokens without special
-/// tokens.
+/// Token ids that prompts are drawn from, the same range as for vLLM: text
+/// tokens without special tokens.
 const IDS: Range<u32> = 1000..100_000;
 
 /// Returns the range of ids to draw from, for a model whose text tokens have ids below `text_ids`.
@@ -77,8 +77,8 @@ impl Meter {
     }
 
     async fn run(&mut self, chats: Vec<Chat>, reply: usize) -> Result<Run, Failure> {
-        // Use a new salt each time, so that no cached prefix is reused, not even a common system
-        // turn.
+        // Use a new salt each time, so that no cached prefix is reused, not even
+        // a common system turn.
         let salted = chats.into_iter().map(|chat| greedy(chat, reply).cache_salt(self.random.next().to_string()));
         let chats: Vec<Chat> = salted.collect();
         let started = Instant::now();

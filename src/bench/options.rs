@@ -27,19 +27,20 @@ pub struct Options {
     /// Prompt length before decoding is measured, in tokens. Default 512, or 64 with --quick.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     decode_context: Option<u32>,
-    /// Number of decode steps to average over. Default 128, or 16 with --quick. Long prompts need more steps, because
-    /// their time is subtracted.
+    /// Number of decode steps to average over. Default 128, or 16 with --quick. Long prompts need
+    /// more steps, because their time is subtracted.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     decode_steps: Option<u32>,
-    /// Batch sizes of decoding, instead of the default ones. All sequences of a batch should fit the KV cache at once.
+    /// Batch sizes of decoding, instead of the default ones. All sequences of a batch should fit
+    /// the KV cache at once.
     #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..))]
     batches: Vec<u32>,
     /// Seed of prompts, pictures and random weights. By default, a different seed each time.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
 
-    /// Floating-point throughput of the device on 16-bit numbers, in 10^12 operations per second. A device that
-    /// multiplies E4M3 is assumed to do so at twice this rate.
+    /// Floating-point throughput of the device on 16-bit numbers, in 10^12 operations per second. A
+    /// device that multiplies E4M3 is assumed to do so at twice this rate.
     #[arg(long, value_name = "RATE", requires = "terabytes", value_parser = rate, help_heading = "The roofline")]
     teraflops: Option<f64>,
     /// Memory bandwidth of the device, in 10^12 bytes per second.
@@ -75,8 +76,8 @@ impl Options {
         let usual = if self.quick { QUICK } else { FULL };
         let batches = match &self.batches[..] {
             [] => usual.batches,
-            // Leak the list, which then lives as long as the constant lists of the default
-            // workloads.
+            // Leak the list, which then lives as long as the constant lists
+            // of the default workloads.
             batches => batches.iter().map(|batch| *batch as usize).collect::<Vec<_>>().leak(),
         };
         let context = self.decode_context.map_or(usual.context, |tokens| tokens as usize);

@@ -43,8 +43,8 @@ pub struct Figure {
     pub lower_is_better: bool,
     /// Seconds of each run. If the value is a difference, includes the runs of both sides.
     pub runs: Vec<f64>,
-    /// Time by which the slowest run exceeded the fastest, as a share of the time that the value is
-    /// computed from.
+    /// Time by which the slowest run exceeded the fastest, as a share of the time that the
+    /// value is computed from.
     pub spread: Option<f64>,
     /// Operations and bytes of the figure's passes, by the plan.
     pub work: Option<PlannedWork>,

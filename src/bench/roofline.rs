@@ -18,8 +18,8 @@ pub struct Rates {
     pub source: &'static str,
 }
 
-/// Devices with measured rates: part of the device's name, operations per second, bytes per second,
-/// and source.
+/// Devices with measured rates: part of the device's name, operations per second, bytes
+/// per second, and source.
 const KNOWN: [(&str, f64, f64, &str); 1] =
     [("H200", 780e12, 4.3e12, "measured: bf16 products of 8192^3, and copies; see benches/h200.md")];
 
@@ -56,8 +56,8 @@ pub struct Planner {
     pub launch_patches: usize,
 }
 
-/// A sequence's part of a step: tokens already computed, tokens to compute, and whether a token is
-/// sampled.
+/// A sequence's part of a step: tokens already computed, tokens to compute, and whether
+/// a token is sampled.
 #[derive(Clone, Copy)]
 struct SequenceTokens {
     cached: usize,
@@ -66,8 +66,8 @@ struct SequenceTokens {
 }
 
 impl Planner {
-    /// Plans a step in which `batch` sequences decode. Each has `context` tokens, including the
-    /// token being computed.
+    /// Plans a step in which `batch` sequences decode. Each has `context` tokens, including
+    /// the token being computed.
     pub fn decode(&self, batch: usize, context: usize) -> Result<Vec<Work>, KernelError> {
         let share = SequenceTokens { cached: context - 1, run: 1, chooses: true };
         Ok(vec![self.step(&vec![share; batch])?])
@@ -94,8 +94,8 @@ impl Planner {
         Ok(works)
     }
 
-    /// Plans the encoder batches of `count` pictures of `grid`. Each batch has as many pictures as
-    /// fit.
+    /// Plans the encoder batches of `count` pictures of `grid`. Each batch has as
+    /// many pictures as fit.
     pub fn encode(&self, count: usize, grid: Grid) -> Result<Vec<Work>, KernelError> {
         let at_once = (self.launch_patches / grid.patches()).clamp(1, count);
         let launch = |pictures| self.work(&Pass::Encode(worst_cases::blank_pictures(&self.model, pictures, grid)));
@@ -162,8 +162,8 @@ mod tests {
     #[test]
     fn the_7b_floors_on_an_h200_match_hand_calculation() {
         let (planner, rates) = (planner("qwen2.5-vl-7b"), Rates::of("NVIDIA H200").expect("its rates are known"));
-        // 7.07e9 weights of two bytes each. The embedding is not included, because only one of its
-        // rows is read.
+        // 7.07e9 weights of two bytes each. The embedding is not included, because only one of
+        // its rows is read.
         let step = rates.floor_seconds(&planner.decode(1, 576).expect("it is planned"));
         assert_near("a step", step, 7.07e9 * 2.0 / 4.3e12, 0.02);
         // 6.53e9 weights in 28 layers. The last layer multiplies 217e6 of its 233e6 weights only

@@ -1,5 +1,5 @@
-//! Pure: the sizes of a measurement. The number and size of requests, and the envelope that admits
-//! them.
+//! Pure: the sizes of a measurement. The number and size of requests, and the
+//! envelope that admits them.
 
 use bursar::Envelope;
 use bursar_model::{MergeSize, processor::Size, processor::Tiling};
@@ -102,8 +102,8 @@ pub const QUICK: Workload = Workload {
 /// How patches merge into tokens in every served family.
 const MERGE: MergeSize = MergeSize::new(2);
 
-/// Tokens around a picture, for the turn's markers and the question, at one token per byte in the
-/// worst case.
+/// Tokens around a picture, for the turn's markers and the question, at one token per byte
+/// in the worst case.
 const AROUND: usize = 128;
 
 impl Workload {

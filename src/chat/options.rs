@@ -18,14 +18,15 @@ use crate::{failure::Failure, knobs::KnobOptions};
 #[derive(Args)]
 #[command(group(ArgGroup::new("form").args(["json_schema", "regex", "choice"])))]
 pub struct Options {
-    /// A Hugging Face checkpoint folder, a GGUF file, a model of the hub (`org/name` or `org/name@revision`), or
-    /// `demo`.
+    /// A Hugging Face checkpoint folder, a GGUF file, a model of the hub (`org/name`
+    /// or `org/name@revision`), or `demo`.
     #[arg(long, default_value = "demo")]
     pub model: String,
     /// Prints one JSON event per line instead of text.
     #[arg(long)]
     pub json: bool,
-    /// Question to ask. Without it, starts a session with history that reads questions from standard input.
+    /// Question to ask. Without it, starts a session with history that reads
+    /// questions from standard input.
     pub question: Option<String>,
     /// Drops the oldest turns of a session when its context is full.
     #[arg(long, conflicts_with = "question")]
@@ -37,8 +38,8 @@ pub struct Options {
     /// Picture to show (PNG, JPEG, WebP, GIF, BMP, TIFF). May be given several times.
     #[arg(long, value_name = "FILE", help_heading = "Question")]
     image: Vec<PathBuf>,
-    /// Folder with the frames of one video, in the order of their names, or a single frame. All single frames together
-    /// are one video. May be given several times.
+    /// Folder with the frames of one video, in the order of their names, or a single frame. All
+    /// single frames together are one video. May be given several times.
     #[arg(long, value_name = "DIR|FILE", help_heading = "Question")]
     video: Vec<PathBuf>,
     /// Frames per second of the videos.
@@ -67,7 +68,8 @@ pub struct Options {
     /// Samples only from this many of the likeliest tokens. 0 uses all tokens.
     #[arg(long, value_name = "N", help_heading = "Sampling")]
     top_k: Option<usize>,
-    /// Samples only from tokens with at least this fraction of the probability of the likeliest token.
+    /// Samples only from tokens with at least this fraction of the probability
+    /// of the likeliest token.
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Sampling")]
     min_p: Option<f64>,
     /// Values above 1 make tokens of the prompt and of the reply so far less likely.

@@ -106,8 +106,8 @@ pub fn failure(failure: &Failure, is_json: bool) {
     if is_json { println!("{}", crate::shared_output::failure(failure)) } else { failure::tell(failure) }
 }
 
-/// Reports a failure that affects all requested replies. As JSON, each of several replies gets its
-/// own event.
+/// Reports a failure that affects all requested replies. As JSON, each of several replies
+/// gets its own event.
 pub fn failure_of_all(failed: &Failure, options: &Options) {
     if options.json && options.n > 1 {
         (0..options.n).for_each(|sample| {

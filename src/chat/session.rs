@@ -52,8 +52,8 @@ impl<'s> Session<'s> {
         Session { model, options, limits, blank, turns: Vec::new(), shown }
     }
 
-    /// Reads lines from standard input until the end of the input, `/quit`, or Ctrl-C outside a
-    /// reply.
+    /// Reads lines from standard input until the end of the input, `/quit`, or
+    /// Ctrl-C outside a reply.
     pub async fn run(mut self, interrupts: &mut Interrupts) -> Result<Over, Failure> {
         let is_terminal = std::io::stdin().is_terminal() && !self.options.json;
         if is_terminal {

@@ -21,8 +21,8 @@ impl Shown {
         videos.fold(images.fold(chat.user(question), Chat::image), Chat::video)
     }
 
-    /// Adds a picture, which must have a readable header and a size within the limits. Returns its
-    /// description.
+    /// Adds a picture, which must have a readable header and a size within the
+    /// limits. Returns its description.
     pub fn open_image(&mut self, path: &Path, _: &Options, limits: &ImageLimits) -> Result<String, Failure> {
         let (image, (width, height)) = picture(path, limits)?;
         let name = path.display().to_string();

@@ -1,5 +1,5 @@
-//! The device that a plan is made for: a device in this machine, or a GPU described by its
-//! properties.
+//! The device that a plan is made for: a device in this machine, or a GPU
+//! described by its properties.
 
 use bursar::{Bytes, CudaDevice, Device, DeviceChoice, DeviceError};
 use bursar_actors::{profile::MemoryState, profile::OVERHEAD_AT_READY, runtime::gpus, runtime::roomiest_first};

@@ -63,8 +63,8 @@ impl Gpu {
 impl FromStr for Gpu {
     type Err = String;
 
-    /// Parses `h200`, `sm_90` (with as many multiprocessors as the first known GPU of that compute
-    /// capability) or `sm_90:114`.
+    /// Parses `h200`, `sm_90` (with as many multiprocessors as the first known GPU of that
+    /// compute capability) or `sm_90:114`.
     fn from_str(typed: &str) -> Result<Self, String> {
         let named = typed.to_ascii_lowercase();
         if let Some(known) = KNOWN.into_iter().find(|(name, ..)| *name == named) {

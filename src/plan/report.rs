@@ -11,8 +11,8 @@ use serde::Serialize;
 use super::{device_spec::Planned, unquantized::Unquantized};
 use crate::knobs;
 
-/// Common sequence lengths in tokens, prompt and reply together. The report adds the context
-/// length.
+/// Common sequence lengths in tokens, prompt and reply together. The report
+/// adds the context length.
 const LENGTHS: [usize; 3] = [512, 2048, 8192];
 
 #[derive(Serialize)]
@@ -33,8 +33,8 @@ pub struct Report {
     pub fits: bool,
     /// Capacity of the KV cache in tokens, if the model fits.
     kv_tokens: usize,
-    /// Bytes by class. If the plan fits, the sum of these, `free`, overhead and foreign bytes is
-    /// the device's memory.
+    /// Bytes by class. If the plan fits, the sum of these, `free`, overhead and foreign bytes
+    /// is the device's memory.
     claims: BTreeMap<String, Bytes>,
     free: Bytes,
     /// The error that a start would report, if the model does not fit.
@@ -48,8 +48,8 @@ pub struct Report {
     envelope: Envelope,
     /// Changes, each of which is enough to make the model fit.
     suggestions: Vec<SuggestionLine>,
-    /// Knobs that cannot make the model fit without other changes, by the names under which they
-    /// were set.
+    /// Knobs that cannot make the model fit without other changes, by the names under
+    /// which they were set.
     not_enough_alone: Vec<String>,
     /// Settings without effect, missing files, and what the plan found out.
     notes: Vec<String>,

@@ -36,8 +36,8 @@ struct GpuModel {
 struct Shape {
     name: &'static str,
     parameters: u64,
-    /// Weights on each GPU, including the padding of tiles. Weights that are not quantized have 16
-    /// bits.
+    /// Weights on each GPU, including the padding of tiles. Weights that are not
+    /// quantized have 16 bits.
     weight_bytes: Bytes,
     /// Bytes of a token's keys and values on each GPU.
     kv_bytes_per_token: Bytes,
@@ -47,8 +47,8 @@ struct Shape {
 }
 
 impl Shapes {
-    /// Plans every shape with `load` for groups of `ranks` equal GPUs, and leaves `canary` free on
-    /// each GPU.
+    /// Plans every shape with `load` for groups of `ranks` equal GPUs, and leaves `canary`
+    /// free on each GPU.
     pub fn of(load: &LoadOptions, ranks: usize, canary: Option<Bytes>) -> Result<Self, Failure> {
         let cards: Vec<Gpu> = Gpu::of_each_size().collect();
         let shape = |name| Shape::of(name, &cards, ranks, load, canary);

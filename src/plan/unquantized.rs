@@ -37,8 +37,8 @@ impl Unquantized {
         Ok(Some(Unquantized { weight_bytes: model.weight_bytes(), kv_tokens }))
     }
 
-    /// Returns a sentence on what `model`, which uses FP8, saves compared with this plan, if
-    /// anything.
+    /// Returns a sentence on what `model`, which uses FP8, saves compared with
+    /// this plan, if anything.
     pub fn note(&self, model: &Model, target: &Target, forecast: &Forecast) -> Option<String> {
         let plain = match target {
             Target::Cpu { .. } => "unquantized".to_owned(),

@@ -1,8 +1,8 @@
 //! A parser for Prometheus' text format.
 //!
-//! The text comes from any program that listens on the port, so the parser trusts nothing in it. A
-//! malformed line is an error with its line number, and characters that a terminal interprets are
-//! replaced.
+//! The text comes from any program that listens on the port, so the parser trusts nothing
+//! in it. A malformed line is an error with its line number, and characters that a
+//! terminal interprets are replaced.
 
 use super::samples::{Samples, Series};
 
@@ -15,12 +15,12 @@ pub struct Malformed {
     pub why: &'static str,
 }
 
-/// Parses the samples of all metrics whose names begin with `prefix`. All other lines must be
-/// well-formed too.
+/// Parses the samples of all metrics whose names begin with `prefix`. All other lines
+/// must be well-formed too.
 ///
 /// # Errors
-/// Returns [`Malformed`] with the number of the first line that is neither empty nor a comment nor
-/// a sample.
+/// Returns [`Malformed`] with the number of the first line that is neither empty nor a
+/// comment nor a sample.
 pub fn read(text: &str, prefix: &str) -> Result<Samples, Malformed> {
     let mut samples = Samples::default();
     let mut series = 0;
@@ -235,8 +235,8 @@ mod tests {
                 .enumerate()
                 .map(|(at, (label, value))| format!("m{{at=\"{at}\",label=\"{}\"}} {value}\n", escaped(label)))
                 .collect();
-            // A carriage return does not end a line here. It is replaced, like other control
-            // characters.
+            // A carriage return does not end a line here. It is replaced,
+            // like other control characters.
             let samples = read(&lines, "m").expect("it is well-formed");
             for (at, (label, value)) in values.iter().enumerate() {
                 let (at, label) = (at.to_string(), harmless(label));

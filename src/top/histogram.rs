@@ -1,5 +1,5 @@
-//! Quantiles from buckets, as Prometheus computes them (`histogram_quantile` of promql/quantile.go,
-//! classic buckets).
+//! Quantiles from buckets, as Prometheus computes them (`histogram_quantile`
+//! of promql/quantile.go, classic buckets).
 
 /// Cumulative counts of observations by upper bound. Only useful if the last bound is infinite.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,8 +25,8 @@ impl Histogram {
         Histogram { buckets }
     }
 
-    /// Returns the observations since `before`. If a count fell, the process restarted, so returns
-    /// all observations.
+    /// Returns the observations since `before`. If a count fell, the process restarted,
+    /// so returns all observations.
     pub fn since(&self, before: &Histogram) -> Histogram {
         let is_anew = self.buckets.iter().any(|(bound, count)| *count < before.up_to(*bound));
         let since = |&(bound, count): &(f64, f64)| (bound, if is_anew { count } else { count - before.up_to(bound) });
@@ -49,8 +49,8 @@ impl Histogram {
             return None;
         }
         let rank = share.clamp(0.0, 1.0) * all;
-        // A count may be lower than the count before it if it is read while it is written. Then use
-        // the count before.
+        // A count may be lower than the count before it if it is read while it is written. Then
+        // use the count before.
         let mut below = 0.0_f64;
         let mut lower = 0.0_f64;
         for (at, &(bound, count)) in self.buckets.iter().enumerate() {

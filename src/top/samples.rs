@@ -52,8 +52,8 @@ impl Samples {
         self.by_name.get(name).into_iter().flatten().filter(move |series| series.has(wanted))
     }
 
-    /// Returns the sum of all series with these labels, without values that are NaN. `None` if no
-    /// value is left.
+    /// Returns the sum of all series with these labels, without values that are NaN. `None` if
+    /// no value is left.
     pub fn value(&self, name: &str, wanted: Labels<'_>) -> Option<f64> {
         let values = self.of(name, wanted).map(|series| series.value).filter(|value| !value.is_nan());
         values.fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))

@@ -72,8 +72,8 @@ impl Viewport {
         self.lines.saturating_sub(self.rows)
     }
 
-    /// Returns the number of lines that a page scrolls. One line of the previous page stays
-    /// visible.
+    /// Returns the number of lines that a page scrolls. One line of the
+    /// previous page stays visible.
     fn page(self) -> usize {
         self.rows.saturating_sub(1).max(1)
     }
@@ -241,8 +241,8 @@ impl Session {
         self.view.as_ref()
     }
 
-    /// Returns the index of the model whose panel is shown. It is the first model until the user
-    /// chooses another.
+    /// Returns the index of the model whose panel is shown. It is the first model until
+    /// the user chooses another.
     pub fn chosen(&self) -> Option<usize> {
         self.chosen_of(self.view.as_ref()?)
     }
@@ -261,8 +261,8 @@ impl Session {
         Some(now.saturating_sub(self.latest.as_ref()?.at))
     }
 
-    /// Returns how long ago a restart, or another process, was noticed, as long as that should be
-    /// shown.
+    /// Returns how long ago a restart, or another process, was noticed, as long as
+    /// that should be shown.
     pub fn began_anew(&self, now: Duration) -> Option<Duration> {
         self.began_anew.map(|at| now.saturating_sub(at)).filter(|age| *age < TOLD)
     }

@@ -25,8 +25,8 @@ pub enum Input {
 }
 
 impl Screen {
-    /// Takes control of the terminal. If the program panics, the terminal is restored before the
-    /// panic is printed.
+    /// Takes control of the terminal. If the program panics, the terminal is restored before
+    /// the panic is printed.
     ///
     /// # Errors
     /// There is no terminal.
@@ -74,9 +74,9 @@ impl Drop for Screen {
     }
 }
 
-/// Starts a thread that restores the terminal after a signal. While the view controls the terminal,
-/// keys do not send signals. Signals from other processes keep their default effect, after the
-/// terminal is restored.
+/// Starts a thread that restores the terminal after a signal. While the view controls the
+/// terminal, keys do not send signals. Signals from other processes keep their default effect,
+/// after the terminal is restored.
 ///
 /// The thread is needed because crossterm never returns from a read on a lost terminal (SIGHUP): it
 /// repeats the read again and again.

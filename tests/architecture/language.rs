@@ -1,4 +1,5 @@
-//! Language of the sources: names that were replaced, sentences that read as translated, and docs that only repeat a name.
+//! Language of the sources: names that were replaced, sentences that read as translated, and docs
+//! that only repeat a name.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! Rules about the pages: what the README shows first, how long pages are, their links, numbers and language.
+//! Rules about the pages: the beginning of the README, the length of pages,
+//! links, numbers and language.
 
 use std::{
     collections::BTreeSet,
@@ -15,14 +16,15 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Files with this ending that git tracks, as paths from the root, without the diaries in `archive`. What else is in the
-/// checkout belongs to the person who works in it. Empty where there is no git.
+/// Files with this ending that git tracks, as paths from the root, without the diaries in
+/// `archive`. Untracked files in the checkout belong to the developer and are not checked. The list
+/// is empty where there is no git.
 fn files(ending: &str) -> Vec<String> {
     let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output();
     let Ok(listed) = listed else { return Vec::new() };
     let listed = String::from_utf8(listed.stdout).expect("paths are UTF-8");
     let files = listed.split_terminator('\0').filter(|file| file.ends_with(ending) && !file.contains("/archive/"));
-    // Deleted, and not committed yet.
+    // Deleted files that are not committed yet are skipped.
     files.filter(|file| root().join(file).is_file()).map(str::to_owned).collect()
 }
 
@@ -34,7 +36,8 @@ fn prose(text: &str) -> Vec<(usize, String)> {
         let opens_item = ["- ", "* "].iter().any(|mark| line.trim_start().starts_with(mark))
             || line.trim_start().split_once(". ").is_some_and(|(number, _)| number.parse::<u32>().is_ok());
         in_list = opens_item || in_list && (line.starts_with(' ') || line.is_empty());
-        // Markdown's blocks by indentation follow an empty line; in a list, indentation continues an item.
+        // In Markdown an indented code block follows an empty line. In a list,
+        // indentation continues an item.
         let is_code = line.starts_with("    ") && blank && !in_list;
         blank = line.is_empty() || is_code;
         if line.trim_start().starts_with("```") {
@@ -109,7 +112,7 @@ fn decisions_are_short_numbered_and_in_their_index() {
     }
 }
 
-/// The anchors that GitHub makes of a page's headings.
+/// The anchors that GitHub makes from a page's headings.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
     let anchor = |heading: &str| -> String {
@@ -157,7 +160,7 @@ fn links_between_pages_lead_somewhere() {
     assert!(broken.is_empty(), "links without a target:\n  {}", broken.join("\n  "));
 }
 
-/// A page, what it says, and the line of code that it follows from.
+/// A page, its statement, and the file and line of code that the statement follows from.
 const NUMBERS: [(&str, &str, &str, &str); 22] = [
     ("ARCHITECTURE.md", "a queue of 10", "actors/src/compute/lane/mod.rs", "const QUEUE: usize = 10;"),
     (
@@ -193,7 +196,7 @@ const NUMBERS: [(&str, &str, &str, &str); 22] = [
     ("kernels/KERNELS.md", "pushed up to 8 KiB", "kernels/src/cuda/link.rs", "Bytes::kib(8)"),
 ];
 
-/// Text with every run of white space as one blank, as a reader sees it.
+/// The text with every run of white space replaced by one space, as a reader sees it.
 fn in_one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -232,7 +235,8 @@ fn restart_limits_in_the_architecture_page_are_those_of_the_code() {
     }
 }
 
-/// Phrases that give translated prose away, with the usual repair. CONTRIBUTING.md has the whole list.
+/// Phrases that are typical of translated prose, with the usual replacement. CONTRIBUTING.md
+/// has the whole list.
 const REFUSED: [(&str, &str); 14] = [
     (" beside ", "next to, in addition to, compared with"),
     (" it is none", "there is no"),

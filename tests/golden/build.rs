@@ -1,4 +1,5 @@
-//! Unpacks the archives and the demo model's weights into cargo's folder for this crate, again when one of them changes.
+//! Unpacks the archives and the demo model's weights into cargo's output folder of this crate,
+//! again whenever one of them changes.
 
 use std::{fs, io, path::Path};
 
@@ -11,7 +12,7 @@ fn main() -> io::Result<()> {
     println!("cargo:rerun-if-changed={DEMO}");
     let into = std::env::var_os("OUT_DIR").expect("cargo sets it");
     let into = Path::new(&into).join("golden");
-    // Files of an earlier state would pass for recorded ones.
+    // Files from an earlier build would otherwise pass for recorded files.
     if into.exists() {
         fs::remove_dir_all(&into)?;
     }
@@ -30,7 +31,7 @@ fn main() -> io::Result<()> {
             Some(name) => {
                 io::copy(&mut XzReader::new(fs::File::open(&path)?, false), &mut fs::File::create(demo.join(name))?)?;
             }
-            // Decompressed by hand for another tool, perhaps of an older checkout.
+            // A developer decompressed this file for another tool, perhaps in an older checkout.
             None if name.ends_with(".safetensors") => {}
             None => drop(fs::copy(&path, demo.join(name))?),
         }

@@ -1,22 +1,22 @@
-//! The recorded reference cases as files, which the build script has unpacked into the target folder.
+//! The recorded reference cases as files, unpacked into the target folder by the build script.
 
 use std::{
     env,
     path::{Path, PathBuf},
 };
 
-/// Folder of the archives and of the plain files.
 const ARCHIVES: &str = env!("CARGO_MANIFEST_DIR");
-/// Where the build script unpacked them.
 const UNPACKED: &str = concat!(env!("OUT_DIR"), "/golden");
 
-/// The file or folder `path` of `tests/golden`, such as `qwen2/cases/short.json`. Its first component names the
-/// archive, `qwen2.tar.xz`; a file that is in no archive, such as `tiles.json`, is returned as it is.
+/// The file or folder `path` of `tests/golden`, such as `qwen2/cases/short.json`. The first
+/// component is the name of the archive (`qwen2.tar.xz`). A file that is in no archive, such as
+/// `tiles.json`, is returned directly.
 ///
-/// On another machine than that of the build, `BURSAR_GOLDEN` names a folder that `make.py --unpack` has filled.
+/// If the tests run on another machine than the build, `BURSAR_GOLDEN` names a folder
+/// filled by `make.py --unpack`.
 ///
 /// # Panics
-/// There is no such file or folder.
+/// Panics if there is no such file or folder.
 pub fn path(path: impl AsRef<Path>) -> PathBuf {
     let path = path.as_ref();
     let plain = Path::new(ARCHIVES).join(path);

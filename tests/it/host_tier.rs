@@ -220,7 +220,7 @@ fn a_vision_lane_or_actor_that_dies_or_is_refused_amid_copies_loses_no_request()
             let host_hits = || ears.now("bursar_encoder_cache_host_hits_total{model=blows}");
             let were = host_hits();
             if round > 1 {
-                // The visit after the previous fault has evicted the rows again.
+                // The visit after the previous fault has filled the host tier again.
                 eventually("rows come back", async || host_hits() > were).await;
             }
             match round % 3 {

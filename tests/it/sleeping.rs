@@ -295,7 +295,7 @@ async fn strike(stage: &Stage, blow: Blow, after: usize) {
         Blow::StepLane => {
             let (ended, end) = Responder::new();
             let kill = EngineMessage::KillLane { which: WhichLane::Step, ended };
-            // A sleeping model has no engine.
+            // A sleeping model has no running engine.
             if supervised.engines["demo"].send_message(kill).is_ok() {
                 drop(end.await);
             }
@@ -415,7 +415,7 @@ fn a_model_that_slept_on_a_lost_device_wakes_on_the_next() {
     });
 }
 
-/// Mostly weights: little else than the smallest cache.
+/// A model that needs memory mostly for weights, with the smallest KV cache.
 fn slim(name: &str) -> LoadOptions {
     let envelope = Some(Envelope { sequences: 2, ..small_envelope() });
     LoadOptions { name: Some(name.into()), envelope, kv_tokens: Some(512), ..small() }
@@ -492,8 +492,8 @@ fn an_unread_reply_does_not_hold_up_other_models() {
             matches!(&error, ChatError::Asleep(error) if matches!(**error, SleepError::TooLate { .. })),
             "{error:?}"
         );
-        // The second model tried to sleep, and accepts requests again before they
-        // have waited too long.
+        // The second model tried to sleep, and accepts requests again before their
+        // wait reaches its limit.
         for _ in 0..3 {
             assert_eq!(answer(&models[1], about(2)).await, expected);
         }

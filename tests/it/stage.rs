@@ -22,7 +22,7 @@ use bursar::{
 };
 use image::{ImageFormat, Rgb, RgbImage};
 
-/// Longer than any test takes. A test that runs this long hangs.
+/// Longer than any test takes. A test that runs this long is considered to hang.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 thread_local! {

@@ -30,7 +30,7 @@ fn sizes(record: &ProfileRecord) -> ProfileRecord {
     ProfileRecord { costs: MeasuredCosts::default(), ..record.clone() }
 }
 
-/// Options whose worst cases take a while, as stressed as on a GPU. The KV cache gets the
+/// Options whose worst cases take a while, with the full stress of a GPU. The KV cache gets the
 /// memory that is left.
 fn sized(profiles: &Path) -> LoadOptions {
     let profiles = Some(profiles.to_owned());

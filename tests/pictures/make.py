@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the small TIFFs of `model/tests/picture_kinds.tar.xz` with Pillow 13 (libtiff 4.7), and what they show as PNG.
+"""Writes the small TIFFs of `model/tests/picture_kinds.tar.xz` with Pillow 13 (libtiff 4.7), and their pictures as PNG.
 
     python3 tests/pictures/make.py    # from the root of the checkout; needs Pillow and NumPy
 """

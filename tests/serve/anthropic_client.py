@@ -1,4 +1,4 @@
-"""Stories of Anthropic's own client. Arguments: the server's address and a key."""
+"""Tests with Anthropic's Python client. Arguments: the server's address and a key."""
 # needs: anthropic==2.12.0
 
 import base64

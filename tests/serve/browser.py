@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over the pipe of its DevTools protocol with nothing but Python's standard library."""
+"""A headless Chromium, driven through the pipe of its DevTools protocol with only Python's standard library."""
 
 import base64
 import json
@@ -13,16 +13,16 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 class Wrong(Exception):
-    """A check that failed, and why."""
+    """A check that failed, with the reason."""
 
 
 def found():
-    """The program, or None where there is no Chromium."""
+    """Returns the program, or None if Chromium is not installed."""
     return next(filter(None, map(shutil.which, filter(None, (os.environ.get("CHROMIUM"), *NAMES)))), None)
 
 
 def until(what, told, seconds=15):
-    """Waits until `told` gives something true, and gives it back."""
+    """Waits until `told` returns a true value, and returns it."""
     end, last = time.monotonic() + seconds, None
     while time.monotonic() < end:
         last = told()
@@ -33,7 +33,7 @@ def until(what, told, seconds=15):
 
 
 class Browser:
-    """One page of it."""
+    """A Chromium process with one page."""
 
     def __init__(self, program):
         self.profile = tempfile.mkdtemp(prefix="bursar-page-")
@@ -41,14 +41,15 @@ class Browser:
         self.write, self.read = into[1], out[0]
 
         def as_chromium_has_it():
-            # It reads from 3 and writes to 4, which may be numbers of the pipes themselves.
+            # Chromium reads from descriptor 3 and writes to 4. The pipes themselves may
+            # already have these numbers.
             ends = [os.dup(into[0]), os.dup(out[1])]
             os.dup2(ends[0], 3)
             os.dup2(ends[1], 4)
 
         command = [program, "--headless=new", "--remote-debugging-pipe", f"--user-data-dir={self.profile}", "--no-first-run"]
         command += ["--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--hide-scrollbars"]
-        # In a container Chromium's own sandbox wants rights that root does not have.
+        # In a container, Chromium's sandbox needs rights that root does not have.
         command += ["--no-sandbox"] if os.geteuid() == 0 else []
         self.process = subprocess.Popen(
             [*command, "about:blank"], preexec_fn=as_chromium_has_it, close_fds=False, stdout=subprocess.DEVNULL,
@@ -62,7 +63,7 @@ class Browser:
         self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "DOM"):
             self.ask(f"{domain}.enable")
-        # Without the bodies of requests: pictures are large.
+        # The bodies of requests are left out, because pictures are large.
         self.ask("Network.enable", maxPostDataSize=1024)
 
     def close(self):
@@ -73,14 +74,14 @@ class Browser:
         except (OSError, subprocess.TimeoutExpired):
             self.process.kill()
             self.process.wait()
-        # Its children may write for a moment longer.
+        # Child processes may write for a moment longer.
         for _ in range(50):
             shutil.rmtree(self.profile, ignore_errors=True)
             if not os.path.exists(self.profile):
                 break
             time.sleep(0.1)
 
-    # The protocol.
+    # The DevTools protocol.
 
     def send(self, method, **parameters):
         self.number += 1
@@ -105,7 +106,7 @@ class Browser:
         return answer["result"]
 
     def listen(self, seconds=0.0):
-        """Takes what has come: answers, complaints of the page, and requests that wait for us."""
+        """Reads pending messages: answers, complaints of the page, and requests paused for the test."""
         while select.select([self.read], [], [], seconds)[0]:
             data = os.read(self.read, 1 << 20)
             if not data:
@@ -135,10 +136,10 @@ class Browser:
         elif method == "Fetch.requestPaused":
             self.paused(told)
 
-    # The network.
+    # Network requests.
 
     def between(self, pattern, paused):
-        """Lets `paused` answer or change each request of this pattern; None lets them pass again."""
+        """Lets `paused` answer or change each request that matches the pattern. With None, requests pass again."""
         self.paused = paused
         if paused:
             self.ask("Fetch.enable", patterns=[{"urlPattern": pattern}])
@@ -153,7 +154,7 @@ class Browser:
     # The page.
 
     def js(self, code):
-        """The value of an expression, or of what a promise becomes."""
+        """The value of an expression. A promise is awaited."""
         answer = self.ask("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in answer:
             details = answer["exceptionDetails"]
@@ -168,7 +169,7 @@ class Browser:
         until("the page is there", lambda: self.js("document.readyState === 'complete' && location.href") == url)
 
     def rectangle(self, selector):
-        """Its place in the window, after it is scrolled there."""
+        """The rectangle of an element in the window, after the page is scrolled to it."""
         code = f"(() => {{ const node = document.querySelector({json.dumps(selector)}); node.scrollIntoView({{block: 'nearest'}});"
         code += "const {x, y, width, height} = node.getBoundingClientRect(); return {x, y, width, height}; })()"
         told = self.js(code)
@@ -190,7 +191,7 @@ class Browser:
             self.ask("Input.dispatchDragEvent", type=kind, data=data, **at)
 
     def give(self, selector, path):
-        """Chooses a file for a file field."""
+        """Chooses a file in a file field."""
         root = self.ask("DOM.getDocument")["root"]["nodeId"]
         node = self.ask("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.ask("DOM.setFileInputFiles", files=[str(path)], nodeId=node)

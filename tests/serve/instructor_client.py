@@ -1,4 +1,4 @@
-"""Stories of instructor. Arguments: the server's address and a key."""
+"""Tests with instructor. Arguments: the server's address and a key."""
 # needs: instructor==1.17.0
 
 from typing import Literal
@@ -13,7 +13,7 @@ plain = openai.OpenAI(base_url=f"{BASE}/v1", api_key=KEY, max_retries=0)
 
 
 class Forecast(BaseModel):
-    model_config = ConfigDict(extra="forbid")  # the demo model would go on with fields of its own
+    model_config = ConfigDict(extra="forbid")  # without it the demo model would add fields
     city: Literal["Bonn", "Paris"]
     days: int = Field(ge=1, le=9)
 

@@ -1,4 +1,4 @@
-"""Stories of LangChain's ChatOpenAI. Arguments: the server's address and a key."""
+"""Tests with LangChain's ChatOpenAI. Arguments: the server's address and a key."""
 # needs: langchain-openai==1.7.3
 
 from typing import Literal
@@ -17,7 +17,7 @@ GREETING = "Hello! Show me a picture."
 class Forecast(BaseModel):
     """A forecast."""
 
-    model_config = ConfigDict(extra="forbid")  # the demo model would go on with fields of its own
+    model_config = ConfigDict(extra="forbid")  # without it the demo model would add fields
     city: Literal["Bonn", "Paris"]
     warm: bool
 

@@ -1,10 +1,10 @@
-"""Stories of litellm. Arguments: the server's address and a key."""
+"""Tests with litellm. Arguments: the server's address and a key."""
 # needs: litellm==1.106.2 mcp==2.3.0
 
 import json
 import os
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its list of prices is on another host
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # the price list is on another host
 import litellm
 
 from story import BASE, KEY, WEATHER, data_uri, tell

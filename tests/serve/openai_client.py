@@ -1,4 +1,4 @@
-"""Stories of OpenAI's own Python client. Arguments: the server's address and a key."""
+"""Tests with OpenAI's Python client. Arguments: the server's address and a key."""
 # needs: openai==3.54.0
 
 import json

@@ -1,9 +1,9 @@
-"""Uses the page at / of a running `bursar serve --model demo --device host` in a real browser, and looks at what it does.
+"""Tests the page at / of a running `bursar serve --model demo --device host` in a real browser.
 
     python3 tests/serve/page.py http://127.0.0.1:8000 [--write]
 
-Ends with 1 and a reason at the first failure; `skipped: …` and 0 where there is no Chromium (Debian: apt-get install
-chromium). --write keeps what it saw as docs/page-light.png, docs/page-dark.png and docs/page-phone.png.
+Exits with 1 and a reason at the first failure. Prints `skipped: …` and exits with 0 if there is no Chromium (Debian:
+apt-get install chromium). --write saves screenshots as docs/page-light.png, docs/page-dark.png and docs/page-phone.png.
 """
 
 import base64
@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "model/demo/pictures/number.png"
 PICTURE_BYTES_MAX = 200 * 1024
 CHAT, WATCH = "*/v1/chat/completions", "*/v1/budget/events"
-# Text that the demo model never ends by itself, so that there is something to stop.
+# Text that the demo model never ends by itself, so that a test can stop it.
 LONG = {"structured_outputs": {"regex": "[a-z ]{3000}"}}
 LAST = ".turn:last-child .answer"
 
@@ -35,7 +35,7 @@ def is_shown(page, selector):
 
 
 def of(page, selector, told):
-    """What an expression about `node`, the element there, is."""
+    """The value of an expression about `node`, the element that the selector finds."""
     return page.js(f"((node) => {told})(document.querySelector({json.dumps(selector)}))")
 
 
@@ -51,7 +51,7 @@ def opened(page, url):
 
 
 def ask(page, text):
-    """Types a question and sends it; the answer is only begun."""
+    """Types a question and sends it, without waiting for the answer."""
     of(page, "#text", "node.focus()")
     page.type(text)
     page.enter()
@@ -67,7 +67,7 @@ def answered(page):
     return page.text(f"{LAST} .words")
 
 
-# What is checked, in order. Each takes the page and the server's address.
+# The checks, in order. Each takes the page and the server's address.
 
 
 def files_are_strict(page, url):
@@ -82,7 +82,7 @@ def files_are_strict(page, url):
 
 
 def size(count):
-    """As the page writes bytes."""
+    """The number of bytes as the page writes it."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
@@ -131,7 +131,7 @@ def a_picture_comes_by_drop_paste_and_button(page, url):
 
 
 def the_number_is_read(page, url):
-    """Goes on with the picture that was chosen."""
+    """Uses the picture that the previous check chose."""
     ask(page, "What number is written?")
     check(answered(page) == "427", f"the answer is {answered(page)!r}")
     usage = page.text(f"{LAST} .usage")
@@ -157,7 +157,7 @@ def the_number_is_read(page, url):
 
 
 def longer(page):
-    """From now on the server is asked for an answer of 3,000 letters."""
+    """From now on, requests ask for an answer of 3,000 letters."""
 
     def paused(told):
         body = json.loads(told["request"]["postData"]) | LONG
@@ -419,7 +419,7 @@ def a_key_is_asked_for_and_sent(page, url):
         headers = {name.lower(): value for name, value in told["request"]["headers"].items()}
         sent.append(headers.get("authorization"))
         if sent[-1] == "Bearer one-two":
-            # What was asked with the wrong key is refused only now.
+            # Requests with the wrong key are refused only now.
             while late:
                 refuse(late.pop())
             page.send("Fetch.continueRequest", requestId=told["requestId"])
@@ -457,7 +457,7 @@ def a_model_that_does_not_answer_says_why(page, url):
     for name, state in (("first", "loading: weights"), ("second", "failed: no such folder")):
         of(page, "#model", f"(node.value = '{name}', node.dispatchEvent(new Event('change')))")
         check(page.text("#model-state") == state, f"of {name} it says {page.text('#model-state')!r}")
-    # The list stays: it may be read again, and what is chosen with it.
+    # The mocked list stays until after the answer, because the page may read it again.
     ask(page, "Hello.")
     answered(page)
     page.between("*", None)
@@ -532,7 +532,7 @@ CONTRASTS = """(() => {
 
 
 def shown_in(page, url, scheme, width, height, phone=False):
-    """A conversation with a picture, a text and an error, in this light and at this width."""
+    """Shows a conversation with a picture, a text and an error in this color scheme and at this width."""
     page.look(width, height, scheme, phone=phone)
     opened(page, url)
     page.give("#files", PICTURE)
@@ -595,7 +595,7 @@ def motion_is_left_out_where_it_is_not_wanted(page, url):
 
 
 def a_neighbour_takes_memory(page, url):
-    """Where the server can play one."""
+    """Lets the server simulate another process that takes memory, if it can."""
     try:
         urllib.request.urlopen(url + "/v1/budget/neighbour").close()
         can = True
@@ -627,7 +627,7 @@ CHECKS = [
 
 
 def expected(page, *causes):
-    """What a check brought about itself is no complaint; each cause has complained."""
+    """Removes complaints that a check caused on purpose. Each cause must have produced a complaint."""
     page.listen(0.2)
     of = {cause: [told for told in page.complaints if told[0] == "network" and cause in told[1]] for cause in causes}
     for cause, told in of.items():
@@ -636,7 +636,7 @@ def expected(page, *causes):
 
 
 def complaints(page):
-    """All but the refusal of a server that plays no neighbour, which browsers log."""
+    """All complaints except one that browsers log: the refusal of a server that cannot simulate another process."""
     page.listen(0.2)
     return [told for told in page.complaints if not (told[0] == "network" and "/v1/budget/neighbour" in told[1])]
 

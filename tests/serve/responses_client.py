@@ -1,4 +1,4 @@
-"""Stories of OpenAI's own client over the Responses API. Arguments: the server's address and a key."""
+"""Tests with OpenAI's Python client and the Responses API. Arguments: the server's address and a key."""
 # needs: openai==3.54.0
 
 import json
@@ -97,7 +97,7 @@ def custom_tools_and_namespaces_are_parsed():
     with client.responses.stream(model="demo", input="Hello!", tools=[patch, agents], max_output_tokens=120,
                                  tool_choice={"type": "custom", "name": "patch"}) as stream:
         events = list(stream)
-    # The demo model writes until it is cut, so the last event is `response.incomplete`.
+    # The demo model writes until the token limit, so the last event is `response.incomplete`.
     call = events[-1].response.output[-1]
     done = [event for event in events if event.type == "response.custom_tool_call_input.done"]
     assert (call.type, call.name) == ("custom_tool_call", "patch") and call.input == done[0].input, call
@@ -115,7 +115,7 @@ def the_background_goes_on_alone_and_can_be_cancelled():
         response = client.responses.retrieve(response.id)
     assert response.output_text.strip() == "blue", response
     assert client.responses.cancel(response.id).status == "completed", "what has ended stays so"
-    # A schema that takes thousands of tokens: it is still running when it is cancelled.
+    # The schema needs thousands of tokens, so the response is still running when it is cancelled.
     schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 1000}
     form = {"format": {"type": "json_schema", "name": "long", "schema": schema}}
     long = asked("Count.", background=True, text=form, max_output_tokens=3000)

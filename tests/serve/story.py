@@ -1,4 +1,4 @@
-"""What the stories of clients share: the server's address, its demo pictures, and how a story is told."""
+"""Shared parts of the client tests: the server's address, its demo pictures, and running the tests."""
 
 import base64
 import json
@@ -27,7 +27,7 @@ def asked():
 
 
 def tell(*stories):
-    """Runs all stories, prints a line each, and ends with 1 if one failed."""
+    """Runs all tests, prints a line for each, and exits with 1 if one failed."""
     failed = 0
     for story in stories:
         try:

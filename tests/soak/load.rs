@@ -1,4 +1,5 @@
-//! The chats of a soak: their kinds, and how they are given up. A seed decides everything except scheduling.
+//! The chats of a soak: their kinds, and how they are cancelled. A seed
+//! decides everything except scheduling.
 
 use std::{io::Cursor, time::Duration};
 
@@ -11,46 +12,45 @@ use crate::stage::{picture, text};
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ends {
-    /// By themselves.
+    /// Chats that ended by themselves.
     pub finished: usize,
-    /// Their caller left before the end.
+    /// Chats whose caller disconnected before the end.
     pub cancelled: usize,
-    /// They missed their deadline.
+    /// Chats that missed their deadline.
     pub late: usize,
-    /// They exceeded the limit of requests.
+    /// Chats that exceeded the request limit.
     pub overloaded: usize,
-    /// They asked for the impossible and were told so.
+    /// Invalid chats, which were refused.
     pub refused: usize,
-    /// Those whose replies were known.
+    /// Chats whose reply was known before.
     pub compared: usize,
-    /// Of these, those that said something else.
+    /// Chats with a known reply that gave a different reply.
     pub differing: usize,
 }
 
-/// How a chat that failed in nothing ended.
+/// The end of a chat without an error.
 enum End {
     Finished,
-    /// Its caller left.
     Cancelled,
-    /// It said something else than it is known to say.
+    /// The reply differs from the known reply.
     Differing,
 }
 
 /// When a caller gives up.
 #[derive(Clone, Copy, Debug)]
 enum Patience {
-    /// Never.
     ToTheEnd,
-    /// After this many events.
+    /// Gives up after this many events.
     Events(usize),
-    /// After this time, wherever the request is then: unaccepted, waiting for its picture, in a step.
+    /// Gives up after this time, in whatever state the request is then: not accepted yet, waiting
+    /// for its picture, or in a step.
     Time(Duration),
 }
 
-/// Asks chats in sequence, several at once.
+/// Runs chats one after another, several of them concurrently.
 pub struct Load {
     models: Vec<ModelHandle>,
-    /// Greedy chats and their replies, asked now and then.
+    /// Greedy chats with their replies. They are repeated from time to time.
     known: Vec<(Chat, String)>,
     random: Random,
     asked: usize,
@@ -62,8 +62,8 @@ impl Load {
         Load { models, known: Vec::new(), random: Random(seed), asked: 0, ends: Ends::default() }
     }
 
-    /// Asks some chats whose replies may never be others, whatever happens: with priorities, tenants and pictures, and
-    /// as the turns of a conversation.
+    /// Asks some greedy chats whose replies must stay the same whatever happens. They have
+    /// priorities, tenants and pictures, and some are turns of a conversation.
     pub async fn knowing_some(mut self) -> Self {
         let model = self.models[0].clone();
         for number in 0..8 {
@@ -87,14 +87,16 @@ impl Load {
         self.ends
     }
 
-    /// Asks `count` more, `at_once` at a time, and waits for all of them to end.
+    /// Asks `count` more chats, `at_once` of them concurrently, and waits until all
+    /// of them have ended.
     pub async fn run(&mut self, count: usize, at_once: usize) {
         let mut under_way = JoinSet::new();
         for _ in 0..count {
             while under_way.len() == at_once {
                 let overloaded = self.ends.overloaded;
                 self.note(under_way.join_next().await);
-                // A request refused for lack of room is asked again after another has ended.
+                // After a request was refused because of the limit, the next is sent only
+                // when another has ended.
                 if self.ends.overloaded > overloaded && !under_way.is_empty() {
                     self.note(under_way.join_next().await);
                 }
@@ -148,7 +150,7 @@ impl Load {
         let chat = match self.random.below(11) {
             0 => text("Who are you?"),
             1 => text(&format!("Count from {number} on, please.")).temperature(2.0).top_k(0).top_p(1.0).seed(1),
-            // Pictures that other chats show too.
+            // Pictures that other chats use too.
             2 => text("Describe the picture.").image(picture(number % 7)),
             3 => text("Describe the picture.").image(picture(number % 3)).image(picture(number % 7)),
             4 => text("Describe the picture.").image(drawing(own)),
@@ -171,8 +173,8 @@ impl Load {
         }
     }
 
-    /// Chats that are refused: a prompt that is too long, a file that is not a picture, a truncated one, one of another
-    /// type than it claims.
+    /// Chats that are refused: a prompt that is too long, a file that is not a picture, a truncated
+    /// picture, and a damaged JPEG.
     fn bad(&mut self) -> Chat {
         let about = |file: Vec<u8>| text("Describe the picture.").image(Image::from_bytes(file));
         match self.random.below(4) {
@@ -184,7 +186,7 @@ impl Load {
             }
             _ => {
                 let mut file = drawn(7, ImageFormat::Jpeg);
-                // The entropy code's tables: libjpeg notices while it decodes.
+                // Damages the Huffman tables, which libjpeg notices while it decodes.
                 let table = file.windows(2).position(|pair| pair == [0xff, 0xc4]).expect("a JPEG has tables");
                 file[table + 5..table + 21].fill(0xff);
                 about(file)
@@ -193,7 +195,7 @@ impl Load {
     }
 }
 
-/// A picture that no other chat shows; every second one is a photograph.
+/// A picture that no other chat uses. Every second one is a JPEG, the others are PNGs.
 fn drawing(number: u32) -> Image {
     Image::from_bytes(drawn(number, if number.is_multiple_of(2) { ImageFormat::Png } else { ImageFormat::Jpeg }))
 }
@@ -223,7 +225,7 @@ async fn ask(model: ModelHandle, chat: Chat, samples: usize, patience: Patience)
     }
 }
 
-/// Whether the reply reached its end.
+/// Reads a reply. Returns whether it reached its end.
 async fn hear(mut reply: Reply, patience: Patience) -> Result<bool, ChatError> {
     let mut heard = 0;
     loop {

@@ -1,4 +1,4 @@
-//! A process's resources: heap, memory, threads, open files, tasks.
+//! The resources of a process: heap, memory, threads, open files, tasks.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -10,43 +10,44 @@ use crate::stage::eventually;
 
 static HEAP_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// The system's allocator, counting live bytes. C code bypasses it.
+/// The system's allocator with a count of live bytes. C code bypasses it.
 pub struct Counting;
 
 // SAFETY: each call is passed to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HEAP_BYTES.fetch_add(layout.size() as u64, Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `alloc`, which is that of `System.alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         HEAP_BYTES.fetch_add(layout.size() as u64, Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `alloc_zeroed`, which
+        // is that of `System.alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         HEAP_BYTES.fetch_sub(layout.size() as u64, Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `dealloc`, and every pointer came from `System`.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         HEAP_BYTES.fetch_add(size as u64, Relaxed);
         HEAP_BYTES.fetch_sub(layout.size() as u64, Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `realloc`, and every pointer came from `System`.
         unsafe { System.realloc(at, layout, size) }
     }
 }
 
-/// A process at one moment.
+/// The resources of a process at one moment.
 #[derive(Clone, Debug)]
 pub struct Reading {
     /// Live allocations of Rust code.
     pub heap_bytes: u64,
-    /// Resident pages. Zero except on Linux, like the fields below.
+    /// Resident memory in bytes. Zero except on Linux, like the fields below.
     pub resident_bytes: u64,
     threads: usize,
     files: usize,
@@ -67,14 +68,14 @@ impl Reading {
         }
     }
 
-    /// Waits until there are no more threads, files and tasks than in `before`. If something never ends, this never
-    /// returns and the story fails.
+    /// Waits until there are no more threads, files and tasks than in `before`. If a thread, file
+    /// or task never goes away, this never returns and the test fails.
     pub async fn of_a_process_at_rest(before: Option<&Reading>) -> Self {
         if let Some(before) = before {
             let what = format!("no more threads, files and tasks than {before}");
             eventually(&what, async || Reading::now().is_at_rest_as(before)).await;
         } else {
-            // Idle threads end on their own; wait until the count is stable.
+            // Idle threads end on their own, so this waits until the count is stable.
             let mut last = Reading::now();
             eventually("threads and tasks stand still", async || {
                 let earlier = std::mem::replace(&mut last, Reading::now());

@@ -1,5 +1,5 @@
-//! What befalls a device and its models while chats run: actors die, a neighbour takes what is free and leaves, a tenant
-//! comes, a model sleeps. A seed decides what comes next.
+//! Troubles of a device and its models while chats run: actors die, another process takes all free
+//! memory and frees it, a tenant leases memory, a model sleeps. A seed decides the order.
 
 use bursar_budgets::testing::HostControl;
 use std::{sync::Arc, time::Duration};
@@ -18,40 +18,41 @@ use crate::{
     stage::{device_of, eventually, small, small_envelope},
 };
 
-/// A request is given up after three deaths under it, so there are at most two while the same requests run.
+/// A request is given up after three deaths, so there are at most two deaths while
+/// the same requests run.
 const DEATHS: usize = 2;
 
-/// After so many looks at a ledger that is not as before, both are printed.
+/// If the ledger is still not as before after this many looks, both ledgers are printed.
 const LOOKS: usize = 500;
 
-/// No number of deaths uses up the restarts.
+/// An intensity that no number of deaths uses up.
 const PATIENT: Intensity =
     Intensity { restarts_max: 1_000_000, within: Duration::from_secs(60), back_off: Duration::ZERO };
 
-/// How often each befell.
+/// The number of troubles of each kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Befallen {
     pub deaths: usize,
     pub neighbours: usize,
     pub tenants: usize,
     pub sleeps: usize,
-    /// Sleeps that found requests which did not end in time.
+    /// Sleeps that failed because requests did not end in time.
     pub busy: usize,
 }
 
-/// Troubles come at their own times, whatever else happens.
+/// Waits between two troubles, independently of the chats.
 #[expect(clippy::disallowed_methods, reason = "no actor sleeps here, and no story waits for it")]
 async fn pass(milliseconds: u64) {
     tokio::time::sleep(Duration::from_millis(milliseconds)).await;
 }
 
-/// The device, and who else takes its memory.
+/// The device, and the other process that takes its memory.
 enum Place {
     Host(Arc<HostDevice>),
     Gpu(Arc<CudaDevice>, Neighbour),
 }
 
-/// Two models on a device, with keys and values that go to the host and back.
+/// Two models on a device, with a host tier for the KV cache.
 pub struct Troubled {
     place: Place,
     pub runtime: Runtime,
@@ -67,7 +68,7 @@ impl Troubled {
         Self::on(Place::Host(device), runtime, seed).await
     }
 
-    /// The same on the first GPU, or nothing if there is none.
+    /// Starts two models on the first GPU. Returns `None` if there is no GPU.
     pub async fn begin_on_a_gpu(seed: u64) -> Option<Troubled> {
         let runtime = match Self::runtime(DeviceChoice::Cuda(0)).await {
             Err(RuntimeError::Device(DeviceError::NoDevice { .. })) => return None,
@@ -95,7 +96,8 @@ impl Troubled {
     async fn on(place: Place, runtime: Runtime, seed: u64) -> Troubled {
         let mut models = Vec::new();
         for name in ["first", "second"] {
-            // The pool is too small for all: some wait, some are preempted, and blocks go to the host and back.
+            // The KV cache is too small for all chats: some wait, some are preempted, and blocks
+            // are copied to the host and back.
             let options = LoadOptions {
                 name: Some(name.to_owned()),
                 envelope: Some(Envelope { context_tokens: 320, ..small_envelope() }),
@@ -119,7 +121,7 @@ impl Troubled {
         self.runtime.budget().measure().await.expect("the budget answers")
     }
 
-    /// So many troubles, one after another.
+    /// Causes this many troubles, one after another.
     pub async fn befall(&mut self, troubles: usize) {
         let before = self.befallen.deaths;
         for _ in 0..troubles {
@@ -151,12 +153,13 @@ impl Troubled {
                 let engine = supervised.engines.get(&*facts.name);
                 let sent = engine.is_some_and(|engine| engine.send_message(EngineMessage::InjectFault(fault)).is_ok());
                 if sent {
-                    // A neighbour that came meanwhile could leave its successor no room to start.
+                    // If another process took memory now, the new engine might not
+                    // have enough to start.
                     model.serving_after(serving.generation).await.expect("it starts again");
                 }
                 sent
             }
-            // Of a model that sleeps, these are gone.
+            // A sleeping model has no vision actor and no scheduler.
             2 => serving.vision.is_some_and(|vision| vision.send_message(VisionMessage::InjectFault(fault)).is_ok()),
             _ => serving.scheduler.send_message(SchedulerMessage::InjectFault(fault)).is_ok(),
         };
@@ -173,7 +176,8 @@ impl Troubled {
         }
     }
 
-    /// Takes what is free, again and again, and leaves. Requests of a model that sleeps wait for that.
+    /// Another process takes all free memory several times and then frees it. Requests of a
+    /// sleeping model wait until then.
     async fn neighbour(&mut self) {
         for _ in 0..5 {
             let _taken = match &mut self.place {
@@ -189,12 +193,14 @@ impl Troubled {
         self.befallen.neighbours += 1;
     }
 
-    /// Waits until no request holds anything, and the ledger has the bytes of `before` in every class.
+    /// Waits until no request holds anything, and the ledger has the bytes of
+    /// `before` in every class.
     pub async fn settled(&self, before: &Snapshot) {
         for model in &self.models {
             model.wake().await.expect("it wakes up");
         }
-        // Of a GPU the driver takes a few MiB now and then. It backs what graphs take, less when it has memory left of others.
+        // On a GPU the driver's own memory use varies by a few MiB. It also backs the memory of
+        // graphs, and backs less if other allocations left it free memory.
         let slack = match self.place {
             Place::Host(_) => Bytes::ZERO,
             Place::Gpu(..) => Bytes::mib(64),
@@ -230,7 +236,7 @@ impl Troubled {
                 usage.await.is_ok_and(|usage| usage.held == 0 && usage.blocks == serving.record.kv_blocks)
             })
             .await;
-            // A cancelled request ends a moment after its caller has gone.
+            // A cancelled request ends shortly after its caller has disconnected.
             eventually("all credits are free", async || model.requests().0 == 0).await;
         }
     }

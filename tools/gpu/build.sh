@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Builds what `tools/gpu/check.sh` runs on a GPU machine, which may have no cargo:
+# Builds the programs that `tools/gpu/check.sh` runs on a GPU machine, which may not have cargo:
 #
-#     tools/gpu/build.sh [FOLDER] [tests|bench ...]        # .gpu/bin, and both, if not told otherwise
+#     tools/gpu/build.sh [FOLDER] [tests|bench ...]        # default: .gpu/bin, and both
 #
-# FOLDER gets each test that knows of a GPU and the release build of `bursar`, stripped and packed (what travels to such a
-# machine may be limited), and where this repository was when they were built: tests read golden files from there.
+# FOLDER gets each test that uses a GPU and the release build of `bursar`, stripped and packed,
+# because transfers to such a machine may be limited. It also gets the path of this repository at
+# build time, because tests read golden files from there.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=${1:-.gpu/bin}
@@ -13,7 +14,8 @@ parts=${*:-tests bench}
 mkdir -p "$folder"
 pwd >"$folder/built_at"
 
-# The programs in a folder, as one archive: they have most of their bytes in common, so the dictionary spans them all.
+# Packs the programs in a folder into one archive. They have most of their bytes in common, so the
+# dictionary spans all of them.
 pack() { # FOLDER NAME
     tar c -C "$1" . | xz --lzma2=preset=1,dict=192MiB >"$folder/$2.tar.xz"
     echo "$folder/$2.tar.xz: $(stat -c %s "$folder/$2.tar.xz") bytes"
@@ -23,7 +25,7 @@ programs=$(mktemp -d)
 trap 'rm -rf "$programs"' EXIT
 mkdir "$programs/tests" "$programs/bench"
 
-# Where cargo put what it has just built, a line each: package, name, path.
+# The programs that cargo has just built, one per line: package, name, path.
 executables() { python3 -c '
 import json, sys
 for told in map(json.loads, filter(lambda line: line.startswith("{"), sys.stdin)):
@@ -32,7 +34,8 @@ for told in map(json.loads, filter(lambda line: line.startswith("{"), sys.stdin)
 
 if [[ " $parts " == *" tests "* ]]; then
     sources=(*/tests/*cuda*.rs model/tests/seven_billion.rs)
-    # Of the whole workspace, as everything else builds: dependencies have the same features, and are built once.
+    # Built from the whole workspace like everything else, so that dependencies have the same
+    # features and are built once.
     cargo test --workspace --no-run --message-format=json \
         $(basename -as .rs "${sources[@]}" soak | sort -u | sed 's/^/--test /') | executables >"$programs/built"
     for source in "${sources[@]}"; do

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Reads what tools/gpu/trace.c wrote with BURSAR_TRACE_CALLS: where a start's time went, call by call of the driver.
+"""Reads the output of tools/gpu/trace.c with BURSAR_TRACE_CALLS: the time of a start, call by call of the driver.
 
     python3 tools/gpu/calls.py trace.txt [MILLISECONDS]
 
-Prints the calls by name, how many and how long in all by thread, and then every stretch of the longest thread's time:
-calls of at least MILLISECONDS (5) one by one, with what passed between them outside of the driver.
+Prints the calls by name with their number and total time by thread, and then the timeline of the longest thread: each
+call of at least MILLISECONDS (default 5), and the time outside the driver between these calls.
 """
 import collections
 import sys

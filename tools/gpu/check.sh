@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# Everything that wants a GPU, from what `tools/gpu/build.sh` has built, run at the root of this repository:
+# All checks that need a GPU, with the programs that `tools/gpu/build.sh` has built. Run it at the
+# root of this repository:
 #
 #     tools/gpu/check.sh FOLDER [tests|drills|kernels|products|sanitizer|seven|share|ranks|soak|bench ...]
-#                                                              # if not told otherwise, all but share, ranks and soak
+#                                                              # default: all except share, ranks and soak
 #
-# tests      every GPU test that is over in a minute
-# drills     a neighbour that comes and goes, cards with too little: 7B's shape on a whole card (four minutes)
-# kernels    each kernel alone against torch in f64, and its times (needs no FOLDER's binaries)
-# sanitizer  the kernels' tests under compute-sanitizer, but for the one that takes the time
-# seven      a random checkpoint of 7B's shape (16.6 GB below SCRATCH, /tmp if not set): transformers and we compute it
-# products   products of few rows and of many, checked and timed beside cuBLASLt's (`tools/gpu/{products,gated}.py`)
-# share      models of that shape that take turns and lend, and chats whose history does not fit the card (`turns.py`)
-# ranks      sums over all GPUs, checked and timed (`ranks.py`); `tests` has the tests of two GPUs, which skip on one
-# soak       chats through deaths, neighbours and sleep for BURSAR_SOAK_SECONDS (300); it wants the GPU to itself
-# bench      `bursar bench` on that shape
+# tests      every GPU test that takes less than a minute
+# drills     another process that takes and frees memory, GPUs with too little memory: 7B's shape on a whole GPU (4 minutes)
+# kernels    each kernel against torch in f64, and its times (does not need the programs in FOLDER)
+# sanitizer  the kernels' tests under compute-sanitizer, except the one that measures times
+# seven      a random checkpoint of 7B's shape (16.6 GB in SCRATCH, by default /tmp), computed by transformers and by Bursar
+# products   matrix products with few and with many rows, checked and timed next to cuBLASLt (`tools/gpu/{products,gated}.py`)
+# share      models of that shape that sleep in turns and lend memory, and chats whose history exceeds the GPU (`turns.py`)
+# ranks      sums over all GPUs, checked and timed (`ranks.py`). The tests of two GPUs are in `tests` and skip on one GPU
+# soak       chats with deaths, memory pressure and sleep for BURSAR_SOAK_SECONDS (300); it needs the GPU exclusively
+# bench      `bursar bench` with that shape
 #
-# BURSAR_CUDA_LIB names the folder of cuBLASLt, if it is at no usual place. What was run and whether it passed stands in
-# the last lines; it fails when anything did.
+# BURSAR_CUDA_LIB names the folder of cuBLASLt if it is not in a usual place. The last lines list
+# the checks that ran and whether they passed. The script fails if a check failed.
 set -uo pipefail
 folder=$(cd "$1" && pwd)
 shift
@@ -29,13 +30,14 @@ for packed in "$folder"/*.tar.xz; do
     tar xJf "$packed" -C "$bin"
 done
 
-# Tests of a machine without a GPU skip and pass, which is not what anybody comes here for.
+# Without a GPU the tests skip and pass. This script fails instead.
 nvidia-smi -L || {
     echo "no GPU is here: nothing would be tested"
     exit 1
 }
 
-# Tests read golden files from this folder, and others of the repository from where it was when they were built.
+# Tests read golden files from this folder, and other files of the repository from its
+# path at build time.
 export BURSAR_GOLDEN="$bin/golden"
 python3 tests/golden/make.py --unpack "$BURSAR_GOLDEN"
 cp -r model/demo/checkpoint "$BURSAR_GOLDEN/demo"

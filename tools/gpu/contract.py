@@ -1,4 +1,4 @@
-"""The numbers that host and device share, out of `kernels/cuda/include/contract.cuh`, which is generated from Rust."""
+"""The constants that host and device share, read from `kernels/cuda/include/contract.cuh`, which is generated from Rust."""
 
 import functools
 import re
@@ -9,14 +9,14 @@ HEADER = Path(__file__).resolve().parents[2] / "kernels/cuda/include/contract.cu
 
 
 def sizes(macro):
-    """What a list of sizes has: `sizes("FOR_EACH_FEW_ROWS")`."""
+    """The sizes in a list of kernels: `sizes("FOR_EACH_FEW_ROWS")`."""
     listed = HEADER.read_text().split(f"#define {macro}(")[1].split("\n\n")[0]
     return [int(size) for size in re.findall(r"KERNEL\(__VA_ARGS__, (\d+)\)", listed)]
 
 
 @functools.cache
 def contract(family):
-    """Those of a namespace: `contract("argmax").THREADS`, or by size, `contract("attention_decode").RING_BYTES[128]`."""
+    """The constants of a namespace: `contract("argmax").THREADS`, or by size `contract("attention_decode").RING_BYTES[128]`."""
     body = HEADER.read_text().split(f"\nnamespace {family} {{\n")[1].split("\n}")[0]
     number = lambda text: int(text.rstrip("u"), 0)  # noqa: E731
     numbers = {name: number(value) for name, value in re.findall(r"constexpr uint32_t (\w+) = (\w+);", body)}

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""A decode step of Qwen2.5-VL-7B's language model as one CUDA graph: our kernels around torch's products.
+"""A decode step of Qwen2.5-VL-7B's language model as one CUDA graph: Bursar's kernels around torch's matrix products.
 
     python3 tools/gpu/decode.py [--compiled DIR] [--batches 1 16 64 256] [--context 576] [--layers 28]
 
-Run on a GPU machine with torch; needs no build: `--compiled` is kernels/cuda/compiled of this checkout if not told
-otherwise. Weights, cache and rows are random. For each batch it replays the whole step and the same step without one
-family of kernels in turn, and prints milliseconds a step (median of replays) and what leaving the family out saves:
-what a kernel costs in its place, launch and waiting included. Beside it what attention takes with nothing else in the graph.
-Then it checks that the kernels give the same bits when none may start early.
+Run it on a GPU machine with torch. No build is needed: by default `--compiled` is kernels/cuda/compiled of this checkout.
+Weights, cache and rows are random. For each batch it replays the whole step, and the step without one family of kernels
+at a time. It prints milliseconds per step (median of replays) and the time that leaving the family out saves. That is the
+cost of a kernel within the step, including launch and waiting. It also prints the time of attention in a graph without
+other kernels. Then it checks that the kernels give the same bits if no kernel may start early.
 
-Products are torch's choice of cuBLASLt, which is not the engine's: compare steps of this script with one another.
+Products are cuBLASLt's as torch chooses them, not the engine's. Compare steps of this script only with each other.
 """
 
 import argparse
@@ -33,7 +33,7 @@ FAMILIES = ["products", "attention", "rotary", "norms", "gates", "rows", "choice
 
 
 class Step:
-    """All that a step of one batch reads and writes."""
+    """Everything that a step of one batch reads and writes."""
 
     def __init__(self, weights, batch, context):
         self.weights, self.batch, self.layers = weights, batch, len(weights["qkv"])
@@ -75,7 +75,7 @@ class Step:
         Kernel("silu_mul", "silu_mul_bf16")(*gate_shape(self.batch, FEATURES), *arguments, early=early)
 
     def run(self, without=(), early=True):
-        """All kernels of a step but for the families `without`."""
+        """Launches all kernels of a step except the families `without`."""
         w, n = self.weights, self.batch
         on = lambda family: family not in without
         embedding = (w["embedding"], VOCABULARY, HIDDEN, self.ids, self.chosen, n, self.hidden)
@@ -122,7 +122,7 @@ class Step:
         return graph
 
     def milliseconds(self, left_out, rounds=25):
-        """Of a step without each of the lists of families: they take turns, so that all meet the same clocks."""
+        """Median times of steps without each list of families. They alternate, so that all run at the same clocks."""
         graphs = [self.captured(without=without) for without in left_out]
         times = [[] for _ in graphs]
         for turn in range(rounds + 3):

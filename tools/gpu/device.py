@@ -1,7 +1,7 @@
-"""Our machine code on a GPU: loading and launching it, outputs that tell what was not written, and times.
+"""Bursar's machine code on a GPU: loading and launching it, outputs that show what was not written, and times.
 
-Kernels come from the archives in `kernels/cuda/compiled/`, so this wants a Hopper GPU, its driver and torch. It is what the scripts of
-this folder share, and prints nothing.
+Kernels come from the archives in `kernels/cuda/compiled/`, so this needs a Hopper GPU, its driver and torch. The scripts of this
+folder share this module. It prints nothing.
 """
 
 import ctypes
@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 COMPILED = Path(__file__).resolve().parents[2] / "kernels/cuda/compiled"
-ENDINGS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # of kernels' names
-# One rounding of the type makes 1.7e-3 and 2.1e-4; attention also rounds its weights.
+ENDINGS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # in the names of kernels
+# One rounding of the type is 1.7e-3 and 2.1e-4. Attention also rounds its weights.
 LIMITS = {torch.bfloat16: 3e-3, torch.float16: 4e-4}
 L2_BYTES = 50 << 20
 
@@ -26,7 +26,7 @@ _TENSOR_MAP_TYPES = {torch.float8_e4m3fn: 0, torch.float16: 6, torch.bfloat16: 9
 @functools.cache
 def driver():
     torch.cuda.init()
-    torch.empty(1, device="cuda")  # torch's context is ours
+    torch.empty(1, device="cuda")  # creates torch's context, which is used here too
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -53,13 +53,13 @@ class _Launch(ctypes.Structure):
 
 
 class TensorMap(ctypes.Structure):
-    """What the copy engine wants to know of a tensor; an argument by value."""
+    """A tensor descriptor of the copy engine (TMA), passed by value."""
 
     _fields_ = [("words", ctypes.c_uint64 * 16)]
 
 
 class Sections(ctypes.Structure):
-    """Rotary pairs of each axis, one after the other or interleaved; an argument by value."""
+    """The number of rotary pairs of each axis, one axis after the other or interleaved. Passed by value."""
 
     _fields_ = [("pairs", ctypes.c_uint32 * 4), ("is_interleaved", ctypes.c_uint32)]
 
@@ -68,7 +68,7 @@ class Sections(ctypes.Structure):
 
 
 def tensor_map(tensor, dimensions, strides, box, swizzle):
-    """`strides` in bytes, of all dimensions but the first; `swizzle` 1 for 32 bytes, 3 for 128."""
+    """`strides` are in bytes, for all dimensions except the first. `swizzle` is 1 for 32 bytes and 3 for 128."""
     aligned = ctypes.create_string_buffer(192)
     at = (ctypes.addressof(aligned) + 63) // 64 * 64
     array = lambda kind, values: (kind * len(values))(*values)  # noqa: E731
@@ -80,7 +80,7 @@ def tensor_map(tensor, dimensions, strides, box, swizzle):
 
 
 def load_from(folder):
-    """Loads kernels from this folder instead: archives, or files as `compile.py --unpack` writes them.
+    """Loads kernels from this folder instead: from archives, or from files as `compile.py --unpack` writes them.
 
     Call it before the first kernel is loaded."""
     global COMPILED
@@ -89,7 +89,7 @@ def load_from(folder):
 
 @functools.cache
 def _code(name):
-    """A compiled file, such as `rms_norm.sm_90a.cubin`, from the folder or from its target's archive."""
+    """A compiled file, such as `rms_norm.sm_90a.cubin`, from the folder or from the archive of its target."""
     if (COMPILED / name).exists():
         return (COMPILED / name).read_bytes()
     with tarfile.open(COMPILED / f"{name.split('.')[1]}.tar.xz") as archive:
@@ -107,12 +107,12 @@ def _module(file, device):
 
 
 def module(file):
-    """Of torch's current device; `file` is the name of a source, or of a .cubin or .ptx, which the driver compiles."""
+    """The module on torch's current device. `file` is the name of a source, or of a .cubin or .ptx, which the driver compiles."""
     return _module(file, torch.cuda.current_device())
 
 
 def argument(value):
-    """A tensor is its address, None a null, an int a u32 and a float an f32; what ctypes knows stays as it is."""
+    """A kernel argument: a tensor is its address, None a null pointer, int a u32 and float an f32. ctypes values are unchanged."""
     if isinstance(value, torch.Tensor):
         return ctypes.c_void_p(value.data_ptr())
     kinds = {type(None): ctypes.c_void_p, int: ctypes.c_uint32, float: ctypes.c_float}
@@ -121,15 +121,15 @@ def argument(value):
 
 @functools.cache
 class Kernel:
-    """A function of the machine code: `Kernel("embed", "embed_bf16")(grid, block, *arguments)`. `shared_bytes` is the most
-    dynamic shared memory that a block takes, and what it takes if a launch says nothing else."""
+    """A kernel of the machine code: `Kernel("embed", "embed_bf16")(grid, block, *arguments)`. `shared_bytes` is the maximum of
+    dynamic shared memory per block, and also the default of a launch."""
 
     def __init__(self, file, name, shared_bytes=0):
         self.file, self.name, self.shared_bytes, self.functions = file, name, shared_bytes, {}
         self.function()
 
     def function(self):
-        """Of torch's current device."""
+        """The function on torch's current device."""
         device = torch.cuda.current_device()
         if device not in self.functions:
             found = ctypes.c_void_p()
@@ -140,8 +140,8 @@ class Kernel:
         return self.functions[device]
 
     def __call__(self, grid, block, *arguments, shared_bytes=None, early=False):
-        """On torch's current stream; `grid` and `block` have up to three sizes. `early`: may start before the kernel in
-        front has ended."""
+        """Launches on torch's current stream. `grid` and `block` have up to three sizes. With `early` the kernel may start
+        before the preceding kernel has ended."""
         shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
         three = lambda sizes: (ctypes.c_uint * 3)(*sizes, *[1] * (3 - len(sizes)))  # noqa: E731
         held = [argument(value) for value in arguments]
@@ -158,20 +158,20 @@ def divide_up(count, size):
 
 
 def unsigned(numbers):
-    """Whole numbers below 2^32 in torch's i32, which has their bits."""
+    """Whole numbers below 2^32 as torch's i32 with the same bits."""
     numbers = torch.as_tensor(numbers, dtype=torch.int64, device="cuda")
     return torch.where(numbers < 1 << 31, numbers, numbers - (1 << 32)).to(torch.int32)
 
 
 def error(found, wanted):
-    """||found - wanted|| / ||wanted||, in f64; never small with a NaN."""
+    """||found - wanted|| / ||wanted|| in f64. It is never small if there is a NaN."""
     found, wanted = found.double(), wanted.double()
     return float((found - wanted).norm() / wanted.norm().clamp_min(1e-30))
 
 
 class Output:
-    """A tensor for a kernel to write, each byte 0x7f before: a huge number in bf16, f32 and u32, NaN in f16. Around it,
-    and in the `gap` behind each row, are bytes that nothing may touch."""
+    """A tensor for a kernel to write, filled with bytes 0x7f: a huge number in bf16, f32 and u32, and NaN in f16. Around it,
+    and in the `gap` after each row, are guard bytes that no kernel may write."""
 
     POISON, GUARD_BYTES = 0x7F, 1024
 
@@ -192,20 +192,20 @@ class Output:
         return all(self.is_untouched(tensor) for tensor in (self.before, self.behind, self.gap))
 
     def error(self, wanted, rows=slice(None), untouched=None):
-        """Of `rows` against what is wanted there; infinite if a guard, or a row that should not be, was written."""
+        """The error of `rows` against the wanted values. Infinite if a guard or an `untouched` row was written."""
         if not self.is_guarded() or (untouched is not None and not self.is_untouched(self.tensor[untouched])):
             return float("inf")
         return error(self.tensor[rows], wanted)
 
 
 def sets_beyond_l2(set_bytes):
-    """So many sets of inputs, each used in turn, that none is in the L2 when it comes again."""
+    """The number of input sets such that none is still in the L2 cache when it is used again."""
     return min(max(divide_up(5 * L2_BYTES, set_bytes), 1), 256)
 
 
 def microseconds(calls, replays=15, least=8):
-    """Of one of `calls`: they are launched one behind the other in a graph, in rounds of at least eight if `least` does
-    not say otherwise; the median of the graph's replays."""
+    """The time of one of `calls`. They are launched one after the other in a graph, at least `least` launches in all. The
+    result is the median of the graph's replays."""
     calls = calls * max(1, least // len(calls))
     calls[0]()
     torch.cuda.synchronize()

@@ -3,10 +3,11 @@
 
     gated.py [--folder DIR] [--file NAME ...] [--check] [--time SHAPE ...] [--rows N ...] [--group N ...] [--milliseconds N]
 
-DIR (kernels/cuda/compiled) holds the archive of compiled kernels, or files that `compile.py --unpack` wrote; --file names
-other builds of linear_gated_hopper there. With neither --check nor --time both are done, over all shapes. Sizes divide nothing in the check, outputs are poisoned, and
-float64 is the reference. Times are medians of rounds in which all versions take turns in any order, on normal random
-numbers, with weights that rotate beyond the cache: microseconds, TFLOP/s, and how much faster than cuBLASLt. Needs torch.
+DIR (default kernels/cuda/compiled) contains the archive of compiled kernels, or files that `compile.py --unpack` wrote. --file
+names other builds of linear_gated_hopper in DIR. Without --check and --time it does both, for all shapes. The check uses
+sizes that no tile size divides, poisoned outputs, and float64 as the reference. Times are medians of rounds in which all
+versions run in random order, on normal random numbers, with weights that rotate beyond the cache: microseconds, TFLOP/s,
+and the speedup over cuBLASLt. Needs torch.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from device import ENDINGS, Kernel, driver, processors, tensor_map
 ROUNDS = 9
 NUMBERS = contract("linear_many")
 TILE_ROWS, TILE_WEIGHTS, CLUSTER = NUMBERS.TILE_ROWS, NUMBERS.TILE_WEIGHTS, NUMBERS.CLUSTER
-# kind, in, columns, bias, rows: of Qwen2.5-VL-7B and its vision tower
+# kind, in, columns, bias, rows of Qwen2.5-VL-7B and its vision tower
 SHAPES = {
     "gate_up": ("gated", 3584, 18944, False, (512, 2048, 8192)),
     "qkv": ("plain", 3584, 4608, True, (512, 2048, 8192)),
@@ -41,13 +42,13 @@ TYPES = (torch.bfloat16, torch.float16)
 
 
 def rows_map(tensor, box):
-    """Rows of 64 columns a copy, pieces exchanged within 128 bytes."""
+    """A map that copies rows of 64 columns, swizzled within 128 bytes."""
     rows, columns = tensor.shape
     return tensor_map(tensor, [columns, rows], [2 * tensor.stride(0)], [NUMBERS.STEP_COLUMNS, box], 3)
 
 
 class Product:
-    """One of our kernels for these operands; calling it launches it."""
+    """One of Bursar's kernels for these operands. Calling it launches the kernel."""
 
     def __init__(self, file, kind, x, weight, bias, out, group):
         self.kernel = Kernel(file, f"{NAMES[kind]}_{ENDINGS[x.dtype]}", NUMBERS.SHARED_BYTES)
@@ -73,7 +74,7 @@ def expected(kind, x, weight, bias, held):
 
 
 def operands(kind, rows, depth, columns, bias, dtype, gap=0):
-    """x with a gap between its rows, weight, bias, and what the output holds."""
+    """x with a gap between its rows, the weight, the bias, and the initial contents of the output."""
     width = 2 * columns if kind == "gated" else columns
     x = torch.randn(rows, depth + gap, device="cuda").to(dtype)[:, :depth]
     weight = (torch.randn(width, depth, device="cuda") * depth**-0.5).to(dtype)
@@ -91,7 +92,7 @@ def check(file, group):
             for number, (rows, depth, columns) in enumerate(sizes):
                 for bias in (False, True):
                     x, weight, bias, held = operands(kind, rows, depth, columns, bias, dtype, gap=8 * (number % 3))
-                    # NaNs around the output and in it, and behind the rows of x.
+                    # NaNs around and in the output, and after the rows of x.
                     around = torch.full((rows + 3, columns + 8), float("nan"), device="cuda", dtype=dtype)
                     out = around[:rows, :columns]
                     runs = []
@@ -118,7 +119,7 @@ def check(file, group):
 
 
 def graph_of(version, calls, copies):
-    """Calls one after the other without the host between them."""
+    """A graph of calls one after the other, without the host between them."""
     for which in range(copies):
         version(which)
     torch.cuda.synchronize()
@@ -164,7 +165,8 @@ def time(files, shape, all_rows, groups, milliseconds):
         taken = {name: [] for name in versions}
         turns = random.Random(4)
         for _ in range(ROUNDS):
-            # Who comes behind something cooler is faster where the card's power is the limit.
+            # When the GPU's power is the limit, a kernel measured after a low-power one looks
+            # faster, so the order is random.
             for name in turns.sample(list(graphs), len(graphs)):
                 graph = graphs[name]
                 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

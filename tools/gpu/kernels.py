@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Checks our kernels on a GPU against torch in f64, and times them: "Kernels" of `benches/h200.md`.
+"""Checks Bursar's kernels on a GPU against torch in f64, and times them: "Kernels" of `benches/h200.md`.
 
-    tools/gpu/kernels.py [attention|decode|small|patchify|sampling|mixture|e4m3 ...] [--check]        # all, if not told otherwise
+    tools/gpu/kernels.py [attention|decode|small|patchify|sampling|mixture|e4m3 ...] [--check]        # default: all
 
-Wants a Hopper GPU and torch; what it runs is the committed machine code of `kernels/cuda/compiled/`. Each kernel is
-launched as the Launch comment at the end of its source says, at sizes that divide nothing and at those it is timed at,
-into outputs whose every byte is poisoned. A time is the median of fifteen replays of a graph, over sets of inputs that
-together are five times as large as the L2. Rates count what has to be read and written once, or multiplied. --check
-leaves the times out, as for compute-sanitizer (with PYTORCH_NO_CUDA_MEMORY_CACHING=1 each tensor has bounds of its own).
+Needs a Hopper GPU and torch. It runs the committed machine code of `kernels/cuda/compiled/`. Each kernel is launched as the
+Launch comment at the end of its source says, with sizes that no tile size divides and with the sizes of the timings, into
+outputs whose every byte is poisoned. A time is the median of fifteen replays of a graph over sets of inputs that together
+are five times as large as the L2 cache. Rates count the bytes that must be read and written once, or the operations.
+--check skips the timings, for example under compute-sanitizer (PYTORCH_NO_CUDA_MEMORY_CACHING=1 gives each tensor separate bounds).
 """
 
 import argparse

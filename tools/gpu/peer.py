@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""The figures of `bursar bench`, of vLLM, to stand beside ours when both run on one card in one go.
+"""Measures vLLM in the same way as `bursar bench`, for comparison when both run on one GPU in one session.
 
     python3 tools/gpu/peer.py MODEL [--tensor-parallel-size N] [--quantization fp8] [--kv-cache-dtype fp8]
                               [--weights dummy|drawn|files] [--only decode,prefill,pictures,routing]
                               [--batches 1,16,64,256] [--decode-context 512] [--decode-steps 128]
                               [--replies 1,128]
 
-MODEL is a folder with the configuration and tokenizer of a checkpoint. Pictures have the nearest sides that a Qwen tower
-takes unresized, as in `bursar bench`. As we are measured: text is the faster of two runs, decoding the difference of
-replies of 129 tokens (one more than --decode-steps) and of one, pictures the median of three runs after one that warms up;
-greedy, no prefix cache, 256 sequences, 8,192 tokens a step (Bursar: 8,448, see ADR 12). vLLM takes up to nine tenths of
-the card, as it does by default. Needs vLLM (0.26.0 was measured).
+MODEL is a folder with the configuration and tokenizer of a checkpoint. Pictures have the nearest sizes that a Qwen vision
+tower takes without resizing, as in `bursar bench`. The method is that of `bursar bench`: text is the faster of two runs,
+decoding is the difference between replies of 129 tokens (one more than --decode-steps) and of one token, pictures are the
+median of three runs after a warm-up. Greedy, no prefix cache, 256 sequences, 8,192 tokens per step (Bursar: 8,448, see
+ADR 12). vLLM takes up to nine tenths of the GPU, its default. Needs vLLM (0.26.0 was measured).
 
---weights: "dummy" are vLLM's own, which it draws between -1/1000 and 1/1000. Do not take them for a mixture in FP8, nor
-for a folder whose weights are in FP8: see `draw_weights`. "drawn" are as those of `bursar bench --random`. "files" are the
-folder's, as `seven_billion.py FOLDER --weights-only` writes them. At the end of a mixture's figures stands how evenly it routes.
+--weights: "dummy" are vLLM's own, which it draws between -1/1000 and 1/1000. Do not use them for a mixture in FP8, nor
+for a folder whose weights are in FP8: see `draw_weights`. "drawn" are like those of `bursar bench --random`. "files" are the
+folder's, as `seven_billion.py FOLDER --weights-only` writes them. The last figure of a mixture shows how evenly it routes.
 """
 
 import argparse
@@ -26,10 +26,10 @@ import statistics
 import sys
 import time
 
-# Modules of this folder have names that the standard library has too.
+# Modules of this folder have the same names as modules of the standard library.
 sys.path.pop(0)
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-# Its symmetric memory would use NVLink's multicast.
+# vLLM's symmetric memory would use NVLink multicast.
 os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
 STARTED = time.time()
 
@@ -57,19 +57,19 @@ PICTURE = "<IMG_CONTEXT>\n" if CONFIG["model_type"] == "internvl" else "<|vision
 PROMPT = f"<|im_start|>user\n{PICTURE}Describe.<|im_end|>\n<|im_start|>assistant\n"
 PICTURES = ((64, 1036, 1036), (16, 1932, 1092))
 STEPS = ASKED.decode_steps
-# Of weights in E4M3, whose scales bring it to 0.02.
+# The standard deviation of weights in E4M3, whose scales bring it to 0.02.
 DEVIATION_OF_E4M3 = 100
 EXPERTS = CONFIG.get("text_config", CONFIG).get("num_experts")
 
 
 def draw_weights():
-    """Makes what vLLM draws as dummy weights what `bursar bench --random` draws: ones for norms, else mean 0 and deviation
-    0.02.
+    """Replaces vLLM's dummy weights by those of `bursar bench --random`: ones for norms, otherwise mean 0 and deviation 0.02.
 
-    vLLM 0.26.0 draws every tensor below a module when it comes to the module. A mixture's router is below two, and by the
-    second time it is quantised. Numbers below 1/1000 are zeros in E4M3 but for one in fifty, and the scale is drawn too: all
-    logits are within 1e-7 of 0, so hardly any expert is more probable than another in f32, and rows get the first eight.
-    Weights that are in E4M3 from the start are such zeros too, which a card at its limit of power multiplies faster.
+    vLLM 0.26.0 draws every tensor below a module when it reaches the module. A mixture's router is below two modules, and
+    the second time it is already quantized. In E4M3 all but one in fifty numbers below 1/1000 are zero, and the scale is
+    drawn too. All logits are therefore within 1e-7 of 0, so in f32 hardly any expert is more probable than another, and
+    rows get the first eight experts. Weights that are in E4M3 from the start are such zeros too, and a GPU at its power
+    limit multiplies zeros faster.
     """
     from vllm.model_executor.model_loader import dummy_loader
 
@@ -85,7 +85,7 @@ def draw_weights():
             weight.data.copy_(wide.clamp_(-448, 448))
 
     def draw_layer(layer, _config):
-        """Only the layer's own parameters. Buffers and scales of keys and values (of no axis) stay as they are made."""
+        """Draws only the layer's own parameters. Buffers and the scales of the KV cache (scalars) stay as they are."""
         for name, weight in layer.named_parameters(recurse=False):
             if weight.dim() == 1 and name.endswith("weight"):
                 weight.data.fill_(1)
@@ -94,7 +94,8 @@ def draw_weights():
             elif weight.dim() > 0:
                 draw(weight)
 
-    # The first takes one tensor of a layer that is quantised afterwards: a matrix, or a bias.
+    # The first function draws one tensor of a layer that is quantized afterwards: a
+    # matrix or a bias.
     dummy_loader.initialize_single_dummy_weight = draw
     dummy_loader.initialize_dummy_weights = draw_layer
 
@@ -128,7 +129,7 @@ def free():
 
 
 def routing(model):
-    """Experts that rows choose in a step of 16 prompts of 512 tokens, which is too long for a graph."""
+    """The experts that rows choose in a step of 16 prompts of 512 tokens, which is too long for a CUDA graph."""
     chosen = {}
 
     def watch(network):
@@ -138,7 +139,7 @@ def routing(model):
 
     model.apply_model(watch)
     text(model, 16, 512, 1)
-    layers = [torch.cat(parts) for parts in chosen.values()]  # of each layer [rows, experts of a row]
+    layers = [torch.cat(parts) for parts in chosen.values()]  # for each layer [rows, experts of a row]
     some = statistics.mean(len(ids[:: len(ids) // 64][:64].unique()) for ids in layers)
     most = statistics.mean(float(torch.bincount(ids.flatten()).max()) * EXPERTS / ids.numel() for ids in layers)
     even = EXPERTS * (1 - (1 - layers[0].shape[1] / EXPERTS) ** 64)
@@ -147,7 +148,7 @@ def routing(model):
 
 
 def sizes():
-    """Counts and sides of pictures, whole numbers of merged patches."""
+    """Counts and sizes of pictures, in whole merged patches."""
     patch = CONFIG["vision_config"]["patch_size"]
     factor = 2 * (patch if isinstance(patch, int) else patch[0])
     return [(count, *((side + factor // 2) // factor * factor for side in sides)) for count, *sides in PICTURES]
@@ -189,12 +190,12 @@ def main():
             figure = f"{count / seconds:.2f} requests/s"
             tell(f"{count} requests with a picture of {width} x {height}, {tokens} out", figure)
     tell("free at the end", free())
-    # Last, since the routers stay watched.
+    # Routing comes last, because the hooks on the routers stay.
     if EXPERTS and "routing" in PARTS and ASKED.tensor_parallel_size == 1:
         routing(model)
 
 
-# Workers of several ranks import this file again.
+# The worker processes of several ranks import this file again.
 if ASKED.weights == "drawn":
     draw_weights()
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The figures of `bursar bench --trace TRACE --pictures-in FOLDER`, of vLLM, to stand beside ours when both run on one card in one go.
+"""Measures vLLM in the same way as `bursar bench --trace TRACE --pictures-in FOLDER`, for comparison when both run on one GPU in one session.
 
     python3 tools/gpu/peer_arrivals.py MODEL TRACE FOLDER
 
-TRACE is one object with several runs (`docs/commands.md`), FOLDER has its pictures. MODEL is a folder as `peer.py` takes it, with
-weights drawn at random. Requests are asked through AsyncLLM in this process's event loop, the engine runs in its own, as both do
-by themselves; the prefix cache is on, replies are greedy, and a goodput counts the requests with a first token within 2 s and 99
-of 100 intervals of at most 50 ms. Needs vLLM (0.26.0 was measured).
+TRACE is one object with several runs (`docs/commands.md`), and FOLDER contains its pictures. MODEL is a folder as for `peer.py`,
+with weights drawn at random. Requests are sent through AsyncLLM from this process's event loop, and the engine runs in a
+separate process, which is the default of both. The prefix cache is on and replies are greedy. A goodput counts the requests
+with a first token within 2 s and 99 of 100 intervals of at most 50 ms. Needs vLLM (0.26.0 was measured).
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-# Modules of this folder have names that the standard library has too.
+# Modules of this folder have the same names as modules of the standard library.
 sys.path.pop(0)
 
 PROMPT = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe.<|im_end|>\n<|im_start|>assistant\n"
@@ -26,7 +26,7 @@ FIRST, INTERVAL = 2.0, 0.05
 
 
 def quantile(values, share):
-    """By the nearest rank, as `bursar bench` takes it."""
+    """The quantile by nearest rank, as in `bursar bench`."""
     values = sorted(values)
     return values[int((len(values) - 1) * share + 0.5)] if values else float("nan")
 
@@ -64,7 +64,7 @@ class Engine:
         return {"prompt": PROMPT, "multi_modal_data": {"image": image}}
 
     async def ask(self, name, request, start):
-        """When it was asked, and when each token came."""
+        """Returns the time at which the request was sent, and the time of each token."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How far vLLM's logits are from those of transformers in f32, to stand beside what `model/tests/seven_billion.rs` prints.
+"""The distance of vLLM's logits from transformers' in f32, for comparison with the output of `model/tests/seven_billion.rs`.
 
     python3 tools/gpu/peer_distance.py FOLDER [--quantization fp8,fp8_per_channel] [--only text,long_text]
 
-FOLDER is what `seven_billion.py` wrote. vLLM loads its checkpoint in bf16 and then with each quantization, rounded while
-it loads, in a process of its own each time. Every prompt runs alone in one step, without graphs, torch.compile or prefix
-cache, and the logits of its last 32 tokens are compared: the measures are those of the Rust test. Logits are bf16 numbers
-in vLLM. A line a prompt as the test prints it, then the table of `benches/h200.md`. Needs vLLM (0.26.0 was measured).
+FOLDER is the output of `seven_billion.py`. vLLM loads its checkpoint in bf16, and then with each quantization, applied while
+loading, each time in a separate process. Every prompt runs in a step of its own, without graphs, torch.compile or prefix
+cache, and the logits of its last 32 tokens are compared with the measures of the Rust test. Logits are bf16 numbers in
+vLLM. Prints a line per prompt as the test does, then the table of `benches/h200.md`. Needs vLLM (0.26.0 was measured).
 """
 
 import argparse
@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-# Modules of this folder have names that the standard library has too.
+# Modules of this folder have the same names as modules of the standard library.
 sys.path.pop(0)
 
 import numpy as np  # noqa: E402
@@ -26,7 +26,7 @@ from safetensors.numpy import load_file  # noqa: E402
 
 PROMPTS = ("text", "one_picture", "four_pictures", "long_text")
 ROWS = 32
-# The longest prompt is of 8,192 tokens and gets one more.
+# The longest prompt has 8,192 tokens, and one token is generated.
 TOKENS = 8448
 PICTURES = 4
 SETTINGS = {
@@ -43,12 +43,12 @@ def error(found, expected):
 
 
 def agreed(one, other):
-    """Of how many rows the greatest number has the same place; of equal ones the first counts."""
+    """The number of rows in which the largest element has the same index. Of equal elements, the first counts."""
     return int((one.argmax(1) == other.argmax(1)).sum())
 
 
 def measures(found, narrow, wide):
-    """What the Rust test prints of logits [32, vocabulary]: ours, and transformers' in bf16 and in f32."""
+    """The measures that the Rust test prints, from logits [32, vocabulary]: vLLM's, and transformers' in bf16 and in f32."""
     assert found.shape == narrow.shape == wide.shape, f"{found.shape}, {narrow.shape} and {wide.shape}"
     assert np.isfinite(found).all(), "not all logits are finite"
     last = slice(-1, None)
@@ -68,7 +68,7 @@ def describe(name, setting, found):
 
 
 def table(results):
-    """Markdown of {setting: {prompt: measures}}; a setting or a prompt that failed has dashes."""
+    """A Markdown table of {setting: {prompt: measures}}. Settings and prompts that failed have dashes."""
     names = [name for name in PROMPTS if any(name in found for found in results.values())]
     head = ["prompt", "tokens", "transformers in bf16", *(f"vLLM in {setting}" for setting in results)]
     head.append(f"greatest as in f32, of {ROWS}: transformers / vLLM in {' / '.join(results)}")
@@ -86,7 +86,7 @@ def table(results):
 
 
 def prompt(folder, name):
-    """A prompt for vLLM, which puts a picture's tokens where its placeholder is."""
+    """A prompt for vLLM, which expands each picture's placeholder itself."""
     from PIL import Image
 
     recorded = json.loads((folder / f"prompts/{name}.json").read_text())
@@ -95,7 +95,7 @@ def prompt(folder, name):
 
 
 def last_logits(model, prompt, seen):
-    """Logits [32, vocabulary] of the last tokens and the count of all. `seen` gets what the model returns of each step."""
+    """Logits [32, vocabulary] of the last tokens, and the number of tokens. `seen` collects the model's output of each step."""
     import torch
     from vllm import SamplingParams
 
@@ -117,7 +117,7 @@ def last_logits(model, prompt, seen):
 
 
 def weights(network):
-    """Parameters by type, to see what was rounded."""
+    """Parameter counts by type, which show what was quantized."""
     counts = {}
     for weight in network.parameters():
         kind = str(weight.dtype).removeprefix("torch.")
@@ -126,7 +126,7 @@ def weights(network):
 
 
 def compare(folder, setting, names, results):
-    """Runs vLLM and writes what it finds to the file `results`, prompt by prompt."""
+    """Runs vLLM and writes the results to the file `results`, prompt by prompt."""
     started = time.monotonic()
     from vllm import LLM
 
@@ -151,7 +151,7 @@ def compare(folder, setting, names, results):
         network.register_forward_hook(lambda _module, _inputs, hidden: seen.append(hidden.clone()))
 
     model.apply_model(watch)
-    for name in sorted(names, key=has_pictures):  # what could fail comes last
+    for name in sorted(names, key=has_pictures):  # prompts that may fail come last
         logits, count = last_logits(model, prompts[name], seen)
         recorded = load_file(folder / f"prompts/{name}.safetensors")
         found[name] = measures(logits, recorded["logits.bf16"], recorded["logits.f32"]) | {"tokens": count}

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes the settings of a released shape for vLLM, which draws the weights: `peer.py` takes the folder.
+"""Writes the configuration of a released shape for vLLM with drawn weights. `peer.py` takes the folder.
 
-    python3 tools/gpu/peer_folder.py TOKENIZER FOLDER SHAPE [fp8_per_block|fp8_per_channel]      (Qwen's shapes alone)
+    python3 tools/gpu/peer_folder.py TOKENIZER FOLDER SHAPE [fp8_per_block|fp8_per_channel]      (Qwen's shapes only)
 
-TOKENIZER is a folder with Qwen2.5's `tokenizer.json` and `tokenizer_config.json`, which all shapes use: the figures do not
-depend on what tokens spell. The numbers are those of the families' `shape.rs`. FP8 is that of released checkpoints: by
-blocks of 128 x 128 as Qwen's, by channel as of compressed-tensors. Towers, routers and logits are plain.
+TOKENIZER is a folder with Qwen2.5's `tokenizer.json` and `tokenizer_config.json`, which all shapes use, because the figures do
+not depend on the text of tokens. The sizes are those of the families' `shape.rs`. FP8 has the formats of released checkpoints:
+blocks of 128 x 128 as Qwen's, channels as in compressed-tensors. Vision towers, routers and output heads are not quantized.
 """
 
 import json
@@ -17,7 +17,7 @@ FORMAT = sys.argv[4] if len(sys.argv) > 4 else None
 if FORMAT not in (None, "fp8_per_block", "fp8_per_channel") or (FORMAT and not SHAPE.startswith("qwen")):
     sys.exit(f"{FORMAT} of {SHAPE} is not known")
 
-# Hidden width, MLP width, layers, query heads, key and value heads.
+# Hidden size, MLP size, layers, query heads, KV heads.
 TEXT = {
     "qwen2.5-vl-3b": (2048, 11008, 36, 16, 2),
     "qwen2.5-vl-7b": (3584, 18944, 28, 28, 4),
@@ -148,7 +148,7 @@ def internvl(tokenizer):
 
 
 def quantization(config):
-    """What a checkpoint in FP8 says of itself, with vLLM's names of what is plain."""
+    """The `quantization_config` of an FP8 checkpoint, with vLLM's names for the modules that are not quantized."""
     decoder, vision = config.get("text_config", config), config.get("vision_config", {})
     if FORMAT == "fp8_per_channel":
         weights = {"num_bits": 8, "type": "float", "symmetric": True}

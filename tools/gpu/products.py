@@ -1,17 +1,17 @@
-"""Products of few rows, and gated ones of some hundred, on a Hopper GPU: whether they are right, and what they take beside cuBLASLt's.
+"""Checks matrix products with few rows, and gated ones with some hundred rows, on a Hopper GPU, and times them next to cuBLASLt's.
 
-    python3 tools/gpu/products.py [check] [sanitize] [time] [--rows N ...] [--compiled FOLDER]     check and time, if not
-                                                                                                     told otherwise
+    python3 tools/gpu/products.py [check] [sanitize] [time] [--rows N ...] [--compiled FOLDER]     default: check and time
 
 check     every kernel of linear_few.cubin and gate_up_middle.cubin at odd sizes in poisoned memory, against float64
 sanitize  a small part of that, to be run under compute-sanitizer
-time      a decode step of Qwen2.5-VL-7B (28 layers and the logits) at 1, 16, 64 and 256 rows, or at those named, weights
-          drawn anew for each layer, as graphs of launches: each product one after the other, then the whole step with norms, attention
-          over 576 tokens and the gate between (no rotary positions), with cuBLASLt's products as torch takes them, with
-          ours cut in each of the ways that Bursar chooses from, with the fastest cut of each, and with the fastest of all;
-          over 64 rows only gate_up is ours too, uncut, and cuBLASLt's stands beside it with the gate behind
+time      a decode step of Qwen2.5-VL-7B (28 layers and the logits) at 1, 16, 64 and 256 rows, or at the given numbers, with
+          different weights for each layer, as graphs of launches: first each product, then the whole step with norms,
+          attention over 576 tokens and the gate (no rotary positions). The step is timed with cuBLASLt's products as torch
+          uses them, with Bursar's products for each cut that Bursar can choose, with the fastest cut of each product, and
+          with the fastest kernel of each. Over 64 rows only gate_up has a kernel of Bursar, uncut, and is compared with
+          cuBLASLt's product followed by the gate
 
-Wants torch with CUDA and nothing else; our kernels come from kernels/cuda/compiled.
+Needs only torch with CUDA. Bursar's kernels come from kernels/cuda/compiled.
 """
 
 import argparse
@@ -32,22 +32,23 @@ HIDDEN, QKV, INTERMEDIATE, VOCABULARY, LAYERS = 3584, 4608, 18944, 152064, 28
 CONTEXT = 576  # tokens
 BLOCK_TOKENS = contract("common").BLOCK_TOKENS
 
-# Blocks that share a tile: what Bursar's autotuning chooses from (`CUTS` of kernels/src/cuda/linear_few.rs).
+# Numbers of blocks that share a tile, from which Bursar's autotuning
+# chooses (`CUTS` of kernels/src/cuda/linear_few.rs).
 CUTS = [1, 2, 4, 132]
 FEW, MIDDLE = contract("linear_few"), contract("gate_up_middle")
 WIDTHS = sizes("FOR_EACH_GATED_WIDTH")
-TEAM = FEW.TEAM  # blocks of a cluster
-# Rows that these serve.
+TEAM = FEW.TEAM  # blocks per cluster
+# The largest number of rows that the kernels for few rows take.
 FEW_ROWS = FEW.ROWS_MAX
 
 
-SWIZZLE = 3  # of 128 bytes
+SWIZZLE = 3  # 128 bytes
 REPLAYS = 7
 TURNS = 5
 
 
 class Kernels:
-    """Our products for Hopper, launched as kernels/src/cuda/ launches them: each may start early."""
+    """Bursar's products for Hopper, launched as in kernels/src/cuda/: each kernel may start early."""
 
     def __init__(self):
         driver()
@@ -57,7 +58,7 @@ class Kernels:
         self.maps = {}
 
     def cut(self, features, steps, cut, gated, grid=None):
-        """Blocks, whole teams of them, tiles, and rows of the tallest of them."""
+        """The number of blocks (whole teams), the number of tiles, and the rows of the tallest tile."""
         group, tile = FEW.GATE_ROWS, FEW.TILE_ROWS
         groups, most = (features // group, tile // 2 // group) if gated else (features, tile)
         blocks = min((grid or self.processors) // TEAM * TEAM, groups * cut)
@@ -99,7 +100,7 @@ class Kernels:
         Kernel("linear_few", name, FEW.SHARED_BYTES[most])((blocks,), (FEW.THREADS,), *arguments, early=True)
 
     def middle(self, x, weight, out, bias=None, grid=None, width=None):
-        """A gated product of some hundred rows, in tiles of `width` features or, if not given, as Bursar chooses."""
+        """A gated product of some hundred rows, in tiles of `width` features. By default the width that Bursar chooses."""
         (rows, columns), features = x.shape, out.shape[1]
         clusters = (grid or self.processors) // MIDDLE.CLUSTER
         tiles = lambda width: -(-rows // (MIDDLE.CLUSTER * MIDDLE.BLOCK_ROWS)) * -(-features // width)  # noqa: E731
@@ -118,7 +119,7 @@ class Kernels:
         kernel((blocks,), (MIDDLE.THREADS,), *arguments, early=True)
 
 
-# How a product reaches its output: its type, whether it has a bias, is added, is gated.
+# The variants of a product: output type, whether it has a bias, is added to the output, is gated.
 WAYS = {
     "plain": (None, False, False, False),
     "bias": (None, True, False, False),
@@ -128,12 +129,12 @@ WAYS = {
     "gated": (None, False, False, True),
     "gated, bias": (None, True, False, True),
 }
-MARGIN = 776.0  # what lies beside an output
+MARGIN = 776.0  # fills the memory next to an output
 
 
 def check(kernels, shapes, rows, grid=None, middle=None):
-    """Every way of every shape [features, in], by the kernels for few rows or, if it gates, for some hundred; prints the
-    worst errors, and says whether all was right."""
+    """Checks every variant of every shape [features, in], with the kernels for few rows, or for some hundred if gated. Prints
+    the largest errors, and returns whether all were right."""
     worst, cases, wrong = {}, 0, 0
     for dtype in (torch.bfloat16, torch.float16):
         for features, columns in shapes:
@@ -179,7 +180,7 @@ def check(kernels, shapes, rows, grid=None, middle=None):
 
 
 def repeats(multiply, rows, features, **ways):
-    """The same bits every time, and a NaN stays in its row; of `features` of the weight."""
+    """Checks that the bits are the same every time and that a NaN stays in its row, with `features` rows of the weight."""
     x = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(features, HIDDEN, device="cuda", dtype=torch.bfloat16)
     outs = [torch.empty_like(x) for _ in range(20)]
@@ -197,7 +198,7 @@ def repeats(multiply, rows, features, **ways):
 
 
 class Step:
-    """A model's weights, and what lies between its products in a step of so many rows."""
+    """A model's weights, and the operations between its products in a step of this many rows."""
 
     def __init__(self, kernels):
         def drawn(*shape):
@@ -238,7 +239,7 @@ class Step:
         Kernel("silu_mul", "silu_mul_bf16")(*gate_shape(self.rows, INTERMEDIATE), *arguments, early=True)
 
     def multiply(self, name, layer, cut):
-        """By our kernel cut like this, gate included, or by cuBLASLt if there is no cut."""
+        """Computes a product with Bursar's kernel and this cut, gate included, or with cuBLASLt if `cut` is None."""
         weight = self.head if name == "logits" else self.layers[name][layer]
         x, out, theirs = {
             "qkv": (self.normed, self.qkv, self.qkv),
@@ -258,7 +259,7 @@ class Step:
             torch.mm(x, weight.T, out=theirs)
 
     def run(self, cuts):
-        """All of it, each product cut as `cuts` says."""
+        """Runs the whole step, with the cut of each product from `cuts`."""
         for layer in range(LAYERS):
             self.norm()
             self.multiply("qkv", layer, cuts["qkv"])
@@ -278,8 +279,8 @@ class Step:
 
 
 def in_turns(ways):
-    """Microseconds of one of the calls of each: medians of turns, since a card at its limit of power slows down as it
-    becomes hot, and who comes first would be faster."""
+    """Microseconds of one call of each way: medians of alternating rounds, because a GPU at its power limit slows down as it
+    gets hot, which would favor the first way measured."""
     taken = {way: [] for way in ways}
     for _ in range(TURNS):
         for way, calls in ways.items():

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Checks `all_reduce.cu` on all GPUs of a machine, and times it beside NCCL.
+"""Checks `all_reduce.cu` on all GPUs of a machine, and times it next to NCCL.
 
     tools/gpu/ranks.py [--check] [--without-nccl] [--ranks N]
 
-One process launches on every GPU, whose memory is mapped on the others. More ranks than GPUs share them, each in a stream of
-its own: that checks everything but the links. Sums are compared to the bit with torch's in f32
-in the order of the ranks. A time is of one exchange of many in a graph on each GPU.
+One process launches on every GPU and maps each GPU's memory on the other GPUs. If there are more ranks than GPUs, ranks
+share GPUs, each with a separate stream. That checks everything except the links. Sums must equal torch's f32 sums in rank
+order bit by bit. A time is that of one exchange among many in a graph on each GPU.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 
-os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # loading a kernel may wait for one that waits for it
+os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # loading a kernel may wait for a running kernel that waits for the new one
 os.environ.update(NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="lo")
 
 import torch
@@ -50,12 +50,12 @@ class Place(ctypes.Structure):
 
 
 class Group:
-    """All GPUs, and exchange memory on each."""
+    """All GPUs, with exchange memory on each."""
 
     def __init__(self, streams, patience=PATIENCE):
         self.ranks, self.streams = len(streams), streams
         self.devices = [stream.device for stream in streams]
-        # All blocks of all ranks of a GPU run at once, one on each multiprocessor.
+        # All blocks of all ranks of a GPU run at the same time, one on each SM.
         self.blocks = min(NUMBERS.BLOCKS_MAX, processors() * len(set(self.devices)) // self.ranks)
         zeros = lambda device: torch.zeros(CONTROL_BYTES + 2 * HALF_BYTES, dtype=torch.uint8, device=device)  # noqa: E731
         self.memory = [zeros(device) for device in self.devices]
@@ -66,19 +66,19 @@ class Group:
         self.exchanges = [Exchange(control, data, HALF_BYTES, patience, rank, self.ranks, apart) for rank in range(self.ranks)]
 
     def on(self, rank, make):
-        """What `make` makes in the rank's stream."""
+        """Calls `make` in the rank's stream."""
         with torch.cuda.stream(self.streams[rank]):
             return make()
 
     def each(self, make):
-        """What `make` makes of each rank in its stream."""
+        """Calls `make` for each rank in its stream."""
         return [self.on(rank, lambda: make(rank)) for rank in range(self.ranks)]
 
     def failed(self):
         return [int(memory[:CONTROL_BYTES].view(torch.int32)[NUMBERS.FAILED_AT // 4]) for memory in self.memory]
 
     def launch(self, name, rank, part, out, *more, blocks=None, early=True):
-        """On one rank; `part` and `out` are its own."""
+        """Launches on one rank. `part` and `out` belong to that rank."""
         sizes = (part.data_ptr(), out.data_ptr(), *(tensor.stride(0) * tensor.element_size() for tensor in (part, out)),
                  part.shape[1] * part.element_size())  # fmt: skip
         unit = NUMBERS.UNIT if all(size % NUMBERS.UNIT == 0 for size in sizes) else NUMBERS.ODD_UNIT
@@ -91,7 +91,7 @@ class Group:
                                        ctypes.c_uint64(units), *more, early=early)  # fmt: skip
 
     def launch_norm(self, name, rank, part, residual, weight, out, early=True):
-        """Of whole units alone; `out` is plain or `Rounded`."""
+        """Launches a sum with the norm, for whole units only. `out` is a plain tensor or `Rounded`."""
         unit, (rows, columns) = NUMBERS.UNIT, part.shape
         threads = -(-columns * part.element_size() // unit // 32) * 32
         has_four = threads <= NUMBERS.NORM_THREADS_MAX // 2 and rows > 2 * self.blocks  # as `link.rs` has it
@@ -109,7 +109,7 @@ class Group:
 
 
 def map_on_all(count):
-    """Each GPU may use the others' memory."""
+    """Lets each GPU access the memory of the others."""
     contexts = [ctypes.c_void_p() for _ in range(count)]
     for device, context in enumerate(contexts):
         torch.empty(1, device=f"cuda:{device}")
@@ -119,24 +119,24 @@ def map_on_all(count):
             for other in contexts:
                 if other.value != context.value:
                     code = driver().cuCtxEnablePeerAccess(other, 0)
-                    expect_success(0 if code == 704 else code, "access to a peer")  # it may be there already
+                    expect_success(0 if code == 704 else code, "access to a peer")  # access may be enabled already
 
 
 def wide(rows, columns, gap, kind, seed):
-    """On torch's current device."""
+    """A view of wider random rows on torch's current device."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     return torch.randn(rows, columns + gap, device="cuda", generator=generator).to(kind)[:, :columns]
 
 
 def wrong(group, outs, wanted):
-    """Elements of all ranks that are not as wanted; -1 if something beside them was written."""
+    """The number of wrong elements over all ranks. -1 if memory next to an output was written."""
     group.wait()
     found = sum(int((out.tensor.to(wanted.device) != wanted).sum()) for out in outs)
     return found if all(out.is_guarded() for out in outs) else -1
 
 
 def sums(group, rows, columns, kind, gap, accumulate, seed, name=SUMMED):
-    """How many elements differ from the sum in the order of ranks, over all ranks."""
+    """The number of elements, over all ranks, that differ from the sum in rank order."""
     parts = group.each(lambda rank: wide(rows, columns, gap, kind, seed + rank))
     outs = group.each(lambda _: Output((rows, columns), kind, gap))
     group.wait()
@@ -155,13 +155,13 @@ def sums(group, rows, columns, kind, gap, accumulate, seed, name=SUMMED):
 
 
 def rounds(group, name):
-    """Whether this form leaves rounded rows too."""
+    """Whether this form can also produce rounded rows."""
     return name != SHARES or group.ranks <= 4
 
 
 def norms(group, rows, columns, kind, gap, seed, name):
-    """Elements of the residual that differ from the sum in the order of ranks, or of the norm from that in f64 by more than
-    a rounding, or between ranks. Then the same rounded to E4M3."""
+    """The number of wrong elements: of the residual, compared with the sum in rank order; of the norm, compared with f64 within
+    one rounding; or different between ranks. Then the same with the norm rounded to E4M3."""
     parts = group.each(lambda rank: wide(rows, columns, gap, kind, seed + rank))
     weights = group.each(lambda _: wide(1, columns, 0, kind, seed + 98)[0].contiguous())
     residuals = group.each(lambda _: Output((rows, columns), kind, gap))
@@ -213,7 +213,7 @@ def gathered(group, rows, columns, kind, gap, seed):
 
 
 def best_launch(group, rank, own, first, out):
-    """Of each row of this rank's columns `own`, which begin at `first` of all; `out` has their argmax."""
+    """The argmax of each row over all ranks. `own` are this rank's columns, from column `first` on. `out` gets the argmax."""
     rows = own.shape[0]
     blocks = min(-(-rows // THREADS), group.blocks)
     with torch.cuda.stream(group.streams[rank]):
@@ -222,7 +222,7 @@ def best_launch(group, rank, own, first, out):
 
 
 def first_largest(x):
-    """The argmax of each row as `argmax.cu` has it: the first of equals, -1 (no choice, in i32) where there is no number."""
+    """The argmax of each row as in `argmax.cu`: the first of equal values, or -1 (i32, no choice) if the row has no number."""
     largest = x.nan_to_num(nan=-float("inf"), posinf=float("inf"), neginf=-float("inf")).amax(1, keepdim=True)
     places = torch.arange(x.shape[1], device=x.device).expand_as(x)
     found = torch.where(x == largest, places, x.shape[1]).amin(1)
@@ -230,7 +230,7 @@ def first_largest(x):
 
 
 def best(group, rows, columns, gap, seed):
-    """Rows whose choice of all ranks differs. Few different numbers, so that the largest comes several times."""
+    """The number of rows whose argmax over all ranks is wrong. There are few distinct values, so the largest occurs repeatedly."""
     def part(rank):
         x = wide(rows, columns, gap, torch.float32, seed + rank).mul_(2).round_()
         if rows > 1:
@@ -287,22 +287,22 @@ def check(group):
 
 
 def sums_of(group):
-    """The forms of a sum of whole units."""
+    """The forms of a sum that work on whole units."""
     return (SUMMED, TWO_SHOTS) + ((SUM_OF_PIECES,) if group.ranks == 2 else ())
 
 
 def norms_of(group, rows, columns):
-    """The forms of a sum with the norm that so many activations can take."""
+    """The forms of a sum with the norm that can take this many activations."""
     return (READ,) + ((PUSHED,) if is_pushed(rows, columns) else ()) + ((PIECES,) if group.ranks == 2 else (SHARES,))
 
 
 def is_pushed(rows, columns):
-    """Whether so many activations can be pushed at once."""
+    """Whether this many activations can be pushed at once."""
     return rows * columns * 2 <= NUMBERS.PUSHED_UNITS * NUMBERS.UNIT
 
 
 def chain_of_norms(group):
-    """As `chain`, in all forms by turns, each reading what the one before has written."""
+    """Like `chain`, with all forms in turn. Each exchange reads the output of the previous one."""
     columns, sizes = 3584, [1, 18, 3, 257, 64, 2, 16, 900, 19, 300]
     rows = max(sizes)
     residuals = group.each(lambda _: torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda"))
@@ -335,8 +335,8 @@ def chain_of_norms(group):
 
 
 def chain(group):
-    """Five hundred exchanges of changing sizes behind each other, each adding to what the one before has left: in a graph
-    that is replayed, twice from the start. Returns elements that differ between ranks or runs."""
+    """Five hundred exchanges of changing sizes one after the other, each adding to the output of the previous one, in a graph
+    that is replayed twice from the start. Returns the number of elements that differ between ranks or runs."""
     rows, columns = 300, 3584
     sizes = [1, 300, 3, 17, 64, 257, 33]
     outs = group.each(lambda _: torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda"))
@@ -371,7 +371,7 @@ def captured(group, rank, work):
 
 
 def some_milliseconds_late(group, expect):
-    """The last rank comes milliseconds after the others, many times behind each other: all wait for it."""
+    """The last rank starts milliseconds after the others, many times in a row. All ranks must wait for it."""
     shape = (300, 3584)
     parts = group.each(lambda rank: wide(*shape, 0, torch.bfloat16, 70 + rank))
     wanted = parts[0].float()
@@ -388,7 +388,7 @@ def some_milliseconds_late(group, expect):
 
 
 def absent(streams, failures):
-    """A rank that does not come ends the wait of the others after a bound, and is named on all."""
+    """If a rank does not take part, the others stop waiting after a time limit, and all of them report that rank."""
     for name in (SUMMED, SUM_OF_PIECES) if len(streams) == 2 else (SUMMED,):
         group = Group(streams, patience=50_000_000)
         parts = group.each(lambda rank: wide(300, 3584, 0, torch.bfloat16, rank))
@@ -421,7 +421,7 @@ def timed(group, name, rows, columns, blocks=None, calls=40, kind=torch.bfloat16
 
 
 def replayed(group, work, calls):
-    """Microseconds of each of the `calls` that `work` launches on a rank, in a graph."""
+    """Microseconds per call, where `work` launches `calls` calls on a rank in a graph."""
     group.each(work)
     group.wait()
     graphs = group.each(lambda rank: captured(group, rank, lambda: work(rank)))
@@ -429,13 +429,14 @@ def replayed(group, work, calls):
     for _ in range(12):
         events = group.each(lambda rank: between(graphs[rank].replay))
         group.wait()
-        # A rank that was launched earlier waits for the others; the last one does not.
+        # A rank that was launched earlier waits for the others. The last rank does not wait,
+        # so the minimum counts.
         times.append(min(start.elapsed_time(end) for start, end in events) * 1000 / calls)
     return statistics.median(times[2:])
 
 
 def timed_norm(group, name, rows, columns, how=None, calls=40, kind=torch.bfloat16):
-    """Microseconds of one exchange with the norm, which is rounded as `how` says."""
+    """Microseconds of one exchange with the norm, rounded as `how` says."""
     parts = group.each(lambda _: wide(rows, columns, 0, kind, 1))
     weights = group.each(lambda _: wide(1, columns, 0, kind, 3)[0].contiguous())
     residuals = group.each(lambda _: torch.zeros(rows, columns, dtype=kind, device="cuda"))
@@ -451,7 +452,7 @@ def timed_norm(group, name, rows, columns, how=None, calls=40, kind=torch.bfloat
 
 
 def between(work):
-    """The events before and after it."""
+    """The events before and after `work`."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     work()
@@ -487,7 +488,7 @@ def nccl(rank, ranks, times):
 
 
 def nccl_times(ranks):
-    """NCCL's, from processes of their own. Zeros if they do not end."""
+    """NCCL's times, from separate processes. Zeros if they do not end."""
     import torch.multiprocessing as processes
 
     times = processes.get_context("spawn").Array("d", len(SIZES))

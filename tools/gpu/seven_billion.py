@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Writes a checkpoint of a released model's shape with random weights, and what transformers computes from it.
+"""Writes a checkpoint with a released model's shape and random weights, and the results of transformers for it.
 
     seven_billion.py FOLDER [--shape qwen2.5-vl-7b|qwen3-vl-8b|qwen3-vl-30b-a3b] [--layers N] [--tiny] [--device cpu]
                      [--weights-only] [--rounded]
 
 FOLDER gets 16.6, 17.5 or 62 GB of bf16 safetensors in the released layout, and prompts/<name>.{json,safetensors}: token ids
-with a placeholder a picture, the pictures as PNG, and the logits of the last 32 tokens in bf16 and in f32, both with
-sdpa. `model/tests/seven_billion.rs` reads all of it. --tiny makes the same of few layers, to try the script on a CPU.
---weights-only writes the checkpoint and computes nothing: for `bursar bench --model FOLDER --only start`. On a GPU the
-rate of its bus is printed: what loading can reach. --layers keeps so many of the decoder's. --rounded also writes
-FOLDER-block, FOLDER-channel and FOLDER-tensor: the decoder's projections in the FP8 formats that are released, with the
-same prompts and results; the last has scales of activations, from the largest of the prompts.
+with a placeholder per picture, the pictures as PNG, and the logits of the last 32 tokens in bf16 and in f32, both with
+sdpa. `model/tests/seven_billion.rs` reads all of it. --tiny writes the same with few layers, to try the script on a CPU.
+--weights-only writes the checkpoint and computes nothing: for `bursar bench --model FOLDER --only start`. On a GPU it prints
+the rate of the bus, which is the limit of loading. --layers keeps this many decoder layers. --rounded also writes
+FOLDER-block, FOLDER-channel and FOLDER-tensor: the decoder's projections in the released FP8 formats, with the same prompts
+and results. The last format has activation scales, from the largest activations of the prompts.
 
-Needs torch, transformers 5.17, numpy and Pillow; the whole shapes need a GPU with 60 GB free.
+Needs torch, transformers 5.17, numpy and Pillow. The full shapes need a GPU with 60 GB free.
 """
 
 import argparse
@@ -34,9 +34,10 @@ SHARDS, INDEX = 4, "model.safetensors.index.json"
 ROWS = 32
 VISION_START, VISION_END, IMAGE = 151652, 151653, 151655
 PLAIN = 151643  # ids below are text
-# In merged patches, so that nothing is resized; rows and columns of windows are cut off at the ends.
+# Sizes in merged patches, so that nothing is resized. Rows and columns of windows are cut
+# off at the edges.
 PICTURES = {"large": (37, 37), "wide": (39, 22), "middle": (23, 16), "small": (9, 12)}
-# Runs of text between pictures.
+# Numbers of text tokens between pictures.
 PROMPTS = {
     "text": [512],
     "one_picture": [17, "large", 45],
@@ -87,7 +88,7 @@ def settings_of_qwen2_5_vl(tiny):
 
 
 def settings_of_qwen3_vl(tiny):
-    """As above; the released files nest the text's settings."""
+    """`config.json` and `preprocessor_config.json`, as released. The released files nest the text settings."""
     text = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
             "num_key_value_heads": 8, "head_dim": 128}  # fmt: skip
     vision = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "out_hidden_size": 4096,
@@ -118,7 +119,7 @@ def settings_of_qwen3_vl(tiny):
 
 
 def settings_of_qwen3_vl_moe(tiny):
-    """As above, with 128 experts of which a token has eight."""
+    """The same as Qwen3-VL, with 128 experts, of which each token uses eight."""
     config, processor = settings_of_qwen3_vl(tiny)
     text, vision = config["text_config"], config["vision_config"]
     text |= {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 32 if tiny else 768,
@@ -131,7 +132,7 @@ def settings_of_qwen3_vl_moe(tiny):
     return config, processor
 
 
-# Beside them in a folder of Qwen3-VL.
+# An additional file in a folder of Qwen3-VL.
 VIDEO_PROCESSOR = {
     "video_processor_type": "Qwen3VLVideoProcessor", "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2,
     "size": {"shortest_edge": 4096, "longest_edge": 25165824}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
@@ -141,7 +142,7 @@ SETTINGS = {"qwen2.5-vl-7b": settings_of_qwen2_5_vl, "qwen3-vl-8b": settings_of_
 
 
 def write_settings(folder, config, processor):
-    """All files of a checkpoint but the weights."""
+    """Writes all files of a checkpoint except the weights."""
     write_json(folder / "config.json", config)
     write_json(folder / "preprocessor_config.json", processor)
     if config["model_type"].startswith("qwen3_vl"):
@@ -153,7 +154,7 @@ def write_settings(folder, config, processor):
 
 @torch.no_grad()
 def draw_weights(model):
-    """Norms about one, biases that are felt, matrices that keep the size of what they multiply."""
+    """Draws norms around one, biases large enough to matter, and matrices that keep the scale of their input."""
     generator = torch.Generator(next(model.parameters()).device).manual_seed(7)
     for name, weight in model.named_parameters():
         if weight.dim() > 1:
@@ -165,19 +166,19 @@ def draw_weights(model):
 
 
 def released_name(name, model_type):
-    """Qwen2.5-VL was released before transformers nested its names."""
+    """The released tensor name. Qwen2.5-VL was released before transformers nested its names."""
     if model_type != "qwen2_5_vl":
         return name
     return name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
 
 
 def released_axes(name, weight):
-    """Experts of Qwen3-VL were released as [experts, in, out], and transformers swaps them."""
+    """Experts of Qwen3-VL were released as [experts, in, out]. transformers swaps the last two axes."""
     return weight.transpose(1, 2) if ".mlp.experts." in name else weight
 
 
 def write_safetensors(path, tensors):
-    """The format by hand: the package makes a copy of a shard, and 16 GB are copied often enough here."""
+    """Writes the format directly, because the package copies each shard, and 16 GB are copied often enough here."""
     header, end = {}, 0
     kinds = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float8_e4m3fn: "F8_E4M3"}
     for name, tensor in tensors.items():
@@ -194,7 +195,7 @@ def write_safetensors(path, tensors):
 
 
 def write_weights(folder, model):
-    """Shards of about the same bytes with an index, each by a thread."""
+    """Writes shards of about the same size with an index, each with a thread."""
     tensors = {released_name(name, model.config.model_type): released_axes(name, weight)
                for name, weight in model.named_parameters()}  # fmt: skip
     total = sum(weight.numel() for weight in tensors.values())
@@ -211,7 +212,7 @@ def write_weights(folder, model):
 
 
 def watch_activations(model):
-    """The largest number that has entered each projection since, by the name of its weight."""
+    """The largest number that has entered each projection from now on, by the name of its weight."""
     largest = {}
 
     def of(name):
@@ -252,7 +253,7 @@ def write_rounded(folder, model, config, largest):
 
 
 def bus_rate(device):
-    """Bytes a second out of page-locked memory, 1 GiB at a time: what loading a checkpoint is held against."""
+    """Bytes per second from page-locked memory, 1 GiB at a time: the upper limit for loading a checkpoint."""
     here, times = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True), []
     there = torch.empty_like(here, device=device)
     for _ in range(3):
@@ -264,7 +265,7 @@ def bus_rate(device):
 
 
 def draw_picture(width, height, seed):
-    """Colours that run across, stripes, and noise: no two patches are the same."""
+    """Colors that change across the picture, stripes, and noise, so that no two patches are equal."""
     random = np.random.default_rng(seed)
     x, y = np.meshgrid(np.arange(width), np.arange(height))
     waves = [128 + 90 * np.sin(x * a + y * b) for a, b in random.uniform(-0.15, 0.15, (3, 2))]
@@ -273,7 +274,7 @@ def draw_picture(width, height, seed):
 
 
 def make_prompt(parts, seed):
-    """Ids with a placeholder a picture, and the pictures' names."""
+    """Token ids with a placeholder per picture, and the names of the pictures."""
     random = np.random.default_rng(seed)
     ids, names = [], []
     for part in parts:
@@ -287,8 +288,8 @@ def make_prompt(parts, seed):
 
 @torch.no_grad()
 def run(model, processor, ids, pictures):
-    """Logits of the last rows [ROWS, vocabulary], and the rows of pictures [tokens of pictures, columns]: embeddings, and
-    behind them what later layers add, if the model has that."""
+    """Logits of the last rows [ROWS, vocabulary], and the rows of pictures [tokens of pictures, columns]: embeddings, followed
+    by the features that later layers add, if the model has them."""
     device = model.device
     inputs, embeddings = {}, None
     if pictures:
@@ -351,7 +352,7 @@ def main():
     found = {name: {} for name in made}
     largest = watch_activations(model) if arguments.rounded else {}
     for kind in (torch.bfloat16, torch.float32):
-        for weight in model.parameters():  # not the buffers: the rotary frequencies are f32 in either
+        for weight in model.parameters():  # buffers are left alone: the rotary frequencies are f32 in both types
             weight.data = weight.data.to(kind)
         for name, (ids, names) in made.items():
             logits, embeddings, count = run(model, processor, ids, [pictures[name] for name in names])

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Products of FP8 prompts at the card's limit of power: ours beside cuBLASLt's.
+"""Products of FP8 prompts when the GPU is at its power limit: Bursar's kernels next to cuBLASLt's.
 
     python3 tools/gpu/sustained.py [ROWS]
 
-A burst is the shortest of three graphs of eight rounds after a pause, as autotuning times; the rest is the mean once clocks
-have settled. "fast" are sums that stay in the tensor cores, as vLLM's by tensor and by row do; all others go on in f32.
-Nothing is checked: `kernels.py e4m3` does that. Wants a Hopper GPU and torch.
+A burst is the shortest of three graphs of eight rounds after a pause, as autotuning measures. The other figure is the mean
+after the clocks have settled. "fast" are sums that stay in the tensor cores, as in vLLM's products by tensor and by row. All
+others accumulate in f32. Results are not checked here: `kernels.py e4m3` does that. Needs a Hopper GPU and torch.
 """
 
 import subprocess
@@ -17,9 +17,9 @@ import torch
 from operations.e4m3 import SEVEN_BILLION, Product, beside_blocks, beside_few, many, rounding
 
 ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 8448
-# Of a rank of two.
+# The shapes of one of two ranks.
 SHAPES = SEVEN_BILLION | {"72B's half, gate and up": (29568, 8192), "72B's half, down": (8192, 14784)}
-ROUNDS = 8  # of a graph
+ROUNDS = 8  # rounds per graph
 SETTLING, MEASURED = 0.4, 0.6  # seconds
 
 
@@ -79,7 +79,7 @@ def fast(product):
 
 
 def of_shape(name, features, columns):
-    held = []  # what kernels write lives as long as their cases
+    held = []  # outputs must live as long as their cases
 
     def case(made):
         held.append(made)

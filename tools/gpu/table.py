@@ -1,4 +1,4 @@
-"""The table that `kernels.py` prints: what was checked, how long it took, and what failed."""
+"""The table that `kernels.py` prints: the checks, their times, and the failures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from device import microseconds, sets_beyond_l2
 
 @dataclass
 class Case:
-    """One launch with inputs and outputs of its own."""
+    """One launch with separate inputs and outputs."""
 
     run: Callable[[], None]
-    error: Callable[[], float]  # of what the first run gave, against a reference
+    error: Callable[[], float]  # of the first run, against a reference
     limit: float
-    bytes: int  # that have to be moved
-    operations: int | None = None  # of arithmetic, where that limits
-    beside: dict[str, Callable[[], None]] = field(default_factory=dict)  # others that do the same
+    bytes: int  # bytes that must be moved
+    operations: int | None = None  # arithmetic operations, if they are the limit
+    beside: dict[str, Callable[[], None]] = field(default_factory=dict)  # other implementations of the same operation
 
 
 class Table:
@@ -33,12 +33,12 @@ class Table:
         found = case.error()
         self.checked += 1
         self.worst[kernel, case.limit] = max(self.worst.get((kernel, case.limit), 0.0), found)
-        if not found <= case.limit:  # nor a NaN
+        if not found <= case.limit:  # also true for NaN
             self.failed.append(f"{kernel}, {work}: error {found:.1e}, at most {case.limit:.1e}")
         return found
 
     def row(self, kernel, work, make):
-        """Checks the first of many cases that `make` makes, and times all."""
+        """Checks the first case that `make` makes, and times this and further cases."""
         first = make()
         found = self.check(kernel, work, first)
         cases = [first] + [make() for _ in range(sets_beyond_l2(first.bytes) - 1)]
@@ -52,7 +52,7 @@ class Table:
         print(f"| {kernel} | {work} | {time:.1f} | {rate(time)} | {'; '.join(others)} | {found:.1e} |", flush=True)
 
     def close(self):
-        """Whether all is well."""
+        """Prints the largest errors and the failures, and returns whether all checks passed."""
         worst = (f"{kernel} {found:.1e} of {limit:.0e}" for (kernel, limit), found in self.worst.items() if limit > 0)
         print("\nworst errors of what is allowed, odd sizes too: " + ", ".join(worst))
         print(f"{self.checked} checks, {len(self.failed)} failed", *self.failed, sep="\n")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Reads what tools/gpu/trace.c wrote: each graph's replays and each kernel's share of the time.
+"""Reads the output of tools/gpu/trace.c: the replays of each graph, and each kernel's share of the time.
 
     python3 tools/gpu/trace.py trace.txt [FIRST LAST]
 
-FIRST and LAST (seconds since the first record) cut a piece out of it.
+FIRST and LAST (seconds since the first record) select a part of it.
 """
 import collections
 import itertools
@@ -33,7 +33,7 @@ def main():
 
 
 def replays(found):
-    """With one line a replay: how long it runs, and how long after it the next one starts."""
+    """With one line per replay: the duration of replays, and the gap until the next one."""
     graphs = [record for record in found if record[0] == "graph"]
     by_graph = collections.defaultdict(list)
     for this, behind in zip(graphs, graphs[1:]):
@@ -47,7 +47,7 @@ def replays(found):
 
 
 def steps(found):
-    """With one line a kernel: a graph's kernels from a replay's first to its last, and what each adds, by name."""
+    """With one line per kernel: the kernels of a graph's replays, and the time that each adds, by name."""
     by_graph = collections.defaultdict(list)
     for record in found:
         if record[0] == "kernel" and record[4]:
@@ -66,7 +66,8 @@ def steps(found):
             gaps.append((kernels[b][1] - run[-1][2]) / 1e6)
         print(f"graph {graph}: {len(spans)} replays of {length} kernels, median {statistics.median(spans):.3f} ms, "
               f"kernels {statistics.median(busy):.3f} ms, gap to the next {statistics.median(gaps):.3f} ms")
-        # A kernel that starts early waits for the one in front: what it adds is from that one's end to its own.
+        # A kernel that starts early waits for the kernel before it. It adds the time from the end
+        # of that kernel to its own end.
         by_name = collections.defaultdict(lambda: [0.0, 0.0, 0])
         replays = kernels[starts[0]:starts[-1]]
         for before, record in zip([replays[0], *replays], replays):
@@ -79,7 +80,7 @@ def steps(found):
 
 
 def stretches(found):
-    """Replays, and steps that no graph runs, in their order: a graph's number or 0, and kernels with begin, end and name."""
+    """Replays, and steps outside graphs, in order: the graph's number or 0, and the kernels with begin, end and name."""
     stretches = []
     for kind, start, end, stream, graph, name in found:
         if kind == "graph":
@@ -93,12 +94,12 @@ def stretches(found):
 
 
 def milliseconds(kernels):
-    """From the first one's begin to the last one's end."""
+    """The time from the begin of the first kernel to the end of the last one."""
     return (kernels[-1][1] - kernels[0][0]) / 1e6
 
 
 def order(found):
-    """What came after what: steps outside of graphs one by one, replays counted."""
+    """Prints the order of events: each step outside graphs, and the number of consecutive replays."""
     by_kind = itertools.groupby(stretches(found), lambda stretch: stretch[0] > 0)
     print("in order, milliseconds:")
     for is_graph, some in by_kind:
@@ -108,8 +109,8 @@ def order(found):
 
 
 def prompts(found):
-    """Steps that no graph runs and that take more than half as long as the longest of them: how long they take, and their
-    kernels, by name."""
+    """Steps outside graphs that take more than half as long as the longest of them: their durations, and their kernels by
+    name."""
     steps = [kernels for graph, kernels in stretches(found) if not graph and kernels[0][2].startswith("embed")]
     longest = max(map(milliseconds, steps), default=0)
     long = [kernels for kernels in steps if milliseconds(kernels) * 2 > longest]
@@ -124,7 +125,7 @@ def prompts(found):
 
 
 def sums(spans):
-    """Of names with nanoseconds each: how many there were and their milliseconds, by name, the longest first."""
+    """The number and the total milliseconds by name, the longest first. `spans` has names with nanoseconds."""
     by_name = collections.defaultdict(lambda: [0, 0.0])
     for name, nanoseconds in spans:
         entry = by_name[name]
@@ -145,7 +146,7 @@ def shares(found):
 
 
 def idle(found):
-    """When nothing ran: the sum, and the sum by length."""
+    """The idle times of the device: the total, and the total by length."""
     until, gaps = found[0][1], []
     for record in found:
         if record[1] > until:

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Models that share a device through `bursar serve`: how long they take to sleep and to wake, what a busy one borrows.
+"""Models that share a device through `bursar serve`: the time to sleep and to wake up, and the memory that a busy model borrows.
 
     python3 tools/gpu/turns.py turns MODEL --knob host-bytes=60GiB --knob memory-fraction=0.2 [--requests 1000]
     python3 tools/gpu/turns.py lending MODEL
     python3 tools/gpu/turns.py chats MODEL --knob kv-tokens=293000 --knob swap-space=32 --knob host-bytes=36GiB
 
-MODEL is a checkpoint folder, such as `seven_billion.py` writes, or `demo`; it is served under several names. The program is
-`target/release/bursar`, or $BURSAR. `turns` serves three models that take turns, sleeps and wakes each at both levels, then asks all of them in random
-order and counts what ended. `lending` serves two, keeps one full, and tells when it has what the other lent and when that has
-it back. `chats` serves one, which many users ask in turn about a picture each, and tells what later turns took and computed.
+MODEL is a checkpoint folder, such as `seven_billion.py` writes, or `demo`. It is served under several names. The program is
+`target/release/bursar`, or $BURSAR. `turns` serves three models that sleep in turns. It puts each to sleep and wakes it at
+both levels, then sends requests to all of them in random order and counts the results. `lending` serves two models, keeps one
+fully loaded, and prints when it has borrowed the other's memory and when the other has that memory back. `chats` serves one
+model, to which many users in turn send chats about a picture each, and prints the times and computed tokens of later turns.
 """
 
 import argparse
@@ -132,7 +133,7 @@ def turns():
             started = time.time()
             try:
                 tokens = chat(name, f"Tell me about {rng.random()}", 8)
-            except Exception as error:  # whatever it is, it is counted
+            except Exception as error:  # every error is counted
                 return str(error)[:120], 0
             return (None if tokens == 8 else f"{tokens} tokens"), time.time() - started
 
@@ -167,7 +168,7 @@ def lending():
             while not stop.is_set():
                 try:
                     chat("busy", " ".join(rng.choice(["red", "green", "blue", "one", "two"]) for _ in range(ASKED.words)), 64)
-                except Exception as error:  # whatever it is, it is counted
+                except Exception as error:  # every error is counted
                     errors[str(error)[:120]] += 1
                     time.sleep(0.1)
 
@@ -189,7 +190,7 @@ def lending():
         started = time.time()
         chat("idle", "Hello", 1)
         print(f"the idle one's first reply took {time.time() - started:.2f} s", flush=True)
-        # A reply at a time keeps it from lending again.
+        # Sequential replies keep the model from lending its memory again.
         asking = threading.Thread(target=lambda: [chat("idle", "Hello", 400) for _ in range(3)], daemon=True)
         asking.start()
         while asking.is_alive() and size()["idle"] < before["idle"] * 0.999:
@@ -207,7 +208,7 @@ def lending():
 
 
 class User:
-    """A chat about a picture of its own."""
+    """A chat about the user's own picture."""
 
     def __init__(self, number):
         import numpy as np
@@ -222,7 +223,7 @@ class User:
         self.computed = 0  # tokens of the last prompt
 
     def turn(self):
-        """Seconds to the first token, tokens of the prompt, and those of the last prompt that were computed again."""
+        """Returns seconds to the first token, prompt tokens, and the tokens of the previous prompt that were computed again."""
         text = " ".join(self.rng.choice(["red", "green", "boat", "one", "two", "under"]) for _ in range(32))
         content = text if self.messages else [self.picture, {"type": "text", "text": text}]
         self.messages.append({"role": "user", "content": content})
@@ -238,7 +239,7 @@ class User:
                     raise RuntimeError(str(event)[:300])
                 usage = event.get("usage") or usage
                 for choice in event["choices"]:
-                    # An event with the role alone comes before the first token.
+                    # An event with only the role comes before the first token.
                     if choice["delta"].get("content"):
                         first = first or time.time() - started
                         said += choice["delta"]["content"]

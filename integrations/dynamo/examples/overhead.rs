@@ -1,5 +1,6 @@
-//! What the worker adds to a reply beside its model in the same process: time to the first token, and for each later
-//! one. Prints one line of JSON with medians in ms. `ONLY=overhead ./try.sh` runs it, and then the same through HTTP.
+//! The worker's overhead compared with its model in the same process: time to the first token, and
+//! time for each later token. Prints one line of JSON with medians in ms. `ONLY=overhead ./try.sh`
+//! runs this example and then the same measurement through HTTP.
 //!
 //!     cargo run --example overhead -- --model demo --device host
 
@@ -15,11 +16,11 @@ use dynamo_backend_common::{
 use futures::StreamExt;
 
 const REPLIES: usize = 100;
-/// Not counted: the first replies find nothing cached, and cold code.
+/// Replies that are not counted, because the caches are empty and the code is cold.
 const WARM_UP: usize = 10;
 const TOKENS: u32 = 64;
 
-/// One reply: ms to its first token, and for each one after it.
+/// The times of one reply: ms to its first token, and ms for each later token.
 struct Pace {
     first_ms: f64,
     each_ms: f64,
@@ -84,7 +85,7 @@ async fn main() -> anyhow::Result<()> {
     let model = worker.model().ok_or_else(|| anyhow::anyhow!("the worker has a model once it started"))?;
     let (mut near, mut far) = (Vec::new(), Vec::new());
     for reply in 0..WARM_UP + REPLIES {
-        // No prompt is asked twice, so neither way finds more of it cached than the other.
+        // No prompt is used twice, so neither way finds more of it cached.
         let prompt = async |number: usize| {
             model.prompt_of(Chat::new().user(format!("Tell me about {number}."))).await.map(|prompt| prompt.token_ids)
         };

@@ -1,10 +1,10 @@
-"""Checks manifests by the schema of Dynamo's custom resource, without a cluster.
+"""Checks manifests against the schema of Dynamo's custom resource, without a cluster.
 
     python integrations/dynamo/k8s/check.py CRD MANIFEST...
 
-CRD is `deploy/operator/config/crd/bases/nvidia.com_dynamographdeployments.yaml` of github.com/ai-dynamo/dynamo (1.6 MB, not
-kept here). Wants PyYAML and jsonschema. A field that the schema does not know is wrong, as with `kubectl apply`'s strict
-validation. Rules in CEL (`x-kubernetes-validations`) are not evaluated, nor is what the operator's webhook refuses.
+CRD is `deploy/operator/config/crd/bases/nvidia.com_dynamographdeployments.yaml` of github.com/ai-dynamo/dynamo (1.6 MB,
+not part of this repository). Needs PyYAML and jsonschema. A field that is not in the schema is an error, as in the
+strict validation of `kubectl apply`. Not checked: CEL rules (`x-kubernetes-validations`), and the operator's webhook.
 """
 
 import sys
@@ -19,7 +19,7 @@ def strict(schema):
         return [strict(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    # Names of fields are no keywords.
+    # Field names below `properties` are not schema keywords.
     made = {key: strict(part) for key, part in schema.items() if key != "properties"}
     if schema.get("x-kubernetes-int-or-string"):
         made.pop("type", None)
@@ -37,7 +37,7 @@ def problems(definition, manifest):
     if manifest["kind"] != spec["names"]["kind"] or manifest["apiVersion"] not in versions:
         return [f"{manifest['apiVersion']} {manifest['kind']} is none of {', '.join(versions)} {spec['names']['kind']}"]
     schema = strict(versions[manifest["apiVersion"]]["schema"]["openAPIV3Schema"])
-    # The API server's own.
+    # The API server defines `metadata`.
     schema["properties"]["metadata"] = {"type": "object", "required": ["name"]}
     found = jsonschema.Draft202012Validator(schema).iter_errors(manifest)
     return [f"{'.'.join(map(str, error.path))}: {error.message}" for error in found]

@@ -1,4 +1,4 @@
-//! A request as Dynamo's frontend makes it, as a chat in tokens.
+//! Requests of Dynamo's frontend, converted to chats in tokens.
 
 use bursar::{Chat, Image, OutputFormat};
 use dynamo_backend_common::{
@@ -32,7 +32,7 @@ pub(crate) fn pictures(request: &PreprocessedRequest) -> Result<Vec<String>, Dyn
     Ok(urls)
 }
 
-/// The chat of a request, and the tokens that may end it and are part of the reply.
+/// The chat of a request, and the stop tokens that are part of the reply.
 pub(crate) fn chat(request: &PreprocessedRequest, pictures: &[Image]) -> Result<(Chat, Vec<u32>), DynamoError> {
     refuse_unserved(request)?;
     let (min, max) = pixels(request.mm_processor_kwargs.as_ref())?;
@@ -42,7 +42,7 @@ pub(crate) fn chat(request: &PreprocessedRequest, pictures: &[Image]) -> Result<
         chat = chat.image(if min.or(max).is_some() { picture.within_pixels(min, max) } else { picture });
     }
     if let Some(routing) = &request.routing {
-        // Dynamo's larger numbers are more urgent, vLLM's and ours less.
+        // In Dynamo a larger priority is more urgent. In vLLM and Bursar a smaller one is.
         chat = routing.priority.iter().fold(chat, |chat, priority| chat.priority(priority.saturating_neg()));
         chat = routing.cache_namespace.iter().fold(chat, Chat::cache_salt);
     }
@@ -54,7 +54,7 @@ pub(crate) fn chat(request: &PreprocessedRequest, pictures: &[Image]) -> Result<
     Ok(stops(&request.stop_conditions, sampled(&request.sampling_options, chat)))
 }
 
-/// What would change the reply, and is not done here.
+/// Refuses options that would change the reply and that this worker does not support.
 fn refuse_unserved(request: &PreprocessedRequest) -> Result<(), DynamoError> {
     let sampling = &request.sampling_options;
     let asked = [
@@ -99,12 +99,12 @@ fn sampled(asked: &SamplingOptions, mut chat: Chat) -> Chat {
     chat.seed(asked.seed.map(|seed| seed as u64))
 }
 
-/// The number that a client typed, and not the nearest one of 32 bits with more digits.
+/// The number as the client typed it, instead of the nearest 32-bit number with more digits.
 fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-/// Ends by tokens and limits. Stop texts are the frontend's: it has the text.
+/// Sets stop tokens and limits. Stop strings are the task of the frontend, which has the text.
 fn stops(asked: &StopConditions, mut chat: Chat) -> (Chat, Vec<u32>) {
     chat = chat.max_tokens(asked.max_tokens.map(|most| most as usize));
     chat = chat.min_tokens(asked.min_tokens.map(|least| least as usize));

@@ -1,25 +1,27 @@
-//! Errors as Dynamo's frontend understands them: which are the client's, and which another worker may answer.
+//! Errors for Dynamo's frontend: errors that the client caused, and errors after which
+//! another worker may answer.
 
 use bursar::{ChatError, ErrorKind, Hint, serve::NotRead};
 use dynamo_backend_common::{BackendError, DynamoError, ErrorType};
 
-/// An error of this kind. Clients read it too, so it has nothing of a request but its sizes: Bursar's errors are so.
+/// An error of this kind. Clients read the message too, so it must contain only sizes of a request,
+/// as Bursar's messages do.
 fn told(kind: ErrorType, told: impl std::fmt::Display) -> DynamoError {
     DynamoError::builder().error_type(kind).message(told.to_string()).public_message(told.to_string()).build()
 }
 
-/// The request is wrong: 400, and no other worker is tried.
+/// The request is invalid: status 400, and no other worker is tried.
 pub(crate) fn invalid(what: impl std::fmt::Display) -> DynamoError {
     told(ErrorType::Backend(BackendError::InvalidArgument), what)
 }
 
-/// This worker is no longer, or not yet, to be asked. Another one is tried.
+/// This worker does not answer any more, or not yet. The frontend tries another worker.
 pub(crate) fn away(why: impl std::fmt::Display) -> DynamoError {
     told(ErrorType::WorkerUnavailable, why)
 }
 
-/// Why a chat was not answered. Where the worker is full or has lost what it had, the frontend migrates the request.
-/// One that may be what kills its worker is not handed to the next.
+/// The error of a failed chat. If the worker is full or has lost its state, the frontend migrates
+/// the request. A request that may be what kills its worker is not sent to another worker.
 pub(crate) fn of_chat(error: &ChatError) -> DynamoError {
     let kind = match (error.kind(), error) {
         (ErrorKind::Request, _) => ErrorType::Backend(BackendError::InvalidArgument),
@@ -33,14 +35,15 @@ pub(crate) fn of_chat(error: &ChatError) -> DynamoError {
     told(kind, format!("{error}; {}", error.hint()))
 }
 
-/// Why a picture was not read. Its URL may have a secret, so it is not told.
+/// The error of a picture that could not be read. The message leaves out the URL, which
+/// may contain a secret.
 pub(crate) fn of_picture(error: &NotRead) -> DynamoError {
     let kind =
         if error.is_busy() { ErrorType::WorkerOverloaded } else { ErrorType::Backend(BackendError::InvalidArgument) };
     told(kind, format!("a picture could not be read; {}", error.hint()))
 }
 
-/// The model did not start, or did not obey.
+/// The model did not start, or a control request failed.
 pub(crate) fn of_engine(error: impl std::fmt::Display) -> DynamoError {
     DynamoError::builder()
         .error_type(ErrorType::Backend(BackendError::EngineShutdown))

@@ -1,4 +1,4 @@
-//! What the router hears: which blocks there are, and how many are left.
+//! Events for the router: which KV blocks exist, and how many are left.
 
 use std::sync::{
     Arc,
@@ -12,7 +12,7 @@ use dynamo_kv_router::protocols::{
     KvCacheRemoveData, KvCacheStoreData, KvCacheStoredBlockData, compute_block_hash_for_seq,
 };
 
-/// Prompt tokens, and those that were found cached, of all replies so far.
+/// Prompt tokens of all replies so far, and the number of them that were cached.
 #[derive(Default)]
 pub(crate) struct HitCount {
     sought: AtomicU64,
@@ -31,9 +31,10 @@ impl HitCount {
     }
 }
 
-/// A stored block as the router names it: its own name for the chain, and one of its tokens alone, as the frontend makes
-/// it of a prompt. A picture's blocks also have its content in that name, which a frontend cannot know: it finds what
-/// stands before the first picture.
+/// A stored block as the router names it: by Bursar's key for the chain of blocks, and by the
+/// router's hash of the block's tokens, which the frontend also computes from a prompt. For a
+/// picture's blocks the hash includes the picture's content. A frontend cannot know that content,
+/// so it finds only the blocks before the first picture.
 pub fn stored_event(block: &StoredBlock) -> KvCacheEventData {
     let name = |key: bursar::PrefixKey| ExternalSequenceBlockHash(key.number());
     let object = |picture: &bursar::ContentSpan| {
@@ -61,7 +62,7 @@ pub fn stored_event(block: &StoredBlock) -> KvCacheEventData {
     })
 }
 
-/// Tells the router of blocks until the model is over.
+/// Reports blocks to the router until the model ends.
 pub(crate) async fn blocks(model: ModelHandle, publisher: Arc<KvEventPublisher>) {
     let (mut events, mut missed) = (model.block_events(), 0);
     while let Some(changes) = events.next().await {
@@ -86,7 +87,7 @@ pub(crate) async fn blocks(model: ModelHandle, publisher: Arc<KvEventPublisher>)
     }
 }
 
-/// Tells the router how full the worker is until the model is over.
+/// Reports the worker's load to the router until the model ends.
 pub(crate) async fn load(model: ModelHandle, registered: u64, hits: Arc<HitCount>, publisher: Arc<SnapshotPublisher>) {
     let mut usage = model.kv_use();
     while let Some(usage) = usage.changed().await {
@@ -94,8 +95,9 @@ pub(crate) async fn load(model: ModelHandle, registered: u64, hits: Arc<HitCount
     }
 }
 
-/// The router compares what is used with what was registered. So blocks that a neighbour has taken meanwhile, or a
-/// sleep, count as used: what is left is exact.
+/// The router subtracts the used blocks from the number registered at the start. Blocks that
+/// were given up later, to another process or for sleep, are therefore reported as used, so that
+/// the difference is exact.
 fn snapshot(usage: KvUse, registered: u64, hit_rate: Option<f32>) -> ComponentSnapshot {
     let (total, held) = (usage.blocks as u64, usage.held as u64);
     ComponentSnapshot {

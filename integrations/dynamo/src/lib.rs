@@ -1,7 +1,9 @@
-//! A worker of NVIDIA Dynamo that serves a model of Bursar: tokens in, tokens out, on Bursar's public API alone.
+//! A worker of NVIDIA Dynamo that serves a Bursar model: tokens in, tokens out, using
+//! only Bursar's public API.
 //!
-//! Dynamo's frontend speaks HTTP, applies the chat template and makes tokens; its router places each request; this
-//! worker answers. It tells the router which blocks of keys and values it has and how many are left, as they change.
+//! Dynamo's frontend handles HTTP, the chat template and tokenization. Its router selects a worker
+//! for each request, and this worker answers. The worker reports to the router which KV blocks it
+//! has and how many are left, whenever they change.
 
 mod ask;
 mod fault;

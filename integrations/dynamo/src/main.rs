@@ -1,21 +1,23 @@
-//! The program `bursar-dynamo`: one model of Bursar as a worker of a Dynamo deployment.
+//! The program `bursar-dynamo`: one Bursar model as a worker of a Dynamo deployment.
 
 use std::sync::Arc;
 
 use bursar_dynamo::{BursarWorker, Options};
 use clap::Parser;
 
-/// Seconds within which Dynamo lets a worker end, replies and all. It kills what takes longer.
+/// The number of seconds that Dynamo gives a worker to shut down, including replies. It kills
+/// workers that take longer.
 const ENDS_WITHIN: &str = "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT";
 
 fn main() -> anyhow::Result<()> {
-    // While this is the only thread.
+    // Must run before any other thread starts.
     bursar::keep_multicast_off();
     let options = Options::parse();
     if std::env::var_os(ENDS_WITHIN).is_none() {
-        // Its own 30 seconds (5 in debug builds) would cut `--drain` short. Ten are for giving the device back.
+        // Dynamo's default of 30 seconds (5 in debug builds) would cut `--drain` short. Ten seconds
+        // are for releasing the device.
         let seconds = options.drain.saturating_add(10).to_string();
-        // SAFETY: this is the only thread so far.
+        // SAFETY: no other thread runs yet, so nothing reads the environment concurrently.
         unsafe { std::env::set_var(ENDS_WITHIN, seconds) };
     }
     let config = options.worker_config()?;

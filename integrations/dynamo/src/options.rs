@@ -1,4 +1,4 @@
-//! What a worker is started with.
+//! Command line options of a worker.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,8 +16,9 @@ use dynamo_backend_common::{CommonArgs, DisaggregationMode, WorkerConfig};
 #[derive(Clone, Debug, Parser)]
 #[command(name = "bursar-dynamo", version)]
 pub struct Options {
-    /// A Hugging Face checkpoint folder, or a model of the hub (`org/name`). Dynamo reads its tokenizer and chat
-    /// template. `demo` is for tests: it is in the program, and Dynamo cannot read it.
+    /// A Hugging Face checkpoint folder, or a model of the hub (`org/name`). Dynamo reads
+    /// its tokenizer and chat template. `demo` is for tests: it is in the program, and
+    /// Dynamo cannot read it.
     #[arg(long)]
     pub model: String,
     /// The name that clients use. By default the model's own.
@@ -35,7 +36,8 @@ pub struct Options {
     /// The folder where profiles of starts are recorded, which make later starts faster.
     #[arg(long, value_name = "FOLDER")]
     pub profile_cache: Option<PathBuf>,
-    /// A knob of docs/knobs.md, by any of its names, such as `max_model_len=8192`. May be given several times.
+    /// A knob of docs/knobs.md, by any of its names, such as `max_model_len=8192`. May
+    /// be given several times.
     #[arg(long, value_name = "NAME=VALUE")]
     pub knob: Vec<String>,
     /// A host that pictures may be fetched from, such as example.org. May be given several times.
@@ -59,10 +61,10 @@ fn bytes(typed: &str) -> Result<Bytes, String> {
 }
 
 impl Options {
-    /// What Dynamo needs to know.
+    /// The configuration for Dynamo.
     ///
     /// # Errors
-    /// A role other than an aggregated worker.
+    /// Returns an error if the role is not an aggregated worker.
     pub fn worker_config(&self) -> anyhow::Result<WorkerConfig> {
         let common = &self.common;
         if common.disaggregation_mode != DisaggregationMode::Aggregated || common.route_to_encoder {
@@ -87,7 +89,6 @@ impl Options {
         })
     }
 
-    /// The model's files.
     pub(crate) fn source(&self) -> ModelSource {
         match self.model.as_str() {
             "demo" => ModelSource::demo(),
@@ -97,10 +98,10 @@ impl Options {
         }
     }
 
-    /// How it is loaded.
+    /// The load options of the model.
     ///
     /// # Errors
-    /// A knob that is unknown or refused.
+    /// Returns an error if a knob is unknown or has a bad value.
     pub(crate) fn load(&self) -> anyhow::Result<LoadOptions> {
         let settings: anyhow::Result<Vec<_>> = self.knob.iter().map(|typed| setting(typed)).collect();
         let (knobs, names) = Knobs::named_from(settings?)?;
@@ -119,7 +120,7 @@ impl Options {
         RuntimeConfig { device, ..RuntimeConfig::default() }
     }
 
-    /// The rules for pictures: those of `bursar serve`.
+    /// The rules for reading pictures, which are those of `bursar serve`.
     pub(crate) fn pictures(&self) -> ServeOptions {
         ServeOptions {
             url_hosts: self.allow_url_host.clone(),

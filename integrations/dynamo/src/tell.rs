@@ -1,4 +1,4 @@
-//! A reply as Dynamo's frontend reads it: a chunk for each token, and exactly one end.
+//! Replies in the form that Dynamo's frontend reads: one chunk per token, and exactly one end.
 
 use std::sync::Arc;
 
@@ -11,19 +11,19 @@ use futures::stream::BoxStream;
 
 use crate::{fault::of_chat, feed::HitCount};
 
-/// What a stream of chunks needs to know of its request.
+/// The data of a request that its stream of chunks needs.
 pub(crate) struct Telling {
     pub(crate) context: Arc<dyn AsyncEngineContext>,
-    /// Whether probabilities come with the tokens.
+    /// Whether log-probabilities are sent with the tokens.
     pub(crate) is_scored: bool,
-    /// Tokens that end the reply and are part of it.
+    /// Stop tokens that are part of the reply.
     pub(crate) visible_ends: Vec<u32>,
     pub(crate) hits: Arc<HitCount>,
-    /// Held while the request runs: its pictures count among what the worker holds.
+    /// Held while the request runs, so that its pictures count toward the worker's limit.
     pub(crate) pictures: Option<ReadPictures>,
 }
 
-/// A reply of nothing, because the client had gone before it began.
+/// An empty reply, for a client that disconnected before the reply began.
 pub(crate) fn cancelled() -> BoxStream<'static, Result<LLMEngineOutput, DynamoError>> {
     Box::pin(futures::stream::once(async { Ok(LLMEngineOutput::cancelled()) }))
 }
@@ -61,13 +61,13 @@ pub(crate) fn chunks(mut reply: Reply, telling: Telling) -> BoxStream<'static, R
                     yield Ok(end.with_tokens(shown).with_usage(usage));
                     return;
                 }
-                // Text, and ids beside scores: the frontend makes text of tokens.
+                // Text, and ids next to scores, are skipped. The frontend makes text from tokens.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => {
                     yield Err(of_chat(&error));
                     return;
                 }
-                // A reply has an end; this is for a compiler.
+                // Unreachable, because every reply has an end.
                 None => return,
             }
         }
@@ -90,7 +90,8 @@ fn scored(score: TokenScore) -> LLMEngineOutput {
     }
 }
 
-/// `shown` tokens that ended the reply are part of it for Dynamo, and not for Bursar.
+/// Usage for Dynamo. Dynamo counts the `shown` stop tokens as part of the reply,
+/// and Bursar does not.
 fn usage(usage: &Usage, shown: usize) -> CompletionUsage {
     let (prompt, completion) = (usage.prompt_tokens as u32, (usage.completion_tokens + shown) as u32);
     let cached =

@@ -1,4 +1,4 @@
-//! The worker: one model, from its start to its end.
+//! The worker: one model, from start to shutdown.
 
 use std::{
     collections::HashMap,
@@ -26,24 +26,24 @@ use crate::{
     tell::{self, Telling},
 };
 
-/// A model of Bursar as Dynamo's worker.
+/// A Bursar model as a worker of Dynamo.
 pub struct BursarWorker {
     options: Options,
     running: Mutex<Option<Arc<Running>>>,
 }
 
-/// What a started worker has.
+/// The state of a started worker.
 struct Running {
     runtime: Runtime,
     model: ModelHandle,
-    /// Reads pictures, and listens nowhere.
+    /// Reads pictures. It does not listen on a port.
     pictures: Service,
-    /// Blocks at READY, which the router counts from.
+    /// KV blocks at READY, the total from which the router subtracts used blocks.
     blocks: u64,
     hits: Arc<HitCount>,
-    /// An operator has put it to sleep: a late request must not wake it.
+    /// True if an operator has put the model to sleep. A late request must not wake it then.
     sleeps: AtomicBool,
-    /// What tells the router.
+    /// The tasks that report to the router.
     feeds: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -54,7 +54,7 @@ impl Running {
 }
 
 impl BursarWorker {
-    /// A worker that has not started.
+    /// Returns a worker that has not started.
     pub fn new(options: Options) -> Self {
         BursarWorker { options, running: Mutex::new(None) }
     }
@@ -64,7 +64,7 @@ impl BursarWorker {
         running.ok_or_else(|| away("the worker has not started, or has ended"))
     }
 
-    /// The model, for a program that embeds the worker. None before its start and after its end.
+    /// The model, for a program that embeds the worker. `None` before the start and after the end.
     pub fn model(&self) -> Option<ModelHandle> {
         self.running().ok().map(|running| running.model.clone())
     }
@@ -97,8 +97,8 @@ impl BursarWorker {
 }
 
 impl BursarWorker {
-    /// A drill where host memory stands in for a GPU: another process holds so many `bytes` from now on, as far as it
-    /// gets them; 0 gives all back.
+    /// Fault injection on host memory that simulates a GPU: from now on another process holds
+    /// `bytes` bytes, or as many as it gets. 0 frees all of them.
     fn drill(&self, body: &Value) -> Result<Value, DynamoError> {
         let bytes = body.get("bytes").and_then(Value::as_u64);
         let bytes = Bytes(bytes.ok_or_else(|| invalid("`bytes` is a whole number"))?);
@@ -115,7 +115,8 @@ impl BursarWorker {
     }
 }
 
-/// How deeply the model is to sleep, and how long running replies may take first: vLLM's `level`, and `within` seconds.
+/// The sleep level and the time that running replies may take first: vLLM's `level`,
+/// and `within` in seconds.
 fn nap(body: &Value, drain: Duration) -> Result<(SleepLevel, Duration), DynamoError> {
     let number = |name: &str| match body.get(name) {
         None | Some(Value::Null) => Ok(None),
@@ -126,7 +127,7 @@ fn nap(body: &Value, drain: Duration) -> Result<(SleepLevel, Duration), DynamoEr
     Ok((level, number("within")?.map_or(drain, Duration::from_secs)))
 }
 
-/// Starts are silent for minutes otherwise.
+/// Logs the progress of a start, which otherwise logs nothing for minutes.
 fn tell(progress: &Progress) {
     match progress {
         Progress::Planning => tracing::info!("planning the worst cases"),
@@ -225,7 +226,7 @@ impl LLMEngine for BursarWorker {
         if let Some(running) = running {
             running.runtime.clone().shutdown_within(self.options.drain()).await;
             let feeds = std::mem::take(&mut *running.feeds.lock().unwrap_or_else(PoisonError::into_inner));
-            // They end with the model.
+            // The reporting tasks end with the model.
             futures::future::join_all(feeds).await;
         }
         Ok(())
@@ -254,7 +255,8 @@ impl LLMEngine for BursarWorker {
         Ok(MetricsBindings { dp_ranks: vec![0], on_publisher_ready: Some(Box::new(on_ready)) })
     }
 
-    /// One token, from the model and not from a cache of replies.
+    /// A request for one token that the model must compute, because no cache of
+    /// replies can answer it.
     async fn health_check_payload(&self) -> Result<Option<Value>, DynamoError> {
         let tokens = self.running()?.model.tokenize("a", false).await.map_err(|error| of_chat(&error))?;
         let once = json!({"max_tokens": 1, "ignore_eos": true});

@@ -1,5 +1,5 @@
-//! Stories of the worker, with the demo model on host memory and without Dynamo's runtime: as its frontend's requests
-//! arrive, and as it reads the answers. `try.sh` has those with a real frontend.
+//! Tests of the worker with the demo model on host memory and without Dynamo's runtime. Requests
+//! have the form in which the frontend sends them. `try.sh` has the tests with a real frontend.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ fn options(more: &[&str]) -> Options {
     Options::parse_from(usual.iter().chain(model).chain(more))
 }
 
-/// A worker that serves.
+/// A worker that is ready.
 async fn started(more: &[&str]) -> (BursarWorker, EngineConfig) {
     let worker = BursarWorker::new(options(more));
     let config = worker.start(7).await.expect("the demo model starts");
@@ -42,7 +42,7 @@ fn request(tokens: &[u32], most: u32) -> PreprocessedRequest {
         .expect("a request")
 }
 
-/// All chunks of a reply; the last one is its end.
+/// All chunks of a reply. The last chunk is its end.
 async fn chunks(worker: &BursarWorker, request: PreprocessedRequest) -> Result<Vec<LLMEngineOutput>, DynamoError> {
     let stream = worker.generate(request, GenerateContext::new(mock_context(), None)).await?;
     let chunks: Result<Vec<_>, _> = stream.collect::<Vec<_>>().await.into_iter().collect();
@@ -69,7 +69,8 @@ async fn refused(worker: &BursarWorker, request: PreprocessedRequest) -> (ErrorT
     (error.error_type(), error.to_string())
 }
 
-/// The tokens of a question about the demo's picture of a number, as the frontend makes them: one placeholder.
+/// The tokens of a question about the demo's picture of a number, with one placeholder, as
+/// the frontend makes them.
 async fn question(worker: &BursarWorker) -> Vec<u32> {
     let chat = Chat::new().user("What number is written?").image(Image::from_bytes(demo::pictures()[1].bytes));
     let prompt = worker.model().expect("it runs").prompt_of(chat).await.expect("a prompt");
@@ -79,7 +80,7 @@ async fn question(worker: &BursarWorker) -> Vec<u32> {
     [&prompt.token_ids[..=first], &prompt.token_ids[first + rows..]].concat()
 }
 
-/// A request with something changed.
+/// A request with one change.
 fn with(mut request: PreprocessedRequest, change: impl FnOnce(&mut PreprocessedRequest)) -> PreprocessedRequest {
     change(&mut request);
     request
@@ -231,7 +232,7 @@ async fn a_worker_that_was_put_to_sleep_refuses_until_it_is_woken() {
 async fn a_full_worker_sends_requests_on_and_a_dropped_reply_frees_its_place() {
     let (worker, _) = started(&["--knob", "requests=1"]).await;
     let long = || with(request(&[11, 7, 500], 200), |request| request.stop_conditions.ignore_eos = Some(true));
-    // Its stream is full before its end, so it stays.
+    // The stream of this reply fills up before the reply ends, so the request keeps running.
     let held = worker.generate(long(), GenerateContext::new(mock_context(), None)).await.expect("it begins");
     assert_eq!(worker.is_quiescent().await.expect("told"), Some(false));
     assert_eq!(refused(&worker, long()).await.0, ErrorType::WorkerOverloaded);
@@ -264,6 +265,6 @@ async fn a_worker_that_cannot_start_says_why_and_can_be_cleaned_up() {
         assert!(error.to_string().len() > 20, "{error}");
         worker.cleanup().await.expect("there is nothing to clean up");
     }
-    // Workers are shared with Dynamo's runtime.
+    // Dynamo's runtime shares workers between threads, so the type must allow that.
     let _: Arc<dyn LLMEngine> = Arc::new(BursarWorker::new(options(&[])));
 }

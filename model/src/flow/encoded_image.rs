@@ -1,5 +1,5 @@
-//! Pictures as the user gives them (encoded bytes or pixels), and the limits checked before
-//! decoding.
+//! Pictures as the user gives them (encoded bytes or pixels), and the
+//! limits checked before decoding.
 
 use std::fmt;
 use std::io::Read;
@@ -92,8 +92,8 @@ impl EncodedImage {
         }
     }
 
-    /// Reads an open file, at most `limits.bytes_max` bytes of it. Errors refer to the file as
-    /// `name`.
+    /// Reads an open file, at most `limits.bytes_max` bytes of it. Errors refer to
+    /// the file as `name`.
     ///
     /// # Errors
     /// See [`open`](Self::open).
@@ -133,12 +133,12 @@ impl EncodedImage {
 /// Omits the bytes, which are the user's data.
 impl fmt::Debug for EncodedImage {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("ImageBytes").field("name", &self.name).field("bytes", &self.bytes.len()).finish()
+        formatter.debug_struct("EncodedImage").field("name", &self.name).field("bytes", &self.bytes.len()).finish()
     }
 }
 
-/// Limits for one picture, checked before it is decoded. The envelope limits how many pictures a
-/// request may have.
+/// Limits for one picture, checked before it is decoded. The envelope limits how many pictures
+/// a request may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
     /// Largest number of encoded bytes.
@@ -191,7 +191,7 @@ mod tests {
         let named = EncodedImage::named(b"my secret".to_vec(), "cat.jpg");
         assert_eq!((named.name(), named.file_name().to_string()), (Some("cat.jpg"), " (cat.jpg)".to_owned()));
         assert_eq!(named.pixel_size(), None, "it is encoded");
-        assert_eq!(format!("{named:?}"), r#"ImageBytes { name: Some("cat.jpg"), bytes: 9 }"#);
+        assert_eq!(format!("{named:?}"), r#"EncodedImage { name: Some("cat.jpg"), bytes: 9 }"#);
         let unnamed = EncodedImage::new(b"my secret".to_vec());
         assert_eq!((unnamed.name(), unnamed.file_name().to_string()), (None, String::new()));
     }

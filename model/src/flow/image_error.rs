@@ -64,8 +64,8 @@ pub enum ImageError {
         ratio: f64,
         ratio_max: f64,
     },
-    /// The image processor must not resize (`do_resize` is off), and the picture does not divide
-    /// into whole patches.
+    /// The image processor must not resize (`do_resize` is off), and the picture does not
+    /// divide into whole patches.
     #[error(
         "the picture is {width} x {height} pixels, but each side must be a multiple of {multiple}, because `do_resize` \
          is off"
@@ -84,8 +84,8 @@ pub enum ImageError {
         value: u64,
         least: u64,
     },
-    /// A limit set for this picture exceeds what the envelope, or another limit of the picture,
-    /// allows.
+    /// A limit set for this picture exceeds what the envelope, or another limit
+    /// of the picture, allows.
     #[error("the picture's own `{limit}` is {value}; expected at most {most}")]
     OwnLimitTooHigh {
         /// `min_pixels`, `max_pixels` or `tiles`.
@@ -100,8 +100,8 @@ pub enum ImageError {
         limit: &'static str,
         reason: &'static str,
     },
-    /// The image processor's settings resize this picture to zero pixels, or to more than can be
-    /// counted.
+    /// The image processor's settings resize this picture to zero pixels, or to more
+    /// than can be counted.
     #[error("the processor's pixel limits give the {width} x {height} picture no usable size")]
     NoSize { width: u32, height: u32 },
 }

@@ -1,5 +1,5 @@
-//! The data types of the pipeline: image bytes -> patches -> embeddings -> step batch -> logits ->
-//! token.
+//! The data types of the pipeline: image bytes -> patches -> embeddings -> step batch
+//! -> logits -> token.
 //!
 //! Embeddings are rows of the vision cache, and logits are rows of a workspace. They have no type
 //! here because they stay on the device.

@@ -1,5 +1,5 @@
-//! A prompt in the form that the decoder takes: tokens, their positions, and the spans of pictures
-//! and videos.
+//! A prompt in the form that the decoder takes: tokens, their positions, and the spans
+//! of pictures and videos.
 
 use std::ops::Range;
 

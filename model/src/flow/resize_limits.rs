@@ -1,7 +1,7 @@
 //! Resize limits that a request sets for one picture, in place of the image processor's settings.
 
-/// Limits on the size to which one picture is resized. The default leaves the size to the model's
-/// image processor.
+/// Limits on the size to which one picture is resized. The default leaves the size to
+/// the model's image processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResizeLimits {
     /// Least number of pixels after resizing, in place of the image processor's setting:
@@ -10,8 +10,8 @@ pub struct ResizeLimits {
     /// Largest number of pixels after resizing, in place of the image processor's setting:
     /// `max_pixels` of transformers' Qwen processors. A picture in tiles has fewer.
     pub pixels_max: Option<u64>,
-    /// Largest number of tiles, not counting a thumbnail: `max_patches` of transformers'
-    /// `GotOcr2ImageProcessor`.
+    /// Largest number of tiles, not counting a thumbnail:
+    /// `max_patches` of transformers' `GotOcr2ImageProcessor`.
     pub tiles_max: Option<u32>,
 }
 

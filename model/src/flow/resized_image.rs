@@ -1,5 +1,5 @@
-//! A resized picture, ready to be cut into patches: its grid, and the hash that is its key in the
-//! vision cache.
+//! A resized picture, ready to be cut into patches: its grid, and the hash that is its key
+//! in the vision cache.
 
 use std::{fmt, sync::Arc};
 
@@ -37,8 +37,8 @@ impl Grid {
     }
 }
 
-/// How a picture's 8-bit levels become the encoder's input: `(level * factor - shift) / scale`, in
-/// single precision.
+/// How a picture's 8-bit levels become the encoder's input: `(level * factor - shift) /
+/// scale`, in single precision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Levels {
     /// Multiplier of each level.
@@ -60,14 +60,14 @@ impl Levels {
     }
 }
 
-/// A resized still picture, or one resized step of a video. `patchify` cuts it into patches and
-/// normalizes it on the device, so the host stores and uploads bytes, not floats. Cloning shares
-/// the bytes.
+/// A resized still picture, or one resized step of a video. `patchify` cuts it into patches
+/// and normalizes it on the device, so the host stores and uploads bytes, not floats.
+/// Cloning shares the bytes.
 #[derive(Clone, PartialEq)]
 pub struct ResizedImage {
-    /// One frame of a still picture, or up to [`PatchSize::frames`] frames of a step of a video.
-    /// `patchify` repeats the last frame in place of missing frames. Each frame has `grid.h x
-    /// grid.w` patches.
+    /// One frame of a still picture, or up to [`PatchSize::frames`] frames of a step of a
+    /// video. `patchify` repeats the last frame in place of missing frames. Each frame has
+    /// `grid.h x grid.w` patches.
     pub frames: Arc<[RgbImage]>,
     /// The grid of the patches, with `t` = 1.
     pub grid: Grid,

@@ -1,5 +1,5 @@
-//! The step batch: the input of one decoder pass, with chunks of prompts and decoding sequences in
-//! one batch.
+//! The step batch: the input of one decoder pass, with chunks of prompts and decoding
+//! sequences in one batch.
 
 use std::ops::Range;
 
@@ -19,14 +19,15 @@ pub const POSITION_AXES: usize = 3;
 pub struct SequencePart<'a> {
     /// Tokens to run. `tokens` and `unseen` together have at least one token.
     pub tokens: &'a [u32],
-    /// One more token after `tokens`, which the host has not downloaded yet.
+    /// One more token after `tokens`. The previous step chooses it, and the host has
+    /// not seen its id.
     pub unseen: Option<UnseenToken>,
     /// Time, height and width of each token, including `unseen`.
     pub positions: &'a [[u32; POSITION_AXES]],
     /// Tokens of this sequence that are already in the KV cache.
     pub cached_tokens: usize,
-    /// KV cache blocks of the sequence in order, enough for the cached tokens and the tokens to
-    /// run.
+    /// KV cache blocks of the sequence in order, enough for the cached tokens and
+    /// the tokens to run.
     pub blocks: &'a [u32],
     /// Picture embeddings that replace the embeddings of some of `tokens`.
     pub pictures: &'a [EmbeddingRows<'a>],
@@ -63,8 +64,8 @@ pub struct StepBatch {
     /// Rows of `tokens` whose logits are returned, at most one per sequence, in the
     /// order of the parts.
     pub logit_rows: Vec<u32>,
-    /// Rows of `tokens` whose logits score the next token, any number per sequence, in the order of
-    /// the parts.
+    /// Rows of `tokens` whose logits score the next token, any number per sequence, in the
+    /// order of the parts.
     pub score_rows: Vec<u32>,
     /// Rows of `tokens` that take a picture's embedding.
     pub picture_rows: Vec<u32>,
@@ -147,7 +148,6 @@ impl StepBatch {
 }
 
 impl SequencePart<'_> {
-    /// Tokens to run.
     fn token_count(&self) -> usize {
         self.tokens.len() + usize::from(self.unseen.is_some())
     }

@@ -50,8 +50,8 @@ impl StepArray {
     ];
 }
 
-/// The sizes of a step. They determine the offset of each array in the packed list of u32, and the
-/// step's kernel launches.
+/// The sizes of a step. They determine the offset of each array in the packed list of u32, and
+/// the step's kernel launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLayout {
     /// Rows of the step, one per token.
@@ -170,8 +170,8 @@ impl StepLayout {
         let tokens = words[self.place(StepArray::Tokens)].iter_mut().zip(&batch.tokens);
         tokens.for_each(|(word, token)| *word = token.code());
         let positions = &mut words[self.place(StepArray::Positions)];
-        // A decoder with one position axis takes the first, because the axes of a text position are
-        // equal.
+        // A decoder with one position axis takes the first, because the axes of a
+        // text position are equal.
         for axis in 0..self.axes {
             positions[axis * self.tokens..][..rows].copy_from_slice(&batch.positions[axis * rows..][..rows]);
         }

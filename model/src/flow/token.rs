@@ -1,7 +1,6 @@
-//! A token that a step samples for a sequence, and its log-probabilities, as passed from the lane
-//! to the chat.
+//! A token that a step samples for a sequence, and its log-probabilities, as passed from the
+//! lane to the chat.
 
-/// A sampled token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     /// The token's id in the vocabulary.
@@ -12,9 +11,9 @@ pub struct Token {
     pub log_probabilities: Option<Box<LogProbabilities>>,
 }
 
-/// Log-probabilities of a token and of the likeliest tokens at its position. They come from the
-/// model's unchanged distribution, before temperature, penalties, grammars and all other sampling
-/// parameters.
+/// Log-probabilities of a token and of the likeliest tokens at its position. They come
+/// from the model's unchanged distribution, before temperature, penalties, grammars and
+/// all other sampling parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogProbabilities {
     /// The sampled token or, in a prompt, the actual next token.

@@ -1,5 +1,5 @@
-//! Videos: frames as the user gives them, and the grids that the placeholders of a prompt
-//! represent.
+//! Videos: frames as the user gives them, and the grids that the placeholders
+//! of a prompt represent.
 
 use std::{fmt, sync::Arc};
 

@@ -3,8 +3,8 @@
 
 use bursar_kernels::{Backend, KernelError, Rank, Scope, Tensor, sampling::SampleLayout};
 
-/// The part after the requests starts at a multiple of this many words: the size of a GPU cache
-/// line.
+/// The part after the requests starts at a multiple of this many words: the size of
+/// a GPU cache line.
 const ALIGNMENT: usize = 32;
 
 /// The sizes of sampling buffers.
@@ -38,8 +38,8 @@ impl SamplingShape {
     }
 }
 
-/// The requests, then one token per sequence, then the report, in one tensor. Tokens and report are
-/// downloaded together.
+/// The requests, then one token per sequence, then the report, in one tensor. Tokens and
+/// report are downloaded together.
 pub struct SamplingBuffers<'a> {
     shape: SamplingShape,
     words: Tensor<'a>, // [words] u32
@@ -65,8 +65,8 @@ impl<'a> SamplingBuffers<'a> {
         self.results(0)
     }
 
-    /// The tokens that the latest step chose, followed by the first `report_words` words of its
-    /// report.
+    /// The tokens that the latest step chose, followed by the first `report_words`
+    /// words of its report.
     pub fn results(&self, report_words: usize) -> Tensor<'_> {
         let first = self.shape.question_words();
         self.words.row_range(first..first + self.shape.sequences + report_words)

@@ -22,8 +22,9 @@ pub struct SamplingParams {
     /// Choose among tokens whose probability is at least `min_p` times the probability of the
     /// likeliest token; from 0 to 1, where 0 means no limit.
     pub min_p: f64,
-    /// Applies to tokens that occur in the prompt or the reply: their positive logits are divided
-    /// by it and their negative logits are multiplied by it. From 0.01 to 100; 1 changes nothing.
+    /// Applies to tokens that occur in the prompt or the reply: their positive logits are
+    /// divided by the penalty, and their negative logits are multiplied by it. From 0.01 to
+    /// 100; 1 changes nothing.
     pub repetition_penalty: f64,
     /// Subtracted once from the logits of tokens that the reply contains. From -2 to 2; 0 changes
     /// nothing. The prompt does not count.

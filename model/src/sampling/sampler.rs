@@ -1,4 +1,4 @@
-//! The sampler: from one row of logits and a sequence's past to the next token.
+//! The sampler, which chooses the next token from one row of logits and a sequence's past.
 //!
 //! This module turns a request's parameters into a row of numbers and lists.
 //! [`bursar_kernels::sampling`] has the arithmetic and its order. Serving samples on the device
@@ -84,8 +84,8 @@ impl Sampler {
         Ok(self)
     }
 
-    /// Forbids tokens that `grammar` does not allow. The grammar must have been compiled for the
-    /// same model.
+    /// Forbids tokens that `grammar` does not allow. The grammar must have been compiled
+    /// for the same model.
     #[must_use]
     pub fn with_grammar(mut self, grammar: Grammar) -> Self {
         self.grammar = Some(grammar);

@@ -23,8 +23,8 @@ pub struct Score {
 /// The scores of a step, computed a few rows of logits at a time.
 pub struct Scores<'a> {
     vocabulary: usize,
-    /// The remaining scores, in chunks of [`SCORE_ROWS`], the rows that the decoder passes at a
-    /// time.
+    /// The remaining scores, in chunks of [`SCORE_ROWS`], the rows that the decoder
+    /// passes at a time.
     left: Chunks<'a, Score>,
     /// Offset of the next rows' results, in words.
     first: usize,
@@ -45,8 +45,8 @@ fn results_of(rows: usize, vocabulary: usize) -> (SampleLayout, usize) {
 }
 
 impl<'a> Scores<'a> {
-    /// Allocates the results for `wanted`, which has one entry per scored row of a step. The logits
-    /// have `vocabulary` columns.
+    /// Allocates the results for `wanted`, which has one entry per scored row of a step. The
+    /// logits have `vocabulary` columns.
     ///
     /// # Errors
     /// [`KernelError`] if the workspace is full.

@@ -1,15 +1,15 @@
-//! The JSON object of a call, read a character at a time: it finds the name and where the
-//! arguments begin and end.
+//! A reader for the JSON object of a tool call, one character at a time. It finds the name, and
+//! where the arguments begin and end.
 
-/// A reader of one object. It keeps only the name and the current key, and takes the same
+/// A reader of one object. The reader stores only the name and the current key, and takes the same
 /// time for every character.
 ///
-/// It knows as much of JSON as it needs to find the ends of values: strings, nesting, commas.
-/// Arguments are an object, whose content it does not check.
+/// The reader parses only the JSON syntax needed to find the ends of values: strings, nesting and
+/// commas. The arguments must be an object, whose content is not checked.
 #[derive(Clone, Debug)]
 pub(super) struct CallObject {
     state: ReadState,
-    /// The text of the string being read, with its quotes, where it matters.
+    /// The text of the key or name being read, with its quotes.
     string: String,
     is_escaped: bool,
     key: Key,
@@ -37,12 +37,12 @@ enum Key {
     Other,
 }
 
-/// What a character was.
+/// The role of one character in the object.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Seen {
-    /// Nothing of note.
+    /// Nothing that the caller has to know.
     More,
-    /// The end of the name.
+    /// The last character of the name.
     Name,
     /// The first character of the arguments.
     Arguments,
@@ -50,7 +50,7 @@ pub(super) enum Seen {
     ArgumentsEnd,
     /// The last character of the object.
     End,
-    /// No part of a call.
+    /// A character that cannot be part of a call.
     Broken,
 }
 
@@ -66,12 +66,12 @@ impl CallObject {
         }
     }
 
-    /// The name, once it has been read.
+    /// The tool's name, once it has been read.
     pub(super) fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// Takes the next character. After `End` and `Broken` there is no next one.
+    /// Takes the next character. Must not be called again after it has returned `End` or `Broken`.
     pub(super) fn feed(&mut self, next: char) -> Seen {
         match self.state {
             ReadState::InKey => self.in_key(next),
@@ -91,7 +91,7 @@ impl CallObject {
         }
     }
 
-    /// A character that separates, begins or ends something.
+    /// Handles a character that separates, begins or ends keys, values or the object.
     fn between(&mut self, state: ReadState, next: char) -> Seen {
         self.state = match (state, next) {
             (ReadState::Start, '{') | (ReadState::InScalar | ReadState::AfterValue, ',') => ReadState::BeforeKey,
@@ -107,7 +107,7 @@ impl CallObject {
         Seen::More
     }
 
-    /// The first character of a value.
+    /// Handles the first character of a value.
     fn value(&mut self, first: char) -> Seen {
         self.state = match (self.key, first) {
             (Key::Name | Key::Other, '"') => {
@@ -166,7 +166,7 @@ impl CallObject {
             (false, '"') => (depth, true),
             (false, '{' | '[') => (depth + 1, false),
             (false, '}' | ']') => (depth - 1, false),
-            // No JSON has it outside of strings, and every tag begins with it.
+            // JSON never has `<` outside of strings, and every tag begins with it.
             (false, '<') => return Seen::Broken,
             (false, _) => (depth, false),
         };

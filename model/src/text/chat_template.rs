@@ -1,8 +1,9 @@
-//! The chat template: a conversation to text in the format that the model was trained on.
+//! The chat template, which renders a conversation as text in the format that the
+//! model was trained on.
 //!
-//! Templates are Jinja2 as transformers runs it (`utils/chat_template_utils.py`, 5.17): blocks are
-//! trimmed, and there are loop controls, `raise_exception`, `strftime_now` and a plain `tojson`.
-//! The tags of `{% generation %}` have no effect.
+//! Templates are Jinja2 with the settings of transformers (`utils/chat_template_utils.py`, 5.17):
+//! blocks are trimmed, and templates can use loop controls, `raise_exception`, `strftime_now` and a
+//! `tojson` without HTML escapes. `{% generation %}` tags have no effect.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -33,16 +34,18 @@ pub struct TemplateLimits {
     pub bytes_max: usize,
     /// Maximum bytes of all templates' sources together.
     pub source_bytes_max: usize,
-    /// Maximum bytes of one value, with everything in it.
+    /// Maximum bytes of one value, including nested values.
     pub value_bytes_max: u64,
-    /// Maximum bytes of all values made: the limit on rendering's host memory.
+    /// Maximum bytes of all values created while rendering. This limits the host
+    /// memory that rendering takes.
     pub values_bytes_max: u64,
 }
 
-/// A turn takes about 50 steps, so 5 million are far beyond any conversation. They take under a
-/// second unless each reads megabytes (comparing long texts, searching long lists), which no limit
-/// here counts. The longest released template has 20 KB. A text of 4 MiB is a million tokens. A
-/// text of a megabyte that grows turn by turn over a thousand turns makes 500 MB of values.
+/// A turn takes about 50 steps, so 5 million steps are far more than any conversation needs. 5
+/// million steps take under a second, unless each step reads megabytes (comparing long texts,
+/// searching long lists), which no limit here counts. The longest released template has 20 KB. A
+/// text of 4 MiB has about a million tokens. A text that grows to one megabyte over a thousand
+/// turns creates 500 MB of values.
 impl Default for TemplateLimits {
     fn default() -> Self {
         TemplateLimits {
@@ -55,21 +58,21 @@ impl Default for TemplateLimits {
     }
 }
 
-/// Maximum levels of recursive macros and loops, as minijinja counts them: a
-/// macro call counts four.
+/// Maximum recursion depth of macros and loops, as minijinja counts it: a macro call
+/// counts as four levels.
 const RECURSION_MAX: usize = 200;
-/// A template of nothing but operators or branches is as deep as it is long, and parser
-/// and compiler recurse through all of it. The stack is only reserved; a released template
-/// uses a few kilobytes.
+/// Stack size of the thread that compiles templates. A template that consists only of operators or
+/// branches is nested as deep as it is long, and the parser and the compiler recurse through all of
+/// it. The stack is only reserved; a released template uses a few kilobytes.
 const COMPILE_STACK_BYTES: usize = 128 << 20;
 
-/// The inputs of a template besides the messages.
+/// The inputs of a template in addition to the messages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TemplateInputs {
     /// Whether to end the text with the beginning of the model's turn.
     pub add_generation_prompt: bool,
-    /// Whether to end the text where the model's last turn does, so that the reply continues it.
-    /// Not together with `add_generation_prompt`.
+    /// Whether to end the text where the model's last turn ends, so that the reply continues that
+    /// turn. Cannot be combined with `add_generation_prompt`.
     pub continue_final_message: bool,
     /// JSON schemas of the functions that the model may call.
     pub tools: Option<Vec<serde_json::Value>>,
@@ -77,12 +80,12 @@ pub struct TemplateInputs {
     pub variables: serde_json::Map<String, serde_json::Value>,
     /// The time for `strftime_now`: seconds since 1970, shifted to the user's time zone.
     pub now_unix_seconds: i64,
-    /// The template's name, if the checkpoint has several. `None` means "tool_use" with tools, if
-    /// there is one, and else "default".
+    /// The template's name, if the checkpoint has several templates. `None` selects "tool_use" if
+    /// there are tools and the checkpoint has this template, and otherwise "default".
     pub template: Option<String>,
 }
 
-/// A prompt for a reply, without tools, at 1970-01-01.
+/// Inputs for a prompt that begins a reply, without tools, at 1970-01-01.
 impl Default for TemplateInputs {
     fn default() -> Self {
         TemplateInputs {
@@ -96,7 +99,7 @@ impl Default for TemplateInputs {
     }
 }
 
-/// All roles. The user's is first, as other messages are tried next to one of the user.
+/// All roles. `User` comes first, because the other roles are tried next to a user message.
 const ROLES: [Role; 4] = [Role::User, Role::System, Role::Assistant, Role::Tool];
 
 /// A checkpoint's compiled chat templates.
@@ -105,9 +108,10 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     sources: TemplateSources,
     limits: TemplateLimits,
-    /// How each template, by name, reads the contents of [`ROLES`].
+    /// For each template, by name: the form in which it reads the contents of each of [`ROLES`].
     forms: BTreeMap<String, [ContentForm; ROLES.len()]>,
-    /// It refuses ids of calls that have not nine characters, as Mistral's does.
+    /// Whether a template refuses call ids that do not have nine characters,
+    /// as Mistral's templates do.
     has_short_ids: bool,
 }
 
@@ -131,7 +135,7 @@ impl ChatTemplate {
         let refused = |error: Error| TextError::TemplateSource {
             line: error.line().unwrap_or(0),
             kind: match error.detail() {
-                // The detail quotes only the source, which is not a user's.
+                // The detail quotes only the template's source, which does not come from a user.
                 Some(detail) => format!("{}, {detail}", error.kind()),
                 None => error.kind().to_string(),
             },
@@ -142,15 +146,15 @@ impl ChatTemplate {
         let syntax = syntax.map_err(refused)?;
         environment.set_syntax(syntax.clone());
         environment.set_recursion_limit(RECURSION_MAX);
-        // Jinja2's default: an undefined name prints nothing and is false, and
-        // its attributes are errors.
+        // The behavior of Jinja2's default: an undefined name prints nothing and is false, and
+        // reading its attributes is an error.
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-        environment.set_debug(false); // errors would quote the messages
+        environment.set_debug(false); // otherwise errors quote the messages
         environment.set_fuel(Some(limits.steps_max));
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_formatter(move |output, state, value| {
             let text = display(value);
-            // The text may be captured as a value.
+            // The text counts as a value, because a block may capture it.
             meter.add(state, text.len() as u64)?;
             output.write_str(&text).map_err(|_| Error::from(ErrorKind::WriteFailure))
         });
@@ -174,12 +178,12 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// The sources that it was compiled from.
     pub fn sources(&self) -> &TemplateSources {
         &self.sources
     }
 
-    /// How the model writes reasoning and calls, by the text of the template that `inputs` select.
+    /// How the model writes reasoning and calls, according to the source of the
+    /// template that `inputs` select.
     ///
     /// # Errors
     /// [`TextError::NoTemplate`]; [`TextError::UnknownTemplate`].
@@ -200,20 +204,21 @@ impl ChatTemplate {
         self.sources.templates.get(name).map(String::as_str).ok_or_else(|| self.unknown(name))
     }
 
-    /// Tries strings and lists of parts as contents of each role in the template of this name.
+    /// Determines the form in which the template of this name reads the contents of each role, by
+    /// trying strings and lists of parts.
     fn content_forms(&self, name: &str) -> [ContentForm; ROLES.len()] {
         let Some(user) = self.content_form(name, Role::User, ContentForm::String) else {
             return [ContentForm::String; ROLES.len()];
         };
-        // A role that the template refuses is as good as the user's.
+        // A role that the template refuses gets the user's form.
         ROLES.map(|role| match role {
             Role::User => user,
             role => self.content_form(name, role, user).unwrap_or(user),
         })
     }
 
-    /// How the template reads a content of `role`, next to messages of the user in the form `user`.
-    /// `None` if it shows neither strings nor lists.
+    /// The form in which the template reads the content of `role`, tried next to user messages in
+    /// the form `user`. `None` if the template shows neither strings nor lists.
     fn content_form(&self, name: &str, role: Role, user: ContentForm) -> Option<ContentForm> {
         const TEXTS: [&str; 2] = ["told-first", "told-then"];
         let parts = |texts: &[&str]| {
@@ -248,9 +253,10 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders a conversation. Messages get the form of content that the template reads: several
-    /// texts are on separate lines of a string, or each is a part. It does *not* guard against
-    /// names of special tokens in messages: encode with [`PromptEncoder`](super::PromptEncoder).
+    /// Renders a conversation. Each message's content has the form that the
+    /// template reads: several texts become separate lines of one string, or
+    /// separate parts of a list. This function does *not* guard against names of
+    /// special tokens in messages; [`PromptEncoder`](super::PromptEncoder) does.
     ///
     /// # Errors
     /// [`TextError::NoTemplate`]; [`TextError::UnknownTemplate`];
@@ -273,8 +279,8 @@ impl ChatTemplate {
         self.render_values(Value::from(Serde(&formed[..])), inputs)
     }
 
-    /// Whether it reads contents in parts and writes `placeholder` for a picture. Others join
-    /// strings, and either fail on such a content or print it.
+    /// Whether the default template reads contents in parts and writes `placeholder` for a picture.
+    /// Other templates concatenate strings, and either fail on a list of parts or print the list.
     pub fn knows_pictures(&self, placeholder: &str) -> bool {
         const TEXT: &str = "told";
         let parts = Message { role: Role::User, content: vec![Part::Image, Part::Text(TEXT.to_owned())] };
@@ -282,11 +288,11 @@ impl ChatTemplate {
         rendered.is_ok_and(|text| text.contains(TEXT) && text.contains(placeholder))
     }
 
-    /// As [`render`](Self::render), with messages as JSON, for fields that
+    /// Same as [`render`](Self::render), with messages as JSON, for fields that
     /// [`Message`] does not have.
     ///
     /// # Errors
-    /// As [`render`](Self::render).
+    /// Same as [`render`](Self::render).
     pub fn render_json(&self, messages: &serde_json::Value, inputs: &TemplateInputs) -> Result<String, TextError> {
         if inputs.continue_final_message {
             return self.render_continued(messages.clone(), inputs);
@@ -346,7 +352,8 @@ impl ChatTemplate {
 
     fn context(&self, messages: Value, inputs: &TemplateInputs) -> Value {
         let now = inputs.now_unix_seconds;
-        // Without tools the variable is left out: see `template_metering::OPTIONAL`.
+        // The variable `tools` is left out if there are
+        // no tools: see `template_metering::OPTIONAL`.
         let tools = inputs.tools.as_ref().map(|tools| ("tools", Value::from(Serde(tools))));
         let own = [
             ("messages", messages),
@@ -433,7 +440,7 @@ impl io::Write for LimitedText {
     }
 }
 
-/// Turns `{% generation %}` .. `{% endgeneration %}`, which transformers uses for training, into a
+/// Replaces `{% generation %}` .. `{% endgeneration %}`, which transformers uses for training, by a
 /// block that always runs, and keeps line breaks after `{% raw %}`.
 fn with_plain_tags(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
@@ -448,7 +455,7 @@ fn with_plain_tags(source: &str) -> String {
         let replaced = match tag.trim_matches(|char: char| char.is_whitespace() || char == '-' || char == '+') {
             "generation" => tag.replace("generation", "if true"),
             "endgeneration" => tag.replace("endgeneration", "endif"),
-            // Jinja2 keeps a line break after it, though it trims blocks.
+            // Jinja2 keeps a line break after `{% raw %}`, although it trims blocks.
             "raw" if !tag.ends_with(['-', '+']) => tag.to_owned() + "+",
             _ => tag.to_owned(),
         };

@@ -1,17 +1,17 @@
-//! Tools for a template that shows none: described in a system message, with calls
-//! and results as text.
+//! Descriptions of tools in the system message, with calls and results as text, for templates that
+//! do not show tools.
 //!
-//! The description and the way of calling are those of Hermes 2 Pro (Nous Research), on
-//! which Qwen2.5's template is modelled, so that models that know either follow it, and
-//! others have an example.
+//! The description and the call format are those of Hermes 2 Pro (Nous Research), on which
+//! Qwen2.5's template is modeled. Models that were trained on either format follow it, and other
+//! models get an example.
 
 use serde_json::{Value, json};
 
 use super::message::{Message, Part, Role};
 
-/// The messages with `tools` in the system message, calls as `<tool_call>` in the model's text, and
-/// results as `<tool_response>` in turns of the user, several results in one turn. Without tools,
-/// only calls and results change.
+/// Rewrites messages. The system message describes `tools`, calls become `<tool_call>` in the
+/// model's text, and results become `<tool_response>` in user turns. Consecutive results share one
+/// turn. If there are no tools, only calls and results change.
 pub fn describe_tools(messages: &[Message], tools: &[Value]) -> Vec<Message> {
     let description = description(tools);
     let mut described: Vec<Message> = Vec::with_capacity(messages.len() + 1);
@@ -51,12 +51,12 @@ fn response(message: &Message) -> String {
     format!("{RESPONSE}{}\n</tool_response>", message.texts().collect::<String>())
 }
 
-/// Whether this is a turn that was made of results.
+/// Whether the message is a user turn that was made from tool results.
 fn is_of_results(message: &Message) -> bool {
     message.role == Role::User && message.texts().next().is_some_and(|text| text.starts_with(RESPONSE))
 }
 
-/// The parts of a message, with calls as text.
+/// The parts of a message, with calls converted to text.
 fn said(message: &Message) -> Vec<Part> {
     let mut is_first = !message.texts().any(|text| !text.is_empty());
     let parts = message.content.iter().map(|part| match part {

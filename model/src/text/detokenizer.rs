@@ -1,10 +1,10 @@
-//! The detokenizer: token ids in, one at a time, and text out, in whole characters.
+//! The detokenizer, which turns token ids, one at a time, into text in whole characters.
 
 use super::error::TextError;
 use super::tokenizer::Tokenizer;
 
-/// Tokens kept as context for the next ones, because decoders look back (a leading
-/// space, a word's continuation).
+/// Tokens kept as context for the next tokens, because decoders look back (for a leading space
+/// or a word's continuation).
 const CONTEXT_TOKENS: usize = 8;
 /// Tokens after which the context is shortened, so that each token of a long reply costs the same.
 const WINDOW_TOKENS: usize = 32;
@@ -13,27 +13,29 @@ const UNFINISHED_MAX: usize = 3;
 
 /// Turns one reply's tokens into text as they arrive.
 ///
-/// The pieces add up to [`Tokenizer::decode`] of all tokens. (A tokenizer with byte *fallback*
-/// decodes a run of bytes as a whole. There this holds as long as the model writes valid UTF-8.) A
-/// trailing U+FFFD is withheld until it cannot be the beginning of a character.
+/// The concatenated pieces equal [`Tokenizer::decode`] of all tokens. A tokenizer with byte
+/// *fallback* decodes a run of bytes as a whole; with such a tokenizer, the pieces equal the
+/// decoded text only as long as the model writes valid UTF-8. A trailing U+FFFD is withheld until
+/// it can no longer be the beginning of a character.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special_tokens: bool,
-    /// Ids of special tokens that yield text all the same.
+    /// Ids of special tokens that yield text although special tokens are skipped.
     kept: Vec<u32>,
     window: Vec<u32>,
     emitted_bytes: usize,
 }
 
 impl Detokenizer {
-    /// Starts a reply. With `skip_special_tokens`, control tokens yield no text.
+    /// A detokenizer for a new reply. With `skip_special_tokens`, control tokens yield no text.
     pub fn new(tokenizer: Tokenizer, skip_special_tokens: bool) -> Self {
         Detokenizer { tokenizer, skip_special_tokens, kept: Vec::new(), window: Vec::new(), emitted_bytes: 0 }
     }
 
-    /// Lets these special tokens yield their text: tags that a [`ReplyParser`](super::ReplyParser)
-    /// has to see. Texts that are no token are spelled by others, and need nothing.
+    /// Makes special tokens yield their text if they are tags that a
+    /// [`ReplyParser`](super::ReplyParser) has to see. Tags that are not tokens are spelled by
+    /// several text tokens and need no exception.
     #[must_use]
     pub fn keeping(mut self, tags: impl IntoIterator<Item = &'static str>) -> Self {
         let tokenizer = &self.tokenizer;
@@ -73,15 +75,15 @@ impl Detokenizer {
     }
 
     fn take(&mut self, text: &str, until: usize) -> String {
-        // A decoder that rewrites earlier text (no known one does) would yield nothing
-        // instead of a panic.
+        // If a decoder rewrites earlier text (no known decoder does), `get` gives an empty piece,
+        // where slicing would panic.
         let piece = text.get(self.emitted_bytes..until).unwrap_or("").to_owned();
         self.emitted_bytes = self.emitted_bytes.max(until);
         piece
     }
 
-    /// Keeps only the last tokens. All of their text but the last
-    /// `withheld_bytes` bytes was emitted.
+    /// Drops all but the last tokens. The text of the remaining tokens was emitted, except for
+    /// the last `withheld_bytes` bytes.
     fn shorten(&mut self, withheld_bytes: usize) -> Result<(), TextError> {
         let context = &self.window[self.window.len() - CONTEXT_TOKENS..];
         let text = self.tokenizer.decode(context, false)?;

@@ -12,30 +12,26 @@ pub enum TextError {
     /// `tokenizer.json`, or a file that replaces it, does not parse.
     #[error("the tokenizer could not be read: {reason}")]
     Tokenizer {
-        /// What is wrong; for `tokenizer.json`, the tokenizers library's message.
+        /// The cause. For `tokenizer.json`, it is the message of the tokenizers library.
         reason: String,
     },
-    /// The tokenizer spells text in an unknown way.
+    /// The tokens of this kind of tokenizer decoder cannot be read as bytes.
     #[error("the tokens of this kind of tokenizer decoder cannot be read as bytes")]
     Spelling,
-    /// The library failed on a text, which is not quoted here.
+    /// The tokenizers library failed on a text, which this error does not quote.
     #[error("the tokenizer failed on a text of {bytes} bytes")]
     Encode {
         /// The text's length in bytes.
         bytes: usize,
     },
-    /// The library failed on token ids.
+    /// The tokenizers library failed on token ids.
     #[error("the tokenizer failed to decode {tokens} tokens")]
-    Decode {
-        /// Number of token ids.
-        tokens: usize,
-    },
+    Decode { tokens: usize },
     /// The template's source does not parse.
     #[error("the chat template does not compile, line {line}: {kind}")]
     TemplateSource {
         /// Line, from 1, or 0 if unknown.
         line: usize,
-        /// The kind of error.
         kind: String,
     },
     /// The checkpoint has no chat template.
@@ -44,25 +40,20 @@ pub enum TextError {
     /// The checkpoint has no template with this name.
     #[error("there is no chat template named {name}; expected one of {known}")]
     UnknownTemplate {
-        /// The requested name.
         name: String,
-        /// The checkpoint's template names, separated by commas.
+        /// The names of the checkpoint's templates, separated by commas.
         known: String,
     },
     /// A chat template file has the wrong format.
     #[error("the chat template in {file} is neither a string nor a list of named strings")]
-    TemplateShape {
-        /// The file.
-        file: &'static str,
-    },
+    TemplateShape { file: &'static str },
     /// The template failed while rendering.
     #[error("the chat template failed in line {line}: {kind}")]
     Template {
         /// Line, from 1, or 0 if unknown.
         line: usize,
-        /// The kind of error.
         kind: String,
-        /// The template engine's message. It may quote a chat message: show it to the
+        /// The template engine's message, which may quote a chat message: show it to the
         /// caller, never log it.
         reason: PrivateText,
     },
@@ -71,53 +62,42 @@ pub enum TextError {
     TemplateRefused {
         /// Line, from 1, or 0 if unknown.
         line: usize,
-        /// The template's message. It may quote a chat message: show it to the
+        /// The template's message, which may quote a chat message: show it to the
         /// caller, never log it.
         reason: PrivateText,
     },
     /// The template took more steps than [`TemplateLimits`](crate::text::TemplateLimits) allow.
     #[error("the chat template did not finish within {steps_max} steps")]
-    TemplateSteps {
-        /// The limit.
-        steps_max: u64,
-    },
+    TemplateSteps { steps_max: u64 },
     /// The rendered prompt is too long.
     #[error("the chat template wrote more than {bytes_max} bytes")]
-    TemplateBytes {
-        /// The limit.
-        bytes_max: usize,
-    },
+    TemplateBytes { bytes_max: usize },
     /// The templates' sources are too long.
     #[error("the chat template has {bytes} bytes; the limit is {bytes_max}")]
     TemplateSourceBytes {
         /// Bytes of all templates of the checkpoint.
         bytes: usize,
-        /// The limit.
         bytes_max: usize,
     },
-    /// A value in the template, or all of them together, became too large.
+    /// One value in the template, or all its values together, became too large.
     #[error("the chat template made values of more than {bytes_max} bytes in line {line}")]
     TemplateMemory {
         /// Line, from 1, or 0 if unknown.
         line: usize,
-        /// The exceeded limit: that of one value, or of all.
+        /// The exceeded limit, for one value or for all values.
         bytes_max: u64,
     },
     /// The last turn cannot be continued.
     #[error(transparent)]
     Continue(#[from] ContinueError),
-    /// A text has too many tokens. The rest was not tokenized.
+    /// The text has too many tokens. The rest of it was not tokenized.
     #[error("the text has more than {limit} tokens")]
-    TooManyTokens {
-        /// The limit.
-        limit: usize,
-    },
+    TooManyTokens { limit: usize },
     /// A text to be tokenized is too long.
     #[error("the text has {bytes} bytes; the limit is {bytes_max}")]
     TooLong {
         /// The text's length in bytes.
         bytes: usize,
-        /// The limit.
         bytes_max: usize,
     },
     /// There are too many stop strings, or one is empty or too long.
@@ -126,19 +106,17 @@ pub enum TextError {
          bytes"
     )]
     StopStrings {
-        /// Number of stop strings.
         count: usize,
-        /// Its limit.
         count_max: usize,
-        /// Number of empty ones.
         empty: usize,
-        /// Maximum bytes of one.
+        /// Maximum bytes of one stop string.
         bytes_max: usize,
     },
 }
 
 impl TextError {
-    /// The same error about a text of which this one was a part.
+    /// The same error about the whole text, which may have `tokens_max` tokens, instead of
+    /// a part of it.
     pub(super) fn up_to(self, tokens_max: usize) -> Self {
         match self {
             TextError::TooManyTokens { .. } => TextError::TooManyTokens { limit: tokens_max },
@@ -146,7 +124,7 @@ impl TextError {
         }
     }
 
-    /// The template's message, which the error's text leaves out because it may quote a chat
+    /// The template's message, which the error text omits because the message may quote a chat
     /// message. Show it to the author of the messages, never log it.
     pub fn reason(&self) -> Option<&str> {
         match self {

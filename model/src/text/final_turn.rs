@@ -1,9 +1,9 @@
-//! Continuing the model's last turn: the prompt ends where the text of that turn does.
+//! Continuation of the model's last turn: the prompt ends where the text of that turn ends.
 //!
-//! As `continue_final_message` of transformers 5.17 (`utils/chat_template_utils.py`): a tag after
-//! the text shows where the template writes its end, and everything from there on is cut. If the
-//! template has trimmed the text, the space at the end of the tag is gone, and white space before
-//! the tag is cut too.
+//! The method is that of `continue_final_message` in transformers 5.17
+//! (`utils/chat_template_utils.py`). A tag is put after the text, and everything from the tag on is
+//! cut from the rendered prompt. If the template trims the text, the space at the end of the tag is
+//! gone; white space before the tag is then cut too.
 
 use bursar_budgets::Hint;
 use serde_json::Value;
@@ -22,7 +22,7 @@ pub enum ContinueError {
     /// The model's last turn does not end with text or reasoning.
     #[error("the model's last turn does not end with text or reasoning, so it cannot be continued")]
     Nothing,
-    /// The chat template changes the last turn or leaves it out.
+    /// The chat template changes the last turn or omits it.
     #[error("the chat template does not show the last turn as it is, so it cannot be continued")]
     NotShown,
     /// The prompt would also begin a new turn.
@@ -46,16 +46,17 @@ impl Hint for ContinueError {
     }
 }
 
-/// The end of the last turn, as it was given.
+/// The end of the last turn, as the caller gave it.
 pub(super) struct FinalTurn {
-    /// Two marks, which occur nowhere else, and a space.
+    /// Two marks, which occur nowhere else in the conversation, and a space.
     tag: String,
     text: String,
 }
 
 impl FinalTurn {
-    /// Puts a tag of `mark` at the end of the last turn of `messages`, an array of messages as
-    /// templates take them: after its text, or after its reasoning if it has no text.
+    /// Puts a tag made of `mark` at the end of the last turn of `messages`, a JSON array of
+    /// messages in the form that templates take. The tag goes after the turn's text, or after its
+    /// reasoning if it has no text.
     pub(super) fn tagging(messages: &mut Value, mark: char) -> Result<Self, ContinueError> {
         let tag = format!("{mark}{mark} ");
         let last = messages.as_array_mut().and_then(|turns| turns.last_mut());

@@ -1,7 +1,7 @@
-//! Filters of Jinja2 3.1 that minijinja lacks, or whose parameters or results differ there.
+//! Filters of Jinja2 3.1 that minijinja lacks, or whose parameters or results differ in minijinja.
 //!
 //! Pure: values in, values out. The value that a filter is applied to is its first argument. The
-//! meter checks counts and widths before a filter runs, and weighs what it returns.
+//! meter checks counts and widths before a filter runs, and weighs its result.
 
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
@@ -13,10 +13,10 @@ use super::python_format::percent;
 use super::python_strings::{lines, replaced, trimmed};
 use super::python_value::{display, repr};
 
-/// A filter: from its arguments to its result.
 pub(super) type Filter = fn(&[Value]) -> Result<Value, Error>;
 
-/// Filters that make no value, or a number.
+/// Filters that return a number or an existing value, so that the meter need
+/// not weigh their results.
 pub(super) const READERS: [(&str, Filter); 9] = [
     ("attr", attribute),
     ("count", length),
@@ -29,7 +29,7 @@ pub(super) const READERS: [(&str, Filter); 9] = [
     ("length", length),
 ];
 
-/// Filters that make texts and lists.
+/// Filters that create texts and lists.
 pub(super) const MAKERS: [(&str, Filter); 23] = [
     ("capitalize", capitalize),
     ("center", center),
@@ -56,8 +56,8 @@ pub(super) const MAKERS: [(&str, Filter); 23] = [
     ("wordwrap", wrapped),
 ];
 
-/// Parameters of filters of minijinja, which takes some of them only by position and
-/// others only by name.
+/// The parameters of a filter that minijinja implements, and how many of them minijinja takes by
+/// position. minijinja takes those only by position and the others only by name.
 pub(super) fn minijinja_parameters(filter: &str) -> Option<(&'static [&'static str], usize)> {
     Some(match filter {
         "dictsort" => (&["value", "case_sensitive", "by", "reverse"], 1),
@@ -77,7 +77,7 @@ fn missing() -> Error {
     Error::from(ErrorKind::MissingArgument)
 }
 
-/// The text that a filter is applied to. Other values become text, as in Jinja2.
+/// The text that a filter is applied to. Other values are converted to text, as in Jinja2.
 fn subject(value: Option<Value>) -> Result<String, Error> {
     value.as_ref().map(display).ok_or_else(missing)
 }
@@ -113,7 +113,7 @@ fn capitalized(word: &str) -> String {
     chars.next().map_or_else(String::new, |first| first.to_uppercase().to_string() + &chars.as_str().to_lowercase())
 }
 
-/// Words begin after white space, hyphens and opening brackets, unlike in `str.title`.
+/// Unlike in `str.title`, words begin only after white space, hyphens and opening brackets.
 fn title(arguments: &[Value]) -> Result<Value, Error> {
     let value = one_text(arguments)?;
     let words = value.split_inclusive(|char: char| char.is_whitespace() || "-({[<".contains(char));
@@ -224,7 +224,7 @@ fn url_encode(arguments: &[Value]) -> Result<Value, Error> {
     Ok(Value::from(pairs.join("&")))
 }
 
-/// Percent encoding, as a path or as a part of a query.
+/// Percent encoding for a path, or for a part of a query.
 fn quoted(value: &Value, is_of_query: bool) -> String {
     let mut quoted = String::new();
     for byte in display(value).bytes() {
@@ -254,7 +254,7 @@ fn default(arguments: &[Value]) -> Result<Value, Error> {
     }
 }
 
-/// Jinja2 takes attributes only, so entries of maps are undefined.
+/// Jinja2's `attr` reads only attributes, so entries of maps are undefined.
 fn attribute(arguments: &[Value]) -> Result<Value, Error> {
     let [object, name] = bind(arguments, ["obj", "name"])?;
     let (Some(object), Some(name)) = (object, name) else { return Err(missing()) };
@@ -264,7 +264,7 @@ fn attribute(arguments: &[Value]) -> Result<Value, Error> {
     }
 }
 
-/// The float of a text, in Python's spelling.
+/// Parses a float in Python's syntax.
 fn parsed_float(text: &str) -> Option<f64> {
     let text = trimmed(text, None, true, true);
     let has_stray = text.starts_with('_') || text.ends_with('_') || text.contains("__");
@@ -301,7 +301,7 @@ fn int(arguments: &[Value]) -> Result<Value, Error> {
     Ok(whole.or(default).unwrap_or_else(|| Value::from(0)))
 }
 
-/// `int(text, base)` of Python: with a sign, the prefix of the base, and
+/// Python's `int(text, base)`, which allows a sign, the prefix of the base, and
 /// single underscores between digits.
 fn parsed_int(text: &str, base: i64) -> Option<i128> {
     let text = trimmed(text, None, true, true);
@@ -344,8 +344,8 @@ fn length(arguments: &[Value]) -> Result<Value, Error> {
     }
 }
 
-/// The entries of a list, the characters of a text or the keys of a map. Jinja2's undefined is
-/// empty, and `None` is an error.
+/// The entries of a list, the characters of a text or the keys of a map. Jinja2's undefined has no
+/// entries, and `None` is an error.
 fn entries(value: Option<Value>) -> Result<impl Iterator<Item = Value>, Error> {
     let value = value.ok_or_else(missing)?;
     if value.is_none() { Err(refused("None is not iterable")) } else { value.try_iter() }
@@ -391,7 +391,7 @@ fn join(arguments: &[Value]) -> Result<Value, Error> {
     Ok(Value::from(joined))
 }
 
-/// The value at a path of names and numbers with dots between them.
+/// The value at a path of names and indices that are separated by dots.
 fn at_path(value: Value, path: &Value) -> Result<Value, Error> {
     let Some(path) = path.as_str() else { return value.get_item(path) };
     path.split('.').try_fold(value, |value, name| match name.parse::<usize>() {

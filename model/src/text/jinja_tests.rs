@@ -1,4 +1,5 @@
-//! Tests of Jinja2 3.1 (`is sequence` and so on) that minijinja lacks or answers otherwise.
+//! Tests of Jinja2 3.1 (such as `is sequence`) that minijinja lacks or whose
+//! results differ in minijinja.
 
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, Value};
@@ -17,7 +18,7 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_test("even", |value: Value| Ok::<_, Error>(remainder(&value, &2.into())? == 0.into()));
 }
 
-/// Nothing in Python iterates over `None`, though minijinja does. Jinja2's undefined
+/// In Python, `None` is not iterable, but minijinja can iterate over it. Jinja2's undefined
 /// is an empty iterable.
 fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()

@@ -9,7 +9,7 @@ use super::python_chars::{is_line_break, is_of_word};
 use super::python_strings::lines;
 use super::python_value::display;
 
-/// `truncate`: the beginning of a text, cut at a blank, with an ending.
+/// The filter `truncate`: the beginning of a text, cut at a blank, and an ending.
 pub(super) fn truncated(arguments: &[Value]) -> Result<Value, Error> {
     let [value, length, kill_words, end, leeway] = bind(arguments, ["s", "length", "killwords", "end", "leeway"])?;
     let value = display(&value.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?);
@@ -31,21 +31,17 @@ fn first_chars(text: &str, count: usize) -> &str {
     text.char_indices().nth(count).map_or(text, |(at, _)| &text[..at])
 }
 
-/// Arguments of `wordwrap`.
 pub(super) struct Wrapping {
     text: String,
     width: usize,
-    /// Written between lines.
     pub between: String,
     break_long: bool,
     break_hyphens: bool,
 }
 
 impl Wrapping {
-    /// Reads the arguments.
-    ///
     /// # Errors
-    /// For a width below 1, and arguments that Jinja2 does not know.
+    /// For a width below 1, and for arguments that Jinja2 does not know.
     pub fn of(arguments: &[Value]) -> Result<Self, Error> {
         let names = ["s", "width", "break_long_words", "wrapstring", "break_on_hyphens"];
         let [value, width, break_long, between, break_hyphens] = bind(arguments, names)?;
@@ -57,7 +53,8 @@ impl Wrapping {
         Ok(Wrapping { text, width, between, break_long, break_hyphens })
     }
 
-    /// Upper bound on the pieces between which a line may end, and so on the lines.
+    /// Upper bound on the number of pieces between which a line may end, and thus on
+    /// the number of lines.
     pub fn pieces(&self) -> usize {
         let ends = self.text.chars().filter(|char| is_blank(*char) || is_line_break(*char) || *char == '-').count();
         1 + 2 * ends + self.text.chars().count() / self.width
@@ -65,7 +62,7 @@ impl Wrapping {
 
     fn wrap<'a>(&self, line: &'a str, lines: &mut Vec<String>) {
         let before = lines.len();
-        // Each with the bytes up to its last visible character.
+        // Each chunk, with the number of bytes up to its last visible character.
         let chunks = chunks(line, self.break_hyphens).into_iter().rev();
         let mut rest: Vec<(&'a str, usize)> = chunks.map(|chunk| (chunk, chunk.trim_end().len())).collect();
         while !rest.is_empty() {
@@ -91,15 +88,15 @@ impl Wrapping {
             line.pop_if(|(_, visible)| *visible == 0);
             lines.extend(Some(line.iter().map(|(chunk, _)| *chunk).collect()).filter(|_| !line.is_empty()));
         }
-        // A line without words stays one.
+        // A line without words stays an empty line.
         if lines.len() == before {
             lines.push(String::new());
         }
     }
 }
 
-/// `wordwrap`: each line of a text in lines of a width, as Python's `textwrap.wrap` breaks them
-/// without replacing white space.
+/// The filter `wordwrap`: breaks each line of a text into lines of a maximum width, as Python's
+/// `textwrap.wrap` does without replacing white space.
 pub(super) fn wrapped(arguments: &[Value]) -> Result<Value, Error> {
     let wrapping = Wrapping::of(arguments)?;
     let mut wrapped = Vec::new();
@@ -107,7 +104,7 @@ pub(super) fn wrapped(arguments: &[Value]) -> Result<Value, Error> {
     Ok(Value::from(wrapped.join(&wrapping.between)))
 }
 
-/// What `textwrap` takes for a blank.
+/// Whether Python's `textwrap` treats the character as a blank.
 fn is_blank(char: char) -> bool {
     matches!(char, '\t'..='\r' | ' ')
 }
@@ -127,8 +124,8 @@ fn chunks(line: &str, break_hyphens: bool) -> Vec<&str> {
     chunks
 }
 
-/// Whether `textwrap.TextWrapper.wordsep_re` breaks before the character `at`: after a hyphen
-/// between two letters each, or before or after a dash of several hyphens between words.
+/// Whether `textwrap.TextWrapper.wordsep_re` breaks before the character `at`: after a hyphen with
+/// two letters on each side, or before or after a dash of several hyphens between words.
 fn is_at_hyphen(chars: &[char], at: usize) -> bool {
     let is = |at: usize, char: char| chars.get(at) == Some(&char);
     let letter = |at: usize| chars.get(at).is_some_and(|char| is_of_word(*char) && !char.is_numeric());
@@ -153,7 +150,8 @@ fn is_longer(text: &str, chars: usize) -> bool {
     text.chars().nth(chars).is_some()
 }
 
-/// Bytes of a long word that fit: up to the last hyphen in `space` characters if there is one.
+/// The number of bytes of a long word that fit into `space` characters: up to the last hyphen,
+/// if there is one.
 fn cut(chunk: &str, space: usize, break_hyphens: bool) -> usize {
     let fits = first_chars(chunk, space);
     let has_word = |at: &usize| !fits[..*at].chars().all(|char| char == '-');

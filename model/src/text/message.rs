@@ -11,23 +11,21 @@ use serde::{Serialize, Serializer};
 pub enum Role {
     /// The operator of the service.
     System,
-    /// The user.
     User,
-    /// The model.
     Assistant,
     /// The result of a function.
     Tool,
 }
 
-/// A piece of a message.
+/// A part of a message.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Part {
     /// Plain text. Names of special tokens in it stay text.
     Text(String),
-    /// The place of a picture. The pictures are passed beside the messages, in the
-    /// order of their places.
+    /// The position of a picture. The pictures themselves are passed separately from the messages,
+    /// in the order of these positions.
     Image,
-    /// The place of a video. Videos are passed in the same way.
+    /// The position of a video. Videos are passed in the same way as pictures.
     Video,
     /// Reasoning of the model, before the rest of its message. Templates get it
     /// separately from the content.
@@ -36,48 +34,46 @@ pub enum Part {
     /// "function", "function": {"name": .., "arguments": {..}}}`. Templates get a message's
     /// calls separately from its content.
     ToolCall(serde_json::Value),
-    /// The id of the call whose result this message is. Templates get
-    /// it separately, as `tool_call_id`.
+    /// The id of the call whose result this message is. Templates get the
+    /// id separately, as `tool_call_id`.
     ResultOf(String),
 }
 
-/// Characters of ids in Mistral's templates.
+/// Number of characters of call ids in Mistral's templates.
 const SHORT_ID: usize = 9;
 
 /// One turn of a conversation.
 ///
-/// Serialises to the form of Hugging Face's templates: `{"role": .., "content": ..}`. The content
-/// is a string if there is only text, because templates of text-only models concatenate it: its
-/// texts end to end, as templates that read lists write them. Templates that only read lists get
-/// lists from [`ChatTemplate`](super::ChatTemplate). Otherwise it is a list of `{"type": "text",
-/// "text": ..}`, `{"type": "image"}` and `{"type": "video"}`. Reasoning is in
-/// `reasoning_content`, calls of functions are in a list, `tool_calls`, and a result has the id
-/// of its call in `tool_call_id`.
+/// A message serializes to the form that Hugging Face's templates read: `{"role": .., "content":
+/// ..}`. If the message has only text, the content is a string, because templates of text-only
+/// models concatenate it. The string joins the texts without separators, as templates that read
+/// lists write them. Templates that read only lists get lists from
+/// [`ChatTemplate`](super::ChatTemplate). If the message has pictures or videos, the content is a
+/// list of `{"type": "text", "text": ..}`, `{"type": "image"}` and `{"type": "video"}`. Reasoning
+/// is in `reasoning_content`, calls of functions are in the list `tool_calls`, and a result has the
+/// id of its call in `tool_call_id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// The author of a message.
     pub role: Role,
-    /// The parts, in order.
     pub content: Vec<Part>,
 }
 
 impl Message {
-    /// A message of text alone.
+    /// A message that consists of one text.
     pub fn text(role: Role, text: impl Into<String>) -> Self {
         Message { role, content: vec![Part::Text(text.into())] }
     }
 
-    /// Number of places for pictures.
+    /// Number of pictures in the message.
     pub fn images(&self) -> usize {
         self.content.iter().filter(|part| matches!(part, Part::Image)).count()
     }
 
-    /// Number of places for videos.
+    /// Number of videos in the message.
     pub fn videos(&self) -> usize {
         self.content.iter().filter(|part| matches!(part, Part::Video)).count()
     }
 
-    /// All texts, in order.
     pub fn texts(&self) -> impl Iterator<Item = &str> {
         self.content.iter().filter_map(|part| match part {
             Part::Text(text) => Some(text.as_str()),
@@ -85,9 +81,9 @@ impl Message {
         })
     }
 
-    /// The message for a template that takes its content as a string: texts with no picture or
-    /// video between them are one, each on lines of its own, and empty ones are left out, as vLLM
-    /// joins them (`content_format: string`).
+    /// The message for a template that reads the content as a string. Texts with no
+    /// picture or video between them are joined by line breaks, and empty texts are left
+    /// out, as in vLLM (`content_format: string`).
     pub(super) fn with_lines(&self) -> Message {
         let mut content: Vec<Part> = Vec::with_capacity(self.content.len());
         let mut last_text = None;
@@ -103,7 +99,7 @@ impl Message {
                 }
                 (Part::Text(_), None) => last_text = Some(content.len()),
                 (Part::Image | Part::Video, _) => last_text = None,
-                // Templates get these apart from the content.
+                // Templates get these parts separately from the content.
                 (Part::Reasoning(_) | Part::ToolCall(_) | Part::ResultOf(_), _) => {}
             }
             content.push(part.clone());
@@ -111,7 +107,6 @@ impl Message {
         Message { role: self.role, content }
     }
 
-    /// All reasoning, in order.
     pub fn reasoning(&self) -> impl Iterator<Item = &str> {
         self.content.iter().filter_map(|part| match part {
             Part::Reasoning(text) => Some(text.as_str()),
@@ -119,7 +114,6 @@ impl Message {
         })
     }
 
-    /// All calls of functions, in order.
     pub fn tool_calls(&self) -> impl Iterator<Item = &serde_json::Value> {
         self.content.iter().filter_map(|part| match part {
             Part::ToolCall(call) => Some(call),
@@ -127,13 +121,13 @@ impl Message {
         })
     }
 
-    /// Whether an id of a call is longer than [`SHORT_ID`].
+    /// Whether a call id in the message is longer than [`SHORT_ID`].
     pub(super) fn has_long_ids(&self) -> bool {
         let mut ids = self.tool_calls().filter_map(|call| call["id"].as_str()).chain(self.result_of());
         ids.any(|id| id.chars().nth(SHORT_ID).is_some())
     }
 
-    /// The message with the last characters of longer ids, as vLLM cuts them.
+    /// The message with longer ids cut to their last [`SHORT_ID`] characters, as in vLLM.
     pub(super) fn with_short_ids(&self) -> Message {
         let short = |id: &str| match id.char_indices().rev().nth(SHORT_ID - 1) {
             Some((at, _)) => id[at..].to_owned(),
@@ -153,7 +147,7 @@ impl Message {
         Message { role: self.role, content: content.collect() }
     }
 
-    /// The id of the call whose result this is.
+    /// The id of the call whose result this message is.
     pub fn result_of(&self) -> Option<&str> {
         self.content.iter().find_map(|part| match part {
             Part::ResultOf(id) => Some(id.as_str()),
@@ -162,7 +156,7 @@ impl Message {
     }
 }
 
-/// Shows the length of the text, never the text, which is the user's.
+/// Shows the length of the text, but not the text, which is the user's data.
 impl std::fmt::Debug for Part {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -201,7 +195,7 @@ impl Message {
         if in_parts || self.images() + self.videos() > 0 {
             let is_said = |part: &&Part| !matches!(part, Part::ToolCall(_) | Part::Reasoning(_) | Part::ResultOf(_));
             let mut said: Vec<_> = self.content.iter().filter(is_said).collect();
-            // Templates read the first part's type.
+            // The list is never empty, because templates read the first part's type.
             let empty = Part::Text(String::new());
             if said.is_empty() {
                 said.push(&empty);
@@ -230,10 +224,10 @@ impl Serialize for Message {
     }
 }
 
-/// How a template reads the contents of a role's messages.
+/// The form in which a template reads the contents of a role's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ContentForm {
-    /// Only strings: a list makes it fail, is left out or is printed.
+    /// Only strings: a list makes the template fail, is left out or is printed.
     String,
     /// Strings and lists of parts.
     Either,
@@ -241,7 +235,7 @@ pub(super) enum ContentForm {
     Parts,
 }
 
-/// A message as a template takes it.
+/// A message in the form that a template reads.
 pub(super) struct Formed<'a> {
     message: Cow<'a, Message>,
     in_parts: bool,

@@ -1,4 +1,5 @@
-//! Text: messages -> prompt -> token ids, and token ids -> text -> the parts of a reply.
+//! Text: from messages to a prompt and token ids, and from token ids to text and the
+//! parts of a reply.
 
 pub(crate) mod byte_level;
 mod call_object;

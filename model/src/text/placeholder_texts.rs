@@ -1,23 +1,22 @@
-//! What stands for pictures and videos in the text that a chat template renders.
+//! The placeholder texts of pictures and videos in the output of a chat template.
 
 use super::message::{Message, Part};
 
 /// The texts that mark a picture and a video in a rendered prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaceholderTexts {
-    /// For a picture.
     pub image: &'static str,
-    /// For a video.
     pub video: &'static str,
-    /// Written before each of them.
+    /// Written before each placeholder.
     pub before: &'static str,
-    /// Written after each of them.
+    /// Written after each placeholder.
     pub after: &'static str,
 }
 
 impl PlaceholderTexts {
-    /// `message` with its pictures and videos as text, each at its position, as the family's
-    /// template that reads lists writes them. All its text is one string.
+    /// Replaces the pictures and videos of `message` by placeholder texts, each at its
+    /// position, and joins all text into one string. The result equals what the
+    /// family's list-reading template writes.
     pub(super) fn write(&self, message: &Message) -> Message {
         let (mut said, mut rest) = (String::new(), Vec::new());
         for part in message.with_lines().content {

@@ -1,4 +1,5 @@
-//! Prompts: a conversation to token ids, in which only the template can write special tokens.
+//! Prompts: conversations encoded as token ids, in which only the template
+//! can write special tokens.
 
 use std::sync::Arc;
 
@@ -9,35 +10,34 @@ use super::placeholder_texts::PlaceholderTexts;
 use super::special_guard::SpecialGuard;
 use super::tokenizer::Tokenizer;
 
-/// Texts with more bytes per token that they may have are counted before a prompt is made of them.
-/// In English a token has four bytes.
+/// If texts have more bytes than this per allowed token, their tokens are counted before a prompt
+/// is made from them. In English, a token has about four bytes.
 const BYTES_PER_TOKEN: usize = 8;
 
 /// Renders and encodes conversations. Cloning shares the tokenizer and the template.
 ///
 /// For text without names of special tokens, the tokens equal those of Hugging Face's
-/// `apply_chat_template`. A name in
-/// a user's text (`<|im_start|>`, `<|image_pad|>`) is encoded as plain characters, so that users cannot forge a turn or
-/// a picture. Hugging Face differs there.
+/// `apply_chat_template`. A name of a special token in a user's text (`<|im_start|>`,
+/// `<|image_pad|>`) is encoded as plain characters, so that users cannot forge a turn or a picture.
+/// Hugging Face encodes such a name as the special token.
 #[derive(Clone, Debug)]
 pub struct PromptEncoder {
     tokenizer: Tokenizer,
     template: Arc<ChatTemplate>,
     guard: SpecialGuard,
-    /// For a template that knows no pictures.
+    /// Set if the template does not support pictures.
     placeholders: Option<PlaceholderTexts>,
 }
 
 impl PromptEncoder {
-    /// Joins a checkpoint's tokenizer and template.
     pub fn new(tokenizer: Tokenizer, template: impl Into<Arc<ChatTemplate>>) -> Self {
         let guard = tokenizer.guard().clone();
         PromptEncoder { tokenizer, template: template.into(), guard, placeholders: None }
     }
 
-    /// The same encoder for a family that finds pictures and videos in the rendered text by
-    /// `texts`. No user's text is taken for one, and a template that knows no pictures gets
-    /// them in its strings.
+    /// The same encoder for a model family that finds pictures and videos in the rendered text by
+    /// the placeholders `texts`. Placeholders in a user's text are not taken for pictures or
+    /// videos. A template that does not support pictures gets the placeholders within strings.
     pub fn with_placeholders(mut self, texts: Option<PlaceholderTexts>) -> Self {
         if let Some(texts) = &texts {
             self.guard = self.guard.with([texts.image, texts.video]);
@@ -46,12 +46,10 @@ impl PromptEncoder {
         self
     }
 
-    /// The checkpoint's tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
 
-    /// The checkpoint's chat templates.
     pub fn template(&self) -> &ChatTemplate {
         &self.template
     }
@@ -62,17 +60,17 @@ impl PromptEncoder {
     /// [`FamilyConfig::write_visuals`](crate::registry::FamilyConfig::write_visuals).
     ///
     /// # Errors
-    /// As [`ChatTemplate::render`] and [`Tokenizer::encode`].
+    /// Same as [`ChatTemplate::render`] and [`Tokenizer::encode`].
     pub fn encode(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<Vec<u32>, TextError> {
         self.encode_rewritten(messages, inputs, usize::MAX, |rendered| rendered)
     }
 
-    /// As [`encode`](Self::encode), with `rewrite` applied to the rendered text before it is
-    /// encoded. No name of a special token in that text is a user's. Stops when it is clear that
-    /// there will be more than `tokens_max` tokens.
+    /// Same as [`encode`](Self::encode), with `rewrite` applied to the rendered text before it is
+    /// encoded. Names of special tokens in that text never come from a user. Encoding stops as soon
+    /// as it is clear that there will be more than `tokens_max` tokens.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode); [`TextError::TooManyTokens`].
+    /// Same as [`encode`](Self::encode), and [`TextError::TooManyTokens`].
     pub fn encode_rewritten(
         &self,
         messages: &[Message],
@@ -96,9 +94,9 @@ impl PromptEncoder {
         self.encode_marked(&rewrite(self.render(&messages, &inputs)?), mark, tokens_max)
     }
 
-    /// Refuses messages whose texts alone have too many tokens, before they are copied into a
-    /// prompt. Counting takes time, so it is left out where the texts are short enough for their
-    /// tokens to be too few.
+    /// Refuses messages whose texts already have too many tokens, before the texts are copied into
+    /// a prompt. Counting takes time, so it is skipped if the texts have at most
+    /// [`BYTES_PER_TOKEN`] bytes per allowed token.
     fn check_length(&self, messages: &[Message], inputs: &TemplateInputs, tokens_max: usize) -> Result<(), TextError> {
         let texts = messages.iter().flat_map(Message::texts);
         let tools: Vec<String> = inputs.tools.iter().flatten().map(serde_json::Value::to_string).collect();
@@ -110,7 +108,7 @@ impl PromptEncoder {
         let mut left = tokens_max;
         for text in texts {
             let ids = self.tokenizer.encode_plain_up_to(text, left).map_err(|error| error.up_to(tokens_max))?;
-            // Where texts are joined, two tokens may become one.
+            // When texts are joined, the tokens on both sides of a boundary may merge into one.
             left -= ids.len().saturating_sub(1);
         }
         Ok(())
@@ -133,9 +131,9 @@ impl PromptEncoder {
         guard.finds(text) || guard.finds(&self.tokenizer.normalized(text))
     }
 
-    /// Finds added tokens as the library does (the first to start, then the longest) and
-    /// encodes the text between them, without marks, as plain text. It ignores `lstrip` and
-    /// `rstrip` of added tokens.
+    /// Finds added tokens as the tokenizers library does (the first to start, then the longest),
+    /// removes the marks from the text between them, and encodes this text as plain text. The
+    /// `lstrip` and `rstrip` settings of added tokens are ignored.
     fn encode_marked(&self, rendered: &str, mark: char, tokens_max: usize) -> Result<Vec<u32>, TextError> {
         let mut ids = Vec::new();
         let mut rest = rendered;
@@ -156,7 +154,7 @@ impl PromptEncoder {
     }
 }
 
-/// Every text in the prompt that is from neither this crate nor the checkpoint.
+/// Every text in the prompt that comes neither from this crate nor from the checkpoint.
 fn written_texts<'a>(messages: &'a [Message], inputs: &'a TemplateInputs) -> Vec<&'a str> {
     let mut texts: Vec<_> = messages.iter().flat_map(Message::texts).collect();
     texts.extend(messages.iter().flat_map(Message::reasoning));

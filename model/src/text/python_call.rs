@@ -1,14 +1,14 @@
-//! Arguments of Python's functions: by position or by name, as templates pass them.
+//! Binding of arguments to the parameters of Python functions, by position or by name.
 
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Value};
 
-/// An error of a call, which ends the rendering.
+/// An error of a function call, which ends rendering.
 pub(super) fn refused(what: &'static str) -> Error {
     Error::new(ErrorKind::InvalidOperation, what)
 }
 
-/// The values of the parameters `names`. `None` means that the call has no such argument.
+/// The values of the parameters `names`. `None` means that the call does not pass this argument.
 pub(super) fn bind<const N: usize>(arguments: &[Value], names: [&str; N]) -> Result<[Option<Value>; N], Error> {
     let (positional, named): (&[Value], Kwargs) = from_args(arguments)?;
     if positional.len() > N {
@@ -24,12 +24,11 @@ pub(super) fn bind<const N: usize>(arguments: &[Value], names: [&str; N]) -> Res
     Ok(bound)
 }
 
-/// An argument that Python's `None` leaves out.
+/// The argument, unless it is Python's `None` or undefined, which count as omitted.
 pub(super) fn given(argument: Option<Value>) -> Option<Value> {
     argument.filter(|value| !value.is_none() && !value.is_undefined())
 }
 
-/// The text of an argument.
 pub(super) fn text(value: &Value) -> Result<&str, Error> {
     match value.kind() {
         ValueKind::String => value.as_str(),
@@ -38,7 +37,7 @@ pub(super) fn text(value: &Value) -> Result<&str, Error> {
     .ok_or_else(|| refused("an argument must be a string"))
 }
 
-/// A whole number, or `default` if the argument is left out.
+/// A whole number, or `default` if the argument is omitted.
 pub(super) fn whole(argument: Option<Value>, default: i64) -> Result<i64, Error> {
     match given(argument) {
         Some(value) if value.is_integer() || value.kind() == ValueKind::Bool => {
@@ -49,7 +48,7 @@ pub(super) fn whole(argument: Option<Value>, default: i64) -> Result<i64, Error>
     }
 }
 
-/// Whether an argument is true, or `default` if it is left out.
+/// Whether an argument is true, or `default` if it is omitted.
 pub(super) fn flag(argument: Option<Value>, default: bool) -> bool {
     argument.map_or(default, |value| value.is_true())
 }

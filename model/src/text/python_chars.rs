@@ -1,4 +1,4 @@
-//! Classes of characters as Python has them, where Rust's differ or have other names.
+//! Python's character classes, where Rust's classes differ or have other names.
 //!
 //! Pure: characters and texts in, answers out.
 
@@ -8,13 +8,13 @@ use regex::Regex;
 
 static DECIMAL: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\A\d\z").expect("a valid pattern"));
 
-/// White space as `str.isspace` and `str.strip` know it: U+001C to U+001F are in it,
-/// unlike in Unicode's property.
+/// White space as defined by `str.isspace` and `str.strip`. Unlike Unicode's property, it
+/// includes U+001C to U+001F.
 pub(super) fn is_space(char: char) -> bool {
     char.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&char)
 }
 
-/// Whether `str.splitlines` ends a line here. A `\r\n` is one end.
+/// Whether `str.splitlines` ends a line at this character. A `\r\n` is a single line end.
 pub(super) fn is_line_break(char: char) -> bool {
     matches!(char, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
@@ -23,14 +23,14 @@ pub(super) fn is_cased(char: char) -> bool {
     char.is_lowercase() || char.is_uppercase() || char.to_lowercase().next() != Some(char)
 }
 
-/// Whether a character belongs to a word, as `\w` of Python's `re` has it.
+/// Whether a character belongs to a word, as defined by `\w` of Python's `re`.
 pub(super) fn is_of_word(char: char) -> bool {
     char.is_alphanumeric() || char == '_'
 }
 
-/// Whether `repr` writes the character as it is. Private-use characters are written too,
-/// unlike in Python: one of them marks names of special tokens in users' texts, and has to be
-/// found in the prompt again.
+/// Whether `repr` writes the character unchanged. Unlike in Python, private-use characters are also
+/// written unchanged: one of them marks names of special tokens in users' texts, and the mark must
+/// be found again in the prompt.
 pub(super) fn is_printable(char: char) -> bool {
     let is_format = matches!(
         char,
@@ -50,8 +50,7 @@ pub(super) fn is_printable(char: char) -> bool {
     !char.is_control() && (char == ' ' || !char.is_whitespace()) && !is_format
 }
 
-/// The answer of one of the methods `isalpha`, `isdigit` and so on. `None` if there
-/// is no such method.
+/// The result of a method such as `isalpha` or `isdigit`. `None` if there is no such method.
 pub(super) fn is(text: &str, method: &str) -> Option<bool> {
     let all = |class: fn(char) -> bool| !text.is_empty() && text.chars().all(class);
     Some(match method {
@@ -77,7 +76,7 @@ fn is_decimal(char: char) -> bool {
     char.is_ascii_digit() || (char.is_numeric() && DECIMAL.is_match(char.encode_utf8(&mut [0; 4])))
 }
 
-/// Whether upper case begins words and only lower case follows it.
+/// Whether each word begins with an upper-case letter and has only lower-case letters after it.
 fn is_title(text: &str) -> bool {
     let (mut follows_letter, mut has_letters) = (false, false);
     for char in text.chars() {

@@ -1,7 +1,7 @@
-//! Python's two ways to format: the operator `%` and `str.format`.
+//! Python's two kinds of string formatting: the operator `%` and `str.format`.
 //!
-//! Numbers are formatted by minijinja. It prints other values in its own way and counts bytes as
-//! widths, so they are formatted here. The meter checks widths before.
+//! minijinja formats the numbers. Other values are formatted here, because minijinja prints them
+//! differently from Python and counts widths in bytes. The meter checks widths before formatting.
 
 use minijinja::formatting::{FormatStyle, format as formatted};
 use minijinja::value::{Kwargs, ValueKind, from_args};
@@ -12,13 +12,14 @@ use super::python_value::{ascii_repr, display, repr};
 
 /// Maximum digits of a width or a precision.
 pub(super) const WIDTH_DIGITS_MAX: usize = 4;
-/// Maximum levels of places inside a place's width.
+/// Maximum nesting levels of replacement fields (a field within another field's format spec).
 const NESTED_MAX: usize = 2;
 
-/// `template % value`: a tuple has one value for each place, a map has them by name.
+/// `template % value`. A tuple has one value per conversion specifier, and a map has
+/// the values by name.
 ///
 /// # Errors
-/// Python's: too few or too many values, or one of the wrong kind.
+/// The errors of Python: too few or too many values, or a value of the wrong type.
 pub(super) fn percent(template: &str, value: &Value) -> Result<String, Error> {
     let values: Vec<Value> = if value.is_tuple() { value.try_iter()?.collect() } else { vec![value.clone()] };
     let mut values = values.into_iter();
@@ -50,9 +51,9 @@ pub(super) fn percent(template: &str, value: &Value) -> Result<String, Error> {
     }
 }
 
-/// A place of a format with `%`.
+/// A conversion specifier of `%` formatting.
 struct FormatSpec<'a> {
-    /// From after the percent sign to the end of the place.
+    /// Length from after the percent sign to the end of the specifier.
     bytes: usize,
     name: Option<&'a str>,
     flags: &'a str,
@@ -62,7 +63,8 @@ struct FormatSpec<'a> {
 }
 
 impl<'a> FormatSpec<'a> {
-    /// Reads a place after its percent sign. `values` has what a `*` takes as a width.
+    /// Reads a conversion specifier from after its percent sign. A `*` takes its width
+    /// or precision from `values`.
     fn of_percent(spec: &'a str, values: &mut impl Iterator<Item = Value>) -> Result<Self, Error> {
         let wrong = || refused("incomplete format");
         let (name, rest) = match spec.strip_prefix('(') {
@@ -142,7 +144,7 @@ fn character(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// `text` filled up to `width` characters. `align` is `<`, `>` or `^`.
+/// `text` padded to `width` characters. `align` is `<`, `>` or `^`.
 fn filled(text: String, fill: char, align: char, width: usize) -> String {
     let missing = width.saturating_sub(text.chars().count());
     let left = match align {
@@ -157,7 +159,7 @@ fn filled(text: String, fill: char, align: char, width: usize) -> String {
 /// `template.format(..)`.
 ///
 /// # Errors
-/// Python's.
+/// The errors of Python's `str.format`.
 pub(super) fn format(template: &str, arguments: &[Value]) -> Result<String, Error> {
     let (positional, named): (&[Value], Kwargs) = from_args(arguments)?;
     let value_of = |name: &str| match name.parse::<usize>() {
@@ -167,8 +169,8 @@ pub(super) fn format(template: &str, arguments: &[Value]) -> Result<String, Erro
     fields(template, &value_of, &mut 0, NESTED_MAX)
 }
 
-/// A template with the values of its places. `next` is the number of the next place without a name,
-/// and `depth` the number of levels left.
+/// Replaces the fields of a template by their values. `next` is the number of the next field
+/// without a name, and `depth` is the number of nesting levels left.
 fn fields(
     template: &str,
     value_of: &dyn Fn(&str) -> Option<Value>,
@@ -209,7 +211,7 @@ fn fields(
     Ok(result)
 }
 
-/// Where the place that `text` begins with ends.
+/// The byte offset at which the replacement field at the beginning of `text` ends.
 fn closing_brace(text: &str) -> Option<usize> {
     let mut open = 0;
     text.char_indices().find_map(|(at, char)| match char {
@@ -222,8 +224,8 @@ fn closing_brace(text: &str) -> Option<usize> {
     })
 }
 
-/// The value at a path like `[0][name]`. Paths of attributes (`.name`) read maps,
-/// as Jinja2's sandbox does.
+/// The value at a path like `[0][name]`. Attributes (`.name`) also read the entries of maps,
+/// as in Jinja2's sandbox.
 fn looked_up(mut value: Value, path: &str) -> Result<Value, Error> {
     let mut rest = path;
     while !rest.is_empty() {

@@ -1,4 +1,4 @@
-//! Methods of Python's values that templates may call. Jinja2's sandbox refuses those
+//! Methods of Python's values that templates may call. Jinja2's sandbox refuses methods
 //! that change a value.
 //!
 //! Pure: values in, values out.
@@ -13,7 +13,7 @@ use super::python_strings;
 /// Calls a method of `value`.
 ///
 /// # Errors
-/// Those of Python, and [`ErrorKind::UnknownMethod`].
+/// The errors of Python, and [`ErrorKind::UnknownMethod`].
 pub(super) fn call(value: &Value, method: &str, arguments: &[Value]) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::String => python_strings::call(value.as_str().unwrap_or_default(), method, arguments),

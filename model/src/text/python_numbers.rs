@@ -20,7 +20,7 @@ fn float(value: &Value) -> Option<f64> {
     }
 }
 
-/// The product of two numbers, or `None` if it is too large or an operand is no number.
+/// The product of two numbers, or `None` if the product is too large or an operand is not a number.
 pub(super) fn multiplied(left: &Value, right: &Value) -> Option<Value> {
     match (whole(left), whole(right)) {
         (Some(left), Some(right)) => left.checked_mul(right).map(Value::from),
@@ -31,11 +31,11 @@ pub(super) fn multiplied(left: &Value, right: &Value) -> Option<Value> {
 /// `left % right`, with the sign of `right`.
 ///
 /// # Errors
-/// For operands that are no numbers, and for zero on the right.
+/// If an operand is not a number, or `right` is zero.
 pub(super) fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
     let zero = || refused("modulo by zero");
     if let (Some(left), Some(right)) = (whole(left), whole(right)) {
-        // The remainder by -1 is 0, but does not fit where the quotient does not.
+        // The remainder by -1 is always 0, but `checked_rem` fails if the quotient overflows.
         let rest = if right == -1 { Some(0) } else { left.checked_rem(right) }.ok_or_else(zero)?;
         return Ok(Value::from(if rest != 0 && (rest < 0) != (right < 0) { rest + right } else { rest }));
     }

@@ -1,5 +1,5 @@
-//! Objects of Python and Jinja2 that minijinja has in another form or not at all: `range`, the
-//! views of a `dict`, and `cycler`.
+//! Objects of Python and Jinja2 that minijinja lacks or implements differently: `range`, the views
+//! of a `dict`, and `cycler`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::python_call::{bind, refused, whole};
 /// Maximum length of a range, as in Jinja2's sandbox.
 const RANGE_MAX: i128 = 100_000;
 
-/// Whole numbers at equal distances.
+/// Python's `range`: whole numbers at equal distances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Range {
     start: i64,
@@ -26,8 +26,8 @@ impl Range {
     /// The function `range`.
     ///
     /// # Errors
-    /// For arguments that are not one to three whole numbers, a step of zero, and a longer
-    /// range than Jinja2 allows.
+    /// For arguments that are not one to three whole numbers, a step of zero, or a range that is
+    /// longer than Jinja2 allows.
     pub fn of(arguments: &[Value]) -> Result<Value, Error> {
         let [first, second, step] = bind(arguments, ["start", "stop", "step"])?;
         let first = first.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
@@ -54,12 +54,13 @@ impl Range {
     }
 
     fn at(&self, index: usize) -> i64 {
-        // The product may wrap around, and the sum does so again.
+        // The product may wrap around. The sum then wraps around again, which
+        // gives the correct result.
         self.start.wrapping_add(self.step.wrapping_mul(index as i64))
     }
 }
 
-/// `range(0, 3)`, as Python prints it.
+/// Python's format, such as `range(0, 3)`.
 impl fmt::Display for Range {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.step {
@@ -83,7 +84,7 @@ impl Object for Range {
     }
 }
 
-/// The keys, values or items of a map.
+/// A view of the keys, values or items of a map.
 #[derive(Debug)]
 pub(super) struct View {
     /// The type's name in Python, which `str()` shows.
@@ -128,7 +129,7 @@ impl Object for View {
     }
 }
 
-/// Items that come one after the other, from the first again after the last.
+/// Jinja2's `cycler`: returns one item after another, and starts over after the last.
 #[derive(Debug)]
 pub(super) struct Cycler {
     items: Vec<Value>,
@@ -139,7 +140,7 @@ impl Cycler {
     /// The function `cycler`.
     ///
     /// # Errors
-    /// Without items.
+    /// If there are no items.
     pub fn of(items: Vec<Value>) -> Result<Value, Error> {
         if items.is_empty() {
             Err(refused("at least one item has to be provided"))

@@ -7,11 +7,11 @@ use minijinja::{Error, Value};
 
 use super::python_call::{refused, whole};
 
-/// The slice of a text, a list or a tuple. A value of Jinja2's undefined or of
-/// another kind has none.
+/// The slice of a text, a list or a tuple. Jinja2's undefined and values of other
+/// types cannot be sliced.
 ///
 /// # Errors
-/// For a step of zero, bounds that are no whole numbers, and values without items.
+/// For a step of zero, bounds that are not whole numbers, and values that cannot be sliced.
 pub(super) fn sliced(value: &Value, start: Value, stop: Value, step: Value) -> Result<Value, Error> {
     let step = whole(Some(step), 1)?;
     if step == 0 {
@@ -19,7 +19,8 @@ pub(super) fn sliced(value: &Value, start: Value, stop: Value, step: Value) -> R
     }
     let bounds = |length: usize| -> Result<Vec<usize>, Error> {
         let length = length as i64;
-        // Bounds beyond an end are at it. Backwards, the one before the first item is -1.
+        // Bounds beyond an end are clamped to that end. With a negative step, the lower end is -1,
+        // before the first item.
         let (low, high) = if step > 0 { (0, length) } else { (-1, length - 1) };
         let bound = |value: &Value, default: i64| -> Result<i64, Error> {
             if value.is_none() || value.is_undefined() {

@@ -1,4 +1,4 @@
-//! Methods of Python's `str`, as CPython 3.11 has them.
+//! Methods of Python's `str`, with the behavior of CPython 3.11.
 //!
 //! Pure: texts in, values out. The meter checks widths and repetitions before a method runs.
 
@@ -12,7 +12,7 @@ use super::python_format;
 /// Calls a method of `subject`.
 ///
 /// # Errors
-/// Those of Python, and [`ErrorKind::UnknownMethod`].
+/// The errors of Python, and [`ErrorKind::UnknownMethod`].
 pub(super) fn call(subject: &str, method: &str, arguments: &[Value]) -> Result<Value, Error> {
     if let Some(answer) = python_chars::is(subject, method) {
         bind(arguments, [])?;
@@ -52,7 +52,7 @@ pub(super) fn call(subject: &str, method: &str, arguments: &[Value]) -> Result<V
     }
 }
 
-/// As [`bind`], for parameters without defaults.
+/// Same as [`bind`], for parameters without defaults.
 fn required<const N: usize>(arguments: &[Value], names: [&str; N]) -> Result<[Value; N], Error> {
     let bound = bind(arguments, names)?;
     if bound.iter().all(Option::is_some) {
@@ -126,7 +126,8 @@ fn padded(subject: &str, method: &str, arguments: &[Value]) -> Result<Value, Err
     }))
 }
 
-/// CPython puts the odd character on the left if the width is odd too.
+/// If an odd number of fill characters is missing, CPython puts the extra one on the left only if
+/// the width is odd too.
 fn centred(subject: &str, missing: usize, width: usize, fill: &str) -> String {
     let left = missing / 2 + (missing & width & 1);
     format!("{}{subject}{}", fill.repeat(left), fill.repeat(missing - left))
@@ -156,7 +157,8 @@ fn split(subject: &str, from_right: bool, arguments: &[Value]) -> Result<Value, 
     Ok(Value::from(in_order))
 }
 
-/// Words between white space, the last first if `from_right`. After `limit` words follows the rest.
+/// The words between white space, in reverse order if `from_right`. The rest of the text
+/// follows after `limit` words.
 fn words(subject: &str, from_right: bool, limit: usize) -> Vec<&str> {
     let mut words = Vec::new();
     let mut rest = trimmed(subject, None, !from_right, from_right);
@@ -175,7 +177,7 @@ fn words(subject: &str, from_right: bool, limit: usize) -> Vec<&str> {
     words
 }
 
-/// The lines of a text, with their ends if `keep_ends`.
+/// The lines of a text, with their line ends if `keep_ends`.
 pub(super) fn lines(subject: &str, keep_ends: bool) -> Vec<&str> {
     let mut lines = Vec::new();
     let mut rest = subject;
@@ -206,7 +208,7 @@ fn partition(subject: &str, from_right: bool, arguments: &[Value]) -> Result<Val
     Ok(Value::from(Tuple::from(parts.map(Value::from))))
 }
 
-/// The part of a text between two positions in characters, as in `text[start:end]`,
+/// The part of a text between two character positions, as in `text[start:end]`,
 /// and the first position.
 fn between(subject: &str, start: Option<Value>, end: Option<Value>) -> Result<Option<(&str, usize)>, Error> {
     let length = subject.chars().count() as i64;
@@ -259,7 +261,8 @@ fn begins_or_ends(subject: &str, method: &str, arguments: &[Value]) -> Result<Va
     Ok(Value::from(false))
 }
 
-/// `replace` as a method and as a filter: what to replace, by what, and how often at most.
+/// `replace`, as a method and as a filter. The arguments are the old text, the new text and the
+/// maximum number of replacements.
 pub(super) fn replaced(subject: &str, arguments: &[Value]) -> Result<Value, Error> {
     let [old, new, count] = bind(arguments, ["old", "new", "count"])?;
     let (Some(old), Some(new)) = (old, new) else { return Err(Error::from(ErrorKind::MissingArgument)) };

@@ -1,8 +1,9 @@
-//! Template values in Python's format: `str()` for printing, `json.dumps` for the `tojson` filter.
+//! Template values in Python's formats: `str()` for printing, and `json.dumps`
+//! for the `tojson` filter.
 //!
-//! Templates are written for Jinja2 on Python. minijinja writes `true` and `none` where
-//! Jinja2 writes `True` and `None`. It also escapes HTML in `tojson`, which transformers
-//! does not (`utils/chat_template_utils.py`, 5.17).
+//! Templates are written for Jinja2 on Python. minijinja writes `true` and `none`
+//! where Jinja2 writes `True` and `None`. minijinja also escapes HTML in `tojson`,
+//! unlike transformers (`utils/chat_template_utils.py`, 5.17).
 
 use std::fmt::Write;
 
@@ -22,18 +23,18 @@ pub(crate) fn display(value: &Value) -> String {
     }
 }
 
-/// The text that Python's `repr` gives.
+/// The text that Python's `repr` returns.
 pub(super) fn repr(value: &Value) -> String {
     printed(value, DEPTH_MAX)
 }
 
-/// As [`repr`], with escapes for all characters beyond ASCII.
+/// Same as [`repr`], with escapes for all characters beyond ASCII.
 pub(super) fn ascii_repr(value: &Value) -> String {
     ascii_repr_of(&repr(value))
 }
 
-/// Maximum levels of nested containers, as deeper ones would exhaust the stack. Printing
-/// writes `...` for them.
+/// Maximum levels of nested containers, because deeper containers would exhaust the stack. They
+/// are printed as `...`.
 const DEPTH_MAX: usize = 64;
 
 fn printed(value: &Value, depth: usize) -> String {
@@ -80,8 +81,8 @@ fn sequence(value: &Value, depth: usize) -> String {
     }
 }
 
-/// Whether Python has a tuple here. minijinja exposes the type of a group of
-/// `groupby` only by name.
+/// Whether the value is a tuple in Python. minijinja exposes the type of `groupby` groups, which
+/// are tuples, only by name.
 fn is_tuple(value: &Value) -> bool {
     value.is_tuple() || value.as_object().is_some_and(|object| object.type_name().ends_with("::GroupTuple"))
 }
@@ -105,7 +106,8 @@ fn quote(text: &str) -> String {
 }
 
 fn ascii_quote(bytes: &[u8]) -> String {
-    // Each byte is the character of its number, and those beyond ASCII get the short escape.
+    // Each byte becomes the character with its code. Characters beyond ASCII then
+    // get the short escape.
     let text = quote(&bytes.iter().map(|&byte| char::from(byte)).collect::<String>());
     ascii_repr_of(&text)
 }
@@ -132,8 +134,8 @@ fn number(value: &Value) -> String {
     }
 }
 
-/// The shortest digits that parse to the same number, in the layout of CPython's `repr`: scientific
-/// below 1e-4 and from 1e16.
+/// The shortest digits that parse to the same number, in the format of CPython's `repr`: scientific
+/// notation below 1e-4 and from 1e16.
 fn python_float(float: f64) -> String {
     if !float.is_finite() {
         return if float.is_nan() {
@@ -299,7 +301,7 @@ mod tests {
 
     #[test]
     fn numbers_look_like_pythons() {
-        // Written by `print(repr(x))` of CPython 3.11.
+        // The expected texts are the output of `print(repr(x))` in CPython 3.11.
         let expected = [
             (1.0, "1.0"),
             (0.1, "0.1"),

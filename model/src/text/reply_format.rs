@@ -1,5 +1,5 @@
-//! How a model writes its reasoning and its calls of tools into a reply, read
-//! off its chat template.
+//! The formats in which a model writes reasoning and tool calls into a reply, as its
+//! chat template shows them.
 
 use super::message::Message;
 
@@ -9,28 +9,28 @@ pub(super) const THINK_END: &str = "</think>";
 /// The tags around a call in the Hermes format.
 pub(super) const TOOL_CALL: &str = "<tool_call>";
 pub(super) const TOOL_CALL_END: &str = "</tool_call>";
-/// What Llama 3.1 may write before a call.
+/// The tag that Llama 3.1 may write before a call.
 pub(super) const PYTHON_TAG: &str = "<|python_tag|>";
 
-/// How a model writes calls of tools.
+/// The format in which a model writes tool calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ToolFormat {
-    /// In no known way: the whole reply is text.
+    /// No known format: the whole reply is text.
     #[default]
     None,
-    /// `<tool_call>\n{"name": .., "arguments": {..}}\n</tool_call>`, any number of times,
-    /// with text before, between and after (NousResearch, Hermes Function Calling; Qwen2.5
-    /// and Qwen3 write it).
+    /// `<tool_call>\n{"name": .., "arguments": {..}}\n</tool_call>`, any number of times, with text
+    /// before, between and after the calls (NousResearch, Hermes Function Calling). Qwen2.5 and
+    /// Qwen3 write this format.
     Hermes,
-    /// `{"name": .., "parameters": {..}}` as the whole reply or after `<|python_tag|>`; several are parted by
-    /// semicolons (Llama 3.1's model card).
+    /// `{"name": .., "parameters": {..}}` as the whole reply or after `<|python_tag|>`. Several
+    /// calls are separated by semicolons (Llama 3.1's model card).
     Llama3Json,
 }
 
-/// How a model writes its reasoning.
+/// The format in which a model writes its reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReasoningFormat {
-    /// In no known way: the whole reply is text.
+    /// No known format: the whole reply is text.
     #[default]
     None,
     /// `<think>..</think>` at the beginning of the reply (DeepSeek-R1, arXiv 2501.12948; Qwen3,
@@ -38,19 +38,16 @@ pub enum ReasoningFormat {
     ThinkTags,
 }
 
-/// Both formats of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplyFormat {
-    /// Calls of tools.
     pub tools: ToolFormat,
-    /// Reasoning.
     pub reasoning: ReasoningFormat,
 }
 
-/// What a reply may begin with.
+/// Whether a reply may begin with reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Thinking {
-    /// Tags of reasoning are text.
+    /// No reasoning: its tags are plain text.
     #[default]
     Off,
     /// The reply may open its reasoning itself.
@@ -60,15 +57,16 @@ pub enum Thinking {
 }
 
 impl ReplyFormat {
-    /// The formats that a chat template describes. It shows the model its own format, so the text
-    /// tells more than the architecture: distillations keep the architecture and change the format.
+    /// The formats that a chat template describes. The template shows the model the format to
+    /// write, so it is a better source than the architecture: distilled models keep the
+    /// architecture and change the format.
     pub fn of_template(source: &str) -> Self {
         let has = |text: &str| source.contains(text);
-        // Other formats share Hermes' tag: Qwen3-Coder's functions and GLM's argument
-        // keys are not JSON.
+        // Other formats use the same tag as Hermes, but their calls are not JSON: Qwen3-Coder's
+        // functions and GLM's argument keys.
         let hermes = has(TOOL_CALL) && has("arguments") && !has("<function=") && !has("<arg_key>");
-        // Llama 3.2 has no python tag any more; results of tools still come from a
-        // role of this name.
+        // Llama 3.2's template no longer has the python tag, but tool results still
+        // have the role `ipython`.
         let llama = (has(PYTHON_TAG) || has("ipython")) && has("parameters");
         let tools = match (hermes, llama) {
             (true, _) => ToolFormat::Hermes,
@@ -81,8 +79,8 @@ impl ReplyFormat {
 }
 
 impl ReasoningFormat {
-    /// What the reply may begin with after a prompt that ends with `end`. A template closes
-    /// reasoning in the prompt when it is told not to think.
+    /// How the reply may begin after a prompt that ends with `end`. If thinking is turned off, the
+    /// template closes the reasoning in the prompt.
     pub fn after(self, end: &str) -> Thinking {
         let end = end.trim_end();
         match self {
@@ -94,7 +92,7 @@ impl ReasoningFormat {
 }
 
 impl ReasoningFormat {
-    /// What the reply may begin with that continues `turn` of the model, after a prompt
+    /// How a reply that continues the model's `turn` may begin, after a prompt
     /// that ends with `end`.
     pub fn continuing(self, turn: &Message, end: &str) -> Thinking {
         let text: String = turn.texts().collect();
@@ -110,7 +108,7 @@ impl ReasoningFormat {
 }
 
 impl Thinking {
-    /// The tags that end or begin reasoning; a tokenizer may hold them for control tokens.
+    /// The tags that begin or end reasoning. A tokenizer may treat them as control tokens.
     pub fn tags(self) -> &'static [&'static str] {
         match self {
             Thinking::Off => &[],
@@ -120,7 +118,7 @@ impl Thinking {
 }
 
 impl ToolFormat {
-    /// The tags around calls; a tokenizer may hold them for control tokens.
+    /// The tags around calls. A tokenizer may treat them as control tokens.
     pub fn tags(self) -> &'static [&'static str] {
         match self {
             ToolFormat::None => &[],
@@ -129,8 +127,8 @@ impl ToolFormat {
         }
     }
 
-    /// The text around the arguments of a call, as the models were trained to write it.
-    /// None without a format.
+    /// The text before and after the arguments of a call, as the models were trained to write
+    /// it. `None` for [`ToolFormat::None`].
     pub(crate) fn frame(self, name: &str) -> Option<(String, &'static str)> {
         let name = serde_json::Value::from(name);
         match self {
@@ -142,7 +140,7 @@ impl ToolFormat {
         }
     }
 
-    /// The first tag, which opens a call in the middle of text.
+    /// The first of [`tags`](Self::tags), which begins a call within text.
     pub(super) fn opening(self) -> Option<&'static str> {
         self.tags().first().copied()
     }

@@ -1,42 +1,41 @@
-//! A reply's text in parts: reasoning, text, and calls of tools, as they arrive.
+//! The parser that splits a reply, as it arrives, into reasoning, text and tool calls.
 //!
-//! It is a machine of single characters, so it takes linear time, and how the text was cut into
-//! pieces changes nothing. It withholds only what may still become a tag, or the head of a call up
-//! to the name and the beginning of the arguments. What turns out to be no call is text again.
+//! The parser is a state machine that reads single characters. It therefore takes linear time, and
+//! its result does not depend on how the text was split into pieces. It withholds only text that
+//! may still become a tag, and the head of a call up to the name and the beginning of the
+//! arguments. If withheld text turns out not to be a call, it is returned as text.
 
 use std::sync::Arc;
 
 use super::call_object::{CallObject, Seen};
 use super::reply_format::{THINK, THINK_END, TOOL_CALL_END, Thinking, ToolFormat};
 
-/// A part of a reply. The texts of all parts, in order, are the reply.
+/// A part of a reply. The concatenated texts of all parts are the reply.
 #[derive(Clone, PartialEq, Eq)]
 pub enum ReplyPart {
-    /// Text for the reader.
+    /// Text of the answer, for the reader.
     Text(String),
-    /// Reasoning.
     Reasoning(String),
-    /// A call of a tool begins. It adds no text.
+    /// A tool call begins. This part has no text.
     CallBegin {
-        /// The number of the call in the reply, from 0.
+        /// The index of the call in the reply, from 0.
         index: usize,
-        /// The tool's name.
         name: String,
     },
-    /// More of the arguments of the call that began last: a JSON object, as the model wrote it.
+    /// The next piece of the arguments of the latest call: a JSON object, as the model wrote it.
     Arguments(String),
-    /// The call ends. It adds no text.
+    /// The call ends. This part has no text.
     CallEnd {
-        /// Whether the arguments were closed. Otherwise the reply ended in them, or a tag stood
-        /// where JSON has none.
+        /// Whether the arguments are complete. If not, the reply ended within them, or a tag came
+        /// where JSON does not allow one.
         is_closed: bool,
     },
-    /// Syntax around the others: tags, the name of a call, and line breaks beside them.
+    /// Syntax around the other parts: tags, the name of a call, and line breaks next to tags.
     Markup(String),
 }
 
 impl ReplyPart {
-    /// Its share of the reply's text.
+    /// The text that this part contributes to the reply.
     pub fn text(&self) -> &str {
         match self {
             ReplyPart::Text(text) | ReplyPart::Reasoning(text) => text,
@@ -46,7 +45,7 @@ impl ReplyPart {
     }
 }
 
-/// Shows kinds and sizes, never the text, which is the user's.
+/// Shows kinds and sizes, but not the text, which is the user's data.
 impl std::fmt::Debug for ReplyPart {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -60,22 +59,22 @@ impl std::fmt::Debug for ReplyPart {
     }
 }
 
-/// Where in a reply its text has come to.
+/// The place in a reply that its text has reached so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyPlace {
     /// Before or after reasoning.
     Answer,
     /// Between the tags of reasoning.
     Reasoning,
-    /// Within what may become the tag that ends reasoning, or may be reasoning itself.
+    /// Within text that may become the tag that ends reasoning, or may be part of the reasoning.
     MaybeTag,
 }
 
-/// Takes a reply's text in pieces and gives its parts.
+/// Takes a reply's text in pieces and returns its parts.
 #[derive(Clone)]
 pub struct ReplyParser {
     tools: ToolFormat,
-    /// The tools' names. A format without tags needs them to tell a call from other JSON.
+    /// The tools' names. A format without tags needs them to distinguish a call from other JSON.
     names: Arc<[String]>,
     state: State,
     calls: usize,
@@ -84,9 +83,9 @@ pub struct ReplyParser {
 
 #[derive(Clone)]
 enum State {
-    /// Everything is text.
     Plain,
-    /// Before `<think>`, which need not come. After a prompt that opened it, all else is reasoning.
+    /// Before `<think>`, which may be missing. With `is_begun`, the prompt already opened the
+    /// reasoning, so any other text is reasoning too.
     BeforeThoughts {
         tag: Tag,
         is_begun: bool,
@@ -96,8 +95,8 @@ enum State {
     Thoughts(Search),
     /// Line breaks that follow `</think>`.
     ThoughtsEnd,
-    /// White space before an object that is a call without a tag. `is_open` after a
-    /// tag or a separator.
+    /// White space before the JSON object of a call, in a format without call tags. `is_open` is
+    /// set after `<|python_tag|>` or a separator.
     BeforeObject {
         held: String,
         is_open: bool,
@@ -107,11 +106,10 @@ enum State {
         follows_call: bool,
     },
     Call(Call),
-    /// White space, then the tag that closes a call, which models forget at times.
+    /// White space, then the tag that closes a call, which models sometimes forget.
     CallEnd(Tag),
 }
 
-/// A call being read.
 #[derive(Clone)]
 struct Call {
     object: CallObject,
@@ -120,17 +118,16 @@ struct Call {
 
 #[derive(Clone)]
 enum Phase {
-    /// It may still turn out to be none. Holds all of it, with the bytes at which its
-    /// arguments began and ended.
+    /// The text may still turn out not to be a call. `text` is all of it. `begin` and `end` are the
+    /// byte offsets at which its arguments begin and end, or 0.
     Held { text: String, begin: usize, end: usize },
-    /// Its arguments go out as they come.
+    /// The arguments are returned as they arrive.
     Arguments,
     /// After the arguments.
     Tail,
 }
 
 impl ReplyParser {
-    /// A parser for one reply.
     pub fn new(thinking: Thinking, tools: ToolFormat, names: impl Into<Arc<[String]>>) -> Self {
         let names = names.into();
         let mut parser = ReplyParser { tools, names, state: State::Plain, calls: 0, parts: Vec::new() };
@@ -143,7 +140,7 @@ impl ReplyParser {
         parser
     }
 
-    /// The parts that `piece` completes. A part's text may go on in the next piece.
+    /// The parts that `piece` adds. The text of the last part may continue in the next piece.
     pub fn feed(&mut self, piece: &str) -> Vec<ReplyPart> {
         match self.state {
             State::Plain if piece.is_empty() => {}
@@ -153,7 +150,8 @@ impl ReplyParser {
         std::mem::take(&mut self.parts)
     }
 
-    /// The rest, at the end of the reply: what was withheld. A call that the end cut off is ended.
+    /// The remaining parts at the end of the reply: the withheld text, and the end of a call
+    /// that was cut off.
     pub fn finish(&mut self) -> Vec<ReplyPart> {
         match std::mem::replace(&mut self.state, State::Plain) {
             State::Plain | State::ThoughtsBegin | State::ThoughtsEnd => {}
@@ -173,7 +171,7 @@ impl ReplyParser {
         std::mem::take(&mut self.parts)
     }
 
-    /// Where the reply is, by all that was fed.
+    /// The place in the reply after all text fed so far.
     pub fn place(&self) -> ReplyPlace {
         match &self.state {
             State::BeforeThoughts { is_begun: true, .. } | State::ThoughtsBegin => ReplyPlace::Reasoning,
@@ -183,7 +181,7 @@ impl ReplyParser {
         }
     }
 
-    /// The state in which a reply begins after its reasoning.
+    /// The state at the beginning of the answer, after any reasoning.
     fn content(&self) -> State {
         match self.tools {
             ToolFormat::None => State::Plain,
@@ -199,8 +197,8 @@ impl ReplyParser {
         }
     }
 
-    /// Takes a character in one state after another until one has consumed it. A state that does
-    /// not consume it gives way to a later one.
+    /// Passes a character to one state after another until a state consumes it. A state that does
+    /// not consume the character is replaced by a later state.
     fn take(&mut self, next: char) {
         while !self.step(next) {}
     }
@@ -241,7 +239,7 @@ impl ReplyParser {
         true
     }
 
-    /// Line breaks that belong to a tag before them.
+    /// Reads the line breaks that belong to the tag before them.
     fn line_breaks(&mut self, next: char, same: State, then: State) -> bool {
         let is_break = next == '\n';
         self.state = if is_break { same } else { then };
@@ -292,7 +290,7 @@ impl ReplyParser {
     }
 
     fn before_object(&mut self, mut held: String, is_open: bool, next: char) -> bool {
-        // The first call may stand alone or after a tag; each further one after a semicolon.
+        // The first call may come with or without a tag. Each further call must follow a semicolon.
         let may_begin = is_open || self.calls == 0;
         match next {
             '{' if may_begin => self.state = State::Call(Call::new(held)),
@@ -355,13 +353,13 @@ impl ReplyParser {
         true
     }
 
-    /// Begins a call that has been held, once its name and the beginning of its arguments are
-    /// known, or its end.
+    /// Returns the beginning of a withheld call as soon as the call's name is known and either its
+    /// arguments begin or the object ends.
     fn begin(&mut self, call: &mut Call, seen: Seen) {
         let Phase::Held { text, begin, end } = &call.phase else { return };
         let Some(name) = call.object.name() else { return };
         let (begin, end) = match (*begin, *end, seen) {
-            // Hermes' tags leave no doubt that this is a call, without arguments.
+            // Hermes' tag shows that this is a call, although it has no arguments.
             (0, _, Seen::End) if self.tools == ToolFormat::Hermes => (text.len(), text.len()),
             (0, _, _) => return,
             (begin, 0, _) => (begin, text.len()),
@@ -377,12 +375,13 @@ impl ReplyParser {
         self.markup(&text[end..]);
     }
 
-    /// Whether a call by this name may be meant.
+    /// Whether an object with this name can be a call. In a format without call tags, only the
+    /// names of the request's tools count.
     fn is_known(&self, object: &CallObject) -> bool {
         self.tools != ToolFormat::Llama3Json || self.names.iter().any(|name| Some(name.as_str()) == object.name())
     }
 
-    /// Ends a call before a character that is no part of one.
+    /// Ends a call before a character that cannot be part of it.
     fn broken(&mut self, phase: Phase) {
         self.state = match phase {
             Phase::Held { text, .. } => {
@@ -394,7 +393,7 @@ impl ReplyParser {
         };
     }
 
-    /// Ends a call; returns the state after it.
+    /// Ends a call. Returns the state after the call.
     fn ended(&mut self, is_closed: bool) -> State {
         self.parts.push(ReplyPart::CallEnd { is_closed });
         match self.tools {
@@ -419,8 +418,8 @@ impl ReplyParser {
         true
     }
 
-    /// Takes what another state has held. Each character is held once, because only a new
-    /// call leads back there.
+    /// Passes text that an earlier state withheld to the current state. Each character is withheld
+    /// only once, because only a new call leads back to a state that withholds text.
     fn again(&mut self, held: &str) {
         held.chars().for_each(|next| self.take(next));
     }
@@ -429,7 +428,7 @@ impl ReplyParser {
         self.add(ReplyPart::Text(String::new()), text);
     }
 
-    /// White space at the end of the reply: after a call it is no text.
+    /// Adds the end of the reply. White space after a call is not text.
     fn blank(&mut self, text: &str, follows_call: bool) {
         if follows_call && text.trim().is_empty() { self.markup(text) } else { self.text(text) }
     }
@@ -446,7 +445,7 @@ impl ReplyParser {
         self.add(ReplyPart::Markup(String::new()), text);
     }
 
-    /// Adds text to the last part, if it is of this kind, or else to a new one.
+    /// Adds text to the last part if that part is of this kind, and otherwise to a new part.
     fn add(&mut self, kind: ReplyPart, text: &str) {
         if text.is_empty() {
             return;
@@ -468,7 +467,7 @@ impl ReplyParser {
     }
 }
 
-/// Shows no text, which is the user's.
+/// Omits the text, which is the user's data.
 impl std::fmt::Debug for ReplyParser {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "ReplyParser({:?}, {} calls)", self.tools, self.calls)
@@ -476,7 +475,7 @@ impl std::fmt::Debug for ReplyParser {
 }
 
 impl Call {
-    /// A call after `held`, the text that opened it.
+    /// A call that begins after `held`, the text that opened it.
     fn new(held: String) -> Self {
         Call { object: CallObject::new(), phase: Phase::Held { text: held, begin: 0, end: 0 } }
     }
@@ -512,8 +511,9 @@ impl Tag {
     }
 }
 
-/// The search for a tag in text, with the line breaks before it. Each tag's first character occurs
-/// in it only once, so a failed match cannot hide the beginning of another.
+/// The search for a tag in text, including the line breaks before the tag. The first
+/// character of each tag occurs in that tag only once, so a failed match cannot hide the
+/// beginning of another match.
 #[derive(Clone)]
 struct Search {
     tag: &'static str,
@@ -525,11 +525,11 @@ struct Search {
 enum TagMatch {
     /// The character is withheld.
     Part,
-    /// What was withheld is the tag.
+    /// The withheld text is the tag.
     Tag,
-    /// What was withheld is none, and the character has to be tried again.
+    /// The withheld text was not a tag. The character must be read again.
     Failed,
-    /// Neither the character nor what was withheld is of a tag.
+    /// Neither the character nor the withheld text belongs to a tag.
     Nothing,
 }
 
@@ -553,7 +553,7 @@ impl Search {
         }
     }
 
-    /// Takes what was withheld.
+    /// Returns the withheld text and clears it.
     fn release(&mut self) -> String {
         let held = "\n".repeat(self.line_breaks) + &self.tag[..self.matched];
         (self.line_breaks, self.matched) = (0, 0);

@@ -1,29 +1,29 @@
-//! Long texts in pieces that are encoded separately, so that encoding one takes bounded memory
-//! and can stop early.
+//! Splitting of long texts into pieces that are encoded separately, so that encoding takes bounded
+//! memory and can stop early.
 //!
 //! The tokenizers library takes more than 100 bytes of memory per byte of text. A piece ends at a
-//! *seam*: between a letter or digit and a separator that is followed by one, for example before
-//! the blank in "one two". Every regular expression that byte-level tokenizers split text with ends
-//! a match there, and no merge crosses two matches. A SentencePiece vocabulary has no token with a
-//! blank after a letter, so none crosses a blank there either.
+//! *seam*: between a letter or digit and a separator that is followed by another letter or digit,
+//! for example before the blank in "one two". All regular expressions with which byte-level
+//! tokenizers split text end a match at a seam, and no merge joins two matches. A SentencePiece
+//! vocabulary has no token with a blank after a letter, so no token spans a seam at a blank either.
 
 use std::collections::HashMap;
 
 use tokenizers::{PreTokenizerWrapper, Tokenizer};
 
-/// Bytes of a piece, about.
+/// Approximate size of a piece in bytes.
 pub(super) const PIECE_BYTES: usize = 16 << 10;
-/// Bytes of a text that is encoded as a whole where nothing is known of seams.
+/// Size in bytes up to which a text is encoded as a whole if its tokenizer has no known seams.
 const WHOLE_BYTES: usize = 1 << 20;
-/// A text without seams is cut after this many pieces' bytes.
+/// A text without seams is cut after the size of this many pieces.
 const SEAMLESS_PIECES: usize = 4;
 
-/// How a tokenizer's text can be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seams {
     /// At blanks and punctuation.
     Separators,
-    /// At blanks. The tokenizer puts a blank before every text, which replaces the one at the seam.
+    /// At blanks. The tokenizer puts a blank before every text, which replaces the
+    /// blank at the seam.
     BlanksReplaced,
     /// At blanks.
     Blanks,
@@ -31,14 +31,16 @@ pub(super) enum Seams {
     None,
 }
 
-/// What may follow a letter or a digit at a seam. An apostrophe may not, because "it's" is one
-/// match for some tokenizers, nor an underscore, which names of special tokens have.
+/// The characters that may follow a letter or digit at a seam. An apostrophe is not one of them,
+/// because "it's" is one match for some tokenizers. An underscore is not one either, because names
+/// of special tokens contain it.
 const SEPARATORS: &str = " ,;:\"(<>/-=.|&，。、；：（";
 
 impl Seams {
-    /// How the texts of a tokenizer can be cut: the first way in which pieces of samples have the
-    /// tokens of the whole. No seam may cut one of the tokens `added`, nor take the blank after one
-    /// that strips it, as the second of each says.
+    /// Finds the seams at which a tokenizer's texts can be cut: the first candidate for which the
+    /// pieces of sample texts have the same tokens as the whole texts. `added` has each added token
+    /// and whether it strips the blank after it. No seam may cut an added token, or separate a
+    /// token that strips from the blank after it.
     pub(super) fn of(inner: &Tokenizer, vocabulary: &HashMap<String, u32>, added: &[(&str, bool)]) -> Self {
         let separated: String =
             SEPARATORS.chars().flat_map(|separator| ['a', separator, 'B', separator, '7']).collect();
@@ -57,7 +59,7 @@ impl Seams {
             .unwrap_or(Seams::None)
     }
 
-    /// Whether the pieces of `sample`, as short as they can be, have its tokens.
+    /// Whether the pieces of `sample`, cut as short as possible, have the same tokens as the whole.
     fn keeps(self, inner: &Tokenizer, sample: &str) -> bool {
         let ids = |text: &str| Some(inner.encode_fast(text, false).ok()?.get_ids().to_vec());
         let pieces = Pieces { rest: sample, seams: self, bytes: 1, bytes_max: usize::MAX, moved: |at, _: &str| at };
@@ -65,7 +67,8 @@ impl Seams {
         pieces.is_some_and(|pieces| Some(pieces.concat()) == ids(sample))
     }
 
-    /// Whether no seam is in `content`, or at its end if it strips what follows.
+    /// Whether `content` has no seam inside, and none at its end if the token strips
+    /// the blank after it.
     fn is_whole(self, content: &str, strips: bool) -> bool {
         let longer = format!("{content} a");
         (1..content.len() + usize::from(strips)).all(|at| !self.is_at(&longer, at))
@@ -82,17 +85,17 @@ impl Seams {
         };
         match self {
             Seams::None => false,
-            // Whatever comes before it, a blank begins a match.
+            // A blank begins a match after any character.
             _ if separator == ' ' => !last.is_whitespace() && next.is_alphanumeric(),
             Seams::Separators => SEPARATORS.contains(separator) && is_plain(last) && is_plain(next),
             Seams::Blanks | Seams::BlanksReplaced => false,
         }
     }
 
-    /// The pieces of `text`, of about `bytes` each.
-    /// A cut without a seam is `moved`.
+    /// The pieces of `text`, of about `bytes` bytes each. `moved` adjusts a cut that is
+    /// not at a seam.
     pub(super) fn pieces<F: Fn(usize, &str) -> usize>(self, text: &str, bytes: usize, moved: F) -> Pieces<'_, F> {
-        // A tokenizer without seams has its texts whole, up to a size whose memory can be had.
+        // For a tokenizer without seams, texts stay whole up to a size for which memory suffices.
         let least = if self == Seams::None { WHOLE_BYTES } else { bytes };
         Pieces {
             rest: text,
@@ -104,7 +107,7 @@ impl Seams {
     }
 }
 
-/// Whether it splits by a regular expression and spells bytes, as GPT-2's does.
+/// Whether the pre-tokenizer splits text by a regular expression and spells bytes, as GPT-2's does.
 fn is_byte_level(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     match pre_tokenizer {
         PreTokenizerWrapper::ByteLevel(_) => true,
@@ -113,12 +116,12 @@ fn is_byte_level(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     }
 }
 
-/// Whether a token of SentencePiece has a blank, which it spells as `▁`, after something else.
+/// Whether a SentencePiece token has a blank, spelled `▁`, after another character.
 fn has_inner_blank(token: &str) -> bool {
     token.trim_start_matches('▁').contains('▁')
 }
 
-/// A letter or digit of a script whose letters are single characters.
+/// Whether `letter` is a letter or digit of a script whose letters are single characters.
 fn is_plain(letter: char) -> bool {
     const LETTERS: [(char, char); 7] = [
         ('\u{c0}', '\u{24f}'),
@@ -133,14 +136,13 @@ fn is_plain(letter: char) -> bool {
         || letter.is_alphabetic() && LETTERS.iter().any(|(first, last)| (*first..=*last).contains(&letter))
 }
 
-/// The pieces of a text.
 pub(super) struct Pieces<'a, F> {
     rest: &'a str,
     seams: Seams,
     bytes: usize,
-    /// Where a text without seams is cut.
+    /// Size in bytes at which a text without seams is cut.
     bytes_max: usize,
-    /// Where a cut at this place goes, before a token that it would split.
+    /// Moves a cut that would split an added token to a place before that token.
     moved: F,
 }
 

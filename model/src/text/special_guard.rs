@@ -1,12 +1,13 @@
-//! The guard that keeps a user's text "<|im_start|>" from becoming the special token.
+//! The guard that keeps the text "<|im_start|>" in a user's message from
+//! becoming the special token.
 //!
-//! A chat template puts user text between control tokens, and the tokenizer cannot tell them apart
-//! afterwards. So before rendering, each special token's name in a user's text gets a mark (a
-//! character that occurs nowhere else) after its first character. A text that ends with the
-//! beginning of a name gets one as well, because the next part could complete it. Every name that
-//! the tokenizer still recognises then comes from the template. The marks are removed before the
-//! text between is encoded. Other text gets no mark, so templates see it unchanged and render the
-//! same as with Hugging Face.
+//! A chat template puts user text between control tokens, and the tokenizer cannot distinguish the
+//! two afterwards. Before rendering, the guard therefore puts a mark (a character that occurs
+//! nowhere else) after the first character of each special token's name in a user's text. A text
+//! that ends with the beginning of a name also gets a mark, because the next part could complete
+//! the name. Every name that the tokenizer still recognizes then comes from the template. The marks
+//! are removed before the text between special tokens is encoded. Other text gets no mark, so
+//! templates see it unchanged and render the same as with Hugging Face.
 
 /// Finds names of special tokens in text, and marks them.
 #[derive(Clone, Debug)]
@@ -15,7 +16,7 @@ pub struct SpecialGuard {
 }
 
 impl SpecialGuard {
-    /// Guards against `names`; empty ones are ignored.
+    /// A guard against `names`. Empty names are ignored.
     pub fn new<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
         let mut names: Vec<_> = names.into_iter().filter(|name| !name.is_empty()).map(str::to_owned).collect();
         names.sort();
@@ -23,7 +24,7 @@ impl SpecialGuard {
         SpecialGuard { names }
     }
 
-    /// The same guard, against `more` names too.
+    /// A guard against the same names and `more`.
     pub fn with(&self, more: [&str; 2]) -> Self {
         SpecialGuard::new(self.names.iter().map(String::as_str).chain(more))
     }
@@ -50,8 +51,8 @@ impl SpecialGuard {
     /// Byte positions after the first character of each name, ascending.
     fn cuts(&self, text: &str) -> Vec<usize> {
         let mut cuts = Vec::new();
-        // Templates trim texts before they join them, so the beginning of a name also counts
-        // at the trimmed end.
+        // Templates trim texts before joining them, so the beginning of a name at the
+        // trimmed end also counts.
         let trimmed = text.trim_end();
         for name in &self.names {
             let first = name.chars().next().map_or(0, char::len_utf8);

@@ -1,4 +1,4 @@
-//! Spelling: the bytes of text for each token of a vocabulary.
+//! Spelling: the bytes of text that each token of a vocabulary represents.
 
 use serde_json::Value;
 
@@ -10,10 +10,10 @@ use super::tokenizer::Tokenizer;
 pub enum Spelling {
     /// One character per byte (Radford et al. 2019, GPT-2).
     ByteLevel,
-    /// Plain text after the replacements; `<0xE4>` is a single byte if `bytes` is true (Kudo and
+    /// Plain text, after the replacements. If `bytes` is true, `<0xE4>` is a single byte (Kudo and
     /// Richardson 2018, arXiv 1808.06226).
     Plain {
-        /// Replacements, in order: from, to.
+        /// Replacements, in order, as (from, to).
         replaced: Vec<(String, String)>,
         /// Whether there are tokens for single bytes.
         bytes: bool,
@@ -24,7 +24,7 @@ impl Spelling {
     /// The spelling of a tokenizer's vocabulary.
     ///
     /// # Errors
-    /// [`TextError::Spelling`] without a decoder, or for one that does more than
+    /// [`TextError::Spelling`] if there is no decoder, or if it does more than
     /// join tokens (WordPiece, CTC).
     pub fn of(tokenizer: &Tokenizer) -> Result<Self, TextError> {
         let decoder = tokenizer.decoder().and_then(|decoder| serde_json::to_value(decoder).ok());
@@ -42,7 +42,8 @@ impl Spelling {
                 Some("Metaspace") => {
                     replaced.push((step["replacement"].as_str().unwrap_or("\u{2581}").to_owned(), " ".to_owned()));
                 }
-                // These act on the whole text: they join tokens and strip a space at the beginning.
+                // These steps act on the whole text: they join tokens and strip a
+                // space at the beginning.
                 Some("Fuse" | "Strip") => {}
                 _ => return Err(TextError::Spelling),
             }
@@ -50,10 +51,11 @@ impl Spelling {
         if replaced.is_empty() && !bytes { Err(TextError::Spelling) } else { Ok(Spelling::Plain { replaced, bytes }) }
     }
 
-    /// The bytes of `token`, which is given as the vocabulary spells it.
+    /// The bytes of `token`, given in the vocabulary's spelling.
     pub fn bytes(&self, token: &str) -> Vec<u8> {
         match self {
-            // A token with a character that no byte has is an added token, which is plain text.
+            // A token with a character that represents no byte is an added token,
+            // whose text is plain.
             Spelling::ByteLevel => token.chars().map(byte_of).collect::<Option<_>>().unwrap_or_else(|| token.into()),
             Spelling::Plain { replaced, bytes } => match single_byte(token).filter(|_| *bytes) {
                 Some(byte) => vec![byte],
@@ -71,8 +73,8 @@ fn replacement(step: &Value) -> Option<(String, String)> {
     Some((from.to_owned(), step["content"].as_str()?.to_owned()))
 }
 
-/// Printable Latin-1 characters are their own bytes. The characters from U+0100 on are the
-/// other bytes, in order.
+/// Printable Latin-1 characters represent their own code. The characters from U+0100 on represent
+/// the other bytes, in order.
 fn byte_of(character: char) -> Option<u8> {
     let stands_for_itself = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     match u32::from(character) {

@@ -1,14 +1,14 @@
-//! Stop rules: the tokens and strings that end a reply, and the text that must wait because it
-//! could become a stop string.
+//! Stop rules: the tokens and strings that end a reply, and the text that is withheld because it
+//! may become a stop string.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::error::TextError;
 
-/// Stop strings per request: more than OpenAI's API and vLLM allow.
+/// Maximum stop strings per request, more than OpenAI's API and vLLM allow.
 const STRINGS_MAX: usize = 16;
-/// Bytes per stop string.
+/// Maximum bytes per stop string.
 const STRING_BYTES_MAX: usize = 1024;
 
 /// The tokens and strings that end a reply. Cloning shares the strings.
@@ -18,7 +18,7 @@ pub struct StopRules {
     strings: Arc<[String]>,
 }
 
-/// Shows the number of strings, never the strings, which are the user's.
+/// Shows the number of strings, but not the strings, which are the user's data.
 impl std::fmt::Debug for StopRules {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("StopRules").field("ids", &self.ids).field("strings", &self.strings.len()).finish()
@@ -28,13 +28,13 @@ impl std::fmt::Debug for StopRules {
 /// The rule of a request that ended its reply.
 #[derive(Clone, PartialEq, Eq)]
 pub enum StopReason {
-    /// This token, which is no part of the reply.
+    /// An end token, which is not part of the reply.
     Token(u32),
-    /// This stop string, which is no part of the reply.
+    /// A stop string, which is not part of the reply.
     String(String),
 }
 
-/// Shows the length of the string, never the string, which is the user's.
+/// Shows the length of the string, but not the string, which is the user's data.
 impl std::fmt::Debug for StopReason {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -64,7 +64,6 @@ impl StopRules {
         Ok(StopRules { ids: ids.into_iter().collect(), strings: strings.into() })
     }
 
-    /// The end tokens.
     pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
         self.ids.iter().copied()
     }
@@ -116,14 +115,14 @@ impl StopFilter {
         StopReason::String(self.strings[index].clone())
     }
 
-    /// Returns the text that was withheld as the possible beginning of a stop string;
+    /// Returns the text that was withheld as the possible beginning of a stop string. The text is
     /// empty after a stop.
     pub fn flush(&mut self) -> String {
         std::mem::take(&mut self.waiting)
     }
 
-    /// The stop string that is complete first, so that the reply does not depend on how its text is
-    /// split into pieces. Of several that end at one place, the longest.
+    /// Finds the stop string that is completed first, so that the reply does not depend on how its
+    /// text is split into pieces. If several end at the same place, the longest one wins.
     fn earliest_stop(&self) -> Option<(usize, usize)> {
         let found = self.strings.iter().enumerate().filter_map(|(index, string)| {
             let at = self.waiting.find(string.as_str())?;

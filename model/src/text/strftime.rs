@@ -1,5 +1,5 @@
-//! `strftime_now`: formats the date for templates. The time is an input, so that a prompt
-//! can be rendered again.
+//! `strftime_now`: date formatting for templates. The time is an input, so that a prompt can be
+//! rendered again with the same result.
 
 use std::fmt::Write;
 
@@ -60,7 +60,7 @@ pub(crate) fn strftime(format: &str, unix_seconds: i64) -> String {
 }
 
 impl Moment {
-    /// Days to a date by Howard Hinnant's `civil_from_days`
+    /// Converts days to a date with Howard Hinnant's `civil_from_days`
     /// (howardhinnant.github.io/date_algorithms.html).
     fn new(unix_seconds: i64) -> Self {
         let (days, seconds) = (unix_seconds.div_euclid(86_400), unix_seconds.rem_euclid(86_400));
@@ -126,7 +126,8 @@ mod tests {
 
     #[test]
     fn dates_are_those_of_python() {
-        // Written by `datetime.fromtimestamp(s, timezone.utc).strftime(f)` of CPython 3.11.
+        // The expected texts are the output of `datetime.fromtimestamp(s,
+        // timezone.utc).strftime(f)` in CPython 3.11.
         let format = "%d %b %Y, %A %B %-d %j %H:%M:%S %I %p %y";
         let expected = [
             (0, "01 Jan 1970, Thursday January 1 001 00:00:00 12 AM 70"),

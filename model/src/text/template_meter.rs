@@ -1,7 +1,8 @@
-//! The meter of a template's values. It limits the weight of one value and of all values made.
+//! The meter of a template's values. It limits the bytes of one value and of all values
+//! that a rendering creates.
 //!
-//! Every operator, filter and method passes the values it makes through here (see
-//! `template_metering.rs`). If a single step could make a huge value, it is checked before it runs.
+//! Every operator, filter and method passes its results through the meter (see
+//! `template_metering.rs`). A step that could create a huge value is checked before it runs.
 
 use std::fmt;
 
@@ -21,22 +22,22 @@ use super::python_slice::sliced;
 use super::python_value::{display, tojson};
 use super::template_metering::{ABSENT, KEEP, METER, PERCENT, SHOWN, SLICE, TEXT, TIMES};
 
-/// Bytes of a value besides its text: more than any entry of a list or a map takes.
+/// Bytes counted per value in addition to its text: more than any entry of a list or a map takes.
 const ENTRY_BYTES: u64 = 64;
-/// Maximum levels of nested lists and maps. Dropping or printing deeper ones
+/// Maximum levels of nested lists and maps. Dropping or printing deeper values
 /// would exhaust the stack.
 const DEPTH_MAX: usize = 64;
 
 /// Limits on the values of one rendering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MeterLimits {
-    /// Maximum bytes of one value, with everything in it.
+    /// Maximum bytes of one value, including nested values.
     pub value_bytes_max: u64,
-    /// Maximum bytes of all values made, whether they still exist or not.
+    /// Maximum bytes of all values created, including those dropped since.
     pub total_bytes_max: u64,
 }
 
-/// Bytes made so far by one rendering, kept in minijinja's state.
+/// Bytes of the values that one rendering has created so far. Stored in minijinja's state.
 #[derive(Clone, Copy, Default)]
 struct Made(u64);
 
@@ -59,7 +60,7 @@ fn too_heavy(bytes_max: u64) -> Error {
 }
 
 impl MeterLimits {
-    /// Adds to the bytes that this rendering has made.
+    /// Adds to the bytes that this rendering has created.
     pub fn add(self, state: &mut State, bytes: u64) -> Result<(), Error> {
         let made = state.get_or_insert_extension(Made::default());
         made.0 = made.0.saturating_add(bytes);
@@ -76,7 +77,8 @@ impl MeterLimits {
         Ok(value)
     }
 
-    /// Bytes of a value with everything in it, where shared parts count each time.
+    /// Bytes of a value, including nested values. A value that occurs several times
+    /// is counted each time.
     fn weigh(self, value: &Value, depth: usize, refused: &mut dyn FnMut(&Value) -> bool) -> Result<u64, Error> {
         if refused(value) {
             return Err(Error::new(ErrorKind::InvalidOperation, "a namespace cannot hold a namespace"));
@@ -110,7 +112,7 @@ impl MeterLimits {
         Ok(bytes)
     }
 
-    /// `a * b`: the product of numbers, or a text or a list repeated.
+    /// `a * b`: the product of numbers, or a repeated text or list.
     fn times(self, state: &mut State, left: &Value, right: &Value) -> Result<Value, Error> {
         let wrong = || Error::new(ErrorKind::InvalidOperation, "these cannot be multiplied");
         let many = match (left.kind(), right.kind()) {
@@ -136,7 +138,7 @@ impl MeterLimits {
         Ok(if many.0.is_tuple() { Value::from(Tuple::from(repeated)) } else { Value::from(repeated) })
     }
 
-    /// `a % b`: the remainder of numbers, or a text with values in its places.
+    /// `a % b`: the remainder of numbers, or a formatted text.
     fn percent(self, state: &mut State, left: &Value, right: &Value) -> Result<Value, Error> {
         let Some(template) = left.as_str() else { return remainder(left, right) };
         self.check_format(&[left.clone(), right.clone()])?;
@@ -144,13 +146,13 @@ impl MeterLimits {
         self.meter(state, made)
     }
 
-    /// Checks the result of `replace` in advance.
+    /// Checks the size of the result of `replace` in advance.
     fn check_replaced(self, text: &str, old: &str, new: &str) -> Result<(), Error> {
         let count = if old.is_empty() { text.chars().count() + 1 } else { text.matches(old).count() };
         self.check((count as u64).saturating_mul(new.len() as u64).saturating_add(text.len() as u64))
     }
 
-    /// Checks the result of `join` in advance.
+    /// Checks the size of the result of `join` in advance.
     fn check_joined(self, items: Option<&Value>, joiner: Option<&Value>) -> Result<(), Error> {
         let Some(Ok(items)) = items.map(Value::try_iter) else { return Ok(()) };
         let joiner = joiner.and_then(Value::as_str).map_or(0, str::len) as u64;
@@ -162,15 +164,15 @@ impl MeterLimits {
         Ok(())
     }
 
-    /// Checks the result of `format` or `%` in advance. Widths are read from the text. Widths from
-    /// arguments (`%*d`, `{:{}}`) have at most four digits too: see `python_format`.
+    /// Checks the size of the result of `format` or `%` in advance. Widths are read from the text.
+    /// `python_format` also limits widths from arguments (`%*d`, `{:{}}`) to four digits.
     fn check_format(self, arguments: &[Value]) -> Result<(), Error> {
         let Some(text) = arguments.first().and_then(Value::as_str) else { return Ok(()) };
         let widest = text.split(|char: char| !char.is_ascii_digit()).map(str::len).max().unwrap_or(0);
         if widest > WIDTH_DIGITS_MAX {
             return Err(too_heavy(self.value_bytes_max));
         }
-        // Four bytes for each character of the fill.
+        // Padding to a width of four digits, with four bytes per fill character.
         let mut largest = 40_000;
         for argument in &arguments[1..] {
             largest = largest.max(self.weigh(argument, 0, &mut |_| false)?);
@@ -179,7 +181,7 @@ impl MeterLimits {
         self.check((text.len() as u64).saturating_add(places.saturating_mul(largest)))
     }
 
-    /// Checks numbers among the arguments, which become widths and counts of
+    /// Checks the numbers among the arguments, which are widths or counts of
     /// characters, lines or entries.
     fn check_counts(self, arguments: &[Value]) -> Result<(), Error> {
         let named = arguments.iter().filter(|argument| argument.is_kwargs());
@@ -189,7 +191,7 @@ impl MeterLimits {
         let pieces =
             |text: &str| 1 + text.matches(|char: char| char.is_control() || char.is_whitespace()).count() as u64;
         let texts: u64 = plain().filter_map(Value::as_str).map(pieces).sum();
-        // A text may be the margin of each line.
+        // A text argument may be the margin of each line.
         let bytes = plain().filter_map(Value::as_str).skip(1).map(|text| text.len() as u64).max().unwrap_or(0);
         self.check(bytes.saturating_mul(texts))?;
         let counts = plain().filter_map(|argument| u64::try_from(argument.clone()).ok());
@@ -210,7 +212,7 @@ impl MeterLimits {
             "indent" | "batch" | "slice" | "center" | "ljust" | "rjust" | "zfill" | "expandtabs" => {
                 self.check_counts(arguments)
             }
-            // Filters and methods that make a list of a text's pieces.
+            // Filters and methods that split a text into a list of pieces.
             _ => match arguments.first().and_then(Value::as_str) {
                 Some(text) => self.check((pieces(name, text, arguments.get(1)) as u64).saturating_mul(ENTRY_BYTES)),
                 None => Ok(()),
@@ -218,11 +220,11 @@ impl MeterLimits {
         }
     }
 
-    /// Calls one of Python's methods and weighs its result.
+    /// Calls a Python method and weighs its result.
     pub fn method(self, state: &mut State, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
         let all: Vec<Value> = std::iter::once(value).chain(arguments).cloned().collect();
         match name {
-            // In the method `join` the text is the joiner, unlike in the filter.
+            // Unlike in the filter `join`, the subject of the method `join` is the joiner.
             "join" => self.check_joined(all.get(1), all.first())?,
             _ => self.check_before(name, &all)?,
         }
@@ -230,7 +232,8 @@ impl MeterLimits {
         self.meter(state, made)
     }
 
-    /// Replaces minijinja's filters, tests and functions with weighed ones that do as Jinja2's.
+    /// Replaces minijinja's filters, tests and functions with metered versions
+    /// that behave as Jinja2's.
     pub fn install(self, environment: &mut Environment<'_>) {
         self.install_operators(environment);
         self.install_filters(environment);
@@ -238,7 +241,7 @@ impl MeterLimits {
         jinja_tests::install(environment);
     }
 
-    /// The filters and functions that stand for operators in a rewritten template.
+    /// Installs the filters and functions that replace operators in a rewritten template.
     fn install_operators(self, environment: &mut Environment<'_>) {
         environment.add_filter(METER, move |state: &mut State, value: Value| self.meter(state, value));
         environment.add_filter(KEEP, move |value: Value| {
@@ -272,7 +275,7 @@ impl MeterLimits {
     }
 
     fn install_functions(self, environment: &mut Environment<'_>) {
-        // `debug` would print the whole state, with all messages.
+        // The function `debug` would print the whole state, including all messages.
         environment.remove_global("debug");
         environment.add_function("range", |arguments: Rest<ValueOrKwargs>| Range::of(&arguments.into_values()));
         environment.add_function("joiner", |arguments: Rest<ValueOrKwargs>| {
@@ -333,7 +336,8 @@ impl MeterLimits {
     }
 }
 
-/// Arguments of a filter of minijinja as it takes them, by position or by name.
+/// The arguments of a filter in the form that minijinja takes them: some by position,
+/// the others by name.
 fn in_minijinjas_order(filter: &str, arguments: &[Value]) -> Result<Vec<Value>, Error> {
     let Some((names, positional)) = minijinja_parameters(filter) else { return Ok(arguments.to_vec()) };
     let mut bound: [Option<Value>; 4] = [None, None, None, None];
@@ -356,7 +360,7 @@ fn in_minijinjas_order(filter: &str, arguments: &[Value]) -> Result<Vec<Value>, 
     Ok(ordered)
 }
 
-/// Upper bound on the entries that a filter or a method makes of a text.
+/// Upper bound on the number of entries into which a filter or a method splits a text.
 fn pieces(name: &str, text: &str, separator: Option<&Value>) -> usize {
     match (name, separator.and_then(Value::as_str)) {
         ("split" | "rsplit", Some(separator)) if !separator.is_empty() => text.matches(separator).count(),
@@ -367,7 +371,7 @@ fn pieces(name: &str, text: &str, separator: Option<&Value>) -> usize {
     }
 }
 
-/// Entries of a map, in this order.
+/// The entries of a map, serialized in this order.
 struct Entries(Vec<(Value, Value)>);
 
 impl serde::Serialize for Entries {
@@ -376,7 +380,7 @@ impl serde::Serialize for Entries {
     }
 }
 
-/// Arguments of `dict` or `namespace` where a list of pairs is a map.
+/// The arguments of `dict` or `namespace`, with lists of pairs converted to maps.
 fn of_pairs(arguments: &[Value]) -> Result<Vec<Value>, Error> {
     let map = |argument: &Value| match argument.kind() {
         ValueKind::Seq | ValueKind::Iterable => {
@@ -389,7 +393,7 @@ fn of_pairs(arguments: &[Value]) -> Result<Vec<Value>, Error> {
     arguments.iter().map(map).collect()
 }
 
-/// minijinja exposes the type of its namespaces only by name.
+/// Whether a value is a namespace. minijinja exposes this type only by name.
 fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
 }

@@ -1,9 +1,10 @@
-//! Rewrites a template so that every value it makes is weighed, and its operators do as Jinja2's.
+//! Rewriting of a template so that every value it creates is weighed (its bytes are counted) and
+//! its operators behave as in Jinja2.
 //!
-//! minijinja counts steps, but a step may double a text, and forty of those fill any machine. Its
-//! operators cannot be hooked, so the source is changed: `a + b` becomes `(a + b)|meter`, and so
-//! on. minijinja's own parser gives the places. Text is inserted on the same lines, so that errors
-//! keep their line numbers.
+//! minijinja limits steps, but one step may double a text, and forty such steps exhaust the memory
+//! of any machine. minijinja's operators cannot be hooked, so the source is changed: for example,
+//! `a + b` becomes `(a + b)|meter`. minijinja's parser returns the positions. Text is inserted on
+//! the same line, so that errors keep their line numbers.
 
 use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, Slice, Stmt, UnaryOpKind};
 use minijinja::machinery::{Token, tokenize};
@@ -13,41 +14,40 @@ use minijinja::{Error, ErrorKind};
 /// The filter that weighs a value.
 pub(super) const METER: &str = "__bursar_meter";
 /// The filter that weighs a value assigned to a namespace's attribute. A namespace must
-/// not hold another one.
+/// not hold another namespace.
 pub(super) const KEEP: &str = "__bursar_keep";
-/// The filter that multiplies.
+/// The filter for the operator `*`.
 pub(super) const TIMES: &str = "__bursar_times";
 /// The filter for the operator `%`, which also formats texts.
 pub(super) const PERCENT: &str = "__bursar_percent";
-/// The filter for slices.
 pub(super) const SLICE: &str = "__bursar_slice";
-/// The filter that makes text of an operand of `~`.
+/// The filter that converts an operand of `~` to text.
 pub(super) const SHOWN: &str = "__bursar_shown";
-/// The filter that makes `None` of an undefined value.
+/// The filter that converts an undefined value to `None`.
 pub(super) const ABSENT: &str = "__bursar_absent";
-/// The function that weighs a number of bytes of the template's own text.
+/// The function that counts a number of bytes of the template's source text.
 pub(super) const TEXT: &str = "__bursar_text";
 
-/// Variables that a request may lack. They are undefined then, so that lengths and loops work, and
-/// they are also `none` in comparisons, as transformers passes them.
+/// Variables that a request may omit. Omitted variables are undefined, so that lengths and loops
+/// work. In comparisons they also equal `none`, the value that transformers passes.
 pub(super) const OPTIONAL: [&str; 2] = ["tools", "documents"];
 
-/// Filters whose texts Jinja2 does not escape again.
+/// Filters whose results Jinja2 does not escape again.
 const SAFE: [&str; 4] = ["safe", "e", "escape", "forceescape"];
 
-/// Maximum levels of nested statements and expressions. Released templates have about ten; without
-/// a limit a long one would exhaust the stack.
+/// Maximum levels of nested statements and expressions. Released templates have about ten levels.
+/// Without a limit, a long template could exhaust the stack.
 const DEPTH_MAX: usize = 500;
 
-/// In a chain of sums, every eighth and the last are weighed. Between them the values may briefly
-/// exceed the limit by a few.
+/// In a chain of sums, every eighth sum and the last sum are weighed. Between them, a value may
+/// briefly exceed the limit by the size of a few operands.
 const SUMS_UNWEIGHED: usize = 8;
 
 /// Rewrites a template.
 ///
 /// # Errors
-/// The parser's errors, and an error for text that cannot be weighed: another template
-/// inside this one (which transformers does not support either), and `{% raw %}` inside text
+/// The parser's errors, and an error for text that cannot be weighed: another template inside
+/// this template (which transformers does not support either), or `{% raw %}` inside text
 /// that becomes a value.
 pub(super) fn metered(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
     let source = &without_unary_plus(source, syntax)?;
@@ -60,7 +60,7 @@ pub(super) fn metered(source: &str, syntax: &SyntaxConfig) -> Result<String, Err
     }
 }
 
-/// Text that replaces `bytes` bytes at an offset.
+/// A text that replaces `bytes` bytes at the offset `at`.
 struct Edit {
     at: usize,
     bytes: usize,
@@ -69,7 +69,8 @@ struct Edit {
 
 struct Metering<'a> {
     source: &'a str,
-    /// Inner expressions come before outer ones that end at the same place.
+    /// Edits of inner expressions come before edits of outer expressions that end
+    /// at the same place.
     edits: Vec<Edit>,
     /// Number of enclosing blocks whose text becomes a value.
     captures: usize,
@@ -93,8 +94,8 @@ impl Metering<'_> {
     }
 
     /// Offset of an expression's first byte. The parser's spans of postfix expressions (`.a`,
-    /// `[0]`, `|f`) begin after their operand, and those of comparisons and choices before it,
-    /// at the last token.
+    /// `[0]`, `|f`) begin after the operand. Its spans of comparisons and conditional expressions
+    /// begin before the first operand, at the preceding token.
     fn start(&self, expression: &Expr<'_>) -> usize {
         let own = expression.span().start_offset as usize;
         let first = match expression {
@@ -120,9 +121,9 @@ impl Metering<'_> {
         self.edits.push(Edit { at, bytes: 0, text: text.into() });
     }
 
-    /// Puts parentheses around an expression, a filter after them, and parentheses around both, as
-    /// `[0]` may follow. If the expression begins with parentheses of its own, the new ones may end
-    /// up inside them, which means the same.
+    /// Puts an expression in parentheses, adds a filter, and puts both in parentheses, because
+    /// `[0]` may follow. If the expression already begins with a parenthesis, the new parentheses
+    /// may end up inside the existing ones, which does not change the meaning.
     fn filter(&mut self, expression: &Expr<'_>, filter: &str) {
         let start = self.start(expression);
         self.insert(start, "((");
@@ -145,7 +146,8 @@ impl Metering<'_> {
             _ if self.is_too_deep() => {}
             Stmt::Template(template) => self.statements(&template.children),
             Stmt::EmitExpr(emit) => self.expression(&emit.expr),
-            // Printed text is limited when it is printed. Captured text becomes a value.
+            // Printed text is limited when it is printed. Captured text becomes a value
+            // and is weighed here.
             Stmt::EmitRaw(emit) if self.captures > 0 && !emit.raw.is_empty() => {
                 let at = emit.raw.as_ptr() as usize - self.source.as_ptr() as usize;
                 if is_raw_tag(&self.source[..at]) {
@@ -239,12 +241,12 @@ impl Metering<'_> {
         self.operand(expression, false);
     }
 
-    /// Visits an expression; `is_of_sum` if it is the left operand of a sum.
+    /// Visits an expression. `is_of_sum` means that it is the left operand of a sum.
     fn operand(&mut self, expression: &Expr<'_>, is_of_sum: bool) {
         self.depth += 1;
         self.parts(expression);
-        // Weighing each sum of a long chain would nest it in one more pair of parentheses, and the
-        // parser allows few levels.
+        // Weighing each sum of a long chain would add a pair of parentheses per sum, and the parser
+        // allows few nested levels.
         if self.refused.is_none() && (!is_of_sum || sums(expression).is_multiple_of(SUMS_UNWEIGHED)) {
             self.whole(expression);
         }
@@ -309,7 +311,8 @@ impl Metering<'_> {
             Expr::Call(call) => {
                 self.expression(&call.expr);
                 self.arguments(&call.args);
-                // minijinja divides by the number of arguments of `loop.cycle`.
+                // minijinja divides by the number of arguments of `loop.cycle`, which
+                // must not be 0.
                 let has_items = matches!(call.args.first(), Some(CallArg::Pos(_)));
                 if matches!(&call.expr, Expr::GetAttr(attribute) if attribute.name == "cycle") && !has_items {
                     self.refused = Some("a cycle without items");
@@ -321,11 +324,11 @@ impl Metering<'_> {
         }
     }
 
-    /// Weighs the value that an expression makes, if it makes one.
+    /// Adds a filter that weighs an expression's value, if the expression creates one.
     fn whole(&mut self, expression: &Expr<'_>) {
         match expression {
             Expr::Slice(slice) => self.slice(slice, end(expression)),
-            // The limit on the source covers constants.
+            // Constants need no weighing, because the limit on the source bounds them.
             Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) if expression.as_const().is_none() => {
                 self.filter(expression, METER);
             }
@@ -345,8 +348,8 @@ impl Metering<'_> {
         }
     }
 
-    /// Replaces the first `sign` after a place, where nothing but parentheses and
-    /// blanks is before it.
+    /// Replaces the first `sign` after the offset `after`. Only parentheses and blanks may come
+    /// between. Returns the offset after the sign.
     fn replace(&mut self, sign: &str, after: usize, text: String) -> usize {
         let at = after + self.source[after..].find(sign).expect("the sign follows");
         self.edits.push(Edit { at, bytes: sign.len(), text });
@@ -376,7 +379,8 @@ impl Metering<'_> {
         self.edits.push(Edit { at: slice_end - 1, bytes: 1, text: "))".to_owned() });
     }
 
-    /// An operand of `~` becomes text as Python writes it, if it may be something else.
+    /// Adds a filter that converts an operand of `~` to text in Python's format, unless the operand
+    /// is known to be text.
     fn shown(&mut self, operand: &Expr<'_>) {
         let is_text = match operand {
             Expr::BinOp(operation) => matches!(operation.op, BinOpKind::Concat),
@@ -387,14 +391,15 @@ impl Metering<'_> {
         }
     }
 
-    /// Where an operand is `none`, a variable that may be missing is too.
+    /// In a comparison with `none`, makes missing optional variables equal to `none`.
     fn none_compared(&mut self, operands: &[&Expr<'_>]) {
         if operands.iter().any(|operand| is_none(operand)) {
             operands.iter().for_each(|operand| self.absent(operand));
         }
     }
 
-    /// A variable that may be missing is `None` in this place.
+    /// If the expression is an optional variable, converts it to `None` at this place
+    /// when it is missing.
     fn absent(&mut self, expression: &Expr<'_>) {
         if matches!(expression, Expr::Var(variable) if OPTIONAL.contains(&variable.id)) {
             self.filter(expression, ABSENT);
@@ -409,7 +414,8 @@ fn is_comparison(operation: &BinOpKind) -> bool {
     )
 }
 
-/// Whether a text is Python's `Markup`: the result of a filter that makes it, or a sum with one.
+/// Whether the expression is Python's `Markup`: the result of a filter that returns it, or a sum
+/// with such a result.
 fn is_safe(expression: &Expr<'_>) -> bool {
     match expression {
         Expr::Filter(filter) => SAFE.contains(&filter.name),
@@ -422,8 +428,8 @@ fn is_none(expression: &Expr<'_>) -> bool {
     expression.as_const().is_some_and(|value| value.is_none())
 }
 
-/// The template without plus signs that have no operand on their left, which minijinja's parser
-/// does not know. Blanks take their place.
+/// Replaces each plus sign that has no operand on its left by a blank, because minijinja's parser
+/// does not support the unary plus.
 fn without_unary_plus(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
     const WORDS: [&str; 8] = ["and", "elif", "else", "if", "in", "is", "not", "or"];
     let mut plain = source.to_owned();
@@ -448,7 +454,7 @@ fn is_sum(operation: BinOpKind) -> bool {
     matches!(operation, BinOpKind::Add | BinOpKind::Concat)
 }
 
-/// Length of the chain of sums along the left: `a + b + c` has two.
+/// Number of sums in the chain of left operands: `a + b + c` has two.
 fn sums(expression: &Expr<'_>) -> usize {
     match expression {
         Expr::BinOp(operation) if is_sum(operation.op) => 1 + sums(&operation.left),

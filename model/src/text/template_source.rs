@@ -1,4 +1,4 @@
-//! The sources of a checkpoint's chat templates: a Jinja file, a JSON file,
+//! The sources of a checkpoint's chat templates: a Jinja file, a JSON file
 //! or the tokenizer's settings.
 
 use std::collections::BTreeMap;
@@ -7,13 +7,13 @@ use serde_json::Value;
 
 use super::error::TextError;
 
-/// The template for requests that do not name one.
+/// The template for requests that do not name a template.
 pub const DEFAULT_TEMPLATE: &str = "default";
 
 /// A checkpoint's chat templates, and the special tokens that they may print.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TemplateSources {
-    /// Sources by name; a single unnamed template is "default".
+    /// Sources by name. A single unnamed template is called "default".
     pub templates: BTreeMap<String, String>,
     /// Texts of the special tokens in the tokenizer's settings, by name:
     /// `bos_token`, `eos_token`, `pad_token` ...
@@ -32,9 +32,9 @@ pub struct TemplateFiles<'a> {
 }
 
 impl TemplateSources {
-    /// Reads the files that are given. `chat_template.jinja` wins over
-    /// `chat_template.json`, which wins over the tokenizer's settings, as transformers
-    /// 5.17 loads processors (`ProcessorMixin.from_pretrained`).
+    /// Reads the given files. `chat_template.jinja` takes precedence over
+    /// `chat_template.json`, which takes precedence over the tokenizer's settings, as
+    /// in transformers 5.17 (`ProcessorMixin.from_pretrained`).
     ///
     /// # Errors
     /// [`TextError::TemplateShape`]. It is not an error to have no template;
@@ -80,8 +80,8 @@ fn named(value: &Value, file: &'static str) -> Result<BTreeMap<String, String>, 
     }
 }
 
-/// Reads each `*_token`: a text, or an object with its text as `content`. Missing and
-/// null ones stay undefined.
+/// Reads each `*_token` setting, which is a text or an object with the text as `content`. Missing
+/// and null tokens stay undefined.
 fn special_tokens(settings: &Value) -> BTreeMap<String, String> {
     let entries = settings.as_object().into_iter().flatten();
     let tokens = entries.filter(|(name, _)| name.ends_with("_token")).filter_map(|(name, value)| {

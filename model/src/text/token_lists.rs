@@ -1,5 +1,5 @@
-//! A byte-level tokenizer from lists of tokens and merges and the name of its splitter, as
-//! GGUF files have it.
+//! A byte-level tokenizer built from lists of tokens and merges and the name of its splitter, as
+//! stored in GGUF files.
 
 use std::collections::BTreeSet;
 
@@ -10,16 +10,16 @@ use super::vocabulary_files::WORDS;
 
 /// The kinds of tokens, by llama.cpp's numbers (`include/llama.h`, `llama_token_type`).
 const UNKNOWN: i64 = 2;
-/// A special token that stands for no text.
+/// A special token that represents no text.
 pub const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 const UNUSED: i64 = 5;
 
-/// Llama 3's words (transformers 5.17, `convert_slow_tokenizer.py`, `TikTokenConverter`): Qwen2's,
-/// but for numbers of up to three digits.
+/// Llama 3's word pattern (transformers 5.17, `convert_slow_tokenizer.py`, `TikTokenConverter`). It
+/// is Qwen2's pattern, except that a number has up to three digits.
 const LLAMA_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Mistral's words since Nemo (transformers 5.17, `tokenization_utils_tokenizers.py`,
+/// Mistral's word pattern since Nemo (transformers 5.17, `tokenization_utils_tokenizers.py`,
 /// `_patch_mistral_regex`).
 const TEKKEN_WORDS: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -28,12 +28,12 @@ const TEKKEN_WORDS: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[
 pub struct Splitter {
     /// The name in GGUF files.
     pub name: &'static str,
-    /// A pattern, or GPT-2's own.
+    /// The word pattern. `None` means GPT-2's pattern.
     words: Option<&'static str>,
     has_single_digits: bool,
-    /// Whether text is brought to its composed form first.
+    /// Whether text is first normalized to its composed form (NFC).
     is_composed: bool,
-    /// Whether a word that is a token takes no merges.
+    /// Whether a word that is itself a token skips the merges.
     has_whole_words: bool,
 }
 
@@ -41,8 +41,8 @@ const fn splitter(name: &'static str, words: Option<&'static str>) -> Splitter {
     Splitter { name, words, has_single_digits: false, is_composed: false, has_whole_words: false }
 }
 
-/// Every splitter that is known: each splits as the `tokenizer.json` of the models
-/// that it stands for.
+/// All known splitters. Each splits text in the same way as the `tokenizer.json` of the
+/// models that use it.
 pub const SPLITTERS: [Splitter; 5] = [
     splitter("gpt-2", None),
     Splitter { has_whole_words: true, ..splitter("llama-bpe", Some(LLAMA_WORDS)) },
@@ -51,15 +51,13 @@ pub const SPLITTERS: [Splitter; 5] = [
     Splitter { has_whole_words: true, ..splitter("tekken", Some(TEKKEN_WORDS)) },
 ];
 
-/// The lists, each token's id being its place.
+/// The lists of tokens and merges. A token's id is its index.
 pub struct TokenLists<'f> {
-    /// The tokens in byte-level spelling; added ones as they are.
+    /// The tokens in byte-level spelling. Added tokens are plain text.
     pub tokens: Vec<&'f str>,
-    /// The kind of each.
     pub kinds: Vec<i64>,
-    /// Pairs of tokens with a space between, the first merge first.
+    /// Pairs of tokens with a space between the two, in the order of the merges.
     pub merges: Vec<&'f str>,
-    /// How text is split.
     pub splitter: Splitter,
 }
 
@@ -67,8 +65,8 @@ impl TokenLists<'_> {
     /// Builds the `tokenizer.json`.
     ///
     /// # Errors
-    /// [`TextError::Tokenizer`]: lists of different lengths, a token that is there twice, a merge
-    /// that is no pair.
+    /// [`TextError::Tokenizer`]: lists of different lengths, a token that occurs twice, or a merge
+    /// that is not a pair of tokens.
     pub fn tokenizer_json(&self) -> Result<Vec<u8>, TextError> {
         let (tokens, kinds) = (self.tokens.len(), self.kinds.len());
         if tokens != kinds {
@@ -76,7 +74,7 @@ impl TokenLists<'_> {
         }
         let (mut vocabulary, mut added, mut seen) = (Map::new(), Vec::new(), BTreeSet::new());
         for (id, (token, kind)) in self.tokens.iter().zip(&self.kinds).enumerate() {
-            // Rows that pad a vocabulary get such names, and are no text.
+            // Rows that pad a vocabulary have such names and do not represent text.
             if *kind == UNUSED && *token == format!("[PAD{id}]") {
                 continue;
             }
@@ -110,7 +108,7 @@ impl TokenLists<'_> {
     }
 }
 
-/// The two tokens of the merge `at`.
+/// The two tokens of the merge with the index `at`.
 fn pair(at: usize, merge: &str) -> Result<[&str; 2], TextError> {
     match merge.split_once(' ') {
         Some((left, right)) if !left.is_empty() && !right.is_empty() && !right.contains(' ') => Ok([left, right]),
@@ -157,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// `tests/golden/recording/gguf_files.py` splits by what transformers has.
+    /// `tests/golden/recording/gguf_files.py` recorded the expected pieces with transformers.
     #[test]
     fn each_splitter_makes_the_pieces_that_transformers_makes() {
         let path = bursar_golden::path("gguf/pieces.json");

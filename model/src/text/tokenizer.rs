@@ -1,4 +1,4 @@
-//! The tokenizer: text to ids and back, with or without special tokens.
+//! The tokenizer, which converts text to token ids and back, with or without special tokens.
 
 use std::{
     borrow::Cow,
@@ -15,7 +15,7 @@ use super::seams::{PIECE_BYTES, Seams};
 use super::special_guard::SpecialGuard;
 use super::spelling::Spelling;
 
-/// A checkpoint's `tokenizer.json`. Cloning shares it.
+/// The tokenizer of a checkpoint's `tokenizer.json`. Cloning shares the data.
 #[derive(Clone)]
 pub struct Tokenizer {
     shared: Arc<Shared>,
@@ -24,24 +24,24 @@ pub struct Tokenizer {
 struct Shared {
     inner: tokenizers::Tokenizer,
     added: Vec<AddedToken>,
-    /// Finds the first added token, and the longest of those that begin there.
+    /// Finds the first added token in a text, and the longest one if several begin there.
     finder: Option<AhoCorasick>,
     guard: SpecialGuard,
     vocabulary_size: usize,
     seams: Seams,
     spelling: OnceLock<Option<Spelling>>,
-    /// What the post-processor puts before and after a text.
+    /// The tokens that the post-processor adds before and after a text. `None` if they
+    /// depend on the text.
     around: Option<(Vec<u32>, Vec<u32>)>,
 }
 
 /// A token that is matched as a whole in text, before merges apply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddedToken {
-    /// Its id.
     pub id: u32,
     /// The text that it matches.
     pub content: String,
-    /// Whether it is a control token: users cannot write it, and decoding can skip it.
+    /// Whether the token is a control token, which users cannot write and decoding can skip.
     pub special: bool,
 }
 
@@ -53,7 +53,7 @@ impl Tokenizer {
     pub fn from_bytes(json: &[u8]) -> Result<Self, TextError> {
         let mut inner = tokenizers::Tokenizer::from_bytes(json)
             .map_err(|error| TextError::Tokenizer { reason: error.to_string() })?;
-        // Some files have padding and truncation from their training. Prompts need neither.
+        // Some files contain padding and truncation settings from training. Prompts need neither.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| TextError::Tokenizer { reason: error.to_string() })?;
         let mut added: Vec<_> = inner
@@ -75,11 +75,12 @@ impl Tokenizer {
         Ok(Tokenizer { shared: Arc::new(shared) })
     }
 
-    /// Ids of `text`, in which names of special tokens become those tokens. Use it for text
-    /// from this crate or the checkpoint. For users' text use
+    /// Ids of `text`, in which names of special tokens become those tokens. Use this function for
+    /// text from this crate or the checkpoint. For users' text, use
     /// [`encode_plain`](Self::encode_plain) or a [`PromptEncoder`](super::PromptEncoder).
     ///
-    /// `add_special_tokens` also applies the file's post-processor (a leading bos, say).
+    /// `add_special_tokens` also applies the file's post-processor, which may add
+    /// a leading `bos` token.
     ///
     /// # Errors
     /// [`TextError::Encode`].
@@ -87,10 +88,10 @@ impl Tokenizer {
         self.encode_up_to(text, add_special_tokens, usize::MAX)
     }
 
-    /// As [`encode`](Self::encode), but stops soon after `tokens_max` tokens, in time and memory
-    /// that do not depend on the rest of the text. Long texts are encoded in pieces that have the
-    /// tokens of the whole. Only where 64 KiB of text have no blank after a word may a word be
-    /// split at a border; an added token never is.
+    /// Same as [`encode`](Self::encode), but stops soon after `tokens_max` tokens. Time and memory
+    /// do not depend on the rest of the text. Long texts are encoded in pieces, which together have
+    /// the same tokens as the whole text. One exception: if 64 KiB of text have no blank after a
+    /// word, a word may be split between two pieces. An added token is never split.
     ///
     /// # Errors
     /// [`TextError::TooManyTokens`] and [`TextError::Encode`].
@@ -141,8 +142,8 @@ impl Tokenizer {
         self.encode_plain_up_to(text, usize::MAX)
     }
 
-    /// As [`encode_plain`](Self::encode_plain), with the limit of
-    /// [`encode_up_to`](Self::encode_up_to).
+    /// Same as [`encode_plain`](Self::encode_plain), with
+    /// the limit of [`encode_up_to`](Self::encode_up_to).
     ///
     /// # Errors
     /// [`TextError::TooManyTokens`] and [`TextError::Encode`].
@@ -151,7 +152,8 @@ impl Tokenizer {
     }
 
     fn plain_ids(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        // The library's own steps (`TokenizerImpl::encode`) without the search for added tokens.
+        // The steps of the tokenizers library (`TokenizerImpl::encode`), without the
+        // search for added tokens.
         let inner = &self.shared.inner;
         let encode = || -> tokenizers::Result<Vec<u32>> {
             let mut normalized = NormalizedString::from(text);
@@ -176,7 +178,7 @@ impl Tokenizer {
         self.shared.inner.decode(ids, skip_special_tokens).map_err(|_| TextError::Decode { tokens: ids.len() })
     }
 
-    /// One more than the largest id, added tokens included. A model's logits may be wider,
+    /// One more than the largest id, including added tokens. A model may have more logits,
     /// because checkpoints pad them.
     pub fn vocabulary_size(&self) -> usize {
         self.shared.vocabulary_size
@@ -187,14 +189,14 @@ impl Tokenizer {
         self.shared.inner.token_to_id(token)
     }
 
-    /// The text of a token as the vocabulary spells it (byte-level tokens
-    /// look odd; see [`decode`](Self::decode)).
+    /// The text of a token in the vocabulary's spelling. Byte-level tokens are not readable in
+    /// this spelling; see [`decode`](Self::decode).
     pub fn token_of(&self, id: u32) -> Option<String> {
         self.shared.inner.id_to_token(id)
     }
 
-    /// The bytes of a token in text. A token may be a part of a character. `None` if it is unknown,
-    /// or if this kind of tokenizer is.
+    /// The bytes of text that a token represents, which may be part of a character. `None` if the
+    /// token is unknown, or if [`Spelling`] does not support this kind of tokenizer.
     pub fn bytes_of(&self, id: u32) -> Option<Vec<u8>> {
         let spelling = self.shared.spelling.get_or_init(|| Spelling::of(self).ok()).as_ref()?;
         let added = self.added_tokens();
@@ -204,12 +206,11 @@ impl Tokenizer {
         }
     }
 
-    /// Added tokens, sorted by id: control tokens and a few text tokens.
+    /// The added tokens, sorted by id: control tokens and a few text tokens.
     pub fn added_tokens(&self) -> &[AddedToken] {
         &self.shared.added
     }
 
-    /// Whether this is a control token.
     pub fn is_special(&self, id: u32) -> bool {
         let added = self.added_tokens();
         added.binary_search_by_key(&id, |token| token.id).is_ok_and(|at| added[at].special)
@@ -240,7 +241,7 @@ impl Tokenizer {
         Cow::Owned(whole)
     }
 
-    /// `at`, or the place before it where an added token begins that a cut there would split.
+    /// `at`, or, if a cut at `at` would split an added token, the start of that token.
     fn before_added(&self, at: usize, text: &str) -> usize {
         let longest = self.shared.added.iter().map(|token| token.content.len()).max().unwrap_or_default();
         let boundary = |at: usize| (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
@@ -258,20 +259,22 @@ impl Tokenizer {
         at
     }
 
-    /// The first added token in `text`, the longest of those that begin there, and its place.
+    /// The byte range and id of the first added token in `text`. If several begin at the same
+    /// place, the longest one is returned.
     pub(super) fn first_added(&self, text: &str) -> Option<(Range<usize>, u32)> {
         let found = self.shared.finder.as_ref()?.find(text)?;
         Some((found.range(), self.shared.added[found.pattern()].id))
     }
 }
 
-/// `get_vocab_size` would count tokens, but ids may have gaps, as in the demo's vocabulary
-/// or a pruned one.
+/// One more than the largest id. `get_vocab_size` counts tokens, but ids may have gaps, as in the
+/// demo's vocabulary or a pruned vocabulary.
 fn size_of(vocabulary: &HashMap<String, u32>) -> usize {
     vocabulary.values().max().map_or(0, |largest| *largest as usize + 1)
 }
 
-/// What the post-processor puts before and after a text; `None` if that depends on the text.
+/// The tokens that the post-processor adds before and after a text. `None` if they
+/// depend on the text.
 fn around(inner: &tokenizers::Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
     let ids = |text: &str, with_special: bool| Some(inner.encode_fast(text, with_special).ok()?.get_ids().to_vec());
     let place = |text: &str| {

@@ -1,5 +1,5 @@
-//! A tokenizer in parts: `vocab.json` and `merges.txt` as in GPT-2, combined as transformers does
-//! without a `tokenizer.json` (5.17, `tokenization_qwen2.py`).
+//! A tokenizer in several files: `vocab.json` and `merges.txt` as in GPT-2. They are combined as
+//! transformers does if there is no `tokenizer.json` (5.17, `tokenization_qwen2.py`).
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use super::error::TextError;
 /// The tokenizer classes whose pre-tokenization is implemented here.
 const KNOWN_CLASSES: [&str; 2] = ["Qwen2Tokenizer", "Qwen2TokenizerFast"];
 
-/// The pattern by which these classes split text before merges apply.
+/// The pattern with which these classes split text before merges apply.
 pub(super) const WORDS: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Settings with one special token each, and settings with a list of them.
+/// Settings with one special token each, and settings with a list of special tokens.
 const NAMED: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 const LISTED: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 
@@ -24,8 +24,8 @@ pub struct VocabularyFiles<'f> {
     pub vocabulary: &'f [u8],
     /// `merges.txt`: two tokens per line, the most frequent pair first.
     pub merges: &'f [u8],
-    /// `added_tokens.json`: ids by text. Newer checkpoints have a
-    /// list in `tokenizer_config.json` instead.
+    /// `added_tokens.json`: ids by text. Newer checkpoints have a list of added
+    /// tokens in `tokenizer_config.json` instead.
     pub added: Option<&'f [u8]>,
     /// `tokenizer_config.json`.
     pub config: Option<&'f [u8]>,
@@ -74,7 +74,7 @@ impl VocabularyFiles<'_> {
         Ok(tokenizer.to_string().into_bytes())
     }
 
-    /// Pairs of tokens, without lines that begin with `#version`.
+    /// The pairs of tokens, without lines that begin with `#version`.
     fn merges(&self) -> Result<Vec<[&str; 2]>, TextError> {
         let text = str::from_utf8(self.merges).map_err(|_| refused("merges.txt is not UTF-8".into()))?;
         let lines = text.lines().zip(1..).filter(|(line, _)| !line.starts_with("#version") && !line.is_empty());
@@ -85,7 +85,6 @@ impl VocabularyFiles<'_> {
         lines.map(merge).collect()
     }
 
-    /// The added tokens by id.
     fn added_tokens(&self, config: &Map<String, Value>, special: &[String]) -> Result<BTreeMap<u32, Value>, TextError> {
         let flags = ["single_word", "lstrip", "rstrip", "normalized", "special"];
         let token = |id: u32, content: &Value, is: &dyn Fn(&str) -> bool| {
@@ -115,7 +114,6 @@ impl VocabularyFiles<'_> {
     }
 }
 
-/// The special tokens of the settings.
 fn special(config: &Map<String, Value>) -> Vec<String> {
     let text = |token: &Value| token.as_str().or_else(|| token["content"].as_str()).map(str::to_owned);
     let named = NAMED.iter().filter_map(|key| config.get(*key));

@@ -10,17 +10,17 @@ pub struct Counts {
     pub preempted_for_blocks: u64,
     pub preempted_for_priority: u64,
     pub preempted_by_shrinks: u64,
-    /// Tokens of starting sequences that were looked up in the prefix cache, tokens of these that
-    /// were found, and tokens that were copied back from host memory, for starting and preempted
-    /// sequences.
+    /// Tokens of starting sequences that were looked up in the prefix cache, tokens of
+    /// these that were found, and tokens that were copied back from host memory, for
+    /// starting and preempted sequences.
     pub prefix_tokens_sought: u64,
     pub prefix_tokens_found: u64,
     pub prefix_tokens_from_host: u64,
     /// Bytes of the KV cache that were copied to host memory and back.
     pub kv_bytes_to_host: u64,
     pub kv_bytes_from_host: u64,
-    /// Tokens by which replies were longer or shorter than predicted, to the resolution of the
-    /// histogram's buckets.
+    /// Tokens by which replies were longer or shorter than predicted, to the resolution
+    /// of the histogram's buckets.
     pub prediction_error_p50: Option<f64>,
     pub prediction_error_p99: Option<f64>,
     /// Pictures that requests showed, pictures of these whose tokens were in the prefix cache, and
@@ -81,8 +81,8 @@ mod watching {
     }
 
     impl Counter {
-        /// Installs the recorder, which counts from now on. Must be called before a model is
-        /// loaded.
+        /// Installs the recorder, which counts from now on. Must be called before
+        /// a model is loaded.
         pub fn install() -> Result<Self, Failure> {
             Ok(Counter(MetricsText::install()?))
         }

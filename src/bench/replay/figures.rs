@@ -30,8 +30,8 @@ pub struct Answered {
 #[derive(Clone, Debug, Serialize)]
 pub struct Figures {
     pub name: String,
-    /// Requests that were sent. Requests after a failed request of the same caller are not sent and
-    /// not counted.
+    /// Requests that were sent. Requests after a failed request of the same caller are not
+    /// sent and not counted.
     pub requests: usize,
     /// Requests per second, by their arrival times.
     pub rate: Option<f64>,

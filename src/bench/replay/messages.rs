@@ -60,8 +60,8 @@ pub fn read(body: &Value, folder: &Path) -> Result<Read, String> {
     Ok(Read { chat, reply: body.max_completion_tokens.or(body.max_tokens), pictures })
 }
 
-/// Converts a call's arguments, which OpenAI sends as text, to the object that chat templates
-/// expect.
+/// Converts a call's arguments, which OpenAI sends as text, to the object
+/// that chat templates expect.
 fn with_arguments(mut call: Value) -> Value {
     if let Some(arguments) = call.pointer_mut("/function/arguments")
         && let Some(read) = arguments.as_str().and_then(|text| serde_json::from_str(text).ok())

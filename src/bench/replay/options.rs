@@ -19,28 +19,31 @@ const RATE: f64 = 4.0;
 #[derive(Args)]
 #[command(next_help_heading = "Replay")]
 pub struct ReplayOptions {
-    /// Replays the requests of a file at their recorded times, instead of measuring single figures. The file has JSON
-    /// lines with lengths and hash ids (Mooncake traces) or with OpenAI requests, or one object with several runs.
+    /// Replays the requests of a file at their recorded times, instead of measuring single figures.
+    /// The file has JSON lines with lengths and hash ids (Mooncake traces) or with OpenAI requests,
+    /// or one object with several runs.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["only", "synthetic"])]
     trace: Option<PathBuf>,
     /// Replays synthetic requests, which are drawn from the seed.
     #[arg(long, value_name = "KIND", conflicts_with = "only")]
     synthetic: Option<Synthetic>,
-    /// Requests per second. Each of several rates is a separate run. A trace is sped up or slowed down to the rate. A
-    /// trace without times gets random arrival times.
+    /// Requests per second. Each of several rates is a separate run. A trace is sped up or slowed
+    /// down to the rate. A trace without times gets random arrival times.
     #[arg(long, value_name = "RATE,..", value_delimiter = ',', value_parser = rate)]
     rate: Vec<f64>,
     /// How long new requests arrive, in seconds. Used with --synthetic.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = rate)]
     seconds: f64,
-    /// Folder with the pictures of a trace. Without it, pictures of a trace with several runs are drawn.
+    /// Folder with the pictures of a trace. Without it, pictures of a trace with
+    /// several runs are drawn.
     #[arg(long, value_name = "FOLDER", requires = "trace")]
     pictures_in: Option<PathBuf>,
     /// Side of drawn pictures, in pixels. Default 1036, or 224 with --quick.
     #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(28..=8192))]
     picture_side: Option<u32>,
-    /// Latency limits for a request to count as good: ttft (time to the first token), interval (p99 of the time between
-    /// tokens), tpot (mean time between tokens) and whole (time to the last token), each with a time.
+    /// Latency limits for a request to count as good: ttft (time to the first token), interval (p99
+    /// of the time between tokens), tpot (mean time between tokens) and whole (time to the last
+    /// token), each with a time.
     #[arg(long, value_name = "BOUND,..", default_value = "ttft=2s,interval=50ms")]
     objective: Objective,
 }

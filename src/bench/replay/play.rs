@@ -185,8 +185,8 @@ impl Player {
 
     async fn ask(&self, chat: Chat, kind: Kind) -> Result<(Answered, String), String> {
         let asked = Instant::now();
-        // Count missed deadlines of one kind together: leave out the elapsed time, which differs
-        // for each.
+        // Count missed deadlines of one kind together: leave out the elapsed time,
+        // which differs for each.
         let told = |error: ChatError| match (&error, error.hint()) {
             (ChatError::TooLate { deadline, limit, .. }, _) => {
                 format!("missed `{}` of {} ms", deadline.knob(), limit.as_millis())

@@ -1,6 +1,6 @@
-//! Parsers of trace files: JSON lines as published by Mooncake (arXiv 2407.00079), JSON lines of
-//! OpenAI requests, and one JSON object with several runs. `docs/commands.md` describes the
-//! formats.
+//! Parsers of trace files: JSON lines as published by Mooncake (arXiv 2407.00079),
+//! JSON lines of OpenAI requests, and one JSON object with several runs.
+//! `docs/commands.md` describes the formats.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -45,8 +45,8 @@ struct Drawn {
 
 #[derive(Deserialize)]
 struct Line {
-    /// In milliseconds. Times count from the earliest line. Either all lines have a timestamp, or
-    /// none has.
+    /// In milliseconds. Times count from the earliest line. Either all lines have a
+    /// timestamp, or none has.
     timestamp: Option<f64>,
     input_length: Option<usize>,
     output_length: Option<usize>,

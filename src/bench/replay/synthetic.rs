@@ -17,11 +17,12 @@ pub enum Synthetic {
     Chat,
     /// A picture in each conversation, and one to three questions about it.
     Images,
-    /// Single requests: 60 % text of a lognormal length around 600 tokens with replies around 150, 40 % a picture with
-    /// replies around 100.
+    /// Single requests: 60 % text of a lognormal length around 600 tokens with replies around 150,
+    /// 40 % a picture with replies around 100.
     Mixed,
-    /// Programs that call tools four to ten times: long system prompts that some of them share, results of around 400
-    /// words, every third a picture that stays in the history, and replies of around 60 tokens.
+    /// Programs that call tools four to ten times: long system prompts that some of them share,
+    /// results of around 400 words, every third a picture that stays in the history, and replies
+    /// of around 60 tokens.
     Agents,
 }
 
@@ -111,8 +112,8 @@ impl Drawing<'_> {
         self.draw.lognormal(middle / self.amount.shortened, spread, shortened(least), shortened(most))
     }
 
-    /// Draws the time until a reader or a program sends the next request. `middle` is the median in
-    /// seconds.
+    /// Draws the time until a reader or a program sends the next request. `middle` is
+    /// the median in seconds.
     fn pause(&mut self, middle: f64) -> Duration {
         let milliseconds = self.length(1e3 * middle, 0.7, 10, 30_000);
         Duration::from_millis(milliseconds as u64)

@@ -29,8 +29,8 @@ const SPARKS: usize = 60;
 
 /// Returns the panel, with the most important lines first.
 pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, colours: Colours) -> Panel {
-    // In two columns, lines are cut. In the full view, where no line is cut, the columns are
-    // stacked.
+    // In two columns, lines are cut. In the full view, where no line is cut,
+    // the columns are stacked.
     let is_wide = fit == Fit::Cut && width >= WIDE;
     let room = if is_wide { width.saturating_sub(QUANTILES) } else { width };
     let styled = |about: &str, text: &str, style: Style| {
@@ -185,8 +185,8 @@ fn sizing(model: &ModelView) -> String {
     format!("{attempts}{target}{took}")
 }
 
-/// Returns a table of quantiles over the last minute, or over all time if the last minute has no
-/// observations.
+/// Returns a table of quantiles over the last minute, or over all time if the last
+/// minute has no observations.
 fn quantiles(latencies: &[Latency], colours: Colours) -> Vec<Line<'static>> {
     if latencies.is_empty() {
         return Vec::new();

@@ -191,8 +191,8 @@ fn the_smallest_screen_keeps_bar_problems_and_chosen_model() {
     }
 }
 
-/// Presses a key and draws the session, which then knows how much fits. Returns the rows of the
-/// screen.
+/// Presses a key and draws the session, which then knows how much fits. Returns the
+/// rows of the screen.
 fn pressed(session: &mut Session, key: Key, size: (u16, u16)) -> Vec<String> {
     assert!(session.press(key), "it goes on");
     let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).expect("a terminal in memory");

@@ -75,8 +75,8 @@ impl MemoryPart {
         }
     }
 
-    /// Returns the part of a lease class. `None` if other metrics cover the class, or if it is not
-    /// device memory.
+    /// Returns the part of a lease class. `None` if other metrics cover the class, or if it
+    /// is not device memory.
     fn of_class(class: &str) -> Option<MemoryPart> {
         match class {
             "host" | "host_kv" | "canary" => None,
@@ -205,8 +205,8 @@ fn free(pieces: &[Piece]) -> Bytes {
     pieces.iter().find(|piece| piece.part == MemoryPart::Free).map_or(Bytes::ZERO, |piece| piece.bytes)
 }
 
-/// Returns the metric of a device for `what`. For GPUs of a group, [`cards`] reads a separate
-/// metric.
+/// Returns the metric of a device for `what`. For GPUs of a group, [`cards`]
+/// reads a separate metric.
 fn whole(what: &str) -> &'static str {
     match what {
         "total" => "bursar_device_total_bytes",

@@ -23,7 +23,7 @@ def compress(files):
             member = tarfile.TarInfo(name)  # mtime, uid and gid are 0, owner names are empty
             member.size, member.mode = len(files[name]), 0o644
             tar.addfile(member, io.BytesIO(files[name]))
-    # Contexts of four bytes: most content is f32.
+    # `lp` and `pb` of 2: the coder uses positions modulo four bytes, because most content is f32.
     words = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 2, "lp": 2, "pb": 2}
     return lzma.compress(tar_bytes.getvalue(), lzma.FORMAT_XZ, lzma.CHECK_CRC32, filters=[words])
 

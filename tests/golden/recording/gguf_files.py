@@ -22,7 +22,7 @@ F32, F16, BF16 = (gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF
 # The types of the matrices and of the embedding. The last file mixes two types.
 FILES = {"llama": (BF16, BF16), "qwen2": (F16, F16), "qwen3": (BF16, F32)}
 BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
-# Recorded from a real file by `tools/cpu/gguf_peers.py record`.
+# `tools/cpu/gguf_peers.py record` recorded this file from a real model.
 PEERS = "gguf/smollm2.json"
 
 

@@ -19,7 +19,8 @@ from .weights import Weights
 
 SEEDS = {"internvl": 53, "internvl_chat": 3}
 AUTHORS_CASES = ["several_images", "two_turns", "text_only", "video_even"]  # the cases of `internvl_chat`
-# Tokens in addition to Qwen's, by their names in transformers, and the ones that only the authors' tokenizer lists.
+# Tokens in addition to Qwen's, by their names in transformers, and tokens that only
+# the authors' tokenizer lists.
 PICTURE_TOKENS = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
                   "video_token": "<video>"}  # fmt: skip
 BOX_TOKENS = ["<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>"]

@@ -14,7 +14,7 @@ def has_experts(config, layer):
 def add_experts(weights, at, config):
     """The router and the experts of the layer named `at`."""
     hidden, width = config["hidden_size"], config["moe_intermediate_size"]
-    # The gain keeps router scores apart. Near a tie, f32 would choose other experts than f64.
+    # The gain keeps router scores apart. Near a tie, f32 would choose different experts than f64.
     weights.matrix(f"{at}.mlp.gate.weight", config["num_experts"], hidden, gain=2.0)
     for expert in range(config["num_experts"]):
         for part, *shape in (("gate", width, hidden), ("up", width, hidden), ("down", hidden, width)):

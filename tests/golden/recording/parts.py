@@ -7,7 +7,8 @@ from . import config_defaults, fp8, gguf_files, image_formats, image_processor, 
 from . import qwen3_vl, size_tables, template_cases, text_families, tokenizer
 from .packages import read_inputs
 
-# Each takes the folder to write to and the `Inputs`. Later parts read files of earlier ones.
+# Each function takes the folder to write to and the `Inputs`. Later parts read
+# files of earlier parts.
 PARTS = {
     "qwen2_5_vl": qwen2_5_vl.record,
     "qwen2": text_families.record_qwen2,

@@ -285,7 +285,8 @@ impl LedgerWatch {
                 for (owner, generations) in generations {
                     assert_eq!(generations.len(), 1, "rule 11: {owner} has {generations:?} at once: {ledger}");
                 }
-                // If two equal snapshots surround the reading, backed bytes cannot exceed granted bytes.
+                // If two equal snapshots surround the reading, backed bytes
+                // cannot exceed granted bytes.
                 if device.counts() == backed && budget.snapshot().await.is_ok_and(|now| now == ledger) {
                     assert!(backed.backed <= ledger.granted, "{} are backed: {ledger}", backed.backed);
                 }

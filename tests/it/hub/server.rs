@@ -14,7 +14,6 @@ use std::{
 
 /// The commit of all files in the repository.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-/// The repository's id.
 pub const ID: &str = "tiny/model";
 
 #[derive(Clone, Debug, Default)]

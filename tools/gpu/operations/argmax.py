@@ -1,4 +1,4 @@
-"""The greatest of each row: `argmax.cu`."""
+"""The index of the largest element of each row: `argmax.cu`."""
 
 import torch
 
@@ -6,12 +6,12 @@ from contract import contract
 from device import ENDINGS, Kernel, Output
 from table import Case
 
-BLOCKS, THREADS = contract("argmax").CLUSTER, contract("argmax").THREADS  # of a row, a cluster on sm_90; of a block
-NONE = -1  # as torch's i32 shows it
+BLOCKS, THREADS = contract("argmax").CLUSTER, contract("argmax").THREADS  # blocks per row (on sm_90 a cluster), threads per block
+NONE = -1  # as an i32 in torch
 
 
 def case(rows, columns, kind, gap=0, is_odd=False):
-    """`is_odd`: numbers that are none, infinities, equals and zeros of both signs; greater numbers behind each row."""
+    """`is_odd`: NaNs, infinities, equal values and zeros of both signs. Larger numbers follow each row in memory."""
     wide = torch.randn(rows, columns + gap, device="cuda").to(kind)
     wide[:, columns:] = 1e4
     x = wide[:, :columns]
@@ -25,7 +25,7 @@ def case(rows, columns, kind, gap=0, is_odd=False):
     out, kernel = Output((rows,), torch.int32), Kernel("argmax", f"argmax_{ENDINGS[kind]}")
 
     def wrong():
-        """Rows whose place is another."""
+        """The number of rows with a wrong index."""
         numbers = x.nan_to_num(nan=-float("inf"), posinf=float("inf"), neginf=-float("inf"))
         is_greatest = (x == numbers.max(1, keepdim=True).values) & ~x.isnan()
         first = torch.where(is_greatest.any(1), is_greatest.int().argmax(1), NONE)

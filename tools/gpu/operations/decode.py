@@ -1,4 +1,4 @@
-"""Attention of a new token a sequence over the cache: `attention_decode.cu`."""
+"""Attention of one new token per sequence over the cache: `attention_decode.cu`."""
 
 import torch
 
@@ -9,12 +9,12 @@ from table import Case
 
 NUMBERS = contract("attention_decode")
 TILE_QUERIES, WARPS_MAX = NUMBERS.TILE_QUERIES, NUMBERS.WARPS_MAX
-# Up to which products read their weights with the hint that they are the first to go from the L2 cache.
+# Up to this many rows, products mark their weights in the L2 cache to be evicted first.
 FEW_ROWS = contract("linear_few").ROWS_MAX
 
 
 def shape_of(sequences, kv_heads, group, rows=1):
-    """Warps, workers and blocks a piece for sequences of so many rows: the Launch comment, and `DecodeLaunch::of`."""
+    """Warps, workers, and blocks per piece for sequences of `rows` rows: the Launch comment, and `DecodeLaunch::of`."""
     runs = sequences * kv_heads * divide_up(rows * group, TILE_QUERIES)
     if runs <= 32:
         return 8, processors(), 8
@@ -28,7 +28,7 @@ def shape_of(sequences, kv_heads, group, rows=1):
 
 
 class Decode:
-    """Launches for batches of one shape, with scratch of their own."""
+    """Launches for batches of one shape, with separate scratch memory."""
 
     def __init__(self, ending, head_dim, shape):
         self.warps, self.workers, self.piece = shape
@@ -40,8 +40,8 @@ class Decode:
 
     def __call__(self, queries, cache, kv_heads, group, starts, contexts, tables, scale, out, past_is_there, early=False,
                  scales=None):  # fmt: skip
-        """`queries` may be the first columns of wider rows, or all of them. The past is there if the kernel in front writes
-        no key that stands in front of a sequence's rows, as in a step of single rows alone."""
+        """`queries` may be the first columns of wider rows, or all of them. `past_is_there` is true if the preceding kernel
+        writes no key of a position before a sequence's rows, as in a step that has only single rows."""
         flags = NUMBERS.PAST_IS_THERE * past_is_there | NUMBERS.OTHERS_READ_ONCE * (queries.shape[0] <= FEW_ROWS)
         self.kernel((self.workers,), (32 * self.warps,), queries, queries.stride(0), queries.shape[0], cache,
                     cache.shape[0], kv_heads, group, starts, contexts, tables, tables.shape[0], tables.shape[1], scales,
@@ -50,7 +50,7 @@ class Decode:
 
 
 def case(paged, shape=None, past_is_there=True):
-    """`past_is_there` may always be said here: nothing in front writes keys."""
+    """`past_is_there` may always be true here, because no preceding kernel writes keys."""
     most_rows = max(rows for rows, _ in paged.sequences)
     shape = shape or shape_of(len(paged.sequences), paged.kv_heads, paged.group, most_rows)
     decode = Decode(paged.ending, paged.head_dim, shape)
@@ -71,7 +71,7 @@ def case(paged, shape=None, past_is_there=True):
 
 
 SHAPES = [None, (8, 132, 8), (4, 264, 8), (4, 264, 16), (2, 528, 20), (1, 1056, 20), (1, 9, 1), (3, 50, 7), (4, 264, 40)]
-ODD = [  # head_dim, heads, heads of keys, sequences of (rows, context)
+ODD = [  # head_dim, heads, KV heads, sequences of (rows, context)
     (128, 28, 4, [(1, context) for context in (1, 17, 576, 100, 0, 16, 33)]),
     (128, 28, 4, [(1, context) for context in (3000, 1, 5, 40) * 5]),
     (64, 2, 2, [(1, context) for context in (100, 3, 77, 1000)]),
@@ -80,7 +80,7 @@ ODD = [  # head_dim, heads, heads of keys, sequences of (rows, context)
     (128, 28, 4, [(3, 100), (5, 5), (2, 0), (8, 64)]),
     (64, 8, 2, [(1, 50), (0, 9), (4, 17)]),
     (128, 8, 1, [(1, 2)] * 300),
-    (128, 28, 4, [(1, 500 + 7 * sequence) for sequence in range(12)]),  # alike: each run is cut into as many pieces
+    (128, 28, 4, [(1, 500 + 7 * sequence) for sequence in range(12)]),  # similar: runs have equal numbers of pieces
     (64, 12, 1, [(1, 150 + sequence % 20) for sequence in range(250)]),
     (128, 28, 4, [(1, 100_001)] + [(1, 3)] * 70),
 ]

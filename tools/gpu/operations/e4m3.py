@@ -1,4 +1,4 @@
-"""FP8: activations rounded to E4M3, and products of E4M3 numbers with scales."""
+"""FP8: activations rounded to E4M3, and matrix products of E4M3 numbers with scales."""
 
 import functools
 import itertools
@@ -16,40 +16,40 @@ OLDER = {"sm_75": [torch.float16], "sm_80": [torch.bfloat16, torch.float16], "sm
 GROUP, LARGEST, TINY = FP8.GROUP, 448.0, torch.finfo(torch.float32).tiny
 KINDS = {"groups": FP8.BY_GROUPS, "rows": FP8.BY_ROWS, "fixed": FP8.FIXED}
 E4M3, SWIZZLE, FIXED = torch.float8_e4m3fn, 3, 0.0123
-TILE_GROUP = 16  # of tiles of many rows
+TILE_GROUP = 16  # tiles per group, in products of many rows
 # Of sums in f32. The tensor cores cut each of 32 products at about 2^-13 of the largest: 77 sums of 144 made so in numpy are
 # 1.1e-4 off, one of a thousand times 2.0e-4.
 SUM_LIMIT = 2.5e-4
 
 
 def by_groups(numbers):
-    """[rows, groups, 128], zeros behind the last column."""
+    """[rows, groups, 128], padded with zeros after the last column."""
     rows, columns = numbers.shape
     return functional.pad(numbers, (0, -columns % GROUP)).view(rows, -1, GROUP)
 
 
 def scales_of(numbers, kind):
-    """What the definition says, in f32: [rows, groups] of scales, one of which is for each 128 columns."""
+    """Scales as defined, in f32: [rows, groups], with one scale per 128 columns."""
     groups = by_groups(numbers.float().nan_to_num(0.0, float("inf"), float("-inf"))).abs().amax(-1)
     if kind == "fixed":
         return torch.full_like(groups, FIXED)
     largest = groups if kind == "groups" else groups.amax(-1, keepdim=True).expand_as(groups)
-    return (largest / torch.full_like(largest, LARGEST)).clamp_min(TINY)  # torch multiplies by what a number is one over
+    return (largest / torch.full_like(largest, LARGEST)).clamp_min(TINY)  # torch multiplies by a number's reciprocal
 
 
 def rounded(numbers, scales):
-    """E4M3 [rows, columns]."""
+    """E4M3 values [rows, columns]."""
     spread = scales.repeat_interleave(GROUP, 1)[:, : numbers.shape[1]]
     return (numbers.float() / spread).clamp(-LARGEST, LARGEST).to(E4M3)
 
 
 def widened(numbers, scales):
-    """Numbers times scales, in f64."""
+    """The numbers times their scales, in f64."""
     return numbers.double() * scales.double().repeat_interleave(GROUP, 1)[:, : numbers.shape[1]]
 
 
 class Rounded:
-    """Poisoned rows in E4M3 and their scales."""
+    """Poisoned rows in E4M3, and their scales."""
 
     def __init__(self, rows, columns, kind, plain=None):
         self.kind, self.data = kind, Output((rows, columns), torch.uint8)
@@ -62,7 +62,7 @@ class Rounded:
         return (self.plain.tensor if self.plain else None, KINDS[self.kind], FIXED, self.data.tensor, scales)
 
     def error(self, wanted, exactly=False):
-        """Against f64. A number that stands between two may go to either, for its f32 differs in the last bits."""
+        """The error against f64. A number between two E4M3 values may be rounded to either, because its f32 differs in the last bits."""
         outputs = [self.data, self.scales] + ([self.plain] if self.plain else [])
         if not all(output.is_guarded() for output in outputs):
             return float("inf")
@@ -76,7 +76,8 @@ class Rounded:
         data = self.data.tensor.view(E4M3)
         if exactly and not torch.equal(data.view(torch.uint8), rounded(wanted, scales).view(torch.uint8)):
             return float("inf")
-        # Half a step of E4M3 is 1/16 of a number, or 2^-10 where numbers are smallest. A sum's error goes with its terms.
+        # Half a step of E4M3 is 1/16 of a number, or 2^-10 for the smallest numbers. The error of a
+        # sum grows with its terms.
         spread = scales.double().repeat_interleave(GROUP, 1)[:, :columns]
         ideal = (wanted.double() / spread).clamp(-LARGEST, LARGEST)
         slack = 1e-3 * wanted.double().abs().amax() / spread
@@ -93,7 +94,7 @@ def row_shape(operation, rows, columns):
 
 
 def many_rows(operation, kind, rows, columns, gap):
-    """The name and the launch of `quantize_many.cu` for so many rows, as `quantize.rs` has it. None if it has none."""
+    """The name and launch of `quantize_many.cu` for these rows, as in `quantize.rs`. None if it does not take them."""
     vectors, most = columns // FP8.VECTOR, FP8.THREADS_MAX
     if rows <= processors() or gap % FP8.VECTOR:
         return None
@@ -109,7 +110,7 @@ def many_rows(operation, kind, rows, columns, gap):
 
 
 def rounding(operation, kind, rows, columns, dtype, gap=0, plain=False, file="quantize", odd=False):
-    """`quantize`, `rms_norm_rounded` or `silu_mul_rounded`; `gap` elements lie between rows."""
+    """`quantize`, `rms_norm_rounded` or `silu_mul_rounded`. `gap` elements lie between rows."""
     if file == "quantize" and operation == "silu_mul_rounded" and rows * FP8.GATE_BLOCKS <= 4 * processors():
         operation = "silu_mul_rounded_few"
     is_gate = operation.startswith("silu_mul")
@@ -117,7 +118,7 @@ def rounding(operation, kind, rows, columns, dtype, gap=0, plain=False, file="qu
     x = (torch.randn(rows, width + gap, device="cuda") * torch.rand(rows, 1, device="cuda") * 4).to(dtype)[:, :width]
     x[rows // 2, : columns // 2] = 0
     x[-1, -1] = -0.0
-    if odd:  # a scale too small for an inverse, zeros, and what is no number
+    if odd:  # a scale too small for an inverse, zeros, and NaNs
         x[0], x[1], x[2, : columns // 2], x[3, 0], x[4] = 1e-6 if dtype == torch.float16 else 1e-37, 0, 0, float("nan"), float("nan")
     weight = torch.randn(columns, device="cuda").to(dtype)
     out, pitch = Rounded(rows, columns, kind, dtype if plain else None), x.stride(0)
@@ -141,14 +142,14 @@ def rounding(operation, kind, rows, columns, dtype, gap=0, plain=False, file="qu
         return numbers
 
     size = 2 * rows * width + rows * columns * (3 if plain else 1)
-    # Of a few numbers one may have the whole rounding.
+    # With few numbers, one of them may contribute the whole rounding error.
     limit = LIMITS[dtype] * (2 if rows * columns < 64 else 1) if plain else 0.0
     return Case(run, lambda: out.error(wanted(), operation == "quantize"), limit, size)
 
 
 class Product:
-    """x and a weight in E4M3; `height` rows of the weight have a scale for each 128 columns, or None: each row has one, and
-    rows of x then have one each, or all have `fixed`."""
+    """x and a weight in E4M3. `height` rows of the weight share a scale for each 128 columns. If it is None, each row of the
+    weight has one scale, and rows of x have one scale each, or `fixed` for all."""
 
     def __init__(self, rows, features, columns, dtype, height=128, fixed=False):
         self.rows, self.features, self.columns, self.dtype = rows, features, columns, dtype
@@ -168,7 +169,7 @@ class Product:
         return out + self.bias.double() if biased else out
 
     def scale_arguments(self):
-        """Behind the others: of the weight, of x, for all of x, groups and height."""
+        """The last arguments: scales of the weight, scales of x, the scale for all of x, groups and height."""
         of_x = None if self.fixed else self.x_scales.contiguous() if self.height else self.x_scales[:, 0].contiguous()
         self.held = of_x
         return self.scales, of_x, FIXED, self.groups, self.height or 1
@@ -187,7 +188,7 @@ def few_memory():
 
 
 def few(product, cut=2, biased=False, added=False, out_type=None, grid=None):
-    """A product of few rows, cut as `linear_few.rs` does."""
+    """A product of few rows, cut as in `linear_few.rs`."""
     rows, features, columns = product.rows, product.features, product.columns
     parts, counters = few_memory()
     most = next(most for most in FEW.SHARED_BYTES if rows <= most)
@@ -207,14 +208,14 @@ def few(product, cut=2, biased=False, added=False, out_type=None, grid=None):
     arguments = (*maps, out.tensor, product.bias if biased else None, parts, counters, out.tensor.stride(0), rows, features,
                  steps, tiles, tile_rows, flags, *product.scale_arguments())  # fmt: skip
     limit = SUM_LIMIT if out.tensor.dtype == torch.float32 else LIMITS[product.dtype]
-    limit *= 20 if rows * features < 64 else 1  # of a few sums one may be small
+    limit *= 20 if rows * features < 64 else 1  # with few sums, one may be small
     return Case(lambda: kernel((blocks,), (FEW.THREADS,), *arguments, early=True),
                 lambda: out.error(product.expected(biased) + (before.double() if added else 0)), limit,
                 product.bytes())  # fmt: skip
 
 
 def many(product, kind="linear", biased=False, grid=None):
-    """A product of many rows: `linear`, `linear_add`, `linear_gated`, or gated and rounded by `groups` or `fixed`."""
+    """A product of many rows: `linear`, `linear_add`, `linear_gated`, or gated and rounded with `groups` or `fixed` scales."""
     is_gated, is_rounded = kind not in ("linear", "linear_add"), kind in ("groups", "fixed")
     rows, columns = product.rows, product.columns
     features = product.features // 2 if is_gated else product.features
@@ -245,7 +246,7 @@ def many(product, kind="linear", biased=False, grid=None):
 
 
 def tiled(product, target, biased=False, added=False, out_type=None):
-    """A product as generations other than Hopper compute it, by that target's PTX."""
+    """A product as GPUs other than Hopper compute it, with the PTX of that target."""
     rows, features, columns = product.rows, product.features, product.columns
     out = Output((rows, features), out_type or product.dtype, gap=3)
     before = torch.randn(rows, features, device="cuda").to(out.tensor.dtype)
@@ -264,14 +265,14 @@ def tiled(product, target, biased=False, added=False, out_type=None):
         kernel, threads = Kernel(file, "linear_e4m3_many", TILED.MANY_SHARED_BYTES), TILED.MANY_THREADS
         grid = (divide_up(rows, TILED.MANY_ROWS), divide_up(features, TILED.MANY_FEATURES))
     limit = 1.5e-4 if out.tensor.dtype == torch.float32 else LIMITS[product.dtype]
-    limit *= 20 if rows * features < 64 else 1  # of a few sums one may be small
+    limit *= 20 if rows * features < 64 else 1  # with few sums, one may be small
     return Case(lambda: kernel(grid, (threads,), *arguments),
                 lambda: out.error(product.expected(biased) + (before.double() if added else 0)), limit,
                 product.bytes(), None if most else 2 * rows * features * columns)  # fmt: skip
 
 
 def turning(rows, groups, blocks):
-    """Scales as cuBLASLt reads them."""
+    """Scales transposed as cuBLASLt reads them."""
     x_scales, scales = torch.rand(rows, groups, device="cuda"), torch.rand(blocks, groups, device="cuda")
     wide = divide_up(groups, TURN.PADDED) * TURN.PADDED
     turned = Output((groups, rows), torch.float32)
@@ -287,7 +288,7 @@ def turning(rows, groups, blocks):
 
 
 def beside_blocks(product):
-    """cuBLASLt's product with scales by block, if torch takes it; without turning those of x."""
+    """cuBLASLt's product with scales per block, if torch supports it. Without the transposition of x's scales."""
     of_x, scales = product.x_scales.T.contiguous().T, product.scales.T
     call = lambda: torch._scaled_mm(product.x, product.weight.T, of_x, scales, out_dtype=torch.bfloat16)  # noqa: E731
     try:
@@ -298,7 +299,7 @@ def beside_blocks(product):
 
 
 def beside_few(product):
-    """cuBLASLt's product with a scale a row, as torch takes it; its out is bf16 alone."""
+    """cuBLASLt's product with one scale per row, as torch supports it. The output can only be bf16."""
     weight, out_scales = product.weight.T, product.scales.view(1, -1)
     of_x = product.x_scales[:, :1].contiguous()
     return {"torch": lambda: torch._scaled_mm(product.x, weight, of_x, out_scales, out_dtype=torch.bfloat16)}
@@ -339,11 +340,11 @@ def check(table):
     for dtype, (features, columns) in itertools.product(LIMITS, SHAPES):
         for rows, height in itertools.product([1, 7, 16, 33, 64], [128, 16, 48, 8, None]):
             product = Product(rows, features, columns, dtype, height, fixed=height is None and turn % 2 == 0)
-            # Of five heights each meets each way.
+            # Over five heights, each height is combined with each way.
             way = ways[turn * 2 // 5 % 5]
             cut, turn = [1, 2, 4, 132][turn % 4], turn + 1
             table.check("linear_few_e4m3", f"{rows} x {features} x {columns}, height {height}, {way}, cut {cut}", few(product, cut, *way))
-        # Tiles of 127 rows that begin within a block have scales of 17.
+        # Tiles of 127 rows that begin within a block need the scales of 17 blocks.
         table.check("linear_few_e4m3", f"64 x 1016 x {columns}, height 8", few(Product(64, 1016, columns, dtype, 8), 132))
         for rows, height in itertools.product([65, 128, 300, 515], [128, 64, 16, None]):
             fixed, turn = height is None and turn % 2 == 0, turn + 1

@@ -1,4 +1,4 @@
-"""Mixtures of experts: which experts compute which token, and products with the weights of those."""
+"""Mixtures of experts: which experts compute which token, and matrix products with the experts' weights."""
 
 import functools
 import itertools
@@ -21,14 +21,14 @@ STATIC_BYTES, HALF_BYTES, ALL_BYTES = 4 << 10, 110 << 10, 227 << 10
 
 
 def drawn_logits(rows, experts, skew):
-    """Even, of Zipf's law with this exponent, or all on the same experts if there is no end to it."""
+    """Logits with even routing, with routing by Zipf's law with the exponent `skew`, or with all rows on the same experts."""
     liking = torch.arange(1, experts + 1, device="cuda", dtype=torch.float32).log() * -min(skew, 1e4)
     gumbel = -torch.empty(rows, experts, device="cuda").exponential_().log()
     return liking[torch.randperm(experts, device="cuda")] + gumbel
 
 
 def counted_logits(counts):
-    """Of rows that choose one expert each: so many of them choose each."""
+    """Logits of rows that choose one expert each. `counts` has the number of rows for each expert."""
     chosen = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     logits = torch.rand(len(chosen), len(counts), device="cuda")
     logits[torch.randperm(len(chosen), device="cuda"), chosen.cuda()] += 2
@@ -36,7 +36,7 @@ def counted_logits(counts):
 
 
 class Routing:
-    """What the router chose, as the kernels hand it on."""
+    """The router's choices in the form in which the kernels pass them on."""
 
     def __init__(self, logits, top, renormalised=True):
         rows, experts = logits.shape
@@ -46,7 +46,7 @@ class Routing:
         self.weights, self.places, self.choices = new(rows, top, kind=torch.float32), new(rows * top), new(rows * top)
         self.starts, self.counts, self.loads = new(experts + 1), new(blocks * experts), new(experts)
         self.loads.tensor.zero_()
-        # Some rows have no slot, and are not counted.
+        # Rows without a slot are not counted.
         self.slots = unsigned(torch.where(torch.rand(rows, device="cuda") < 0.2, contract("common").NO_SLOT, 5))
 
     def run(self, early=False):
@@ -92,8 +92,8 @@ def route(rows, experts, top, skew, renormalised=True):
 
 
 class Product:
-    """Rows of x times the weights of their experts, by one of the ways that there are. A rank that has a share of the
-    experts has their weights alone, and leaves the places of the others."""
+    """Rows of x times the weights of their experts, with one of the available kernels. A rank with a share of the experts
+    has only the weights of these experts, and does not write the rows of the other experts."""
 
     def __init__(self, x, weight, routing, features, gated, share=None):
         self.x, self.weight, self.routing, self.features, self.gated = x, weight, routing, features, gated
@@ -106,7 +106,7 @@ class Product:
         self.tiles = min(len(self.share), self.choices)
 
     def renew(self):
-        """A poisoned output."""
+        """Makes a new poisoned output."""
         self.out = Output((self.choices, self.features), self.kind)
 
     def operands(self):
@@ -159,7 +159,7 @@ class Product:
             (grid or MANY.CLUSTER * clusters,), (MANY.THREADS,), weight, *self.operands(), early=early)  # fmt: skip
 
     def ways(self):
-        """All that serve it."""
+        """All kernels that can compute this product."""
         ways = {"mma": self.plain}
         if self.columns % 8 == 0 and self.features % 8 == 0 and self.x.stride(0) % 8 == 0:
             for places in PLACES:
@@ -170,7 +170,7 @@ class Product:
         return ways
 
     def expected(self):
-        """Of the places of the share's experts."""
+        """The expected rows of the share's experts."""
         weights, choices, _, counts = self.routing.expected()
         routing, out = self.routing, torch.empty(self.choices, self.features, device="cuda", dtype=torch.float64)
         per = self.weight.shape[0] // len(self.share)
@@ -196,8 +196,8 @@ class Product:
 
 
 class RoundedProduct(Product):
-    """With x and weights in E4M3, `height` rows of the weights with a scale for each 128 columns, as x's rows have; or, if it
-    is None, one for each row of either."""
+    """A product with x and weights in E4M3. `height` rows of the weights share a scale for each 128 columns, as x's rows have.
+    If it is None, each row of x and of the weights has one scale."""
 
     def __init__(self, routing, columns, features, kind, gated, height):
         routing.run()
@@ -205,7 +205,7 @@ class RoundedProduct(Product):
         weights = routing.experts * features * (2 if gated else 1)
         codes = lambda rows, width: (torch.randn(rows, width, device="cuda") * 8).to(E4M3)  # noqa: E731
         scale = lambda rows: torch.rand(rows, divide_up(columns, GROUP) if height else 1, device="cuda") + 0.5  # noqa: E731
-        # Rows of x may lie apart where they are gathered.
+        # Rows of x may have a gap between them if they are gathered.
         x, weight = codes(rows, columns + (16 if gated else 0))[:, :columns], codes(weights, columns)
         super().__init__(x, weight, routing, features, gated)
         self.kind, self.limit, self.height = kind, 1.2e-2 if gated else 6e-3, height
@@ -242,8 +242,8 @@ def routed_product(routing, hidden, features, kind, gated, gap=0, share=None):
 
 
 class Sum:
-    """The sum of each row's products on what a residual has, and its norm: in one launch, or as two operations. `rounding` is
-    how the norm is rounded to E4M3, None: it is not."""
+    """The sum of each row's products and the residual, and its norm: in one launch, or as two operations. `rounding` is how
+    the norm is rounded to E4M3. None means that it is not rounded."""
 
     def __init__(self, rows, hidden, top, kind, gap=0, rounding=None, is_plain=True):
         self.rows, self.hidden, self.top, self.kind, self.rounding = rows, hidden, top, kind, rounding
@@ -256,14 +256,14 @@ class Sum:
         self.renew()
 
     def renew(self):
-        """Poisoned outputs, and the residual as it was."""
+        """Makes new poisoned outputs, and restores the residual."""
         self.residual = Output((self.rows, self.hidden), self.kind, self.gap)
         self.residual.tensor.copy_(self.before)
         shape = self.rows, self.hidden
         self.out = Rounded(*shape, self.rounding, self.kind if self.is_plain else None) if self.rounding else Output(shape, self.kind)
 
     def norm(self, operation, before, early, grid=None):
-        """`before` are the operands in front of the norm's own."""
+        """`before` are the operands before the norm's operands."""
         if self.rounding:
             name = f"{operation}_rounded_{ENDINGS[self.kind]}"
             Kernel("quantize", name)(*row_shape(name, self.rows, self.hidden), *before, self.weight, EPSILON, self.hidden, *self.out.arguments(), early=early)
@@ -290,12 +290,12 @@ class Sum:
         return [part.tensor.clone().view(torch.uint8) for part in [self.residual, *parts] if part]
 
     def error(self):
-        """Of one launch against f64; infinite if two give other bits."""
+        """The error of one launch against f64. Infinite if the two operations give different bits."""
         self.one()
         torch.cuda.synchronize()
         places = self.places.long().view(self.rows, self.top)
         total = self.before.double() + self.products.double()[places].sum(1)
-        # The norm is that of the sum as it is rounded.
+        # The norm is computed from the rounded sum.
         found = max(self.residual.error(total), self.out.error(normed(self.residual.tensor, self.weight)))
         bits = self.bits()
         self.renew()
@@ -305,7 +305,7 @@ class Sum:
 
 
 class NormedRouting:
-    """Rows from the residual stream to their experts: in one launch, or as a norm, the router's product and the routing."""
+    """From the residual stream to the experts: in one launch, or as a norm, the router's product and the routing."""
 
     def __init__(self, rows, hidden, experts, top, kind, gap=0):
         self.rows, self.hidden, self.experts, self.kind = rows, hidden, experts, kind
@@ -331,7 +331,7 @@ class NormedRouting:
             *shape, x, x.stride(0), self.weight, self.rows, self.hidden, EPSILON, self.normed.tensor, early=early)
 
     def three(self):
-        from products import Kernels  # which wants memory of its own
+        from products import Kernels  # it needs separate memory
 
         NormedRouting.kernels = getattr(NormedRouting, "kernels", None) or Kernels()
         self.norm()
@@ -361,7 +361,7 @@ def check_normed_routing(table):
 
 
 def measure_normed_routing(shape):
-    """With the gated products behind it, as in a step, and alone."""
+    """Times with the gated products that follow in a step, and without them."""
     hidden, features, experts, top, kind = shape
     for rows in [1, 4, 8, 16]:
         pairs = []
@@ -395,7 +395,7 @@ def check_sums(table):
 
 
 def measure_sums(shape):
-    """Each after the down products that it adds up, as in a step."""
+    """Times of each sum after the down products that it adds up, as in a step."""
     hidden, features, experts, top, kind = shape
     for rows in [1, 16, 64, 256, 1024, 8192]:
         pairs = []
@@ -434,7 +434,8 @@ def check(table):
                 run()
                 torch.cuda.synchronize()
                 found = one.error(wanted)
-                # Of few numbers one may be all that counts, and rounding moves it by up to 1/256 in bf16.
+                # With few numbers, a single one may dominate, and rounding moves it by up
+                # to 1/256 in bf16.
                 limit = LIMITS[kind] * (1.4 if wanted.numel() < 128 else 1)
                 case = Case(run=lambda: None, error=lambda: found, limit=limit, bytes=0)  # noqa: B023
                 table.check(f"{'gated ' if gated else ''}experts, {way}", f"{rows} x {hidden}, {features}, {experts} experts of which {share}, top {top}, skew {skew}, {kind}", case)
@@ -442,13 +443,13 @@ def check(table):
     tile_edges(table)
 
 
-# Places of an expert at the edges of tiles of 8, 16, 24 and 32.
+# Rows per expert at the edges of tiles of 8, 16, 24 and 32.
 EDGES = [7, 8, 9, 24, 25, 32, 33, 0, 1, 15, 16, 17, 23, 31, 48, 49, 64, 65]
 
 
 def tile_edges(table):
-    """Experts with one tile and with several beside each other, in blocks that have few items, many, or none. A product has
-    the same bits whichever block has it."""
+    """Experts with one tile and with several tiles next to each other, in blocks that have few, many or no items. A product
+    has the same bits whichever block computes it."""
     draw = random.Random(torch.initial_seed())
     counts = {
         "edges": EDGES[:8],
@@ -491,7 +492,7 @@ def compare_ways(table, one, name, grids):
 
 
 def few_grids(table):
-    """Blocks whose stretches begin and end within a tile, and clusters that have several items."""
+    """Blocks whose ranges begin and end within a tile, and clusters that have several items."""
     for gated, grid in itertools.product([True, False], [2, 6, 14]):
         one = product(90, 264, 520, 6, 2, 0.5, torch.bfloat16, gated)
         wanted = one.expected()
@@ -507,7 +508,7 @@ def few_grids(table):
 
 
 def measure(table):
-    """Qwen3-30B-A3B's layer: 128 experts, 8 of a token."""
+    """A layer of Qwen3-30B-A3B: 128 experts, 8 per token."""
     shape = hidden, features, experts, top, kind = 2048, 768, 128, 8, torch.bfloat16
     measure_sums(shape)
     measure_normed_routing(shape)
@@ -516,7 +517,7 @@ def measure(table):
         time = microseconds([one.run] * 8)
         print(f"| route | {rows} rows, skew {skew} | {time:.1f} |", flush=True)
         for gated in [True, False]:
-            # Weights of four layers: 800 MB a gate and up, which no L2 holds.
+            # Weights of four layers: 800 MB for gate and up, which exceeds any L2 cache.
             sets = [product(rows, hidden, features, experts, top, skew, kind, gated) for _ in range(3)]
             read = sum(int((s.routing.expected()[3] > 0).sum()) for s in sets) / len(sets) * features * hidden * 2 * (2 if gated else 1)
             work = 2 * rows * top * features * hidden * (2 if gated else 1)

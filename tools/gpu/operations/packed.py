@@ -1,4 +1,4 @@
-"""Attention within stretches of packed rows, in both directions: `attention_prefill.cu` and its kin for Hopper."""
+"""Attention within segments of packed rows, in both directions: `attention_prefill.cu` and its variant for Hopper."""
 
 import torch
 
@@ -12,7 +12,7 @@ WINDOW = NUMBERS.WINDOW_ROWS
 
 
 class Packed:
-    """qkv [rows, 3 * heads * head_dim], a view of wider rows; rows of no stretch and what lies between rows are full of
+    """qkv [rows, 3 * heads * head_dim], a view of wider rows. Rows outside all segments and the memory between rows are
     NaN."""
 
     def __init__(self, lengths, heads, head_dim, kind, before=0, behind=0, gap=0):
@@ -27,7 +27,7 @@ class Packed:
         self.written = torch.arange(before, self.rows - behind)
 
     def reference(self, chosen):
-        """Of these rows, in f64: [rows, heads * head_dim]."""
+        """The expected values of the rows `chosen`, in f64: [rows, heads * head_dim]."""
         out = torch.zeros(len(chosen), self.heads * self.head_dim, dtype=torch.float64, device="cuda")
         for start, end in zip(self.starts[:-1].tolist(), self.starts[1:].tolist()):
             places = ((chosen >= start) & (chosen < end)).nonzero()[:, 0]

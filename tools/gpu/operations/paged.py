@@ -1,4 +1,4 @@
-"""Attention over the paged cache: inputs full of NaN where nobody may look, and what has to come out."""
+"""Attention over the paged cache: inputs that are NaN where no kernel may read, and the expected results."""
 
 import torch
 
@@ -9,10 +9,10 @@ BLOCK_TOKENS = contract("common").BLOCK_TOKENS
 
 
 class Paged:
-    """Queries and the cache of one layer for sequences of (rows, context), with blocks in any order.
+    """Queries and the cache of one layer for sequences of (rows, context), with blocks in random order.
 
-    queries [rows, heads * head_dim], a view of wider rows; cache [blocks, 2, kv_heads, 16, head_dim], in E4M3 with scales
-    [2, kv_heads] if `is_e4m3`
+    queries [rows, heads * head_dim], a view of wider rows. cache [blocks, 2, kv_heads, 16, head_dim], in E4M3 with scales
+    [2, kv_heads] if `is_e4m3`.
     """
 
     def __init__(self, sequences, heads, kv_heads, head_dim, kind, before=0, behind=0, gap=0, is_e4m3=False):
@@ -27,13 +27,13 @@ class Paged:
         self.blocks = sum(blocks_of) + 5
         wide = torch.randn(self.rows, heads * head_dim + gap, device="cuda", dtype=kind)
         self.queries = wide[:, : heads * head_dim]
-        self.ending = ("e4m3_" if is_e4m3 else "") + ENDINGS[kind]  # of kernels' names
+        self.ending = ("e4m3_" if is_e4m3 else "") + ENDINGS[kind]  # in the names of kernels
         self.cache = torch.randn(self.blocks, 2, kv_heads, BLOCK_TOKENS, head_dim, device="cuda", dtype=kind)
         self.scales = None
         if is_e4m3:
             self.scales = torch.rand(2, kv_heads, device="cuda") * 0.01 + 0.005
             self.cache = (self.cache * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
-        # Of E4M3, whose numbers torch does not move: the bits.
+        # The bits of E4M3, because torch does not move E4M3 numbers.
         self.bits = self.cache.view(torch.uint8) if is_e4m3 else self.cache
         nan = 0x7F if is_e4m3 else float("nan")
         order = torch.randperm(self.blocks)
@@ -51,7 +51,7 @@ class Paged:
         self.tables = tables.cuda()
 
     def some_rows(self, count):
-        """So many rows that are written, or all."""
+        """At most `count` of the rows that are written."""
         rows = torch.tensor(self.written)
         return rows if len(rows) <= count else rows[torch.randperm(len(rows))[:count]].sort().values
 
@@ -61,7 +61,7 @@ class Paged:
         return mask
 
     def reference(self, chosen):
-        """Of these rows, in f64: [rows, heads * head_dim]."""
+        """The expected values of the rows `chosen`, in f64: [rows, heads * head_dim]."""
         out = torch.zeros(len(chosen), self.heads * self.head_dim, dtype=torch.float64, device="cuda")
         for sequence, (rows, context) in enumerate(self.sequences):
             first = self.firsts[sequence]
@@ -84,5 +84,5 @@ class Paged:
         return out
 
     def pairs(self):
-        """Of a query and a key that it sees."""
+        """The number of pairs of a query and a key that it attends to."""
         return sum(rows * context - rows * (rows - 1) // 2 for rows, context in self.sequences)

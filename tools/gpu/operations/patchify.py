@@ -1,4 +1,4 @@
-"""Pictures' bytes as normalised patches: `patchify.cu`."""
+"""Pictures' bytes as normalized patches: `patchify.cu`."""
 
 import functools
 
@@ -8,12 +8,12 @@ from contract import contract
 from device import ENDINGS, LIMITS, Kernel, Output, divide_up, unsigned
 from table import Case
 
-MERGE, WINDOW = 2, 4  # patches of a merged one across, merged ones of a window
+MERGE, WINDOW = 2, 4  # patches per merged patch and merged patches per window, in each direction
 
 
 @functools.cache
 def reading_order(down, across):
-    """Rows and columns of a picture's patches, window by window where they can be merged: [patches, 2]."""
+    """Rows and columns of a picture's patches, window by window if they can be merged: [patches, 2]."""
     rows, columns = torch.meshgrid(torch.arange(down), torch.arange(across), indexing="ij")
     keys = torch.zeros(down, across, dtype=torch.int64)
     if down % MERGE == 0 and across % MERGE == 0:
@@ -24,8 +24,8 @@ def reading_order(down, across):
 
 
 class Pictures:
-    """`sizes`: (patches down, across, frames given) of each; `gap` bytes before the first. `is_odd`: patches in any order,
-    some of them in no picture, or in pictures that are not in the bytes."""
+    """`sizes` has (patches down, patches across, frames) of each picture. `gap` is the number of bytes before the first.
+    `is_odd`: patches in random order, some of them in no picture, or in pictures outside the bytes."""
 
     def __init__(self, sizes, side, frames, gap=0, is_odd=False):
         self.side, self.frames, end, layout, places = side, frames, gap, [], []
@@ -37,7 +37,8 @@ class Pictures:
         places = torch.cat(places)
         self.bytes = torch.randint(256, (end,), device="cuda", dtype=torch.uint8)
         if is_odd:
-            # Past the bytes, no frame, a frame too many, too large, before the bytes.
+            # Pictures that end after the bytes, with no frame, with one frame too many, too large,
+            # or that begin before the bytes.
             layout += [[end - 3, 2, 2, 1], [0, 2, 2, 0], [0, 2, 2, frames + 1], [0, 70_000, 70_000, 1], [2**32 - 4, 1, 1, 1]]
             nowhere = [[len(sizes) + index, 0, 0] for index in range(5)]
             nowhere += [
@@ -53,12 +54,12 @@ class Pictures:
         self.layout, self.places = layout, places  # [pictures, 4], [patches, 3]
         shifts, scales = torch.rand(len(layout), 3) * 50 + 90, torch.rand(len(layout), 3) * 20 + 60
         self.levels = torch.cat((torch.ones(len(layout), 1), shifts, scales), 1)
-        self.levels[1::3] /= 255  # of levels from 0 to 1
+        self.levels[1::3] /= 255  # for levels from 0 to 1
         self.levels = self.levels.cuda()
         self.columns = 3 * frames * side * side
 
     def reference(self):
-        """[patches, 3 * frames * side * side] in f64; the kernel may be an f32 unit off before it rounds."""
+        """[patches, 3 * frames * side * side] in f64. The kernel may differ by one f32 unit before it rounds."""
         side, frames = self.side, self.frames
         out = torch.zeros(len(self.places), 3, frames, side, side, dtype=torch.float64, device="cuda")
         for index, (first, down, across, given) in enumerate(self.layout):

@@ -1,4 +1,4 @@
-"""Learned positions between the points of a square grid: `position_grid.cu`."""
+"""Learned positions interpolated between the points of a square grid: `position_grid.cu`."""
 
 import torch
 
@@ -12,8 +12,8 @@ AROUND = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 class Grid:
-    """A table [side * side, hidden], and the patches of pictures of (down, across). `is_odd`: patches in any order, some of
-    them in no picture or outside of theirs."""
+    """A table [side * side, hidden], and the patches of pictures of (down, across). `is_odd`: patches in random order, some
+    of them in no picture or outside their picture."""
 
     def __init__(self, sizes, side, hidden, kind, is_odd=False):
         self.side, self.hidden, self.kind = side, hidden, kind
@@ -32,7 +32,7 @@ class Grid:
         self.points, self.weights = self.around(self.places[:, 1:].clamp_min(0), counts)
 
     def around(self, at, counts):
-        """The four points around each patch, and their weights in f64: [patches, 4] each. Places are rounded to f32."""
+        """The four points around each patch, and their weights in f64: [patches, 4] each. Positions are rounded to f32."""
         place = (at.float() * (self.side - 1) / (counts - 1).clamp_min(1).float()).double()
         before = place.floor()
         far = place - before
@@ -44,7 +44,7 @@ class Grid:
         return torch.stack(index, 1), torch.stack(weight, 1)
 
     def reference(self):
-        """[patches that are there, hidden] in f64."""
+        """[patches within pictures, hidden] in f64."""
         points, weights = self.points[self.is_there], self.weights[self.is_there]
         out = torch.zeros(len(points), self.hidden, dtype=torch.float64, device="cuda")
         for corner in range(len(AROUND)):

@@ -1,4 +1,4 @@
-"""Attention of many rows over the cache: `attention_prefill.cu`, `attention_prefill_hopper.cu` and its combine."""
+"""Attention of many rows over the cache: `attention_prefill.cu`, and `attention_prefill_hopper.cu` with its combine kernel."""
 
 import functools
 
@@ -11,7 +11,7 @@ from operations.paged import BLOCK_TOKENS, Paged
 from table import Case
 
 NUMBERS, HOPPER = contract("attention_prefill"), contract("attention_hopper")
-ROWS_CHECKED = 64  # of a timed case, which is too large to be computed again in f64
+ROWS_CHECKED = 64  # rows checked of a timed case, which is too large to compute again in f64
 
 
 def tiles(paged, size):
@@ -38,7 +38,7 @@ def cache_map(paged):
 
 
 def block_of(paged):
-    """Threads and shared bytes of a block of the kernels for Hopper."""
+    """Threads and shared bytes per block of the kernels for Hopper."""
     if paged.scales is not None:
         return HOPPER.PAGED_E4M3_THREADS, HOPPER.PAGED_E4M3_SHARED_BYTES
     return HOPPER.PAGED_THREADS, HOPPER.PAGED_SHARED_BYTES
@@ -71,7 +71,7 @@ def split(paged, out, splits=None):
 
 
 def cudnn(lengths, heads, head_dim, kind, causal):
-    """cuDNN's attention of sequences of one length, contiguous, with keys and values for each head."""
+    """cuDNN's attention for sequences of one length, contiguous, with separate keys and values for each head."""
     count, rows = len(lengths), lengths[0]
     q, k, v = (torch.randn(count, heads, rows, head_dim, device="cuda", dtype=kind) for _ in range(3))
 
@@ -83,7 +83,7 @@ def cudnn(lengths, heads, head_dim, kind, causal):
 
 
 def case(launch, paged, gap=0, beside=None):
-    """`launch(paged, out)` makes what runs."""
+    """`launch(paged, out)` returns the function to run."""
     out = Output((paged.rows, paged.heads * paged.head_dim), paged.kind, gap)
     rows = paged.some_rows(1 << 30 if gap else ROWS_CHECKED)
     return Case(
@@ -96,7 +96,7 @@ def case(launch, paged, gap=0, beside=None):
     )
 
 
-ODD = [  # heads, heads of keys, sequences of (rows, context)
+ODD = [  # heads, KV heads, sequences of (rows, context)
     (28, 4, [(1, 1), (0, 0), (17, 17), (300, 300), (65, 257), (0, 33), (129, 1129), (1, 700), (2, 64)]),
     (33, 1, [(5, 9), (31, 131), (200, 200)]),
     (3, 3, [(16, 16), (64, 128), (63, 130), (190, 1391)]),

@@ -1,7 +1,7 @@
-"""What a row asks of sampling, and what has to come of it: the rules of `sampling.cu` in f64.
+"""A row's sampling options, and the expected result: the rules of `sampling.cu` in f64.
 
-The kernel works in f32 and whole numbers, so a draw near the border of two tokens may fall to the other: a token is right
-if its share of the weights, widened by `SLACK`, holds the drawn number.
+The kernel computes in f32 and integers, so a random number near the border between two tokens may select the other token.
+A token is right if its share of the weights, widened by `SLACK`, contains the random number.
 """
 
 import math
@@ -26,12 +26,12 @@ class Request:
     frequency: float = 0.0
     repetition: float = 1.0
     top_k: int = 0
-    top: int = NONE  # how many of the likeliest are reported; NONE for no report
+    top: int = NONE  # number of the likeliest tokens to report; NONE for no report
     seed: int = 0
     position: int = 0
     ignored: bool = False
-    given: int = NONE  # the token that really followed, whatever else is asked; NONE to choose one
-    mask: torch.Tensor | None = None  # [vocabulary] bool: what may follow
+    given: int = NONE  # the token that really followed, which overrides all other options; NONE to sample one
+    mask: torch.Tensor | None = None  # [vocabulary] bool: the tokens that may follow
     forbidden: list[int] = field(default_factory=list)
     bias: dict[int, float] = field(default_factory=dict)
     prompt: list[int] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Request:
 
 
 def drawn_number(seed, position):
-    """From 0 to 1, with 53 bits: Philox 4x32-10 (Salmon et al. 2011) of the position, keyed by the seed."""
+    """A random number from 0 to 1 with 53 bits: Philox 4x32-10 (Salmon et al. 2011) of the position, with the seed as key."""
     numbers, key = [position & WORD, position >> 32, 0, 0], [seed & WORD, seed >> 32]
     for turn in range(10):
         if turn > 0:
@@ -53,7 +53,7 @@ def drawn_number(seed, position):
 
 
 def changed(logits, request):
-    """After the mask, forbidden tokens, biases and penalties: [vocabulary] f32."""
+    """The logits after the mask, forbidden tokens, biases and penalties: [vocabulary] f32."""
     x, vocabulary, device = logits.clone(), len(logits), logits.device
     tokens = lambda ids: torch.tensor([i for i in ids if i < vocabulary], dtype=torch.int64, device=device)  # noqa: E731
     if request.mask is not None:
@@ -68,7 +68,7 @@ def changed(logits, request):
         seen = counts > 0
         if request.repetition != 1.0:
             seen[tokens(request.prompt)] = True
-        # A divisor on the device: torch multiplies by the inverse of another.
+        # The divisor is on the device, because torch multiplies by the inverse of a Python number.
         repetition = torch.tensor(request.repetition, device=device)
         repeated = torch.where(x < 0, x * repetition, x / repetition)
         penalties = (request.frequency * counts.double() + request.presence * (counts > 0)).float()
@@ -81,12 +81,12 @@ def bounded(x):
 
 
 def candidates(x, request):
-    """Tokens that may be drawn, in order, and their weights: likeliest first after a limit, else by id."""
+    """Candidate tokens in order, and their weights. Sorted by likelihood after a limit, otherwise by id."""
     ids = x.isfinite().nonzero()[:, 0]
     values = x[ids]
     likeliest = lambda ids, values: (ids[order := values.sort(descending=True, stable=True).indices], values[order])  # noqa: E731
     if 0 < request.top_k < len(values):
-        is_kept = values >= values.topk(request.top_k).values[-1]  # equals of the last stay
+        is_kept = values >= values.topk(request.top_k).values[-1]  # tokens equal to the last stay
         ids, values = likeliest(ids[is_kept], values[is_kept])
     differences = lambda values: (values - x.max()).double() / request.temperature  # noqa: E731
     if request.min_p > 0:
@@ -95,7 +95,7 @@ def candidates(x, request):
     if request.top_p < 1.0:
         ids, values = likeliest(ids, values)
         weights = differences(values).exp()
-        count = int((weights.cumsum(0) < request.top_p * weights.sum()).sum()) + 1  # the one that crosses stays
+        count = int((weights.cumsum(0) < request.top_p * weights.sum()).sum()) + 1  # the token that crosses the limit stays
         ids, values = ids[:count], values[:count]
     return ids, differences(values).exp()
 
@@ -107,7 +107,7 @@ def fault_of(logits, x):
 
 
 def is_right(logits, request, chosen, fault, log_probability, top_ids, top_log_probabilities):
-    """Whether a row of what sampling wrote is what was asked for; the last two are lists."""
+    """Returns whether the sampling result of a row is right. The last two arguments are lists."""
     x = logits if request.given != NONE else changed(logits, request)
     wanted_fault = 3 if request.ignored else fault_of(logits, x)
     if fault != wanted_fault:

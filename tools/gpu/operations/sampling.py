@@ -21,15 +21,15 @@ assert ROW.itemsize == 4 * ROW_WORDS
 
 
 def starts_and_words(of_rows, first):
-    """Lists of all rows one behind the other from word `first` on: where each row's begins and the last one's ends, and
-    they themselves."""
+    """The lists of all rows one after the other from word `first` on: the start of each row's list and the end of the last
+    one, and the concatenated lists."""
     starts = first + np.cumsum([0] + [len(row) for row in of_rows])
     return starts.astype(np.uint32), np.concatenate([np.asarray(row, np.uint32) for row in of_rows])
 
 
 def pack(requests, vocabulary):
-    """What rows ask for, in one piece of words as `SampleBatch::pack` lays it out: rows, where the lists begin, the lists,
-    the masks. And what the step before chose: the last produced token of each row stands there."""
+    """The options of all rows as one array of words in the layout of `SampleBatch::pack`: rows, starts of the lists, lists,
+    masks. Also the tokens of the previous step, which are the last produced token of each row."""
     rows, masks = np.zeros(len(requests), ROW), []
     produced = [list(request.produced) for request in requests]
     previous = [row[-1] if row else NONE for row in produced]
@@ -80,7 +80,7 @@ def case(logits, requests):
     def run():
         read = (logits, u64(logits.stride(0)))
         both = (*read, changed, u64(changed.stride(0)), vocabulary, asked, scratch)
-        # All rows in one go: it begins with row 0, whose requests are the first words.
+        # One launch for all rows. It begins with row 0, whose options are the first words.
         slicing((slices, rows), (NUMBERS.SLICE_THREADS,), *read, vocabulary, asked, rows, 0, previous, len(previous),
                 changed, u64(changed.stride(0)), scratch)  # fmt: skip
         planning((rows,), (NUMBERS.PLAN_THREADS,), vocabulary, asked, scratch)
@@ -89,7 +89,7 @@ def case(logits, requests):
                  top_ids.tensor, top_log_probabilities.tensor, TOP_MAX)  # fmt: skip
 
     def wrong():
-        """Rows that are not as they have to be."""
+        """Infinite if inputs or guards were overwritten, otherwise the number of wrong rows."""
         is_kept = torch.equal(before.view(torch.int32), logits.view(torch.int32))
         if not is_kept or not all(output.is_guarded() for output in outputs):
             return float("inf")
@@ -103,7 +103,7 @@ def case(logits, requests):
 
 
 def draw_logits(shape, kind):
-    """As a language model's: `peaked`, a bulk and sixty that stand out; `flat`; or one of the odd ones."""
+    """Logits like a language model's: `peaked` (a bulk, and sixty that stand out), `flat`, or one of the special cases."""
     vocabulary = shape[1]
     x = torch.randn(shape, device="cuda")
     if kind == "peaked":
@@ -123,7 +123,7 @@ def draw_logits(shape, kind):
 
 
 def everything(vocabulary):
-    """All that can be asked for but top-k and top-p."""
+    """Every option except top-k and top-p."""
     some = lambda count: torch.randint(vocabulary, (count,)).tolist()  # noqa: E731
     return {"temperature": 0.8, "min_p": 0.01, "repetition": 1.1, "presence": 0.3, "frequency": 0.1, "top": TOP_MAX,
             "bias": {token: 1.0 for token in range(0, min(vocabulary, 50_000), 1000)}, "forbidden": [5, 6, vocabulary + 3],

@@ -1,4 +1,4 @@
-"""What is bound by reading and writing rows: norms, rotary positions, gates, and rows that are looked up or moved."""
+"""Kernels bound by reading and writing rows: norms, rotary positions, gates, and gathered or scattered rows."""
 
 import functools
 
@@ -105,8 +105,8 @@ def gelu_quick(rows, columns, kind, gap=0):
 
 
 class Positions:
-    """Of tokens on as many axes as there are sections, up to 2^17, and how far each pair of a head turns. Interleaved, the
-    second and the third axis have every third pair."""
+    """Positions of tokens, up to 2^17, on one axis per section, and the rotation angle of each pair of a head. If interleaved,
+    the second and the third axis have every third pair."""
 
     def __init__(self, tokens, head_dim, sections, is_interleaved=False):
         self.pitch = tokens + 3
@@ -122,7 +122,7 @@ class Positions:
                           Sections(*sections, is_interleaved=is_interleaved))  # fmt: skip
 
     def turned(self, heads):
-        """[tokens, heads, head_dim] in f64, pairs in halves."""
+        """The rotated heads [tokens, heads, head_dim] in f64, with pairs in halves."""
         left, right = heads.double().chunk(2, -1)
         cosine, sine = self.angles.cos(), self.angles.sin()
         return torch.cat((left * cosine - right * sine, right * cosine + left * sine), -1)
@@ -133,7 +133,7 @@ def rotary_block(elements):
 
 
 def rotary(tokens, heads, head_dim, sections, kind, behind=0):
-    """Turns the first heads of rows with `behind` columns more."""
+    """Rotates the first heads of rows that have `behind` more columns."""
     x, columns = Output((tokens, heads * head_dim + behind), kind), heads * head_dim
     x.tensor.normal_()
     before, positions = x.tensor.clone(), Positions(tokens, head_dim, sections)
@@ -158,7 +158,7 @@ EPSILON = 1e-6
 
 
 def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is_odd=False, is_normed=False, is_e4m3=False):
-    """`is_odd`: one token's slot is none, another's lies in no block. `is_normed`: as Qwen3-VL, with interleaved axes."""
+    """`is_odd`: one token has no slot, and another's slot is in no block. `is_normed`: as in Qwen3-VL, with interleaved axes."""
     qkv = Output((tokens, (heads + 2 * kv_heads) * head_dim), kind, gap)
     qkv.tensor.normal_()
     in_heads = qkv.tensor.unflatten(1, (heads + 2 * kv_heads, head_dim))
@@ -169,7 +169,7 @@ def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is
     norms = (weights[0], weights[1], float(EPSILON)) if is_normed else ()
     of = lambda heads, weight: normed(heads, weights[weight]) if is_normed else heads.double()  # noqa: E731
     cache = Output((blocks, 2, kv_heads, BLOCK_TOKENS, head_dim), torch.uint8 if is_e4m3 else kind)
-    # Small enough that some numbers are beyond the largest.
+    # Small enough that some numbers exceed the largest E4M3 number.
     scales = torch.rand(2, kv_heads, device="cuda") * 0.02 + 0.003 if is_e4m3 else None
     places = torch.randperm(blocks * BLOCK_TOKENS, device="cuda")[:tokens]
     slots, written = places.clone(), torch.ones(tokens, dtype=torch.bool, device="cuda")
@@ -194,7 +194,7 @@ def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is
         if is_e4m3:
             divided = (copied.float() / scales[1, :, None]).clamp(-448, 448)
             is_copied = torch.equal(values, divided.to(torch.float8_e4m3fn).view(torch.uint8))
-            # Half a step of E4M3 is 1/16 of a number, or 2^-10 where numbers are smallest.
+            # Half a step of E4M3 is 1/16 of a number, or 2^-10 for the smallest numbers.
             wanted_keys = (turned / scales[0, :, None].double()).clamp(-448, 448)
             off = (keys.contiguous().view(torch.float8_e4m3fn).double() - wanted_keys).abs()
             of_keys = 0.0 if bool((off <= 1.001 * (wanted_keys.abs() / 16).clamp_min(2**-10)).all()) else float("inf")
@@ -226,12 +226,12 @@ def embedding_table(vocabulary, hidden, kind):
 
 
 def embed(tokens, hidden, kind, vocabulary, is_odd=False):
-    """`is_odd`: ids that name what was chosen before, and ids of nothing."""
+    """`is_odd`: ids that refer to a token of the previous step, and invalid ids."""
     table, previous = embedding_table(vocabulary, hidden, kind), torch.randint(vocabulary, (9,), device="cuda")
     ids = torch.randint(vocabulary, (tokens,), device="cuda")
     sent, nothing = ids.clone(), torch.zeros(tokens, dtype=torch.bool, device="cuda")
     if is_odd:
-        previous[3] = NONE  # who names it gets zeros
+        previous[3] = NONE  # an id that refers to it gets zeros
         sent[2], ids[2] = PREVIOUS | 4, previous[4]
         sent[3], sent[4], sent[5], sent[6] = PREVIOUS | 3, PREVIOUS | 9, vocabulary, NONE
         nothing[4:7] = True
@@ -241,7 +241,7 @@ def embed(tokens, hidden, kind, vocabulary, is_odd=False):
     def wrong():
         wanted = table[ids]
         if is_odd:
-            wanted[3] = 0  # its id is that of previous[3]
+            wanted[3] = 0  # its id refers to previous[3]
         is_fine = bool(out.tensor[nothing].isnan().all()) and torch.equal(out.tensor[~nothing], wanted[~nothing])
         return out.error(wanted[~nothing], rows=~nothing) if is_fine else float("inf")
 
@@ -258,7 +258,7 @@ def embed(tokens, hidden, kind, vocabulary, is_odd=False):
 def gather_rows(chosen, columns, kind, gap=0, is_odd=False):
     x, rows = random_rows(2 * chosen, columns, gap, kind), torch.randperm(2 * chosen, device="cuda")[:chosen]
     sent, out, kernel = rows.clone(), Output((chosen, columns), kind), Kernel("gather_rows", "gather_rows")
-    nowhere = 2 if is_odd else 0  # the first two rows are of nothing
+    nowhere = 2 if is_odd else 0  # the first two indices are invalid
     sent[:nowhere] = torch.tensor([2 * chosen, NONE][:nowhere], device="cuda")
     sent = unsigned(sent)
 
@@ -293,7 +293,7 @@ def scatter_rows(chosen, columns, kind, gap=0, is_odd=False):
 
 
 def add_rows(chosen, columns, kind, gap=0, is_odd=False):
-    """`is_odd`: one row of nothing, which makes a row of NaN, and two places that are none."""
+    """`is_odd`: one invalid row, which makes a row of NaN, and two invalid destinations."""
     x, source = random_rows(chosen + 7, columns, gap, kind), torch.randint(chosen + 7, (chosen,), device="cuda")
     places, nowhere = torch.randperm(2 * chosen, device="cuda")[:chosen], 3 if is_odd else 0
     out, kernel = Output((2 * chosen, columns), kind, gap), Kernel("add_rows", f"add_rows_{ENDINGS[kind]}")
@@ -319,11 +319,11 @@ def add_rows(chosen, columns, kind, gap=0, is_odd=False):
     )  # fmt: skip
 
 
-TEXT, VISION = (16, 24, 24, 0), (20, 20, 0, 0)  # pairs of each axis
+TEXT, VISION = (16, 24, 24, 0), (20, 20, 0, 0)  # rotary pairs of each axis
 
 
 def copy(rows, columns, kind):
-    """torch's: what the card moves."""
+    """torch's copy, as the GPU's memory bandwidth."""
     x, out = random_rows(rows, columns, 0, kind), Output((rows, columns), kind)
     return Case(lambda: out.tensor.copy_(x), lambda: out.error(x), 0.0, bytes=2 * kind.itemsize * rows * columns)
 

@@ -14,7 +14,8 @@ pub enum GrammarError {
     /// A part of the form exceeds its limit.
     #[error("the {part} has {value} {unit}; the limit is {limit}")]
     TooLarge {
-        /// The part: the schema, the regular expression, the list of choices, or the like.
+        /// The part that is too large, such as the schema, the regular expression or
+        /// the list of choices.
         part: &'static str,
         value: usize,
         unit: &'static str,
@@ -99,8 +100,8 @@ impl GrammarError {
 }
 
 impl GrammarError {
-    /// The faulty part of the schema, if the error message gives it (without names that the caller
-    /// chose).
+    /// The faulty part of the schema, if the error message gives it (without names
+    /// that the caller chose).
     pub fn place(&self) -> Option<&SchemaPlace> {
         match self {
             GrammarError::Keyword { place, .. } | GrammarError::Number { place, .. } => Some(place),
@@ -148,8 +149,8 @@ impl Hint for GrammarError {
 #[derive(Debug, Error, PartialEq)]
 #[error("{source}")]
 pub struct ReplyFormError {
-    /// The index of the tool at fault, from 0. `None` if the caller's form or the whole reply form
-    /// is at fault.
+    /// The index of the tool at fault, from 0. `None` if the caller's form or the whole reply
+    /// form is at fault.
     pub tool: Option<usize>,
     pub source: GrammarError,
 }

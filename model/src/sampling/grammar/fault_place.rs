@@ -1,5 +1,5 @@
-//! Search for the place of an error in a schema. llguidance reports the error, but usually not its
-//! place.
+//! Search for the place of an error in a schema. llguidance reports the error, but
+//! usually not its place.
 
 use serde_json::Value;
 

@@ -28,8 +28,8 @@ pub(super) fn without_look_ahead(pattern: &str) -> Option<Vec<String>> {
     Some(patterns)
 }
 
-/// The byte offset of the parenthesis that closes a group whose content begins at the start of
-/// `text`.
+/// The byte offset of the parenthesis that closes a group whose content begins at
+/// the start of `text`.
 fn end_of_group(text: &str) -> Option<usize> {
     plain(text).find(|(_, _, depth)| *depth < 0).map(|(at, ..)| at)
 }
@@ -75,8 +75,8 @@ fn complement(ahead: &str) -> Option<String> {
             let other = class(&negated(of));
             Some(if *least == 0 { other } else { format!("^$|{other}") })
         }
-        // `ahead` finds `found` anywhere in a text of one line. All other texts do not contain
-        // `found`.
+        // `ahead` finds `found` anywhere in a text of one line. All other texts
+        // do not contain `found`.
         [PatternPart::Many { of, least: 0 }, found @ ..] if !ends && takes_a_line(of) => lacks(found),
         begun => begins_otherwise(begun, ends),
     }
@@ -142,8 +142,8 @@ fn union(one: &ClassUnicode, other: &ClassUnicode) -> ClassUnicode {
     all
 }
 
-/// A pattern that matches exactly the texts that do not contain `parts`: one character, or two
-/// adjacent characters.
+/// A pattern that matches exactly the texts that do not contain `parts`: one character,
+/// or two adjacent characters.
 fn lacks(parts: &[PatternPart]) -> Option<String> {
     match parts {
         [PatternPart::One(of)] => Some(format!("^{}*$", class(&negated(of)))),

@@ -21,10 +21,10 @@ const CHOICES_MAX: usize = 2048;
 const CHOICES_BYTES_MAX: usize = 64 * 1024;
 /// The largest `multipleOf`. The remainders of larger values overflow in the lexer.
 const MULTIPLE_OF_MAX: f64 = 1e8;
-/// Maximum number of patterns that one text may have to match at once. llguidance multiplies out
-/// the derivatives of these patterns, so each further pattern at least doubles their number, and it
-/// checks its limits only between such steps. Thirty patterns would take more memory than any
-/// machine has.
+/// Maximum number of patterns that one text may have to match at once. llguidance multiplies
+/// out the derivatives of these patterns, so each further pattern at least doubles their
+/// number, and it checks its limits only between such steps. Thirty patterns would take more
+/// memory than any machine has.
 const PATTERNS_AT_ONCE_MAX: usize = 8;
 /// Keywords that add no constraint to the applicators (such as `allOf`) of the same schema.
 const ANNOTATIONS: [&str; 12] = [
@@ -121,8 +121,7 @@ impl OutputFormat {
     /// Keywords of the schema that a reply may violate, because no grammar can enforce them.
     pub fn not_followed(&self) -> Vec<NotFollowed> {
         match self {
-            // A schema that is too large is refused later. Checking its size first keeps its cost
-            // low.
+            // A schema that is too large will be refused, so it is not rewritten here.
             OutputFormat::JsonSchema { schema, .. } if schema_bytes(schema).is_ok() => rewrite(&mut schema.clone()),
             _ => Vec::new(),
         }
@@ -148,8 +147,8 @@ impl OutputFormat {
     }
 }
 
-/// The rewritten and checked schema, with Bursar's compile settings in place of any settings in the
-/// schema.
+/// The rewritten and checked schema, with Bursar's compile settings in place of any
+/// settings in the schema.
 fn json_schema(schema: &Value, whitespace: JsonWhitespace) -> Result<Value, GrammarError> {
     schema_bytes(schema)?;
     let mut schema = schema.clone();
@@ -165,8 +164,8 @@ fn json_schema(schema: &Value, whitespace: JsonWhitespace) -> Result<Value, Gram
     let mut schema = match schema {
         Value::Bool(true) => Value::Object(serde_json::Map::new()),
         Value::Object(_) => schema,
-        // The grammar compiler refuses `false`, which allows nothing, and values that are not
-        // schemas.
+        // The grammar compiler refuses `false`, which allows nothing, and values
+        // that are not schemas.
         other => return Ok(other),
     };
     whitespace.settings().apply_to(&mut schema);

@@ -31,8 +31,8 @@ impl Parser {
     /// Advances by one produced token.
     ///
     /// # Errors
-    /// [`GrammarError::NotFollowed`] if the token is not allowed; otherwise the errors of
-    /// [`mask`](Self::mask).
+    /// [`GrammarError::NotFollowed`] if the token is not allowed; otherwise
+    /// the errors of [`mask`](Self::mask).
     pub(super) fn read(&mut self, token: u32) -> Result<(), GrammarError> {
         let follows = self.guarded(|inner| inner.validate_token(token))?;
         if !follows {

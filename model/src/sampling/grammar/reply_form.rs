@@ -52,13 +52,13 @@ impl std::fmt::Debug for CallableTool {
 /// Calls that a reply must consist of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ForcedCalls {
-    /// The format in which the model writes a call. With [`ToolFormat::None`], no call can be
-    /// forced.
+    /// The format in which the model writes a call. With [`ToolFormat::None`], no
+    /// call can be forced.
     pub format: ToolFormat,
     /// The tools that a call may choose from.
     pub tools: Vec<CallableTool>,
-    /// Whether a reply may have more than one call: up to 16, in formats that support several
-    /// calls.
+    /// Whether a reply may have more than one call: up to 16, in formats
+    /// that support several calls.
     pub is_parallel: bool,
 }
 

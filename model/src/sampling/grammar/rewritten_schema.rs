@@ -166,8 +166,8 @@ fn follow_names(keywords: &mut Map<String, Value>) {
     is_object(keywords);
 }
 
-/// Replaces a `pattern` with look-ahead by several patterns in `allOf`, which apply to the same
-/// types of value.
+/// Replaces a `pattern` with look-ahead by several patterns in `allOf`, which apply to the
+/// same types of value.
 fn follow_pattern(keywords: &mut Map<String, Value>) {
     let Some(patterns) = keywords.get("pattern").and_then(Value::as_str).and_then(without_look_ahead) else { return };
     let kind = keywords.get("type").cloned();

@@ -1,5 +1,5 @@
-//! Checks of a JSON schema: keywords that the grammar compiler supports, and numbers that it does
-//! not round.
+//! Checks of a JSON schema: keywords that the grammar compiler supports, and numbers that
+//! it does not round.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -8,9 +8,9 @@ use serde_json::{Map, Number, Value};
 use super::error::GrammarError;
 use crate::text::error::PrivateText;
 
-/// Keywords that narrow the valid values and that the grammar compiler does not support. The
-/// compiler would refuse them without giving a place or, in a schema of an older draft, ignore
-/// them.
+/// Keywords that narrow the valid values and that the grammar compiler does not
+/// support. The compiler would refuse them without giving a place or, in a schema of an
+/// older draft, ignore them.
 const UNSUPPORTED: [&str; 17] = [
     "$dynamicAnchor",
     "$dynamicRef",
@@ -42,8 +42,8 @@ const NAMED_SCHEMAS: [&str; 2] = ["patternProperties", "properties"];
 /// The grammar compiler uses f64, in which adjacent integers beyond this limit can be equal.
 const EXACT_MAX: u64 = 1 << 53;
 
-/// A place in a schema. Its `Display` form omits the names that the caller chose;
-/// [`path`](Self::path) includes them.
+/// A place in a schema. Its `Display` form omits the names that the caller
+/// chose; [`path`](Self::path) includes them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchemaPlace {
     outline: String,
@@ -57,8 +57,8 @@ impl SchemaPlace {
         &self.path.0
     }
 
-    /// The place that a JSON pointer refers to. Every step is treated as a name that the caller
-    /// chose.
+    /// The place that a JSON pointer refers to. Every step is treated as a name
+    /// that the caller chose.
     pub(super) fn of(pointer: &str) -> Self {
         let root = SchemaPlace { outline: "#".to_owned(), path: PrivateText("#".to_owned()) };
         pointer.split('/').skip(1).fold(root, |place, step| place.named(step))
@@ -100,8 +100,8 @@ pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
     Ok(())
 }
 
-/// A walk through a schema and all definitions that it refers to. Definitions without a reference
-/// are not checked.
+/// A walk through a schema and all definitions that it refers to. Definitions without a
+/// reference are not checked.
 struct Walk<'s> {
     references: Vec<&'s str>,
 }

@@ -89,8 +89,8 @@ impl State {
     }
 }
 
-/// Gives the clone a separate parser and separate caches, so that sequences cannot use up each
-/// other's limits.
+/// Gives the clone a separate parser and separate caches, so that sequences cannot use
+/// up each other's limits.
 impl Clone for Grammar {
     fn clone(&self) -> Self {
         let fresh = self.state().fresh.apart();
