@@ -61,7 +61,7 @@ pub enum MediaGrid {
     Video {
         /// The grid of each step, with `t` = 1.
         step: Grid,
-        /// Steps of time.
+        /// Number of temporal steps.
         steps: usize,
         /// Frames of the video. The last step may have fewer frames than the others.
         frames: usize,

@@ -123,7 +123,7 @@ enum Phase {
     Held { text: String, begin: usize, end: usize },
     /// The arguments are returned as they arrive.
     Arguments,
-    /// After the arguments.
+    /// After the arguments of a call.
     Tail,
 }
 

@@ -25,9 +25,9 @@ pub(super) enum Seams {
     /// At blanks. The tokenizer puts a blank before every text, which replaces the
     /// blank at the seam.
     BlanksReplaced,
-    /// At blanks.
+    /// Texts join only at blanks.
     Blanks,
-    /// Nowhere.
+    /// Texts join at no place.
     None,
 }
 

@@ -55,7 +55,7 @@ enum Actors<P: Parts> {
 enum Cause {
     /// An attempt has succeeded, or the KV cache has shrunk after a refusal.
     Attempt,
-    /// Some actors died.
+    /// Some actors died and restart.
     Death,
 }
 
