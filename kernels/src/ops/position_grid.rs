@@ -11,11 +11,13 @@ use super::{check, patchify::LAYOUT_NUMBERS};
 /// the picture coincide with the corners of the grid. The only row of a picture with one row lies
 /// on the grid's first row, and likewise for columns.
 ///
-/// Everything is computed in f32 in this order, and then rounded once. On each axis, `place = index
-/// * (side - 1) / max(count - 1, 1)`. The point at `floor(place)` has the weight `1 - (place -
-/// floor(place))`, and the next point has 1 minus that weight. The last point counts as its own
-/// next point. The result is the sum of `(row's weight * column's weight) * point`, starting with
-/// the two points of the first row.
+/// Everything is computed in f32 in this order, and then rounded once. On each axis:
+///
+/// `place = index * (side - 1) / max(count - 1, 1)`
+///
+/// The point at `floor(place)` has the weight `1 - (place - floor(place))`, and the next point has
+/// 1 minus that weight. The last point counts as its own next point. The result is the sum of
+/// `(row's weight * column's weight) * point`, starting with the two points of the first row.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[side * side, hidden]`, floating point, contiguous: the rows of the grid one after another.
