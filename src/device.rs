@@ -461,7 +461,7 @@ mod tests {
             ("--device cuda:1", "Cuda(1)", 1),
             ("--device cuda:1 --tp 2", "CudaRanks([1, 2])", 2),
             ("--device cuda:3,1 --tp 2", "CudaRanks([3, 1])", 2),
-            ("--tp auto", "Fewest(Auto(512.0 MiB) for [\"demo\"])", gpus().max(1)),
+            ("--tp auto", "MinDevices(Auto(512.0 MiB) for [\"demo\"])", gpus().max(1)),
             ("--device host:4 --tp auto", "Fewest(HostRanks(4, 512.0 MiB) for [\"demo\"])", 4),
             ("--device cuda:3,1 --tp auto", "Fewest(CudaRanks([3, 1]) for [\"demo\"])", 2),
         ] {
