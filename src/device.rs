@@ -462,8 +462,8 @@ mod tests {
             ("--device cuda:1 --tp 2", "CudaRanks([1, 2])", 2),
             ("--device cuda:3,1 --tp 2", "CudaRanks([3, 1])", 2),
             ("--tp auto", "MinDevices(Auto(512.0 MiB) for [\"demo\"])", gpus().max(1)),
-            ("--device host:4 --tp auto", "Fewest(HostRanks(4, 512.0 MiB) for [\"demo\"])", 4),
-            ("--device cuda:3,1 --tp auto", "Fewest(CudaRanks([3, 1]) for [\"demo\"])", 2),
+            ("--device host:4 --tp auto", "MinDevices(HostRanks(4, 512.0 MiB) for [\"demo\"])", 4),
+            ("--device cuda:3,1 --tp auto", "MinDevices(CudaRanks([3, 1]) for [\"demo\"])", 2),
         ] {
             assert_eq!(chosen(line), Ok((choice.to_owned(), ranks)), "{line}");
         }

@@ -41,8 +41,8 @@ impl Account {
     }
 
     /// How much must become free before rule 1 holds with the whole canary: at least the deficit.
-    /// Another process can only take memory that is free. So while all leases are fully backed, the
-    /// other process shrinks the canary and causes no deficit.
+    /// Another process can only take memory that is free on the device. While all leases are fully
+    /// backed, it can therefore shrink the canary, but cause no deficit.
     pub fn owed(&self) -> Bytes {
         self.spent().saturating_add(self.canary_wanted).saturating_sub(self.total)
     }

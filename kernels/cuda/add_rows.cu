@@ -16,7 +16,7 @@
 #include "element.cuh"
 #include "kernel_order.cuh"
 
-// Vectors of each of the two rows in flight per thread.
+// Vectors that a thread loads from each of the two rows before it adds them.
 constexpr uint32_t HELD = 4;
 
 template <uint32_t WIDTH, typename Element>

@@ -1,7 +1,7 @@
 // Random initialization in place, for weights of a model whose values do not matter. The algorithm
 // is defined in `src/ops/fill_random.rs`; the CPU backend generates the same bits.
 //
-// out[row, column] = round(float(sum - 131070) * factor), where sum is that of the four 16-bit
+// out[row, column] = round(float(sum - 131070) * factor), where `sum` adds up the four 16-bit
 //                    quarters of splitmix64(seed, row * pitch + column)
 //
 // out [count / columns, columns] bf16, f16, f32 or E4M3, contiguous, any alignment

@@ -38,9 +38,9 @@ __device__ __forceinline__ Moments block_moments(const Moments& of_warp, Moments
     return {count, mean, warp_sum(one.squares + one.count * (one.mean - mean) * (one.mean - mean))};
 }
 
-// Normalizes rows a grid apart, `WIDTH` elements at a time. Each thread has the same columns in all
-// of its rows, so weights and biases are read once. The next row is being loaded while this one is
-// summed. Registers hold elements unconverted, as they are in memory.
+// Normalizes every gridDim.x-th row, `WIDTH` elements at a time. Each thread has the same columns
+// in all of its rows, so weights and biases are read once. The next row is loaded while the current
+// row is summed. Registers hold elements unconverted, as they are in memory.
 template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     __shared__ Moments partial[2][WARPS_MAX];
@@ -61,7 +61,7 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
         }
         store<WIDTH>(to, values);
     };
-    // No kernel writes weights and biases, so they are read before the wait.
+    // No kernel writes weights and biases, so they are read before wait_for_previous_kernel.
     each([&](uint32_t slot, uint32_t column) {
         weights[slot] = load_words<WIDTH>(call.weight + column);
         biases[slot] = load_words<WIDTH>(call.bias + column);
@@ -100,7 +100,7 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
                 moments.mean += values[i];
             }
         });
-        // A warp may have no elements. Its mean must then be zero, not zero over zero.
+        // A warp may have no elements. Its mean is then 0 instead of 0 / 0, which is NaN.
         moments.count = warp_sum(moments.count);
         moments.mean = warp_sum(moments.mean) / fmaxf(moments.count, 1.0f);
         over([&](const float(&values)[WIDTH]) {

@@ -1,7 +1,8 @@
 // Sampling: from logits to one token per row, with every feature of `model/src/sampling` and
 // without a decision on the host.
 //
-// Inputs, for `rows` rows (the second or first grid size) of `vocabulary` tokens (1 to 524,288):
+// Inputs, for `rows` rows of `vocabulary` tokens (1 to 524,288). `rows` is gridDim.y of the kernels
+// that split a row into slices, and gridDim.x of the others.
 //   logits     [rows, vocabulary] f32, rows `pitch` elements apart; loads are 16 bytes wide if a
 //              row is aligned to 16 bytes
 //   asked      u32 words, 8-byte aligned, laid out by `kernels/src/sampling/layout.rs`:
@@ -9,11 +10,11 @@
 //              - for each kind of list (change.cuh), the first word of each row's list among these
 //                words, and the end of the last list;
 //              - the lists and masks themselves, in any order.
-//              The first two parts have the same layout in each step, so a captured graph finds the
-//              next step's there. The host checks that all lists and masks are within `asked`. An
-//              id beyond the vocabulary is skipped, so placeholder ids of pictures are harmless. A
-//              biased token occurs once per row, and there are as many biases as biased tokens; the
-//              other lists may have duplicates.
+//              The first two parts have the same layout in each step, so a captured graph finds
+//              those of the next step at the same addresses. The host checks that all lists and
+//              masks are within `asked`. An id beyond the vocabulary is skipped, so placeholder ids
+//              of pictures are harmless. A biased token occurs once per row, and there are as many
+//              biases as biased tokens; the other lists may have duplicates.
 //              A produced token with bit 31 is an index into `previous` [previous_count], the
 //              tokens that the previous step chose and the host has not seen yet (as in embed.cu).
 //              `previous` may be `chosen` itself, because it is read before `chosen` is written.
@@ -218,8 +219,8 @@ using contract::sampling::PREVIOUS_THREADS;
 constexpr uint32_t KEY_BINS = 2048;
 
 // The `nth` largest (from 1) of the groups' largest keys, truncated to 22 bits, or the smallest
-// key if fewer groups have one. At least `nth` tokens have this key or a larger one: one in
-// each of those groups.
+// key if fewer than `nth` groups have a key. In the first case, at least `nth` tokens have this key
+// or a larger one, because the `nth` groups with the largest keys have one such token each.
 __device__ __noinline__ uint32_t floor_of(const uint32_t* groups, uint32_t count, uint32_t nth, uint32_t* bins, uint32_t* sums,
                              uint32_t* found) {
     uint32_t known = 0, wanted = nth;
@@ -266,7 +267,8 @@ __device__ __noinline__ uint32_t floor_of(const uint32_t* groups, uint32_t count
     return max(known, KEY_OF_LEAST);
 }
 
-// The smallest f32 difference that min-p keeps, by the CPU sampler's own comparison in f64.
+// The smallest difference (a token's logit minus the largest logit, in f32) that min-p keeps. The
+// comparison is in f64, as in the CPU sampler.
 __device__ float least_difference_of(const SampleRow& wanted) {
     if (wanted.min_p_logarithm == -INFINITY) {
         return -INFINITY;
@@ -386,7 +388,7 @@ sample_plan_f32(uint32_t vocabulary, const SampleRow* requests, void* scratch) {
         }
         if (top_k == 0) {
             // If the largest tokens of the listed groups are enough for the nucleus, the list will
-            // contain the nucleus; otherwise it may not.
+            // contain the nucleus. Otherwise the list may lack part of it, and bins are used.
             float sum = 0.0f;
             for (uint32_t group = threadIdx.x; group < groups; group += PLAN_THREADS) {
                 const uint32_t key = chosen_from[group];

@@ -68,8 +68,8 @@ impl Rank {
         RankShard { first, count: each.min(whole - first), whole }
     }
 
-    /// Like [`share`](Rank::share), but if there are fewer items than ranks, equally many adjacent
-    /// ranks have a copy of the same item.
+    /// Like [`share`](Rank::share), but if there are fewer items than ranks, each item is copied to
+    /// the same number of adjacent ranks.
     pub fn share_or_copy(self, whole: usize) -> Option<RankShard> {
         if whole == 0 || whole >= self.of {
             return self.share(whole);
@@ -98,7 +98,7 @@ impl RankShard {
     }
 }
 
-/// A share of all items.
+/// The share of a single rank: all items.
 impl From<usize> for RankShard {
     fn from(whole: usize) -> Self {
         RankShard::all(whole)

@@ -4,8 +4,8 @@ use bursar_budgets::Bytes;
 
 use crate::{DType, Quantization, Tensor};
 
-/// Rows and columns of a weight's block that has one scale, and columns of a group of activations
-/// that has one scale.
+/// Rows and columns of a block of a weight, and columns of a group of activations. Each block and
+/// each group has one scale.
 pub const FP8_BLOCK: usize = 128;
 
 /// A weight `[out_features, in_features]` and its scales.
@@ -42,7 +42,8 @@ impl<'m> Weight<'m> {
         Weight { data, scales: WeightScales::Unquantized }
     }
 
-    /// The quantization that this weight's product expects of its activations; `None` is plain.
+    /// The quantization of the activations that this weight is multiplied by. `None` if
+    /// they are not quantized.
     pub fn wants(&self) -> Option<Quantization> {
         match self.scales {
             WeightScales::Unquantized => None,

@@ -57,7 +57,7 @@ impl Hint for UnknownShape {
 const NEAREST_SHOWN: usize = 3;
 
 /// A checkpoint with the settings and the vocabulary size of a released model, and random
-/// weights. It serves to measure the speed and the memory of a model without downloading, for
+/// weights. Use it to measure the speed and the memory of a model without downloading, for
 /// example, 16 GB of files.
 ///
 /// # Errors
@@ -114,7 +114,7 @@ pub fn gguf(path: impl Into<PathBuf>) -> CheckpointOrigin {
 /// Opens the GGUF file at `path`.
 ///
 /// # Errors
-/// As [`GgufFile::open`].
+/// See [`GgufFile::open`].
 pub fn open_gguf(path: &Path) -> Result<CheckpointSource, CheckpointError> {
     Ok(CheckpointSource::Gguf(Arc::new(GgufFile::open(path, &gguf_architectures())?)))
 }
@@ -393,9 +393,9 @@ fn unknown(checkpoint: &Checkpoint) -> UnknownArchitecture {
     UnknownArchitecture { found, known: known.join(", ") }
 }
 
-/// Whether one of the checkpoint's architectures is among a family's. Without `architectures`,
-/// `model_type` decides, as in transformers (5.17, `models/auto/configuration_auto.py`). If the
-/// file has both, they must agree.
+/// Whether a family with the architectures `known` serves the checkpoint. If `config.json` has no
+/// `architectures`, its `model_type` decides, as in transformers (5.17,
+/// `models/auto/configuration_auto.py`). If it has both, they must agree.
 fn serves(checkpoint: &Checkpoint, known: &[(&str, &str)]) -> Result<bool, ConfigError> {
     if checkpoint.architectures().next().is_none() {
         return Ok(known.iter().any(|(_, model_type)| checkpoint.model_type() == Some(model_type)));

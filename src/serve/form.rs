@@ -26,14 +26,14 @@ pub(super) fn form(
     }
 }
 
-/// Sets the output format. It is dropped if a tool call is forced: clients send both, and mean the
-/// format for replies that are not calls.
+/// Sets the output format. If a tool call is forced, the format is dropped: clients send a format
+/// together with a forced call, and the format is meant for replies without a call.
 pub(super) fn with_format(chat: Chat, choice: Option<&ToolChoice>, format: Option<OutputFormat>) -> Chat {
     let is_forced = matches!(choice, Some(ToolChoice::Required | ToolChoice::Named(_)));
     chat.format(format.filter(|_| !is_forced))
 }
 
-/// JSON that matches the schema, with the white space that models have learned. Objects have
+/// JSON that matches the schema, with the whitespace that models were trained on. Objects have
 /// only the members that the schema names, as in vLLM and in OpenAI's strict mode, unless
 /// the schema says otherwise.
 pub(super) fn json_of(mut schema: Value) -> OutputFormat {

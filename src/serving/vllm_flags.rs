@@ -12,11 +12,11 @@ use crate::{failure::Failure, logging};
 enum Meaning {
     /// Bursar has this flag too.
     Served,
-    /// A switch without effect, also with `no-` before its name. Has the reason.
+    /// A switch without effect, also with `no-` before its name. The text is the reason.
     Switch(&'static str),
-    /// A flag with a value and without effect. Has the reason.
+    /// A flag with a value and without effect. The text is the reason.
     Value(&'static str),
-    /// A refused flag. Says what to do instead.
+    /// A refused flag. The text says what to do instead.
     Refused(&'static str),
 }
 

@@ -17,8 +17,8 @@ use crate::{
     },
 };
 
-/// One sequence of up to 1,536 tokens at a time, with no room on the device for the KV blocks
-/// of a second one.
+/// Options for one sequence of up to 1,536 tokens at a time. The device cannot hold the KV blocks
+/// of a second sequence.
 fn for_one(name: &str, swap_space: Bytes) -> LoadOptions {
     let envelope = Envelope { sequences: 1, context_tokens: 1536, step_tokens: 256, ..small_envelope() };
     let kv_tokens = Some(envelope.context_tokens);
@@ -279,8 +279,8 @@ fn preempted_replies_come_back_from_the_host_unchanged() {
         let came_back = ears.now("bursar_prefix_cache_host_hits_total{model=crowded}");
         assert!(came_back > 0.0, "{preempted} were preempted, and nothing came back");
         for (number, (with, without)) in with.iter().zip(&crowded("crowded alone", Bytes::ZERO).await).enumerate() {
-            // The last bits depend on what else is in a step, on any device. Two runs can therefore
-            // differ in them even without a host tier.
+            // On any device, the last bits of the log-probabilities depend on the other rows in the
+            // step. Two runs can therefore differ in these bits even without a host tier.
             assert_eq!(with.text, without.text, "reply {number}");
             for (with, without) in with.tokens.iter().zip(&without.tokens) {
                 let [with, without] = [with, without].map(|score| score.token.log_probability);

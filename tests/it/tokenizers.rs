@@ -27,7 +27,7 @@ fn a_tokenizer_and_its_template_may_come_from_another_folder() {
         tokenizer.set("tokenizer_config.json", &["chat_template"], json!("{{ messages[0].content }}"));
         let other = prompt_of(Some(&tokenizer)).await.expect("it loads");
         assert!(other.len() < own.len(), "{other:?} is shorter than {own:?}");
-        // With another tokenizer, the model's folder needs none.
+        // If a tokenizer folder is given, the model's folder needs no tokenizer.
         model.remove("tokenizer.json");
         assert_eq!(prompt_of(Some(&tokenizer)).await, Ok(other));
         tokenizer.remove("tokenizer.json");
@@ -46,7 +46,7 @@ fn a_token_that_was_added_beyond_the_logits_is_refused_only_where_a_prompt_has_i
         let rows = config["vocab_size"].as_u64().expect("a number");
         let mut tokenizer: Value = serde_json::from_slice(&model.read("tokenizer.json")).expect("JSON");
         let added = tokenizer["added_tokens"].as_array_mut().expect("a list");
-        // The ids of added tokens have no gaps.
+        // Every id from `next` to `rows` is added, so that the ids of added tokens have no gaps.
         let next = added.iter().filter_map(|token| token["id"].as_u64()).max().expect("some tokens were added") + 1;
         added.extend((next..=rows).map(|id| {
             json!({"id": id, "content": format!("<|{}|>", rows - id), "special": true,

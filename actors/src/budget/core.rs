@@ -13,10 +13,11 @@ use bursar_budgets::{Bytes, LeaseId};
 pub struct Probe {
     /// Time since the watcher was created.
     pub at: Duration,
-    /// Bytes that a lease could get while the canary is complete.
+    /// Bytes that a lease could get without using any of the canary.
     pub available: Bytes,
-    /// Whether something takes precedence over growth: rule 1 is broken, part of the canary is
-    /// missing, a lease waits, or a model is being sized.
+    /// Whether something takes precedence over growth: rule 1 of the ledger (see the docs
+    /// of `bursar_budgets`) is broken, part of the canary is missing, a lease waits, or a
+    /// model is being sized.
     pub is_pressed: bool,
 }
 
@@ -44,8 +45,9 @@ pub struct Regrowth {
     patience: Duration,
     /// Time of the first probe after the last one under pressure.
     since: Option<Duration>,
-    /// Probes within `patience`, in increasing order of free bytes, so the first is the minimum.
-    /// Probes that a later probe undercut are left out, and bytes offered since are subtracted.
+    /// Probes within `patience`, in increasing order of free bytes, so the first is the minimum. A
+    /// probe is dropped if a later probe found as few free bytes or fewer. Bytes that were offered
+    /// after a probe are subtracted from it.
     least: VecDeque<(Duration, Bytes)>,
 }
 
@@ -81,8 +83,8 @@ impl Regrowth {
                 offers.push(Offer { lease: *lease, to: *bytes + more });
             }
         }
-        // Bytes offered are subtracted from the probes so far. Memory that becomes free later must
-        // stay free for `patience` itself.
+        // The offered bytes are no longer free, so they are subtracted from all earlier probes.
+        // Memory that becomes free later is offered only after it was free for all of `patience`.
         let spent = self.least.front().map_or(Bytes::ZERO, |(_, bytes)| *bytes) - left;
         self.least.iter_mut().for_each(|(_, bytes)| *bytes -= spent);
         offers

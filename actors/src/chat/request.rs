@@ -90,9 +90,9 @@ impl Image {
     }
 
     /// Cuts the picture into at most `max` tiles, not counting the thumbnail. This is `max_patches`
-    /// of transformers' processor for InternVL, and `max_dynamic_patch` in InternVL's releases. It
-    /// is refused when the chat is sent if it is above the model's envelope, or if the model does
-    /// not cut pictures into tiles.
+    /// of transformers' processor for InternVL, and `max_dynamic_patch` in InternVL's releases. A
+    /// picture with this limit is refused when the chat is sent if `max` is above the model's
+    /// envelope, or if the model does not cut pictures into tiles.
     pub fn within_tiles(self, max: u32) -> Self {
         let own = ResizeLimits { tiles_max: Some(max), ..self.0.own_limits() };
         Image(self.0.within(own))
@@ -125,8 +125,8 @@ impl Video {
     /// of all frames is known from the file's blocks.
     ///
     /// # Errors
-    /// The file is neither GIF nor WebP, is damaged, or exceeds `limits` or the total size that may
-    /// be decoded of an animation.
+    /// The file is neither GIF nor WebP, is damaged, exceeds `limits`, or has more pixels in all
+    /// frames together than may be decoded.
     pub fn from_animation(encoded: &[u8], sampling: &FrameSampling, limits: &ImageLimits) -> Result<Self, VideoError> {
         flow::Video::from_animation(encoded, sampling, limits).map(Video)
     }
@@ -222,8 +222,8 @@ impl Chat {
     /// Creates a chat from a prompt of tokens, which are used as they are: nothing is rendered or
     /// added. The placeholder token of the model's templates must occur once for each picture or
     /// video, or once for each step of a video if the model's prompts have text between steps (ADR
-    /// 18). Add the pictures with [`image`](Chat::image), in order. For prompts that were made
-    /// elsewhere, and for measurements.
+    /// 18). Add the pictures with [`image`](Chat::image), in order. Use this for prompts that
+    /// another program tokenized, and for measurements.
     ///
     /// ```
     /// use bursar_actors::chat::Chat;
@@ -288,15 +288,15 @@ impl Chat {
     }
 
     /// Sets whether the model calls tools. By default the model decides. Forcing a call
-    /// requires that the model's format of tool calls is known, and that the tool's schema is
-    /// one that [`format`](Chat::format) could take.
+    /// requires that the model's format of tool calls is known, and that
+    /// [`format`](Chat::format) supports the tool's schema.
     pub fn tool_choice(mut self, choice: ToolChoice) -> Self {
         self.tool_choice = choice;
         self
     }
 
-    /// Sets whether the reply may have more than one tool call, `true` by default. If not, the
-    /// reply ends with its first complete call.
+    /// Sets whether the reply may have more than one tool call, `true` by default. If `may` is
+    /// `false`, the reply ends with its first complete call.
     pub fn parallel_tool_calls(mut self, may: bool) -> Self {
         self.calls_one_tool = !may;
         self

@@ -137,8 +137,8 @@ impl Actor for EngineActor {
             EngineMessage::Refused { which, generation, error } => {
                 state.step(&myself, Input::Refused { which, generation, error }).await?;
             }
-            // Sizes that were not captured are launched kernel by kernel. If the lane died, its
-            // scheduler reports that, and the next lane captures again.
+            // Steps of a size that was not captured are launched kernel by kernel. If the lane
+            // died, its scheduler reports that, and the next lane captures again.
             EngineMessage::Recaptured { task, .. } if !state.recapture.reported(task) => {}
             EngineMessage::Recaptured { outcome, .. } => {
                 if !matches!(outcome?, Ok(Recaptured::All)) {
@@ -193,7 +193,7 @@ impl Actor for EngineActor {
         event: SupervisionEvent,
         state: &mut EngineState,
     ) -> Result<(), ActorProcessingErr> {
-        // The event carries the dead actor's state. It is dropped first, because it
+        // The event carries the dead actor's state. The event is dropped first, because that state
         // may hold running work.
         let Some((cell, reason)) = end_of(event) else { return Ok(()) };
         if state.profile.take_if(|profile| profile.get_id() == cell.get_id()).is_some() {
@@ -235,7 +235,7 @@ impl EngineState {
         }
     }
 
-    /// The state that a resize of the KV cache works with.
+    /// The inputs of a resize of the KV cache.
     fn place(&self, sized: SizedBy<ActorParts>) -> MemoryState {
         let EngineArguments { label, budget, device, weight_store, .. } = self.arguments.clone();
         let (memory, generation) = (sized.profiled.memory.clone(), self.arguments.owner(sized.attempt).generation);

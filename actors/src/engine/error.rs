@@ -24,7 +24,7 @@ pub enum StartError {
     /// The plan does not fit the device.
     #[error(transparent)]
     DoesNotFit(#[from] Box<Unfit>),
-    /// The model fits on no number of the devices found.
+    /// The model does not fit, however many of the devices found are used.
     #[error(transparent)]
     NoRanksFit(#[from] NoRanksFit),
     /// The runtime's device has fewer ranks than the model asks for.

@@ -23,7 +23,7 @@ pub(super) struct RecordQuery<'s> {
     pub(super) needs: &'s MemoryRequirements,
 }
 
-/// A lookup of recorded profiles, with the data that only actors have.
+/// A lookup of recorded profiles for one engine, in the folder that the user chose.
 pub(super) struct Search {
     arguments: EngineArguments,
     folder: PathBuf,

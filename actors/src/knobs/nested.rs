@@ -77,8 +77,8 @@ fn pairs(text: &str) -> Option<Value> {
     text.split(',').map(pair).collect::<Option<Map<_, _>>>().map(Value::Object)
 }
 
-/// Returns a count, which is either the value itself or its `count` next to the sizes
-/// that vLLM profiles with.
+/// Returns a count. The value is either the count itself or an object with the field `count`, whose
+/// other fields are the sizes that vLLM profiles with.
 fn count(value: &Value) -> Value {
     value.get("count").unwrap_or(value).clone()
 }

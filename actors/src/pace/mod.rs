@@ -20,8 +20,8 @@ use std::{sync::Arc, time::Duration};
 /// fast as people read.
 pub const TOKEN_INTERVAL: usize = 33;
 
-/// The share of the promised interval that a step is planned for. The rest is a margin for causes
-/// of delay that no prediction knows.
+/// The share of the promised interval that a step is planned for. The rest is a margin for delays
+/// that the measured costs do not predict.
 const PLANNED_SHARE: f64 = 0.9;
 
 /// A promised interval, and the step costs that are used to keep it.
@@ -39,9 +39,9 @@ impl Pace {
     }
 
     /// The time in µs that a step may take next to running streams. `alone` is the predicted time
-    /// of a step that only decodes. If that exceeds the planned time, no prompt chunk could keep
-    /// the promise. Prompts then get as much time as decoding, because otherwise a busy model would
-    /// never begin a reply.
+    /// of a step that only decodes. If `alone` exceeds the planned time, no step with a prompt
+    /// chunk could keep the promise. Prompts then get as much time as decoding, because otherwise a
+    /// busy model would never begin a reply.
     pub fn step_micros(&self, alone: u64) -> u64 {
         let planned = planned_micros(self.promise);
         if alone > planned { alone * 2 } else { planned }

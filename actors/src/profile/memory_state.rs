@@ -36,7 +36,7 @@ impl MemoryState {
         Ok(MemoryState { total: memory.total, overhead, foreign, canary, page: device.page(), is_host })
     }
 
-    /// Returns a device on which exactly this many bytes are available.
+    /// Returns the state of a device on which exactly `available` bytes can be leased.
     pub fn of_available(available: Bytes, page: Bytes) -> Self {
         let nothing = Bytes::ZERO;
         MemoryState {

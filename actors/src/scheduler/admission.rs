@@ -33,12 +33,12 @@ pub fn predicted_peak(forecasts: &mut [SequenceForecast], block: usize) -> usize
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReplyLengths {
     all: Lengths,
-    /// By the power of two of the limit.
+    /// The key is `octave(limit)`, the limit's base-2 logarithm, rounded down.
     by_limit: BTreeMap<u32, Lengths>,
 }
 
-/// Lengths of replies: for each half of an octave, the number of replies and the sum of their
-/// tokens. The newest replies have the largest weight.
+/// A histogram of reply lengths. The bins are those of `half_octave`, each with the weighted number
+/// of its replies and the weighted sum of their tokens. Newer replies have larger weights.
 #[derive(Clone, Debug, Default)]
 struct Lengths {
     bins: BTreeMap<u32, (f64, f64)>,
@@ -46,7 +46,7 @@ struct Lengths {
 }
 
 impl ReplyLengths {
-    /// The number of replies from which on a limit's own lengths are used.
+    /// Minimum number of replies with a similar limit before their lengths are used.
     const ENOUGH: u32 = 8;
 
     pub(super) fn record(&mut self, limit: usize, tokens: usize) {
@@ -57,10 +57,16 @@ impl ReplyLengths {
     /// Tokens that a sequence is expected to produce, after `produced` of at most `limit` tokens,
     /// with `remaining` tokens allowed.
     ///
-    /// The result is the mean length of the replies that were longer than `produced`, minus
-    /// `produced`, and at least a tenth of `produced`. While the pool is busy, the result is
-    /// instead the length that nine of ten of these replies with such a limit did not exceed, minus
-    /// `produced`. If too few replies are known, the result is `remaining`.
+    /// Normally, the result is the mean length of the replies longer than `produced`, minus
+    /// `produced`, and at least a tenth of `produced`. It uses replies with a similar
+    /// limit, or all replies if fewer than `ENOUGH` had a similar limit. Without any
+    /// replies, the result is `remaining`.
+    ///
+    /// While the pool is `busy`, the result is the length that nine of ten replies longer than
+    /// `produced` did not exceed, minus `produced`. It uses only replies with a similar limit. If
+    /// there are too few of them, the result is `remaining`.
+    ///
+    /// The result is always between 1 and `remaining`.
     pub(super) fn expected(&self, limit: usize, produced: usize, remaining: usize, busy: bool) -> usize {
         let of_limit = self.by_limit.get(&octave(limit)).filter(|lengths| lengths.replies >= Self::ENOUGH);
         if busy {
@@ -76,7 +82,7 @@ impl ReplyLengths {
 }
 
 impl Lengths {
-    /// The factor by which each new reply reduces the weight of older ones.
+    /// Each new reply multiplies the weights of all older replies by this factor.
     const KEPT: f64 = 0.95;
 
     fn record(&mut self, tokens: usize) {
@@ -121,7 +127,8 @@ fn octave(tokens: usize) -> u32 {
     tokens.max(1).ilog2()
 }
 
-/// Two bins for each octave: below and above one and a half times its beginning.
+/// Index of the bin of a length. An octave is the lengths from one power of two to the next, and
+/// has two bins: below one and a half times its smallest length, and from there on.
 fn half_octave(tokens: usize) -> u32 {
     let octave = octave(tokens);
     octave * 2 + u32::from(tokens * 2 >= 3 << octave)

@@ -31,8 +31,8 @@ pub enum Effect {
     /// holds again. `GiveUp` effects follow.
     Deficit {
         short_by: Bytes,
-        /// The part of the deficit that remains after all orders have been followed and all fences
-        /// have passed. No elastic lease can cover this part.
+        /// The part of the deficit that remains after the owners have followed all `GiveUp` effects
+        /// and all fences have passed. No elastic lease can cover this part.
         uncovered: Bytes,
     },
     /// Rule 1 holds again.

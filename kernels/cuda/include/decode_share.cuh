@@ -3,11 +3,12 @@
 // know their current lengths.
 //
 // All work is laid out along one line: the sequences in order, in each sequence its KV heads, for
-// each of those the tiles of eight query vectors, and for each tile the key blocks in order. The
-// key blocks of one tile and KV head, which have one output, are a `run`. The line is cut into
-// equal shares, so that a context of 100,000 tokens next to contexts of one token is spread over
-// all thread blocks (as in Stream-K, Osama et al. 2023, arXiv 2301.03598). A run that lies in
-// several shares is added up from parts (Flash-Decoding, Dao et al. 2023).
+// each KV head the tiles of eight query vectors, and for each tile the key blocks in order. One key
+// block takes one place on the line. The key blocks of one tile and KV head, which have one output,
+// are a `run`. The line is cut into equal shares, so that a context of 100,000 tokens is spread
+// over all thread blocks even if all other contexts have one token (as in Stream-K, Osama et al.
+// 2023, arXiv 2301.03598). A run that lies in several shares is added up from parts
+// (Flash-Decoding, Dao et al. 2023).
 #pragma once
 
 #include <stdint.h>
@@ -18,7 +19,8 @@
 using contract::common::BLOCK_TOKENS;
 using contract::attention_decode::TILE_QUERIES;
 
-// Most warps of a thread block: their rings fill the shared memory of a multiprocessor.
+// Most warps of a thread block. Each warp has a ring buffer, and the buffers of this many warps
+// fill the shared memory of a multiprocessor.
 constexpr uint32_t DECODE_WARPS_MAX = contract::attention_decode::WARPS_MAX;
 
 // The sequences of a launch.
@@ -62,7 +64,7 @@ __device__ __forceinline__ DecodeSequence sequence_of(const DecodeBatch& batch, 
 
 // One thread block's share of the line.
 struct DecodeShare {
-    uint32_t length;    // of every share except the last ones
+    uint32_t length;    // places of every share except the last ones
     uint32_t start, end;
     uint32_t sequence;  // in which `start` lies
     uint32_t before;    // start of that sequence on the line
@@ -79,7 +81,7 @@ struct DecodeShare {
     }
 };
 
-// Most key blocks of a run that is never cut.
+// If the longest run has at most this many key blocks, find_even_share does not cut runs.
 constexpr uint32_t UNCUT = 12;
 
 // The number of pieces for a run of `blocks` key blocks if there are few runs. Each piece takes
@@ -156,11 +158,12 @@ struct DecodeCut {
     uint32_t own, before, places;
 };
 
-// Cuts the line into pieces of the size at which the longest run has as many pieces as each run may
-// have. The pieces then always fit the thread blocks. There is no such cut if the size is not less
-// than `below`. `first` and `last` are the range of this thread's sequences: the threads of a warp
-// have all sequences together if `alone`, and otherwise the threads of the block do. Must be called
-// by all threads; has barriers unless `alone`.
+// Cuts each run into at most gridDim.x / runs pieces, so that there are never more pieces than
+// thread blocks. The piece size is the smallest size, but at least `piece`, at which this is enough
+// for the longest run. There is no such cut if there are more runs than thread blocks, or if the
+// size is not less than `below`. This thread has the sequences `first` to `last` (exclusive). If
+// `alone`, the threads of each warp together have all sequences, otherwise the threads of the
+// block. Must be called by all threads; has barriers unless `alone`.
 __device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint32_t piece, uint32_t below, bool alone,
                                                  uint32_t first, uint32_t last) {
     __shared__ uint32_t of_warps[DECODE_WARPS_MAX][2];
@@ -191,7 +194,7 @@ __device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint3
     if (runs == 0 || runs > gridDim.x) {
         return cut;
     }
-    const uint32_t of_a_run = gridDim.x / runs;  // pieces
+    const uint32_t of_a_run = gridDim.x / runs;  // most pieces of a run
     const uint32_t fitting = max(piece, (longest + of_a_run - 1) / of_a_run);
     if (fitting >= below) {
         return cut;
@@ -231,13 +234,15 @@ __device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint3
 // The line is first cut into pieces of a few key blocks that belong to one run each. If there are
 // no more pieces than thread blocks, each thread block gets one piece: short runs stay whole, and
 // no output waits for a thread block that processes two pieces. (Each run then takes a whole number
-// of pieces on the line, and the places after its last key block are empty.) The shortest size with
-// few enough pieces is taken, beginning with `piece`. If that is not the first size and runs are
-// still cut, fitting_cut looks for a shorter size that fits.
+// of pieces on the line, and the places after its last key block are empty.) PIECES sizes are
+// tried: `piece`, twice `piece`, and so on. The shortest size with no more pieces than thread
+// blocks is taken. If a size longer than `piece` is taken and runs are still cut, fitting_cut looks
+// for a shorter size that fits.
 //
-// If no size fits, and that of fitting_cut is more than a quarter longer than an equal share
-// because the lengths of runs differ, all shares are equal. Each run then has empty places after
-// it, which represent the time that beginning and ending a run takes; otherwise, a share of many
+// If none of these sizes fits, the size of fitting_cut is taken, unless it is more than a quarter
+// longer than an equal share, which happens if the lengths of runs differ. In that case, and if
+// fitting_cut finds no size, all shares are equal. Each run then has empty places after it, which
+// represent the time that beginning and ending a run takes. Without these places, a share of many
 // short runs would be the last to finish. There are as many empty places as warps, which is about
 // right on an H200 (3 us).
 __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t piece, DecodeShare& share) {
@@ -248,9 +253,9 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
     __shared__ uint32_t of_warps[DECODE_WARPS_MAX][WAYS];
     __shared__ uint32_t found_sequence, found_before;
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    // Each thread has consecutive sequences, so that one thread can step through its own to find
-    // the start of the share. If a warp has a lane for each sequence, each warp does all of the
-    // work, and no warp waits for another.
+    // Each thread has consecutive sequences, so that one thread can step through its sequences to
+    // find the start of the share. If a warp has a lane for each sequence, each warp does all of
+    // the work, and no warp waits for another.
     const bool alone = batch.sequences <= WARP;
     const uint32_t threads = alone ? WARP : blockDim.x, thread = alone ? lane : threadIdx.x;
     const uint32_t each = (batch.sequences + threads - 1) / threads;
@@ -259,7 +264,7 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
 #pragma unroll 1
     for (uint32_t sequence = first; sequence < last; ++sequence) {
         const DecodeSequence next = sequence_of(batch, sequence);
-        // Halving the number of pieces, rounded up, gives the number of pieces of twice the size.
+        // Doubling the size halves the number of pieces, rounded up.
         uint32_t pieces = (next.blocks + piece - 1) / piece;
 #pragma unroll
         for (uint32_t way = 0; way < PIECES; ++way) {

@@ -72,8 +72,8 @@ __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts
     return own;
 }
 
-// Uses the smallest variant that holds all experts. Otherwise, with 128 experts, each lane would
-// process its share of 512.
+// Uses the smallest variant that holds all experts. With the larger variant, each lane would
+// process its share of 512 experts even if the model has only 128.
 __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalised,
                                            float& weight) {
     if (experts <= 4 * LANES) {
@@ -199,14 +199,15 @@ struct RoutedTo {
     const uint32_t* slots;
 };
 
-// Subtracts a choice whose row is padding of a captured step. It was added with all others.
+// Subtracts a choice from `loads` if its row is padding of a captured step. `loads` counts all
+// choices, including those of padding rows.
 __device__ __forceinline__ void count_off(const uint32_t* slots, uint32_t row, uint32_t* loads, uint32_t expert) {
     if (slots != nullptr && slots[row] == contract::common::NO_SLOT) {
         atomicSub(&loads[expert], 1u);
     }
 }
 
-// Routes up to FEW_ROWS rows completely, with one block whose `sort` is clear.
+// Routes up to FEW_ROWS rows completely, with one block. `sort.clear()` must have been called.
 __device__ __forceinline__ void route_few(Sort& sort, uint32_t (&of_row)[THREADS], const float* logits, uint32_t pitch,
                                           const Routed& routed, const RoutedTo& to) {
     const uint32_t row = threadIdx.x / LANES, lane = threadIdx.x % LANES, top = routed.top;

@@ -40,7 +40,8 @@ pub(super) fn gated_experts(threads: &Threads, call: gated_experts::Call<'_>) {
         parts: 2,
     };
     panels.multiply(threads, &call.routing, of_row, |place, columns, [gate, up]| {
-        // SAFETY: each place and panel is written once.
+        // SAFETY: `multiply` processes each pair of place and panel once, so no other
+        // thread writes these elements.
         let out = unsafe { out.part(place, columns.start, columns.len()) };
         for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
             *out = gate / (1.0 + exp(-gate)) * up;
@@ -48,8 +49,8 @@ pub(super) fn gated_experts(threads: &Threads, call: gated_experts::Call<'_>) {
     });
     if let Some(rounded) = &call.out.rounded {
         let plain = Rows::<f32>::of(plain);
-        // Rows of experts that this rank does not hold have leftover contents. They are quantized
-        // although nothing reads them.
+        // Rows of experts that this rank does not hold still have the contents of an earlier
+        // operation. They are quantized too, although nothing reads them.
         round_rows(threads, rounded, |row| plain.row(row));
     }
 }
@@ -68,7 +69,8 @@ pub(super) fn add_experts(threads: &Threads, call: add_experts::Call<'_>) {
         &call.routing,
         |place| place,
         |place, columns, [product, _]| {
-            // SAFETY: each place and panel is written once.
+            // SAFETY: `multiply` processes each pair of place and panel once, so no other
+            // thread writes these elements.
             unsafe { products.part(place, columns.start, columns.len()) }.copy_from_slice(product);
         },
     );
@@ -76,7 +78,7 @@ pub(super) fn add_experts(threads: &Threads, call: add_experts::Call<'_>) {
     let (places, top, sum) = (indices(&call.routing.places), call.routing.top, Output::of(&call.sum));
     let here = places_here(&call.routing);
     threads.share(call.sum.rows(), call.products.shape().elements(), |_, row| {
-        // SAFETY: each row is one item.
+        // SAFETY: each row is one work item, so no other thread writes it.
         let sum = unsafe { sum.part(row, 0, features) };
         if !call.accumulate {
             sum.fill(0.0);
@@ -213,8 +215,8 @@ impl Panels<'_> {
         }
     }
 
-    /// The rows of both parts as `f32`: the weight itself, or a copy widened into `room`. With only
-    /// one part, both entries are that part.
+    /// The rows of both parts as `f32`: the weight itself, or a copy widened into `room`. If there
+    /// is only one part, both entries of the result are that part.
     #[inline(always)]
     fn panel<'p>(&'p self, first: [usize; 2], rows: usize, room: &'p mut [f32]) -> [&'p [f32]; 2] {
         if self.weight.dtype() == DType::F32 {

@@ -17,10 +17,11 @@ use super::{
 };
 use crate::{DType, KernelError};
 
-/// Alignments in bytes: of rows of x and of the weight, which TMA requires; of
-/// output rows; of biases.
+/// Alignment in bytes of the rows of x and of the weight, which TMA requires.
 const ALIGNMENT: usize = 16;
+/// Alignment in bytes of output rows.
 const OUT_ALIGNMENT: usize = 8;
+/// Alignment in bytes of the bias.
 const BIAS_ALIGNMENT: u64 = 4;
 
 /// Whether the kernel supports the GEMM.
@@ -77,9 +78,9 @@ fn blocks(product: GemmProblem, width: usize, processors: usize) -> usize {
 /// Launches the kernel.
 ///
 /// # Safety
-/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight from
-/// before the launch until it has ended, because the first copies of weights do not wait
-/// for the preceding kernel.
+/// `places` match `product`, and [`serves`] returned true. No kernel that may still run at the
+/// launch writes the weight, because the first copies of weights do not wait for the preceding
+/// kernel. Nothing writes the weight until this kernel has ended.
 pub(super) unsafe fn launch(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> Result<(), KernelError> {
     let map = |address: u64, of: Rows, tall: usize| {
         TensorMap::of_rows(address, cuda.kernels.target.activation, of, [tall, STEP_COLUMNS])

@@ -30,8 +30,8 @@ pub struct PagedSequences<'m> {
     pub query_key_pairs: u64,
 }
 
-/// Computes causal attention: row `r` of a sequence's `n` rows sees that sequence's first `context
-/// - n + r + 1` tokens.
+/// Computes causal attention: row `r` of a sequence's `n` rows sees that sequence's first
+/// `context - n + r + 1` tokens.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[tokens, heads * head_dim]` activations; a gap between rows is allowed.

@@ -43,8 +43,8 @@ pub enum RopeScaling {
 }
 
 impl RopeScaling {
-    /// Radians per position for each pair of a head of `dim` elements: `theta^(-2
-    /// i / dim)`, scaled.
+    /// Radians per position for each pair `i` of a head of `dim` elements:
+    /// `theta^(-2 i / dim)`, scaled.
     pub fn frequencies(&self, theta: f64, dim: usize) -> Vec<f32> {
         let plain = (0..dim / 2).map(|pair| theta.powf(-2.0 * pair as f64 / dim as f64));
         match *self {
@@ -87,7 +87,8 @@ impl RopeScaling {
     }
 
     /// Tokens of the longest context that the model serves, for a file that gives `context_tokens`.
-    /// In files with YaRN, that is the original context.
+    /// Files with YaRN may give the original context, so the result is then at least the original
+    /// context times the factor.
     pub fn context_tokens(&self, context_tokens: usize) -> usize {
         match self {
             RopeScaling::Yarn { factor, original_context, .. } => {

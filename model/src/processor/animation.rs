@@ -65,7 +65,7 @@ impl Video {
             return Err(VideoError::TooManyPixels { frames: decoded, pixels, limit: PIXELS_MAX });
         }
         let kept = Keeping { sampling, wanted: &wanted, kept: Vec::with_capacity(frames) };
-        // A decoder that panics on a hostile file must not take anything else down.
+        // A panic of the decoder on a hostile file must become an error of this file.
         let kept = catch_unwind(AssertUnwindSafe(|| kept.all(open(encoded, format, limits)?, decoded)));
         let kept = kept.unwrap_or(Err(0)).map_err(|frame| of_frame(frame)(damaged("decoding its pixels")))?;
         Ok(Video::new(kept, rate))

@@ -115,8 +115,8 @@ pub enum TextError {
 }
 
 impl TextError {
-    /// The same error about the whole text, which may have `tokens_max` tokens, instead of
-    /// a part of it.
+    /// Converts an error about a part of a text to an error about the whole text, whose
+    /// limit is `tokens_max` tokens.
     pub(super) fn up_to(self, tokens_max: usize) -> Self {
         match self {
             TextError::TooManyTokens { .. } => TextError::TooManyTokens { limit: tokens_max },

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::error::TextError;
 use super::vocabulary_files::WORDS;
 
-/// The kinds of tokens, by llama.cpp's numbers (`include/llama.h`, `llama_token_type`).
+// The kinds of tokens, by llama.cpp's numbers (`include/llama.h`, `llama_token_type`).
 const UNKNOWN: i64 = 2;
 /// A special token that represents no text.
 pub const CONTROL: i64 = 3;

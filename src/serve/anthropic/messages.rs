@@ -85,8 +85,8 @@ async fn chat(
         return Err(error.hint("offer the tools in `tools`, and call them in the client"));
     }
     let drafts = turns::drafts(&mut request)?;
-    // A final assistant message is the beginning of the reply (Anthropic's prefill). Tool calls are
-    // complete, so nothing continues them.
+    // A final assistant message is the beginning of the reply (Anthropic's prefill). A message with
+    // tool calls is complete and is not continued.
     let continues = drafts.last().is_some_and(|last| last.role == Role::Assistant && last.calls.is_empty());
     let (mut chat, places) = draft_message::chat(drafts, model, shared, room).await?;
     if continues {

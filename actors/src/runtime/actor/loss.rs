@@ -1,4 +1,4 @@
-//! Handling of a lost device: everything on it ends, and a successor takes its place.
+//! Handling of a lost device: all engines on the device end, and a new device replaces it.
 
 use std::sync::Arc;
 
@@ -34,8 +34,8 @@ impl RuntimeState {
         metric::DEVICE_LOSSES_TOTAL.add(&DeviceLabel::of(self.device().as_ref()), 1);
         let reason: Arc<str> = error.to_string().into();
         self.settings.mailbox().events().tell(Event::DeviceLost { reason: error.to_string() });
-        // This comes first: a request that notices the end of its actors must not take it
-        // for an ordinary death.
+        // The loss is published before the engines end. A request whose actors die must find the
+        // loss, and not report an ordinary death of an actor.
         self.shown.losses.send_modify(|losses| *losses = Losses { count: losses.count + 1, reason });
         let engines: Vec<_> = models.iter().map(|name| self.engines[name].place()).collect();
         // Sleeping models stay asleep.
@@ -62,7 +62,7 @@ impl RuntimeState {
         myself: &ActorRef<RuntimeMessage>,
         device: Arc<dyn Device>,
     ) -> Result<(), ActorProcessingErr> {
-        // Only leases of the user's own code are left on the lost device, and they are worthless.
+        // Only leases of the user's own code are left on the lost device. Their contents are lost.
         drop(self.budget.kill_and_wait(None).await);
         self.settings.mailbox().forget_device();
         let LedgerConfig { host_total, waiting_max, .. } = self.settings.ledger;

@@ -48,7 +48,7 @@ pub(super) struct Shared {
     changed: Condvar,
 }
 
-/// Queries the devices, in the order of ranks.
+/// Queries the devices in the order of ranks, and returns the first rank whose device is lost.
 pub(super) type Lost = Box<dyn Fn() -> Option<usize> + Send + Sync>;
 
 struct OfRank {
@@ -180,7 +180,8 @@ impl Shared {
     pub(super) fn give_back(&self) {
         let is_broken = self.broken.get().is_some();
         for rank in self.ranks.iter().filter(|rank| !rank.is_aborted.load(Ordering::Acquire)) {
-            // A communicator whose work has not completed can only be aborted.
+            // If the link is broken, work on a communicator may never complete. Such a communicator
+            // can only be aborted.
             let give = if is_broken { self.calls.abort } else { self.calls.destroy };
             // SAFETY: no rank is left that could use the communicator, and this is its last use.
             unsafe { give(rank.communicator.0) };
@@ -206,14 +207,15 @@ impl Shared {
         true
     }
 
-    /// Ends the collectives of all ranks that are not in `kept`. The ranks in `kept` launch nothing
-    /// meanwhile and have no kernels that wait.
+    /// Ends the collectives of all ranks that are not in `kept`. During this call, the ranks in
+    /// `kept` launch nothing and have no kernels that wait.
     pub(super) fn break_off(&self, kept: &[usize], why: String) {
         drop(self.broken.set(why));
         let ended = (0..self.ranks.len()).filter(|rank| !kept.contains(rank)).map(|rank| &self.ranks[rank]);
         let mut ended: Vec<_> = ended.map(|rank| (rank.lock_soon(), rank)).collect();
-        // First abort the communicators of ranks that are inside the library, which makes these
-        // ranks return: the last abort frees the memory of all communicators.
+        // The communicators of ranks that are inside the library are aborted first, which makes
+        // these ranks return. The last abort frees the memory of all communicators, and should
+        // therefore find no rank inside the library.
         ended.sort_by_key(|(gate, _)| gate.is_some());
         for (gate, rank) in &mut ended {
             rank.is_aborted.store(true, Ordering::Release);
