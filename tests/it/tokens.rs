@@ -194,7 +194,7 @@ fn raw_pixels_equal_the_lossless_file_of_them() {
         let chat = |salt: &str| text(QUESTION).max_tokens(16).log_probabilities(3).cache_salt(salt);
         let file = ask(&stage.model, chat("1").image(Image::from_bytes(png(&drawn)))).await.expect("a file");
         let pixels = Image::from_rgb(97, 61, drawn.clone().into_raw()).expect("as many bytes as pixels take");
-        assert_eq!(format!("{pixels:?}"), "Image(ImageBytes { name: None, bytes: 17751 })", "pixels are the user's");
+        assert_eq!(format!("{pixels:?}"), "Image(EncodedImage { name: None, bytes: 17751 })", "pixels are the user's");
         assert_eq!(ask(&stage.model, chat("2").image(pixels)).await.expect("pixels"), file);
         let turned = Image::from_rgb(61, 97, drawn.clone().into_raw()).expect("as many bytes");
         let turned = ask(&stage.model, chat("3").image(turned)).await.expect("pixels");

@@ -256,7 +256,7 @@ fn damaged_tiffs_end_in_an_error_or_a_picture_of_the_announced_size() {
 #[test]
 fn debug_output_shows_no_pixels() {
     let bytes = EncodedImage::named(vec![77; 30], "a.png");
-    assert_eq!(r#"ImageBytes { name: Some("a.png"), bytes: 30 }"#, format!("{bytes:?}"));
+    assert_eq!(r#"EncodedImage { name: Some("a.png"), bytes: 30 }"#, format!("{bytes:?}"));
     let picture = EncodedImage::new(golden_bytes("pictures/scene_84x56.png")).decode(&ImageLimits::default());
     assert_eq!("RgbImage(84 x 56)", format!("{:?}", picture.expect("it decodes")));
 }
