@@ -48,8 +48,8 @@ pub struct Options {
     /// Tokens of a reply.
     #[arg(long, default_value_t = 128)]
     tokens: usize,
-    /// Arrivals instead, as `{"runs": [{"name", "requests": [{"t",
-    /// "kind", "prompt", "out", "file"}]}]}`.
+    /// Arrivals instead, as
+    /// `{"runs": [{"name", "requests": [{"t", "kind", "prompt", "out", "file"}]}]}`.
     #[arg(long)]
     trace: Option<String>,
     /// The folder of the trace's pictures.

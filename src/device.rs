@@ -14,24 +14,27 @@ use crate::{failure::Failure, logging};
 /// The device to lease memory of.
 #[derive(Args, Clone)]
 pub struct DeviceOptions {
-    /// Device to use: auto (the first GPU, or host memory if there is no GPU), host, or cuda:N for the GPU with number
-    /// N. Several devices, such as cuda:0,1 or host:2, share each model.
+    /// Device to use: auto (the first GPU, or host memory if there is no GPU), host, or cuda:N for
+    /// the GPU with number N. Several devices, such as cuda:0,1 or host:2, share each model.
     #[arg(long, default_value = "auto", global = true)]
     device: Named,
-    /// Number of devices that share each model, counted from the named device. auto takes the fewest of the named
-    /// devices, or of all GPUs, that the model fits on. If more devices are named, or with auto, `serve` gives each
-    /// model separate devices. N,N sets the number for each model, in order.
+    /// Number of devices that share each model, counted from the named device. auto takes the
+    /// fewest of the named devices, or of all GPUs, that the model fits on. If more devices are
+    /// named, or with auto, `serve` gives each model separate devices. N,N sets the number for
+    /// each model, in order.
     #[arg(long, visible_aliases = ["tp", "tp-size"], value_name = "N|auto", global = true)]
     tensor_parallel_size: Option<EachRanks>,
-    /// Size of the host memory that stands in for a GPU, such as 2GiB. Default 512MiB. Not allowed with cuda:N.
+    /// Size of the host memory that stands in for a GPU, such as 2GiB. Default 512MiB.
+    /// Not allowed with cuda:N.
     #[arg(long, value_parser = capacity, global = true)]
     capacity: Option<Bytes>,
-    /// Folder with libcublasLt, if it is not in a usual place. Separate several folders with colons, for example to add
-    /// the folder of libnccl.
+    /// Folder with libcublasLt, if it is not in a usual place. Separate several folders with
+    /// colons, for example to add the folder of libnccl.
     #[arg(long, value_name = "FOLDER", env = "BURSAR_CUDA_LIB", global = true)]
     cuda_lib: Option<PathBuf>,
-    /// Folder for the profiles of starts, which make later starts faster, or `none`. By default, bursar/profiles in the
-    /// user's cache folder. `bench` uses only a folder given here. `drill` and `plan` never use one.
+    /// Folder for the profiles of starts, which make later starts faster, or `none`. By default,
+    /// bursar/profiles in the user's cache folder. `bench` uses only a folder given here. `drill`
+    /// and `plan` never use one.
     #[arg(long, value_name = "FOLDER|none", global = true)]
     profile_cache: Option<PathBuf>,
     /// Where the CUDA toolkit is.

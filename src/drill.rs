@@ -21,13 +21,13 @@ use crate::{
     model, shared_output,
 };
 
-/// Tries on host memory how a start behaves when the device refuses memory in each phase. With several devices, the
-/// last one refuses inside a job. Of the device options only the number of devices and --capacity count. No profile is
-/// read or written.
+/// Tries on host memory how a start behaves when the device refuses memory in each phase. With
+/// several devices, the last one refuses inside a job. Of the device options only the number of
+/// devices and --capacity count. No profile is read or written.
 #[derive(Args)]
 pub struct Options {
-    /// Faults to inject: memory is refused once in PHASE of each of the first N attempts. Phases are load, probe,
-    /// capture, back, validate and serve. There are four attempts.
+    /// Faults to inject: memory is refused once in PHASE of each of the first N attempts. Phases
+    /// are load, probe, capture, back, validate and serve. There are four attempts.
     #[arg(long, value_name = "PHASE:N[,PHASE:N]")]
     fault: String,
     /// `demo`, a checkpoint folder, a GGUF file, or a model of the hub (`org/name`).

@@ -24,8 +24,9 @@ use tracing_subscriber::{
 /// How to log leases, restarts and requests. Logs never contain prompts, pictures or replies.
 #[derive(Args)]
 pub struct LogOptions {
-    /// Logs leases, restarts and requests to standard error, together with the command's own messages: as lines of
-    /// text, or as one JSON object per line. By default, `serve` logs text and the other commands log nothing.
+    /// Logs leases, restarts and requests to standard error, together with the command's own
+    /// messages: as lines of text, or as one JSON object per line. By default, `serve` logs text
+    /// and the other commands log nothing.
     #[arg(long, value_enum, env = "BURSAR_LOG", global = true)]
     log: Option<Form>,
     /// Lowest level that is logged. debug follows each request from actor to actor.

@@ -58,13 +58,16 @@ enum Command {
     Chat(Box<chat::Options>),
     /// Measures a model on this machine.
     Bench(Box<bench::Options>),
-    /// Measures and sizes a model on this device again, prints the result, and records it for later starts.
+    /// Measures and sizes a model on this device again, prints the result, and records
+    /// it for later starts.
     Profile(Box<profile::Options>),
-    /// Refuses memory on purpose and reports each attempt. Runs on host memory, with as many devices as are named, and
-    /// ignores --profile-cache. Exits with 1 if a byte was lost, and with 2 if the faults cannot be parsed.
+    /// Refuses memory on purpose and reports each attempt. Runs on host memory, with as many
+    /// devices as are named, and ignores --profile-cache. Exits with 1 if a byte was lost, and with
+    /// 2 if the faults cannot be parsed.
     Drill(Box<drill::Options>),
-    /// Shows how much memory a model would take on a device and what it could serve there, without a GPU. Exits with 0
-    /// if the model fits, with 1 if it does not, and with 2 if it cannot be planned.
+    /// Shows how much memory a model would take on a device and what it could serve there,
+    /// without a GPU. Exits with 0 if the model fits, with 1 if it does not, and with 2 if
+    /// it cannot be planned.
     Plan(Box<plan::Options>),
     /// Serves models over HTTP to OpenAI and Anthropic clients.
     #[cfg(feature = "serve")]

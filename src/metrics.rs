@@ -10,10 +10,11 @@ use crate::{failure::Failure, logging};
 /// Where metrics are served.
 #[derive(Args, Clone)]
 pub struct MetricsOptions {
-    /// Serves metrics at this address while the command runs: a port of the loopback interface, such as 9464, or an
-    /// address with a port, such as 0.0.0.0:9464. Port 0 picks a free port. /metrics is for Prometheus, /events has the
-    /// latest events, and /health/live and /health/ready are for liveness and readiness checks. There is no
-    /// authentication. Prompts, pictures and replies are never served.
+    /// Serves metrics at this address while the command runs: a port of the loopback interface,
+    /// such as 9464, or an address with a port, such as 0.0.0.0:9464. Port 0 picks a free port.
+    /// /metrics is for Prometheus, /events has the latest events, and /health/live and
+    /// /health/ready are for liveness and readiness checks. There is no authentication. Prompts,
+    /// pictures and replies are never served.
     #[arg(long, value_name = "ADDR", env = "BURSAR_METRICS", global = true)]
     metrics: Option<MetricsAddress>,
 }

@@ -13,19 +13,20 @@ use crate::{DeviceOptions, failure::Failure, knobs::KnobOptions, progress::Bar};
 /// A model, or only its shape.
 #[derive(Args)]
 pub struct ModelOptions {
-    /// A Hugging Face checkpoint folder, a GGUF file, a model of the hub (`org/name` or `org/name@revision`), or
-    /// `demo`.
+    /// A Hugging Face checkpoint folder, a GGUF file, a model of the hub (`org/name`
+    /// or `org/name@revision`), or `demo`.
     #[arg(long, default_value = "demo", conflicts_with = "shape")]
     model: String,
-    /// Shape of a released model instead of a model, to measure its size and speed without its files.
+    /// Shape of a released model instead of a model, to measure its size and
+    /// speed without its files.
     #[arg(long, value_name = "NAME", requires = "random")]
     shape: Option<String>,
     /// Draws random weights on the device, instead of loading a checkpoint.
     #[arg(long, requires = "shape")]
     random: bool,
-    /// Makes the routers of random mixture-of-experts weights prefer some experts, as trained routers do: the expert of
-    /// rank `r` is chosen in proportion to `r^-EXPONENT` (Zipf's law; a usual exponent is 1). By default, all experts
-    /// are equally likely.
+    /// Makes the routers of random mixture-of-experts weights prefer some experts, as trained
+    /// routers do: the expert of rank `r` is chosen in proportion to `r^-EXPONENT` (Zipf's law; a
+    /// usual exponent is 1). By default, all experts are equally likely.
     #[arg(long, value_name = "EXPONENT", requires = "random", value_parser = exponent)]
     zipf: Option<f32>,
 }

@@ -40,15 +40,16 @@ pub struct Options {
     /// Shape of a released model instead of a model.
     #[arg(long, value_name = "NAME")]
     shape: Option<String>,
-    /// Lists the shapes, and what each takes and serves on GPUs with 24, 48, 80 and 141 GB, with the given knobs.
+    /// Lists the shapes, and what each takes and serves on GPUs with 24, 48, 80 and 141 GB,
+    /// with the given knobs.
     #[arg(long, conflicts_with_all = ["model", "shape", "total", "gpu"])]
     shapes: bool,
     /// Memory of the device to plan for, such as 80GiB, instead of the memory that the device has.
     #[arg(long, value_name = "BYTES")]
     total: Option<Bytes>,
-    /// GPU to plan for, which need not be in this machine: a product such as h200, or sm_NN, or sm_NN:PROCESSORS. By
-    /// default, the GPU of this machine. Without a GPU, the demo model is planned for the host and any other model for
-    /// an H200.
+    /// GPU to plan for, which need not be in this machine: a product such as h200, or sm_NN, or
+    /// sm_NN:PROCESSORS. By default, the GPU of this machine. Without a GPU, the demo model is
+    /// planned for the host and any other model for an H200.
     #[arg(long, value_name = "GPU")]
     gpu: Option<Gpu>,
     /// Prints one JSON object instead of text.

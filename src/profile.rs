@@ -24,7 +24,8 @@ use crate::{
     shared_output,
 };
 
-/// Sizes a model on this device, even if a profile is recorded. Prints the result, and records it for later starts.
+/// Sizes a model on this device, even if a profile is recorded. Prints the result, and records
+/// it for later starts.
 #[derive(Args)]
 pub struct Options {
     #[command(flatten)]

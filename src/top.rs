@@ -52,21 +52,23 @@ pub fn read(text: &str) -> Samples {
 /// Options of `bursar top`.
 #[derive(Args)]
 pub struct Options {
-    /// Address where the process serves its metrics (its --metrics): HOST:PORT, or a port of this machine. By default,
-    /// the value of --metrics or BURSAR_METRICS for this command, or else 127.0.0.1:9464.
+    /// Address where the process serves its metrics (its --metrics): HOST:PORT, or a port
+    /// of this machine. By default, the value of --metrics or BURSAR_METRICS for this
+    /// command, or else 127.0.0.1:9464.
     #[arg(value_name = "ADDR")]
     address: Option<Address>,
     /// Time between two updates, from 100ms to 1m.
     #[arg(long, value_name = "TIME", default_value = "1s")]
     every: Every,
-    /// Reads the metrics twice, --every apart, prints the figures as text, and exits. Exits with 1 if there is nothing
-    /// to show.
+    /// Reads the metrics twice, --every apart, prints the figures as text, and exits. Exits with 1
+    /// if there is nothing to show.
     #[arg(long)]
     once: bool,
     /// With --once, prints one JSON object instead of text.
     #[arg(long, requires = "once")]
     json: bool,
-    /// When to use colors. auto respects NO_COLOR, and uses more than 16 colors if COLORTERM is truecolor.
+    /// When to use colors. auto respects NO_COLOR, and uses more than 16 colors
+    /// if COLORTERM is truecolor.
     #[arg(long, value_enum, default_value = "auto")]
     color: When,
 }

@@ -99,10 +99,10 @@ __device__ __forceinline__ float largest_of_cluster(float value) { return value;
 __device__ __forceinline__ void leave_cluster() {}
 #endif
 
-// Writes a row, or this block's part of a row that its cluster shares. `make(column,
-// values)` computes eight numbers from a column on; `make_held(turn, column, values)`
-// computes the numbers that stay in registers. All threads take part in each turn, because
-// the lanes of a group exchange values.
+// Writes a row, or this block's part of a row that its cluster shares.
+// `make(column, values)` computes eight numbers from a column on;
+// `make_held(turn, column, values)` computes the numbers that stay in registers. All threads
+// take part in each turn, because the lanes of a group exchange values.
 template <uint32_t BLOCKS, typename Element, typename MakeHeld, typename Make>
 __device__ __forceinline__ void write_row(const Target<Element>& target, uint64_t row, MakeHeld&& make_held, Make&& make) {
     __shared__ float partial[WARPS_MAX];

@@ -38,7 +38,7 @@ __device__ __forceinline__ void round_rows(const Element* x, uint32_t x_pitch, c
     };
     let_next_kernel_start();
     if constexpr (IS_NORM) {
-        // No kernel writes weights, so they are read before the wait.
+        // No kernel writes weights, so they are read before `wait_for_previous_kernel`.
         each([&](uint32_t slot, uint32_t vector, bool is_in) {
             if (is_in) {
                 weights[slot] = load_words<WIDTH>(weight + vector * WIDTH);

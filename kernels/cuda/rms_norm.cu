@@ -41,7 +41,7 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
             squares += values[i] * values[i];
         }
     };
-    // No kernel writes weights, so they are read before the wait.
+    // No kernel writes weights, so they are read before `wait_for_previous_kernel`.
     each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(call.weight + column); });
     wait_for_previous_kernel();
     if (blockIdx.x < call.rows) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void norm_sum(const ExpertSum<Element>& sum, const El
         }
         return words;
     };
-    // No kernel writes weights, so they are read before the wait.
+    // No kernel writes weights, so they are read before `wait_for_previous_kernel`.
     each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(weight + column); });
     wait_for_previous_kernel();
     float sums[HELD][WIDTH];

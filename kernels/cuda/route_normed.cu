@@ -77,7 +77,7 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
     const uint32_t eight = lane / 4, quarter = lane % 4, rows = routed.rows;
     const uint32_t groups = call.hidden / COLUMNS, pieces = call.hidden / WIDTH, row_bytes = 2 * call.hidden + ROW_GAP_BYTES;
     uint8_t *weight_at = dynamic + rows * row_bytes, *sums_at = weight_at + 2 * call.hidden;
-    // No kernel writes weights, so they are read before the wait.
+    // No kernel writes weights, so they are read before `wait_for_previous_kernel`.
     uint4 router[HELD][2];
 #pragma unroll
     for (uint32_t i = 0; i < HELD; ++i) {

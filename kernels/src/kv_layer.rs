@@ -47,9 +47,9 @@ impl KvLayer {
     /// A layer of `blocks` blocks at `address`.
     ///
     /// # Safety
-    /// As long as operations use the layer, `address` must start `blocks *
-    /// shape.block_bytes()` bytes of backed device memory, aligned to the element, that only
-    /// operations of the same lane touch.
+    /// As long as operations use the layer, `address` must start
+    /// `blocks * shape.block_bytes()` bytes of backed device memory, aligned to the element,
+    /// that only operations of the same lane touch.
     pub unsafe fn new(address: Address, blocks: usize, shape: KvShape) -> Self {
         assert!(shape.kv_heads > 0 && shape.head_dim > 0, "a layer has heads, and a head has elements: {shape:?}");
         KvLayer { address, blocks, shape }

@@ -49,7 +49,7 @@ impl Model {
     /// Like [`plan`](Self::plan), for the part of the model that `rank` holds.
     ///
     /// # Errors
-    /// As [`plan`](Self::plan); [`WeightError::Ranks`] and [`WeightError::Cut`] if the model cannot
+    /// See [`plan`](Self::plan); [`WeightError::Ranks`] and [`WeightError::Cut`] if the model cannot
     /// be divided among this many ranks.
     pub fn plan_rank(checkpoint: &Checkpoint, target: &Target, rank: Rank) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
@@ -68,7 +68,7 @@ impl Model {
     /// the same on all ranks.
     ///
     /// # Errors
-    /// As [`plan_rank`](Self::plan_rank).
+    /// See [`plan_rank`](Self::plan_rank).
     pub fn plan_heaviest(checkpoint: &Checkpoint, target: &Target, ranks: usize) -> Result<Self, LoadError> {
         let mut heaviest = Model::plan_rank(checkpoint, target, Rank::new(0, ranks))?;
         for rank in Rank::all(ranks).skip(1) {
@@ -86,7 +86,7 @@ impl Model {
     /// far and the total, and decides whether to continue.
     ///
     /// # Errors
-    /// As [`plan`](Self::plan); [`LoadError::Kernel`] if a copy fails;
+    /// See [`plan`](Self::plan); [`LoadError::Kernel`] if a copy fails;
     /// [`LoadError::Stopped`] if `progress` breaks.
     ///
     /// # Panics
@@ -104,7 +104,7 @@ impl Model {
     /// communicate with other ranks.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// See [`load`](Self::load).
     pub fn load_rank<B: Backend>(
         checkpoint: &Checkpoint,
         rank: Rank,
@@ -217,10 +217,10 @@ impl Model {
         self.family.pack(&vec![pictures.to_vec(); self.picture_ranks()])
     }
 
-    /// Runs the vision encoder and writes the results to the rows of `cache` `[rows,
-    /// width]`. The [`EmbeddingLayout`](crate::blocks::vision::EmbeddingLayout) determines
-    /// `width`. If pictures are distributed over ranks, each rank encodes its own pictures,
-    /// and all ranks receive all rows.
+    /// Runs the vision encoder and writes the results to the rows of `cache`
+    /// `[rows, width]`. The [`EmbeddingLayout`](crate::blocks::vision::EmbeddingLayout)
+    /// determines `width`. If pictures are distributed over ranks, each rank encodes its own
+    /// pictures, and all ranks receive all rows.
     pub fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

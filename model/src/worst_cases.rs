@@ -102,7 +102,7 @@ pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, Ker
 /// that takes the most.
 ///
 /// # Errors
-/// As [`plan`].
+/// See [`plan`].
 pub fn proof(model: &Model, target: Target, pass: &Pass) -> Result<Depth, KernelError> {
     let peak = plan(model, target, pass)?.workspace;
     let mut layers = 1;

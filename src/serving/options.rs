@@ -29,12 +29,13 @@ pub struct Options {
     /// Model to serve, as in --model.
     #[arg(value_name = "MODEL", conflicts_with = "model")]
     sole: Option<String>,
-    /// Hugging Face checkpoint folder, GGUF file, model of the hub (`org/name` or `org/name@revision`), or `demo`. May
-    /// be given several times; all models share the device under one ledger.
+    /// Hugging Face checkpoint folder, GGUF file, model of the hub (`org/name` or
+    /// `org/name@revision`), or `demo`. May be given several times; all models share the
+    /// device under one ledger.
     #[arg(long, default_value = "demo")]
     model: Vec<String>,
-    /// Name that clients use for a model: one per model, in order, or several for a single model. Replaces
-    /// --model-name.
+    /// Name that clients use for a model: one per model, in order, or several for a
+    /// single model. Replaces --model-name.
     #[arg(long, value_name = "NAME", num_args = 1..)]
     name: Vec<String>,
     /// Address to listen on. Port 0 picks a free port.
@@ -47,15 +48,18 @@ pub struct Options {
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
 
-    /// File with API keys, one per line. Clients must send one of them. Without keys, every client is served.
+    /// File with API keys, one per line. Clients must send one of them. Without keys,
+    /// every client is served.
     #[arg(long, value_name = "FILE", help_heading = "Clients")]
     api_key_file: Option<PathBuf>,
-    /// API key. Other users of this machine can see it in the process list, so prefer --api-key-file.
+    /// API key. Other users of this machine can see it in the process
+    /// list, so prefer --api-key-file.
     #[arg(long, value_name = "KEY", env = "VLLM_API_KEY", hide_env_values = true, help_heading = "Clients")]
     api_key: Vec<String>,
-    /// File with administrator keys, one per line. Administrators may also put models to sleep, wake them, run memory
-    /// drills and read the budget of a server with several API keys. Without this file, every client is an
-    /// administrator if the server has no API keys and listens only on this machine; otherwise no client is.
+    /// File with administrator keys, one per line. Administrators may also put models to sleep,
+    /// wake them, run memory drills and read the budget of a server with several API keys. Without
+    /// this file, every client is an administrator if the server has no API keys and listens only
+    /// on this machine; otherwise no client is.
     #[arg(long, value_name = "FILE", help_heading = "Clients")]
     admin_key_file: Option<PathBuf>,
     /// Makes every client an administrator.
@@ -64,27 +68,31 @@ pub struct Options {
     /// Maximum size of a request body, including pictures in base64.
     #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "Clients")]
     body_bytes: Option<Bytes>,
-    /// Maximum concurrent connections. Connections above the limit get status 503 for everything except health and
-    /// metrics.
+    /// Maximum concurrent connections. Connections above the limit get status 503 for everything
+    /// except health and metrics.
     #[arg(long, value_name = "N", help_heading = "Clients")]
     connections: Option<usize>,
-    /// Maximum concurrent connections from one IPv4 address or one IPv6 /64 network. Default: half of --connections.
+    /// Maximum concurrent connections from one IPv4 address or one IPv6 /64 network.
+    /// Default: half of --connections.
     #[arg(long, value_name = "N", help_heading = "Clients")]
     connections_per_address: Option<usize>,
-    /// Maximum concurrent replies per key. Further requests are refused with status 429. By default, no limit.
+    /// Maximum concurrent replies per key. Further requests are refused with status 429.
+    /// By default, no limit.
     #[arg(long, value_name = "N", help_heading = "Clients")]
     streams_per_key: Option<usize>,
     /// Seconds that running replies may take to finish after the server is asked to stop.
     #[arg(long, alias = "shutdown-timeout", value_name = "SECONDS", help_heading = "Clients")]
     drain: Option<u64>,
-    /// Path prefix, such as `/llm`, that a proxy in front does not remove. Paths without it are served too.
+    /// Path prefix, such as `/llm`, that a proxy in front does not remove. Paths without
+    /// it are served too.
     #[arg(long, value_name = "PATH", default_value = "", hide_default_value = true, help_heading = "Clients")]
     root_path: String,
-    /// Origin whose web pages may send requests, such as https://example.org, or `*` for all. May be given several
-    /// times.
+    /// Origin whose web pages may send requests, such as https://example.org, or `*` for all. May
+    /// be given several times.
     #[arg(long, alias = "allowed-origins", value_name = "ORIGIN", help_heading = "Clients")]
     allow_origin: Vec<String>,
-    /// Metric names at /metrics: `bursar`, or `vllm`, which also exports the metrics that vLLM's dashboards read.
+    /// Metric names at /metrics: `bursar`, or `vllm`, which also exports the metrics
+    /// that vLLM's dashboards read.
     #[arg(long, value_name = "NAMES", value_enum, default_value_t, help_heading = "Clients")]
     metrics_names: MetricsNames,
     /// Certificates of the server, in PEM. Turns on TLS.
@@ -94,7 +102,8 @@ pub struct Options {
     #[arg(long, alias = "ssl-keyfile", value_name = "FILE", requires = "tls_certificates", help_heading = "Clients")]
     tls_key: Option<PathBuf>,
 
-    /// Host that pictures may be fetched from, such as example.org or example.org:8443. May be given several times.
+    /// Host that pictures may be fetched from, such as example.org or example.org:8443. May
+    /// be given several times.
     #[arg(long, alias = "allowed-media-domains", value_name = "HOST", num_args = 1.., help_heading = "Pictures")]
     allow_url_host: Vec<String>,
     /// Allows these hosts to have private addresses, such as those of an internal network.
@@ -103,7 +112,8 @@ pub struct Options {
     /// Folder that `file:` URLs of pictures and videos may refer to. By default, no files are read.
     #[arg(long, alias = "allowed-local-media-path", value_name = "FOLDER", help_heading = "Pictures")]
     media_root: Option<PathBuf>,
-    /// Program that decodes videos in MP4, MOV, WebM and MKV, or `none`. By default `ffmpeg`, if it is on the PATH.
+    /// Program that decodes videos in MP4, MOV, WebM and MKV, or `none`. By default `ffmpeg`, if it
+    /// is on the PATH.
     #[arg(long, value_name = "FILE|none", help_heading = "Pictures")]
     ffmpeg: Option<PathBuf>,
 
@@ -113,11 +123,12 @@ pub struct Options {
     /// Jinja file, or the text of a template, instead of the chat template of the tokenizer.
     #[arg(long, value_name = "FILE", help_heading = "Replies")]
     chat_template: Option<String>,
-    /// JSON object of variables for chat templates. A request's `chat_template_kwargs` override them.
+    /// JSON object of variables for chat templates. A
+    /// request's `chat_template_kwargs` override them.
     #[arg(long, value_name = "JSON", value_parser = object, help_heading = "Replies")]
     default_chat_template_kwargs: Option<Map<String, Value>>,
-    /// Default sampling parameters: `auto` reads the checkpoint's generation_config.json, and `vllm` ignores that file
-    /// and uses temperature 1. Without the file, both are the same.
+    /// Default sampling parameters: `auto` reads the checkpoint's generation_config.json, and
+    /// `vllm` ignores that file and uses temperature 1. Without the file, both are the same.
     #[arg(long, value_enum, default_value_t, help_heading = "Replies")]
     generation_config: GenerationConfig,
 
@@ -127,8 +138,8 @@ pub struct Options {
     /// Folder of the Hugging Face cache. By default, the cache that all Hugging Face tools share.
     #[arg(long, value_name = "FOLDER", help_heading = "Hub")]
     download_dir: Option<PathBuf>,
-    /// Hugging Face token for private and gated models. Other users of this machine can see it in the process list, so
-    /// prefer the environment variable HF_TOKEN.
+    /// Hugging Face token for private and gated models. Other users of this machine can see it in
+    /// the process list, so prefer the environment variable HF_TOKEN.
     #[arg(long, value_name = "TOKEN", help_heading = "Hub")]
     hf_token: Option<String>,
 

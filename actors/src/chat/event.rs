@@ -52,9 +52,9 @@ pub enum ChatEvent {
 }
 
 impl ChatEvent {
-    /// A `Done` event without reasoning and tool calls, for tests of code that reads replies.
-    /// Other fields can be set afterwards, through `if let ChatEvent::Done { stop_reason, ..
-    /// } = &mut done`.
+    /// A `Done` event without reasoning and tool calls, for tests of code that reads replies. Other
+    /// fields can be set afterwards, through
+    /// `if let ChatEvent::Done { stop_reason, .. } = &mut done`.
     pub fn done(text: impl Into<String>, finish_reason: FinishReason, usage: Usage) -> Self {
         ChatEvent::Done {
             text: text.into(),

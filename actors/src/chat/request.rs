@@ -278,10 +278,10 @@ impl Chat {
         self
     }
 
-    /// Adds functions that the model may call.
-    /// [`ChatEvent::ToolCall`](super::ChatEvent::ToolCall) reports its calls. Each tool is JSON
-    /// in the form that the chat template expects, usually OpenAI's `{"type": "function",
-    /// "function": {"name": .., "description": .., "parameters": ..}}`.
+    /// Adds functions that the model may call. [`ChatEvent::ToolCall`](super::ChatEvent::ToolCall)
+    /// reports its calls. Each tool is JSON in the form that the chat template expects, usually
+    /// OpenAI's
+    /// `{"type": "function", "function": {"name": .., "description": .., "parameters": ..}}`.
     pub fn tools(mut self, tools: impl IntoIterator<Item = serde_json::Value>) -> Self {
         self.tools.extend(tools);
         self

@@ -36,8 +36,8 @@ struct Piece {
         }
     }
 
-    // Calls `run(index of the value, group, index among the group's four sums, index in
-    // out)` for each value.
+    // Calls `run(index of the value, group, index among the group's four sums, index in out)` for
+    // each value.
     template <typename Do>
     __device__ __forceinline__ void each(Do&& run) const {
 #pragma unroll

@@ -79,8 +79,8 @@ __device__ __forceinline__ float divided(float value, float scale, float inverse
     return fabsf(quotient) < 2.0f * E4M3_MAX ? corrected : quotient;
 }
 
-// Calls `work(divide)`, where `divide(value)` rounds to the same E4M3 number as `value
-// / scale` in f32.
+// Calls `work(divide)`, where `divide(value)` rounds to the same E4M3 number
+// as `value / scale` in f32.
 template <typename Work>
 __device__ __forceinline__ auto with_divisor(float scale, const Work& work) {
     // In this range, the inverse and the remainders are normal numbers.

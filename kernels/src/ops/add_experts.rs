@@ -31,8 +31,8 @@ pub struct Call<'a> {
 
 impl<B: Backend> Scope<'_, B> {
     /// Multiplies `x` `[rows * top, in_features]`, as returned by
-    /// [`gated_experts`](Scope::gated_experts), by `weight` `[experts *
-    /// out_features, in_features]`, and adds each row's weighted sum over its
+    /// [`gated_experts`](Scope::gated_experts), by `weight`
+    /// `[experts * out_features, in_features]`, and adds each row's weighted sum over its
     /// experts to `sum` `[rows, out_features]`.
     ///
     /// Space for all products is taken from the workspace even if the backend does not need it,

@@ -4,8 +4,8 @@
 use super::{add_experts, check, rms_norm::RmsNorm, route::Routing};
 use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 
-/// Computes `experts`, whose sum is rounded to the type of activations, and then `out = sum /
-/// sqrt(mean(sum^2) + epsilon) * weight`, row by row, with the mean in `f32`.
+/// Computes `experts`, whose sum is rounded to the type of activations, and then
+/// `out = sum / sqrt(mean(sum^2) + epsilon) * weight`, row by row, with the mean in `f32`.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// The sum over experts. It accumulates, and this rank holds all experts of its routing.
@@ -19,8 +19,8 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Like [`add_experts`](Scope::add_experts), and also writes the rows of `sum` `[rows,
-    /// out_features]` to `out`, normalized as in [`rms_norm_into`](Scope::rms_norm_into).
+    /// Like [`add_experts`](Scope::add_experts), and also writes the rows of `sum`
+    /// `[rows, out_features]` to `out`, normalized as in [`rms_norm_into`](Scope::rms_norm_into).
     ///
     /// # Errors
     /// The same as for [`add_experts`](Scope::add_experts) and

@@ -19,8 +19,8 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// The first index of the largest element in each row of `x` `[rows,
-    /// columns]`; returns `[rows]` u32.
+    /// The first index of the largest element in each row of `x`
+    /// `[rows, columns]`; returns `[rows]` u32.
     pub fn argmax(&self, x: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
         let mut out = self.take([x.rows()], DType::U32)?;
         self.argmax_into(x, &mut out)?;

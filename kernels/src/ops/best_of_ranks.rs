@@ -26,8 +26,8 @@ impl<B: Backend> Scope<'_, B> {
     }
 
     /// The first index of the largest element in each row of all ranks' concatenated columns, into
-    /// `out` `[rows]` u32. If the ranks [choose](Scope::chooses_among_ranks) together, `x` `[rows,
-    /// columns.count]` f32 has this rank's columns, and the ranks exchange 8 bytes per row.
+    /// `out` `[rows]` u32. If the ranks [choose](Scope::chooses_among_ranks) together, `x`
+    /// `[rows, columns.count]` f32 has this rank's columns, and the ranks exchange 8 bytes per row.
     /// Otherwise `x` has the columns of all ranks.
     ///
     /// # Errors

@@ -13,8 +13,9 @@
 //! value = round(float(sum) * float(deviation / 37837.227237))        (one product in f32, then to the type, ties to even)
 //! ```
 //!
-//! Part of a matrix gets the same numbers that it would have in the whole matrix: element `[row,
-//! column]` of `out` is number `row * pitch + column`, counted from the part's first element.
+//! Part of a matrix gets the same numbers that it would have in the whole matrix:
+//! element `[row, column]` of `out` is number `row * pitch + column`, counted from
+//! the part's first element.
 //!
 //! The first four lines are the `i`-th step of SplitMix64 (Steele, Lea, Flood, "Fast splittable
 //! pseudorandom number generators", 2014), so each element can be computed independently. The sum

@@ -30,9 +30,9 @@ pub struct Call<'a> {
 const OP: &str = "gated_linear";
 
 impl<B: Backend> Scope<'_, B> {
-    /// SiLU of the first half of `x @ weight^T + bias` times the second half, with `x`
-    /// `[rows, in_features]`, `weight` `[2 * features, in_features]` and `bias` `[2 *
-    /// features]`; returns `[rows, features]`.
+    /// SiLU of the first half of `x @ weight^T + bias` times the second half, with
+    /// `x` `[rows, in_features]`, `weight` `[2 * features, in_features]` and
+    /// `bias` `[2 * features]`; returns `[rows, features]`.
     ///
     /// This method combines [`linear`](Scope::linear) and [`silu_mul`](Scope::silu_mul). The
     /// intermediate product is taken from the workspace even if the backend does not need it,

@@ -6,10 +6,11 @@ use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::{check, patchify::LAYOUT_NUMBERS};
 
-/// Computes `out[i]` as the table at `(row * (side - 1) / (rows - 1), column * (side - 1) /
-/// (columns - 1))`: the sum of the four surrounding points, weighted by nearness. The corners of
-/// the picture coincide with the corners of the grid. The only row of a picture with one row lies
-/// on the grid's first row, and likewise for columns.
+/// Computes `out[i]` as the table at
+/// `(row * (side - 1) / (rows - 1), column * (side - 1) / (columns - 1))`: the sum of the four
+/// surrounding points, weighted by nearness. The corners of the picture coincide with the
+/// corners of the grid. The only row of a picture with one row lies on the grid's first row,
+/// and likewise for columns.
 ///
 /// Everything is computed in f32 in this order, and then rounded once. On each axis:
 ///

@@ -61,8 +61,8 @@ impl PairAxes {
     }
 }
 
-/// Rotates, in each of the first `heads` heads of a row, the pair of element `i` and element `i +
-/// head_dim / 2` by `positions[axis of i][row] * frequencies[i]` (the halves convention).
+/// Rotates, in each of the first `heads` heads of a row, the pair of element `i` and element
+/// `i + head_dim / 2` by `positions[axis of i][row] * frequencies[i]` (the halves convention).
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, at least heads * head_dim]` activations, changed in place.

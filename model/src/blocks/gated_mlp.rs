@@ -16,7 +16,7 @@ impl GatedMlp {
     /// Claims the weights of `gate`, `up` and `down`; see [`WeightMap::gated`].
     ///
     /// # Errors
-    /// As [`WeightMap::gated`].
+    /// See [`WeightMap::gated`].
     pub fn claim(
         map: &mut WeightMap<'_>,
         projections: [&str; 3],
@@ -44,8 +44,8 @@ impl GatedMlp {
         self.down.forward_add(&scope, &activated, hidden)
     }
 
-    /// The first half of the MLP. Returns the input of [`down`](GatedMlp::down), `[rows,
-    /// intermediate]`.
+    /// The first half of the MLP. Returns the input of [`down`](GatedMlp::down),
+    /// `[rows, intermediate]`.
     pub fn gate<'s, 'a, B: Backend>(
         &'a self,
         scope: &'s Scope<'_, B>,

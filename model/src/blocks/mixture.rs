@@ -81,7 +81,7 @@ impl Mixture {
     /// under `name.experts`. `loads` `[experts]` counts the choices of experts.
     ///
     /// # Errors
-    /// As [`WeightMap::experts`].
+    /// See [`WeightMap::experts`].
     pub fn claim(
         map: &mut WeightMap<'_>,
         name: &str,

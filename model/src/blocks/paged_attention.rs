@@ -27,9 +27,10 @@ pub struct PagedAttention {
 }
 
 impl PagedAttention {
-    /// Projects `normed` `[tokens, hidden]` to queries, keys and values, rotates queries and keys
-    /// by their positions, and writes keys and values to `cache`. Returns `[tokens, (heads + 2 *
-    /// kv_heads) * head_dim]`. Callers may use only the queries of the result.
+    /// Projects `normed` `[tokens, hidden]` to queries, keys and values, rotates
+    /// queries and keys by their positions, and writes keys and values to `cache`.
+    /// Returns `[tokens, (heads + 2 * kv_heads) * head_dim]`. Callers may use only the
+    /// queries of the result.
     pub fn project<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

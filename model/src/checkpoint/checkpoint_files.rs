@@ -73,7 +73,7 @@ impl CheckpointSource {
     /// Like [`read`](Self::read), for a file that must exist.
     ///
     /// # Errors
-    /// As [`read`](Self::read); [`CheckpointError::MissingFile`],
+    /// See [`read`](Self::read); [`CheckpointError::MissingFile`],
     /// [`CheckpointError::MissingFolder`] or [`CheckpointError::Adapter`].
     pub fn require(&self, file: &str) -> Result<Cow<'static, [u8]>, CheckpointError> {
         if let Some(content) = self.read(file)? {
@@ -116,7 +116,7 @@ impl CheckpointSource {
     /// missing or not supported.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// See [`read`](Self::read).
     pub fn stored_type(&self) -> Result<Option<DType>, CheckpointError> {
         let config: Option<Value> = self.read("config.json")?.and_then(|json| serde_json::from_slice(&json).ok());
         Ok(config.as_ref().and_then(stored_type))
@@ -169,7 +169,7 @@ impl TextFiles {
     /// The parts of a tokenizer are read only if there is no `tokenizer.json`.
     ///
     /// # Errors
-    /// As [`CheckpointSource::read`].
+    /// See [`CheckpointSource::read`].
     pub(super) fn read(
         source: &CheckpointSource,
         tokenizer: Option<&CheckpointSource>,

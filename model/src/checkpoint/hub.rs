@@ -121,7 +121,7 @@ impl HubModel {
     /// Like [`fetch`](Self::fetch), but without the weights, which a plan does not need.
     ///
     /// # Errors
-    /// As [`fetch`](Self::fetch).
+    /// See [`fetch`](Self::fetch).
     pub fn fetch_settings(&self, watch: &dyn FetchWatch) -> Result<PathBuf, CheckpointError> {
         Ok(self.settings(watch)?.folder())
     }

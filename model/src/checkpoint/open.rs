@@ -64,7 +64,7 @@ impl Checkpoint {
     /// instead of the checkpoint's.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// See [`open`](Self::open).
     pub fn open_with_tokenizer(source: CheckpointSource, tokenizer: Option<PathBuf>) -> Result<Self, CheckpointError> {
         let config_json = source.require("config.json")?;
         let mut config: Map<String, Value> = object("config.json", &config_json)?;
@@ -160,7 +160,7 @@ impl Checkpoint {
     /// Like [`prompts`](Self::prompts), with this Jinja template instead of the checkpoint's.
     ///
     /// # Errors
-    /// As [`prompts`](Self::prompts); the template does not compile.
+    /// See [`prompts`](Self::prompts); the template does not compile.
     pub fn prompts_with(&self, template: &str) -> Result<PromptEncoder, CheckpointError> {
         let sources = TemplateSources {
             templates: [(DEFAULT_TEMPLATE.to_owned(), template.to_owned())].into(),
@@ -179,7 +179,7 @@ impl Checkpoint {
     /// A tensor by its name.
     ///
     /// # Errors
-    /// As [`TensorIndex::tensor`].
+    /// See [`TensorIndex::tensor`].
     pub fn tensor(&self, name: &str) -> Result<TensorInfo<'_>, CheckpointError> {
         self.tensors.tensor(name)
     }

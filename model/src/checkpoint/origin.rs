@@ -66,7 +66,7 @@ impl CheckpointOrigin {
     /// Fetches the files that are not on this machine yet, and opens a GGUF file. Blocks.
     ///
     /// # Errors
-    /// As [`GgufFile::open`]; [`CheckpointError::Hub`]; [`CheckpointError::Malformed`] or
+    /// See [`GgufFile::open`]; [`CheckpointError::Hub`]; [`CheckpointError::Malformed`] or
     /// [`CheckpointError::ShardName`] for the index.
     pub fn bring(self, watch: &dyn FetchWatch) -> Result<CheckpointSource, CheckpointError> {
         // `watch` is unused without the feature `hub`.
@@ -82,7 +82,7 @@ impl CheckpointOrigin {
     /// Like [`bring`](Self::bring), but does not fetch weights.
     ///
     /// # Errors
-    /// As [`bring`](Self::bring).
+    /// See [`bring`](Self::bring).
     pub fn bring_settings(self) -> Result<CheckpointSource, CheckpointError> {
         match self {
             CheckpointOrigin::Local(source) => Ok(source),

@@ -52,8 +52,8 @@ impl EncodedImage {
     /// Takes decoded pixels, `[height, width, 3]` bytes of red, green and blue, rows from the top.
     ///
     /// # Errors
-    /// [`ImageError::Empty`] if a side is 0; [`ImageError::PixelBytes`] if there are not `width *
-    /// height * 3` bytes.
+    /// [`ImageError::Empty`] if a side is 0; [`ImageError::PixelBytes`] if there
+    /// are not `width * height * 3` bytes.
     pub fn from_rgb(width: u32, height: u32, pixels: impl Into<Arc<[u8]>>) -> Result<Self, ImageError> {
         let bytes = pixels.into();
         let expected = u64::from(width) * u64::from(height) * 3;

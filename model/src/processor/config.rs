@@ -312,8 +312,8 @@ impl ImageProcessorConfig {
     /// `do_normalize`, `image_mean` and `image_std`.
     ///
     /// transformers fuses rescaling into the mean and the deviation
-    /// (`_fuse_mean_std_and_rescale_factor`, 5.17): `(level - mean / factor) / (std
-    /// / factor)` in f32.
+    /// (`_fuse_mean_std_and_rescale_factor`, 5.17): `(level - mean / factor) / (std / factor)` in
+    /// f32.
     pub fn levels(&self) -> Levels {
         if !self.do_normalize {
             let factor = if self.do_rescale { self.rescale_factor as f32 } else { 1.0 };

@@ -147,8 +147,8 @@ mod tests {
 
     const WIDE: Size = Size { width: 4000, height: 3000 };
 
-    /// `image_grid_thw` of `Qwen2VLImageProcessor(min_pixels=..,
-    /// max_pixels=..)` in transformers 5.17.
+    /// `image_grid_thw` of `Qwen2VLImageProcessor(min_pixels=.., max_pixels=..)` in transformers
+    /// 5.17.
     #[test]
     fn patches_are_those_of_the_reference() {
         let sizes = [(190, 130), (4000, 3000), (640, 480), (30, 30)];

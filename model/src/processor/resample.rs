@@ -63,8 +63,8 @@ impl AxisWeights {
         let mut exact = vec![0.0; outputs * taps];
         for (output, row) in exact.chunks_exact_mut(taps).enumerate() {
             let center = scale * (output as f64 + 0.5);
-            // `as` truncates toward zero and saturates, like the C cast followed by `max(..,
-            // 0)` in the original.
+            // `as` truncates toward zero and saturates, like the C cast followed by
+            // `max(.., 0)` in the original.
             let start = (center - support + 0.5) as usize;
             let count = ((center + support + 0.5) as usize).min(inputs).saturating_sub(start).min(taps);
             let inverse = 1.0 / stretch;

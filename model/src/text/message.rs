@@ -30,9 +30,9 @@ pub enum Part {
     /// Reasoning of the model, before the rest of its message. Templates get it
     /// separately from the content.
     Reasoning(String),
-    /// A call of a function, in the form that the template expects: usually `{"type":
-    /// "function", "function": {"name": .., "arguments": {..}}}`. Templates get a message's
-    /// calls separately from its content.
+    /// A call of a function, in the form that the template expects: usually
+    /// `{"type": "function", "function": {"name": .., "arguments": {..}}}`. Templates get a
+    /// message's calls separately from its content.
     ToolCall(serde_json::Value),
     /// The id of the call whose result this message is. Templates get the
     /// id separately, as `tool_call_id`.
@@ -44,10 +44,10 @@ const SHORT_ID: usize = 9;
 
 /// One turn of a conversation.
 ///
-/// A message serializes to the form that Hugging Face's templates read: `{"role": .., "content":
-/// ..}`. If the message has only text, the content is a string, because templates of text-only
-/// models concatenate it. The string joins the texts without separators, as templates that read
-/// lists write them. Templates that read only lists get lists from
+/// A message serializes to the form that Hugging Face's templates read:
+/// `{"role": .., "content": ..}`. If the message has only text, the content is a string, because
+/// templates of text-only models concatenate it. The string joins the texts without separators, as
+/// templates that read lists write them. Templates that read only lists get lists from
 /// [`ChatTemplate`](super::ChatTemplate). If the message has pictures or videos, the content is a
 /// list of `{"type": "text", "text": ..}`, `{"type": "image"}` and `{"type": "video"}`. Reasoning
 /// is in `reasoning_content`, calls of functions are in the list `tool_calls`, and a result has the

@@ -126,8 +126,8 @@ mod tests {
 
     #[test]
     fn dates_are_those_of_python() {
-        // The expected texts are the output of `datetime.fromtimestamp(s,
-        // timezone.utc).strftime(f)` in CPython 3.11.
+        // The expected texts are the output of
+        // `datetime.fromtimestamp(s, timezone.utc).strftime(f)` in CPython 3.11.
         let format = "%d %b %Y, %A %B %-d %j %H:%M:%S %I %p %y";
         let expected = [
             (0, "01 Jan 1970, Thursday January 1 001 00:00:00 12 AM 70"),

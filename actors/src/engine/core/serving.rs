@@ -42,7 +42,8 @@ pub struct Serving<P: Parts> {
 enum Actors<P: Parts> {
     /// All actors serve requests.
     Up(P::Children),
-    /// Some actors died and restart. After a wait, all actors from `first` on start. The others continue.
+    /// Some actors died and restart. After a wait, all actors from `first` on
+    /// start. The others continue.
     Restarting { restart: u64, first: usize, kept: P::Children },
     /// The actors are being started.
     Starting(Cause),

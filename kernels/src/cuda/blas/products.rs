@@ -377,8 +377,8 @@ impl Blas {
 }
 
 impl Described {
-    /// Rows of this project are columns of cuBLASLt, which computes `out^T [out, rows] = weight^T^T
-    /// [out, in] @ x^T [in, rows]`.
+    /// Rows of this project are columns of cuBLASLt, which computes
+    /// `out^T [out, rows] = weight^T^T [out, in] @ x^T [in, rows]`.
     pub(in super::super) fn of(blas: &Blas, activation: DType, product: GemmProblem) -> Result<Described, DeviceError> {
         let activation = if activation == DType::BF16 { number::R_16BF } else { number::R_16F };
         let out_kind = if product.out_is_f32 { number::R_32F } else { activation };

@@ -73,7 +73,7 @@ impl PackedImages {
     /// patch row by row.
     ///
     /// # Panics
-    /// As [`push`](Self::push).
+    /// See [`push`](Self::push).
     pub fn of(patch: PatchSize, merge: MergeSize, pictures: &[(&ResizedImage, &[u32])]) -> Self {
         let mut packed = PackedImages::new(patch, merge);
         pictures.iter().for_each(|(image, rows)| packed.push(image, rows, 0..image.grid.tokens(merge)));
