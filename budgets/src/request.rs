@@ -27,6 +27,7 @@ pub enum Priority {
     /// another process has left.
     Background,
     /// A user's own code that uses memory next to the models.
+    #[serde(rename = "tenant")]
     External,
     /// Memory that an accepted chat needs to continue.
     #[default]

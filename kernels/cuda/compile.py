@@ -82,10 +82,17 @@ def sources_of(source):
 def code_of(text):
     """A source without comments, trailing spaces and empty lines.
 
-    A comment after code is kept if the line has a quote.
+    Lines with a quote, a block comment or a continuation stay as they are, as does the line after a continuation.
     """
-    lines = (line if '"' in line and not line.lstrip().startswith("//") else line.split("//")[0] for line in text.split("\n"))
-    return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
+    kept, continues = [], False
+    for line in text.split("\n"):
+        is_comment = line.lstrip().startswith("//")
+        is_special = continues or line.endswith("\\") or "/*" in line or "*/" in line or ('"' in line and not is_comment)
+        line = line if is_special else line.split("//")[0].rstrip()
+        continues = line.endswith("\\")
+        if line or is_special:
+            kept.append(line + "\n")
+    return "".join(kept)
 
 
 def digest_of_sources(source):

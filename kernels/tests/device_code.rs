@@ -97,14 +97,19 @@ fn sources_of(source: &Path) -> BTreeSet<PathBuf> {
 
 /// Like `code_of` in `compile.py`: the text without comments, trailing spaces and empty lines.
 fn code_of(text: &str) -> String {
-    let code = |line: &'_ str| {
-        if line.contains('"') && !line.trim_start().starts_with("//") {
-            line.trim_end().to_owned()
-        } else {
-            line.split("//").next().unwrap_or_default().trim_end().to_owned()
+    let (mut kept, mut continues) = (String::new(), false);
+    for line in text.split('\n') {
+        let is_comment = line.trim_start().starts_with("//");
+        let is_block = line.contains("/*") || line.contains("*/");
+        let is_special = continues || line.ends_with('\\') || is_block || line.contains('"') && !is_comment;
+        let line = if is_special { line } else { line.split("//").next().unwrap_or_default().trim_end() };
+        continues = line.ends_with('\\');
+        if !line.is_empty() || is_special {
+            kept += line;
+            kept.push('\n');
         }
-    };
-    text.split('\n').map(code).filter(|line| !line.is_empty()).map(|line| line + "\n").collect()
+    }
+    kept
 }
 
 fn hex(digest: Sha256) -> String {

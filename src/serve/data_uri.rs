@@ -52,10 +52,11 @@ fn lenient(text: &str) -> Result<Vec<u8>, DecodeError> {
     /// A multiple of 4, the characters of a base64 group.
     const CHUNK: usize = 4096;
     let mut decoded = Vec::with_capacity(text.len() / 4 * 3 + 3);
-    let mut chunk = Vec::with_capacity(CHUNK);
+    let (mut chunk, mut done) = (Vec::with_capacity(CHUNK), 0);
     for byte in percent_decode_str(text).filter(|byte| !byte.is_ascii_whitespace()) {
         if chunk.len() == CHUNK {
-            IN_BETWEEN.decode_vec(&chunk, &mut decoded)?;
+            IN_BETWEEN.decode_vec(&chunk, &mut decoded).map_err(|error| moved(error, done))?;
+            done += CHUNK;
             chunk.clear();
         }
         chunk.push(match byte {
@@ -64,8 +65,18 @@ fn lenient(text: &str) -> Result<Vec<u8>, DecodeError> {
             byte => byte,
         });
     }
-    LAST.decode_vec(&chunk, &mut decoded)?;
+    LAST.decode_vec(&chunk, &mut decoded).map_err(|error| moved(error, done))?;
     Ok(decoded)
+}
+
+/// The error with its offset in the whole text, without white space.
+fn moved(error: DecodeError, done: usize) -> DecodeError {
+    match error {
+        DecodeError::InvalidByte(at, byte) => DecodeError::InvalidByte(at + done, byte),
+        DecodeError::InvalidLastSymbol(at, byte) => DecodeError::InvalidLastSymbol(at + done, byte),
+        DecodeError::InvalidLength(length) => DecodeError::InvalidLength(length + done),
+        DecodeError::InvalidPadding => DecodeError::InvalidPadding,
+    }
 }
 
 #[cfg(test)]
@@ -106,6 +117,8 @@ mod tests {
             assert!(base64(&format!("{} {text}", "A".repeat(4096))).is_err(), "{text}");
         }
         assert!(base64(&format!("{}== AAAA", "A".repeat(4094))).is_err());
+        let late = base64(&format!("{}\n*AAA", "A".repeat(5000)));
+        assert_eq!(late, Err(DecodeError::InvalidByte(5000, b'*')));
     }
 
     #[test]

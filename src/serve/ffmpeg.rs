@@ -140,7 +140,10 @@ fn pixels_per_second(told: &str) -> Option<f64> {
         None => text.parse().ok(),
     };
     let rate = |unit: &str| line.split(", ").find_map(|part| number(part.strip_suffix(unit)?.trim()));
-    rate(" fps").or_else(|| rate(" tbr")).map(|rate| rate * pixels)
+    // A higher estimate is the unit of the timestamps, as in films of browsers: `1k tbr, 1k tbn`.
+    const ESTIMATED_RATE_MAX: f64 = 480.0;
+    let estimated = || rate(" tbr").filter(|rate| *rate <= ESTIMATED_RATE_MAX);
+    rate(" fps").or_else(estimated).map(|rate| rate * pixels)
 }
 
 /// Seeks to each frame separately. Each seek decodes only from the preceding keyframe.
@@ -354,6 +357,7 @@ mod tests {
                 Some(640.0 * 480.0 * 25.0),
             ),
             ("  Stream #0:0: Video: vp9, yuv420p, 640x480, 1.2k fps", Some(640.0 * 480.0 * 1200.0)),
+            ("  Stream #0:0: Video: vp8, yuv420p, 1920x1080, SAR 1:1 DAR 16:9, 1k tbr, 1k tbn", None),
             (
                 "  Stream #0:1: Video: png, rgb24, 10x10, 90k tbr, 90k tbn (attached pic)\n  Stream #0:0: Video: vp9, yuv420p, 640x480, 25 fps",
                 Some(640.0 * 480.0 * 25.0),

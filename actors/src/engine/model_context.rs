@@ -41,7 +41,11 @@ pub struct ModelContext {
 /// logits are removed, because they can never be sampled.
 fn generation(checkpoint: &Checkpoint, vocabulary: usize, defaults: SamplingDefaults) -> GenerationDefaults {
     let mut own = checkpoint.generation.clone();
+    let had_ends = !own.eos_ids.is_empty();
     own.eos_ids.retain(|id| (*id as usize) < vocabulary);
+    if had_ends && own.eos_ids.is_empty() {
+        tracing::warn!(vocabulary, "no end token of the checkpoint has a logit: replies end only at `max_tokens`");
+    }
     match defaults {
         SamplingDefaults::Transformers => own,
         SamplingDefaults::Vllm => GenerationDefaults { sampling: own.listed.clone(), ..own },

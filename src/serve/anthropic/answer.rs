@@ -134,19 +134,18 @@ fn blocks(head: &Head, text: String, thinking: String, calls: impl Iterator<Item
     blocks
 }
 
-/// A call that was cut off has an empty input, as at the start of a stream. Its `stop_reason`
-/// shows the client not to run it. Other arguments that are not a JSON object are sent under
-/// the key that Anthropic uses for invalid JSON, so that no tool runs without the arguments
+/// The last call of a reply that was cut off has empty input, as at the start of a stream:
+/// `stop_reason` tells the client not to run it. Other arguments that are no JSON object go under
+/// the name that Anthropic gives to invalid JSON. Otherwise a tool would run without the arguments
 /// that the model meant.
 fn calls(calls: Vec<ToolCall>, is_cut: bool) -> impl Iterator<Item = Block> {
-    calls.into_iter().map(move |call| {
-        let input = call.parsed().unwrap_or_else(|| {
-            if is_cut {
-                Map::new()
-            } else {
-                Map::from_iter([("INVALID_JSON".to_owned(), Value::String(call.arguments.clone()))])
-            }
-        });
+    let cut = if is_cut { calls.len().checked_sub(1) } else { None };
+    calls.into_iter().enumerate().map(move |(at, call)| {
+        let input = match call.parsed() {
+            Some(input) => input,
+            None if cut == Some(at) => Map::new(),
+            None => Map::from_iter([("INVALID_JSON".to_owned(), Value::String(call.arguments.clone()))]),
+        };
         Block::ToolUse { id: call.id, name: call.name, input }
     })
 }
@@ -202,6 +201,9 @@ mod tests {
         let told = serde_json::to_value(calls(both(), false).collect::<Vec<_>>()).expect("JSON");
         assert_eq!(told[0]["input"], json!({"x": 1}));
         assert_eq!(told[1]["input"], json!({"INVALID_JSON": "{\"x\": "}));
+        let broken = || both().into_iter().rev().collect::<Vec<_>>();
+        let told = serde_json::to_value(calls(broken(), true).collect::<Vec<_>>()).expect("JSON");
+        assert_eq!(told[0]["input"], json!({"INVALID_JSON": "{\"x\": "}), "only the last call is cut off");
     }
 
     #[test]

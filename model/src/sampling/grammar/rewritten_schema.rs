@@ -75,12 +75,19 @@ fn rewrite_at(schema: &mut Value, place: &SchemaPlace, left: &mut Vec<NotFollowe
     follow_pattern(keywords);
 }
 
-/// Adds `"type": "object"`, unless another keyword already says which types or values are allowed.
+/// Adds the type of an object with named members, unless another keyword names the types or values.
 fn is_object(keywords: &mut Map<String, Value>) {
-    const OTHERS: [&str; 7] = ["$ref", "allOf", "anyOf", "const", "enum", "oneOf", "type"];
-    if !OTHERS.iter().any(|keyword| keywords.contains_key(*keyword)) {
+    if !names_types(keywords) {
         keywords.insert("type".to_owned(), "object".into());
     }
+}
+
+/// Whether the schema, or a branch of it, says which types or values it allows.
+fn names_types(keywords: &Map<String, Value>) -> bool {
+    let has = |keyword: &str| keywords.contains_key(keyword);
+    let branches = ["allOf", "anyOf", "oneOf"].iter().filter_map(|keyword| keywords.get(*keyword)?.as_array());
+    ["$ref", "const", "enum", "type"].into_iter().any(has)
+        || branches.flatten().any(|branch| branch.as_object().is_none_or(names_types))
 }
 
 /// Whether the schema is Zod's `never`, which matches no value.
@@ -255,6 +262,14 @@ mod tests {
                 json!({"patternProperties": {"^(?s:.){0,3}$": {}}, "additionalProperties": false, "type": "object"}),
             ),
             (json!({"properties": {}, "enum": [null, {}]}), json!({"properties": {}, "enum": [null, {}]})),
+            (
+                json!({"properties": {}, "anyOf": [{"required": ["a"]}]}),
+                json!({"properties": {}, "anyOf": [{"required": ["a"]}], "type": "object"}),
+            ),
+            (
+                json!({"properties": {}, "anyOf": [{"type": "null"}, {}]}),
+                json!({"properties": {}, "anyOf": [{"type": "null"}, {}]}),
+            ),
             (
                 json!({"type": ["string", "null"], "pattern": "^(?=a)b"}),
                 json!({"type": ["string", "null"], "allOf": [
