@@ -189,7 +189,7 @@ impl Options {
         chat = chat.max_tokens(self.max_tokens);
         chat = chat.min_tokens(self.min_tokens);
         chat = self.stop.iter().fold(chat, Chat::stop);
-        chat = self.deadline.into_iter().fold(chat, Chat::deadline);
+        chat = chat.deadline(self.deadline);
         chat = chat.temperature(self.temperature);
         chat = chat.top_p(self.top_p);
         chat = chat.top_k(self.top_k);

@@ -290,15 +290,15 @@ impl Chat {
     /// Sets whether the model calls tools. By default the model decides. Forcing a call
     /// requires that the model's format of tool calls is known, and that
     /// [`format`](Chat::format) supports the tool's schema.
-    pub fn tool_choice(mut self, choice: ToolChoice) -> Self {
-        self.tool_choice = choice;
+    pub fn tool_choice(mut self, choice: impl Into<Option<ToolChoice>>) -> Self {
+        self.tool_choice = choice.into().unwrap_or(self.tool_choice);
         self
     }
 
     /// Sets whether the reply may have more than one tool call, `true` by default. If `may` is
     /// `false`, the reply ends with its first complete call.
-    pub fn parallel_tool_calls(mut self, may: bool) -> Self {
-        self.calls_one_tool = !may;
+    pub fn parallel_tool_calls(mut self, may: impl Into<Option<bool>>) -> Self {
+        self.calls_one_tool = may.into().map_or(self.calls_one_tool, |may| !may);
         self
     }
 
@@ -365,8 +365,8 @@ impl Chat {
 
     /// Sets whether the prompt ends with the beginning of an assistant turn. By default it does,
     /// unless the last turn is [continued](Chat::continue_final_message).
-    pub fn add_generation_prompt(mut self, does: bool) -> Self {
-        self.begins_turn = Some(does);
+    pub fn add_generation_prompt(mut self, does: impl Into<Option<bool>>) -> Self {
+        self.begins_turn = does.into().or(self.begins_turn);
         self
     }
 

@@ -37,8 +37,8 @@ impl Chat {
     /// use bursar_actors::chat::Chat;
     /// let summary = Chat::new().user("Summarise the log of last night.").priority(10); // after all others
     /// ```
-    pub fn priority(mut self, priority: i32) -> Self {
-        self.standing.priority = priority;
+    pub fn priority(mut self, priority: impl Into<Option<i32>>) -> Self {
+        self.standing.priority = priority.into().unwrap_or(self.standing.priority);
         self
     }
 
@@ -59,8 +59,8 @@ impl Chat {
     /// Sets the time within which the reply must be complete, counted from the request. Otherwise
     /// the reply ends with [`ChatError::TooLate`](super::ChatError::TooLate). Default: the model's
     /// `reply_deadline`. `Duration::MAX` means no deadline.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.standing.deadlines.reply = Some(deadline);
+    pub fn deadline(mut self, deadline: impl Into<Option<Duration>>) -> Self {
+        self.standing.deadlines.reply = deadline.into().or(self.standing.deadlines.reply);
         self
     }
 

@@ -144,10 +144,12 @@ mod tests {
                 }
                 let room = if moment % 50 == 0 { 9 } else { room[moment % room.len()] };
                 let order = line.order();
-                let served = if *line.get(order[0]).expect("it waits") <= room { Some(order[0]) } else {
-                        let other = order[1..].iter().find(|id| *line.get(**id).expect("it waits") <= room);
-                        other.copied().filter(|_| line.lets_pass(order[0]))
-                    };
+                let served = if *line.get(order[0]).expect("it waits") <= room {
+                    Some(order[0])
+                } else {
+                    let other = order[1..].iter().find(|id| *line.get(**id).expect("it waits") <= room);
+                    other.copied().filter(|_| line.lets_pass(order[0]))
+                };
                 if let Some(id) = served {
                     line.serve(id, 1);
                     passed += u32::from(id != oldest);

@@ -43,7 +43,7 @@ pub(crate) fn chat(request: &PreprocessedRequest, pictures: &[Image]) -> Result<
     }
     if let Some(routing) = &request.routing {
         // In Dynamo a larger priority is more urgent. In vLLM and Bursar a smaller one is.
-        chat = routing.priority.iter().fold(chat, |chat, priority| chat.priority(priority.saturating_neg()));
+        chat = chat.priority(routing.priority.map(i32::saturating_neg));
         chat = routing.cache_namespace.iter().fold(chat, Chat::cache_salt);
     }
     if let Some(guided) = &request.sampling_options.guided_decoding {
@@ -83,19 +83,13 @@ fn pixels(kwargs: Option<&Value>) -> Result<(Option<u64>, Option<u64>), DynamoEr
 }
 
 fn sampled(asked: &SamplingOptions, mut chat: Chat) -> Chat {
-    let set = |chat: Chat, value: Option<f32>, set: fn(Chat, f64) -> Chat| match value {
-        Some(value) => set(chat, shortest(value)),
-        None => chat,
-    };
-    chat = set(chat, asked.temperature, Chat::temperature);
-    chat = set(chat, asked.top_p, Chat::top_p);
-    chat = set(chat, asked.min_p, Chat::min_p);
-    chat = set(chat, asked.presence_penalty, Chat::presence_penalty);
-    chat = set(chat, asked.frequency_penalty, Chat::frequency_penalty);
-    chat = set(chat, asked.repetition_penalty, Chat::repetition_penalty);
-    if let Some(top_k) = asked.top_k {
-        chat = chat.top_k(usize::try_from(top_k).unwrap_or(0));
-    }
+    chat = chat.temperature(asked.temperature.map(shortest));
+    chat = chat.top_p(asked.top_p.map(shortest));
+    chat = chat.min_p(asked.min_p.map(shortest));
+    chat = chat.presence_penalty(asked.presence_penalty.map(shortest));
+    chat = chat.frequency_penalty(asked.frequency_penalty.map(shortest));
+    chat = chat.repetition_penalty(asked.repetition_penalty.map(shortest));
+    chat = chat.top_k(asked.top_k.map(|top_k| usize::try_from(top_k).unwrap_or(0)));
     chat.seed(asked.seed.map(|seed| seed as u64))
 }
 

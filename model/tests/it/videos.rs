@@ -228,7 +228,13 @@ proptest! {
         let envelope = Envelope { picture_patches, largest_pictures, video_frames: 16, ..Envelope::default() };
         let visuals: Vec<Media> = shown
             .into_iter()
-            .map(|(still, frames, width, height)| if still { Media::Image(frame(width, height, frames)) } else { Media::Video(film(frames, width, height)) })
+            .map(|(still, frames, width, height)| {
+                if still {
+                    Media::Image(frame(width, height, frames))
+                } else {
+                    Media::Video(film(frames, width, height))
+                }
+            })
             .collect();
         let settings = if counts_whole { whole_video(None) } else { config() };
         if let Ok(plans) = plan_with(settings, &envelope, &visuals) {

@@ -80,15 +80,15 @@ pub(in crate::serve) async fn chat(
     let tools = fields.tools.unwrap_or_default();
     tools.iter().enumerate().try_for_each(|(index, tool)| check_tool(tool, index))?;
     chat = chat.tools(tools);
-    chat = choice.iter().cloned().fold(chat, Chat::tool_choice);
-    chat = fields.parallel_tool_calls.into_iter().fold(chat, Chat::parallel_tool_calls);
+    chat = chat.tool_choice(choice.clone());
+    chat = chat.parallel_tool_calls(fields.parallel_tool_calls);
     let format = fields.response_format.map(ResponseFormat::form).transpose()?.flatten();
     chat = with_format(chat, choice.as_ref(), format);
     chat = with_effort(chat, fields.reasoning_effort);
     if fields.continue_final_message.unwrap_or_default() {
         chat = chat.continue_final_message();
     }
-    chat = fields.add_generation_prompt.into_iter().fold(chat, Chat::add_generation_prompt);
+    chat = chat.add_generation_prompt(fields.add_generation_prompt);
     if fields.return_token_ids.unwrap_or_default() {
         chat = chat.token_ids();
     }

@@ -177,7 +177,7 @@ impl Sampling {
         chat = self.stop_token_ids.iter().flatten().fold(chat, |chat, &token| chat.stop_token(token));
         chat = chat.min_tokens(self.min_tokens);
         chat = self.cache_salt.iter().fold(chat, Chat::cache_salt);
-        chat = self.priority.into_iter().fold(chat, Chat::priority);
+        chat = chat.priority(self.priority);
         if self.ignore_eos.unwrap_or_default() {
             chat = chat.ignore_end();
         }

@@ -246,10 +246,12 @@ proptest! {
                 let to = tokens / 5;
                 let before = kv.blocks();
                 let tables = kv.tables.clone();
-                let gone = if to < before { kv.shrink(to) } else {
-                        kv.grow(to);
-                        Vec::new()
-                    };
+                let gone = if to < before {
+                    kv.shrink(to)
+                } else {
+                    kv.grow(to);
+                    Vec::new()
+                };
                 prop_assert_eq!(kv.blocks(), to);
                 let holds = |id: &SequenceId| tables.get(id).is_some_and(|table| table.iter().any(|block| *block as usize >= to));
                 for id in alive.keys().map(|number| SequenceId(*number)) {

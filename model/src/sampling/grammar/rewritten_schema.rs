@@ -59,7 +59,7 @@ fn rewrite_at(schema: &mut Value, place: &SchemaPlace, left: &mut Vec<NotFollowe
     }
     let mut leave = |keyword| left.push(NotFollowed { keyword, place: place.clone() });
     if keywords.contains_key("properties") {
-        is_object(keywords);
+        imply_object(keywords);
     }
     if !follow_format(keywords) {
         leave("format");
@@ -76,7 +76,7 @@ fn rewrite_at(schema: &mut Value, place: &SchemaPlace, left: &mut Vec<NotFollowe
 }
 
 /// Adds the type of an object with named members, unless another keyword names the types or values.
-fn is_object(keywords: &mut Map<String, Value>) {
+fn imply_object(keywords: &mut Map<String, Value>) {
     if !names_types(keywords) {
         keywords.insert("type".to_owned(), "object".into());
     }
@@ -170,7 +170,7 @@ fn follow_names(keywords: &mut Map<String, Value>) {
     keywords.shift_remove("propertyNames");
     keywords.insert(keyword.to_owned(), Value::Object(members));
     keywords.insert("additionalProperties".to_owned(), Value::Bool(false));
-    is_object(keywords);
+    imply_object(keywords);
 }
 
 /// Replaces a `pattern` with look-ahead by several patterns in `allOf`, which apply to the

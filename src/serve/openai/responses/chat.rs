@@ -32,8 +32,8 @@ pub(super) async fn chat(
     let (mut chat, places) = draft_message::chat(drafts, model, shared, room).await?;
     let choice = fields.tool_choice.as_ref().map(|choice| tools.choice(choice)).transpose()?;
     chat = chat.tools(std::mem::take(&mut tools.functions));
-    chat = choice.iter().cloned().fold(chat, Chat::tool_choice);
-    chat = fields.parallel_tool_calls.into_iter().fold(chat, Chat::parallel_tool_calls);
+    chat = chat.tool_choice(choice.clone());
+    chat = chat.parallel_tool_calls(fields.parallel_tool_calls);
     chat = chat.max_tokens(fields.max_output_tokens);
     chat = chat.temperature(fields.temperature);
     chat = chat.top_p(fields.top_p);

@@ -13,11 +13,8 @@ use super::{
     store::Said,
     tools::Tools,
 };
-use crate::{
-    Chat,
-    serve::{
-        body::JsonBody, error::ApiError, guard::Client, id, models::shortened, one_or_many::OneOrMany, service::Shared,
-    },
+use crate::serve::{
+    body::JsonBody, error::ApiError, guard::Client, id, models::shortened, one_or_many::OneOrMany, service::Shared,
 };
 
 /// Fields of a chat that errors name, with their names in a Responses request.
@@ -38,7 +35,7 @@ pub(in crate::serve) async fn create(
     said.push(shared.responses.said(items, bytes));
     let mut held = client.hold(1, room)?;
     let (chat, places) = chat::chat(&fields, &mut tools, &said, &model, &shared, held.room()).await?;
-    let chat = client.header_params().apply(fields.priority.into_iter().fold(chat, Chat::priority));
+    let chat = client.header_params().apply(chat.priority(fields.priority));
     let reply = model.chat(chat).await.map_err(|error| places.error(error).renamed(&NAMES))?;
     let reply = shared.served(reply);
     let response = fields.response(&id::fresh("resp_"), id::now(), &name);

@@ -208,7 +208,11 @@ proptest! {
                     memory.step();
                     for (place, block) in table.blocks.iter().enumerate() {
                         let content = &mut memory.device[*block as usize];
-                        if place < table.held / BLOCK_TOKENS { prop_assert_eq!(*content, Some((name, place))) } else { *content = Some((name, place)) }
+                        if place < table.held / BLOCK_TOKENS {
+                            prop_assert_eq!(*content, Some((name, place)))
+                        } else {
+                            *content = Some((name, place))
+                        }
                     }
                     alive.insert(number, (name, tokens));
                     fill(&mut kv, sequence, name, tokens);
