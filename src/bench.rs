@@ -159,7 +159,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     }
     let is_whole = bench.report.ended_by.is_none();
     if options.wants(Measurement::Start) && is_whole {
-        // A value below that at READY would mean that memory was allocated outside leases.
+        // If less memory is free here than at READY, memory was allocated outside leases.
         driver_free(&runtime, "end", "at the end").into_iter().for_each(|figure| bench.add(figure));
     }
     bench.bar.finish_and_clear();
@@ -201,8 +201,8 @@ fn bar(shown: bool) -> ProgressBar {
     bar
 }
 
-/// Returns how the model's pictures are cut into patches, if it takes any. Does not report invalid
-/// settings: loading does that.
+/// Returns how the model cuts pictures into patches, or `None` if the model takes no pictures.
+/// Invalid settings are not reported here, because loading reports them.
 async fn picture_cut(source: &ModelSource) -> Option<PatchGeometry> {
     let origin = source.origin().clone();
     let cut = move || {
@@ -214,7 +214,7 @@ async fn picture_cut(source: &ModelSource) -> Option<PatchGeometry> {
     tokio::task::spawn_blocking(cut).await.ok()?
 }
 
-/// Returns the part of the model that the heaviest of `ranks` ranks has, without its weights.
+/// Returns the model as planned for the rank with the most weights. No weights are loaded.
 async fn planned(
     source: ModelSource,
     target: Target,

@@ -42,7 +42,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
 }
 
 async fn talk(device: &DeviceOptions, options: &Options) -> Result<Over, Failure> {
-    // Refuse what can be refused before a model is loaded.
+    // Check all options before loading a model, so that a mistake is reported at once.
     let load = LoadOptions { profiles: device.profiles(), ..options.knobs.options(device.blas())? };
     let limit = load.requests_for(true);
     if !(1..=limit).contains(&options.n) {

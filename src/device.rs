@@ -207,8 +207,9 @@ impl DeviceOptions {
     }
 
     /// Returns the devices on which `serve` starts runtimes, and the models that each runtime
-    /// loads. Models get separate devices, as long as there are some, if more devices are named
-    /// than share a model, or if --tensor-parallel-size is `auto` or has one number for each model.
+    /// loads. Models get separate devices, as long as devices are left, in two cases: more devices
+    /// are named than share a model, or --tensor-parallel-size is `auto` or has one number for each
+    /// model.
     ///
     /// # Errors
     /// - The number of devices is not a multiple of the ranks of a model.
@@ -338,7 +339,7 @@ impl DeviceOptions {
         self.capacity.unwrap_or(CAPACITY)
     }
 
-    /// Where to look for cuBLASLt.
+    /// Returns where to search for cuBLASLt.
     pub fn blas(&self) -> BlasSearch {
         let search = BlasSearch::usual();
         let search = self.cuda_home.iter().fold(search, BlasSearch::with_toolkit);
@@ -350,7 +351,7 @@ impl DeviceOptions {
         folders.into_iter().rev().fold(search, BlasSearch::first_in)
     }
 
-    /// The folder that profiles are written to and read from.
+    /// Returns the folder that profiles are written to and read from.
     pub fn profiles(&self) -> Option<PathBuf> {
         match &self.profile_cache {
             Some(_) => self.said_profiles(),
@@ -358,8 +359,8 @@ impl DeviceOptions {
         }
     }
 
-    /// The same folder, but only if a flag names it: measurements must not depend on earlier
-    /// starts.
+    /// Returns the profile folder only if a flag names it. Measurements use this folder, because
+    /// they must not depend on earlier starts.
     pub fn said_profiles(&self) -> Option<PathBuf> {
         self.profile_cache.clone().filter(|said| said.as_os_str() != NOWHERE)
     }
@@ -396,7 +397,7 @@ impl DeviceOptions {
     }
 }
 
-/// The value by which a user asks for no folder.
+/// The value of --profile-cache that turns profiles off.
 const NOWHERE: &str = "none";
 
 /// Returns Bursar's folder in the user's cache folder. The cache folder is `$XDG_CACHE_HOME`, if

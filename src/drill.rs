@@ -114,7 +114,7 @@ async fn drill(device: &DeviceOptions, faults: FaultPlan, options: &Options) -> 
     let asks = faults.has(Phase::Serve);
     let load = options.knobs.over(LoadOptions { name: Some(NAME.to_owned()), faults, ..LoadOptions::small() })?;
     let (attempts, outcome) = start(&runtime, model::source(&options.model), load, asks).await;
-    // Measured before the runtime ends, because its end would free everything.
+    // Count leaked bytes before the runtime shuts down, because the shutdown would free everything.
     runtime.unload(NAME).await?;
     let ledger = runtime.budget().snapshot().await.map_err(RuntimeError::from)?;
     // Every lease is backed on each device, so the maximum counts each leaked byte once.

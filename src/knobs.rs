@@ -32,7 +32,7 @@ impl KnobOptions {
         self.over(LoadOptions { blas, ..LoadOptions::default() })
     }
 
-    /// Like [`options`](Self::options), on top of a command's own options.
+    /// Like [`options`](Self::options), but applies the knobs on top of a command's own options.
     ///
     /// # Errors
     /// See [`options`](Self::options).

@@ -136,7 +136,7 @@ fn begin(form: Form, level: Level, requests: Requests) {
     }
 }
 
-/// Whether standard error carries JSON lines. If so, nothing may be drawn there.
+/// Whether the lines on standard error are JSON. If so, nothing may be drawn there.
 pub fn is_json() -> bool {
     // Only the JSON form enables this target.
     tracing::enabled!(target: SAID, Level::INFO)

@@ -159,8 +159,8 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     Ok(Report::of(&name, &planned, model, &forecast, unquantized, notes))
 }
 
-/// Returns the smallest number of the found devices that the model fits on. If it fits on none,
-/// returns the largest number of devices that can share it.
+/// Returns the smallest number of devices that the model fits on, among the devices found. If it
+/// fits on none of these numbers, returns the largest number of devices that can share it.
 fn min_ranks_for(
     sought: &PlacementQuery<'_>,
     planned: &Planned,

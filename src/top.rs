@@ -161,8 +161,8 @@ fn watch(options: &Options, address: &Address, colours: Colours) -> Result<(), F
     loop {
         let is_due = asked.is_none_or(|asked| asked.elapsed() >= session.every);
         if is_due && !is_asked && !session.is_paused {
-            // Run one scrape at a time, so that a slow process does not get further requests
-            // meanwhile.
+            // Run one scrape at a time, so that a slow process does not get another request before
+            // it has answered.
             (asked, is_asked) = (Some(Instant::now()), looks.ask.try_send(()).is_ok());
         }
         match looks.heard.try_recv() {
@@ -199,8 +199,8 @@ struct Looks {
 }
 
 impl Looks {
-    /// Starts the thread. It ends when `ask` is dropped, or with the process if it still waits for
-    /// an answer.
+    /// Starts the thread. The thread ends when `ask` is dropped, or with the process if it still
+    /// waits for an answer.
     fn start(scraper: Scraper, begun: Instant) -> Self {
         let ((ask, asked), (told, heard)) = (sync_channel(1), sync_channel(1));
         thread::spawn(move || {

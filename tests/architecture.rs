@@ -36,7 +36,7 @@ fn sources(folder: &str) -> Vec<(String, String)> {
     sources
 }
 
-/// A file's code, without comments and without the part from its test module on.
+/// A file's code up to its test module, without comments.
 fn code(text: &str) -> String {
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")

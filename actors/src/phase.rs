@@ -18,7 +18,7 @@ pub enum Phase {
     Back,
     /// The worst cases run again at the final size, with both lanes at once.
     Validate,
-    /// Requests are served now.
+    /// Requests are served.
     Serve,
 }
 

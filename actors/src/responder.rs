@@ -60,7 +60,6 @@ pub enum AskError {
         role: Role,
         /// The question, in words.
         what: &'static str,
-        /// The deadline, in seconds.
         seconds: u64,
     },
 }

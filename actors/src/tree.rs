@@ -1,4 +1,4 @@
-//! The supervision tree, and the one table of which role may ask which.
+//! The supervision tree, and the table of all questions that roles may ask each other.
 //!
 //! ```text
 //! runtime
@@ -108,10 +108,10 @@ questions! {
     /// The engine requests the lease for a model's weights.
     LEASE_FOR_ENGINE: Engine -> Budget, "lease", 60;
     /// The engine waits until other models have given up memory for a start. A model that has just
-    /// reclaimed memory that it had lent gives up memory only after ten seconds.
+    /// reclaimed lent memory gives up memory again only after ten seconds.
     ROOM_FOR_ENGINE: Engine -> Budget, "room", 30;
     /// The runtime leases host memory for the weights of a model that is put to sleep, and resizes
-    /// the lease of its weights.
+    /// the lease of the model's weights.
     LEASE_FOR_SLEEP: Runtime -> Budget, "lease memory for weights", 60;
     /// The engine waits until a dead actor's bytes have been returned, before
     /// it starts the successor.
@@ -120,8 +120,8 @@ questions! {
     LEDGER_FOR_ENGINE: Engine -> Budget, "snapshot", 5;
     /// The engine opens, freezes or tears down a model's gate.
     MOVE_GATE: Engine -> Budget, "move the gate", 5;
-    /// The profile reads the memory that this process already holds, for a limit on its fraction
-    /// of the whole device.
+    /// The profile reads the memory that this process already holds, to limit the process to a
+    /// fraction of the whole device.
     SNAPSHOT_FOR_PROFILE: Profile -> Budget, "snapshot", 5;
     /// The profile requests leases for workspaces, the probe and the final cache.
     LEASE_FOR_PROFILE: Profile -> Budget, "lease or resize", 60;

@@ -1,7 +1,8 @@
 //! Leases every byte of one device: the ledger, segments, workspaces and the memory plan.
 //!
-//! Memory goes through these types: [`Request`] -> [`Ledger`] -> [`Lease`] -> [`Segment`] ->
-//! [`Workspace`]. Only a [`Device`] takes memory, and only the [`Ledger`] grants it.
+//! A request for memory passes through these types: [`Request`] -> [`Ledger`] ->
+//! [`Lease`] -> [`Segment`] -> [`Workspace`]. Only a [`Device`] allocates memory, and
+//! only the [`Ledger`] grants it.
 //!
 //! # Scope
 //!

@@ -11,7 +11,7 @@ use crate::{Address, Bytes, Device, DeviceError, Fence, HostCopy, Lease};
 ///
 /// Growing and shrinking move the end of the prefix, so addresses are stable. Dropping a segment
 /// returns its memory at once if the device has finished everything issued so far. Otherwise the
-/// lease's release note carries the memory, which is returned after the fence.
+/// memory is part of the lease's release note and is returned after the fence.
 ///
 /// ```
 /// use bursar_budgets::{*, testing::HostControl};
@@ -40,9 +40,9 @@ pub struct Segment {
 /// and releases the addresses.
 pub struct Backing(Arc<Mapping>);
 
-/// Takes a segment's memory away while the segment itself may still exist. The budget uses this to
-/// reclaim the memory of a dead owner. The addresses stay reserved until the segment drops, so a
-/// late access faults and cannot reach other memory.
+/// A handle that takes away a segment's memory, even if the segment still exists. The budget uses
+/// it to reclaim the memory of a dead owner. The addresses stay reserved until the segment drops,
+/// so a late access faults and cannot reach other memory.
 #[derive(Clone)]
 pub struct RevokeHandle(Weak<Mapping>);
 
@@ -132,8 +132,8 @@ impl Segment {
         Ok(())
     }
 
-    /// Copies the backed prefix into host memory, and waits for the copy. Nothing may write
-    /// to the prefix meanwhile.
+    /// Copies the backed prefix into host memory, and waits for the copy. Nothing may write to the
+    /// prefix during the copy.
     ///
     /// # Errors
     /// The same as [`Device::copy_out`].
@@ -142,8 +142,8 @@ impl Segment {
         stretch.device.clone().copy_out(stretch.address(), self.backed())
     }
 
-    /// Copies back the result of [`copy_out`](Segment::copy_out). The same number of bytes must be
-    /// backed now as then.
+    /// Copies back the result of [`copy_out`](Segment::copy_out). The backed prefix must have the
+    /// same length as it had then.
     ///
     /// # Errors
     /// The same as [`Device::copy_in`].
@@ -233,8 +233,9 @@ impl Drop for Segment {
 }
 
 impl RevokeHandle {
-    /// Unbacks everything now. The device must be past the last use: ask the ledger, which waits
-    /// for the fence. Does nothing if the segment is gone or was already revoked.
+    /// Unbacks everything now. The device must be past the last use of the memory.
+    /// [`crate::FenceWatch`] waits for the lease's fence before it makes this call. Does nothing if
+    /// the segment is gone or was already revoked.
     ///
     /// # Errors
     /// Any error of the device.
@@ -245,7 +246,7 @@ impl RevokeHandle {
         stretch.clear(&mut extent)
     }
 
-    /// Whether the segment is gone.
+    /// Whether the segment was dropped and its memory returned.
     pub fn is_spent(&self) -> bool {
         self.0.strong_count() == 0
     }

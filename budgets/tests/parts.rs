@@ -1,4 +1,4 @@
-//! Tests of small parts: queues, gates, seats, sums, plans, snapshots, names, and
+//! Tests of small types: queues, gates, seats, sums, plans, snapshots, names, and
 //! the defaults of `Device`.
 
 use std::{borrow::Borrow, sync::Arc};

@@ -60,8 +60,8 @@ impl Fits {
         }
     }
 
-    /// Returns the grid that the encoder gets for a picture. The picture must not need resizing,
-    /// except into tiles, and its request must fit the context with its reply.
+    /// Returns the grid of patches that the encoder gets for a picture. Fails if the picture would
+    /// be resized (other than to fill tiles), or if the picture and its reply exceed a limit.
     pub fn picture(&self, width: u32, height: u32, reply: usize) -> Result<MediaGrid, String> {
         let processors = self.processors.as_ref().ok_or("the model does not take pictures")?;
         let plan = processors.pictures.plan(width, height).map_err(|error| error.to_string())?;

@@ -1,5 +1,5 @@
-//! The machine, build and time of a measurement. They are recorded with each result, which cannot
-//! be compared without them.
+//! The machine, build and time of a measurement. Each result records them, because figures of
+//! different machines or builds cannot be compared.
 
 use std::{
     fs,

@@ -51,7 +51,8 @@ impl Meter {
     /// Sends prompts of new random tokens. Each is answered with `reply` tokens.
     ///
     /// # Errors
-    /// A request got a wrong answer, so the figure would not be comparable.
+    /// A request failed, had a reply of another length, or found tokens in the prefix cache. The
+    /// figure would not be comparable.
     pub async fn text(&mut self, prompts: Prompts, reply: usize) -> Result<Run, Failure> {
         let chat = |random: &mut Draw| {
             let ids = iter::repeat_with(|| self.ids.start + random.below(self.ids.end - self.ids.start));

@@ -35,18 +35,19 @@ pub struct Report {
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
-    /// Does not change between versions.
+    /// Stable identifier, which does not change between versions.
     pub id: String,
     pub name: String,
     pub value: f64,
     pub unit: Unit,
     pub lower_is_better: bool,
-    /// Seconds of each run. If the value is a difference, includes the runs of both sides.
+    /// Seconds of each run. If the value is a difference of two measurements, the runs of both are
+    /// listed.
     pub runs: Vec<f64>,
     /// Time by which the slowest run exceeded the fastest, as a share of the time that the
     /// value is computed from.
     pub spread: Option<f64>,
-    /// Operations and bytes of the figure's passes, by the plan.
+    /// Operations and bytes of the figure's passes, as planned.
     pub work: Option<PlannedWork>,
     /// The best value that the device could reach.
     pub roofline: Option<Roofline>,
@@ -80,7 +81,7 @@ pub struct PlannedWork {
 /// The best value that the device could reach at its rates.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Roofline {
-    /// In the figure's unit.
+    /// The best value, in the figure's unit.
     pub bound: f64,
     /// The share of the bound that was reached. 1 is all of it.
     pub share: f64,
@@ -97,7 +98,7 @@ pub struct LeftOut {
 }
 
 impl Figure {
-    /// A figure that no rate of the device limits.
+    /// Returns a figure without a roofline, because no rate of the device limits it.
     pub fn plain(id: &str, name: &str, value: f64, unit: Unit) -> Self {
         Figure {
             id: id.to_owned(),
@@ -113,7 +114,7 @@ impl Figure {
     }
 }
 
-/// Returns the memory by purpose, once a model serves.
+/// Returns the bytes of each memory class in `snapshot`, and the capacity of the KV cache.
 pub fn memory(snapshot: &Snapshot, kv_tokens: usize) -> Vec<Figure> {
     let bytes = |id: &str, name: &str, bytes: Bytes| Figure::plain(id, name, bytes.0 as f64, Unit::Bytes);
     let classes = snapshot.classes.iter().map(|line| {
@@ -167,7 +168,7 @@ pub fn write_head(
     writeln!(f, "bursar {version}{commit}, {date}, seed {seed}")
 }
 
-/// The lines above the figures.
+/// Writes only the lines above the figures.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_head(f, &self.model, self.random_weights, &self.machine, self.seed)?;

@@ -56,8 +56,8 @@ pub struct Planner {
     pub launch_patches: usize,
 }
 
-/// A sequence's part of a step: tokens already computed, tokens to compute, and whether
-/// a token is sampled.
+/// One sequence in a step: its tokens that were computed before, its tokens to compute, and `true`
+/// if a token is sampled.
 #[derive(Clone, Copy)]
 struct SequenceTokens {
     cached: usize,

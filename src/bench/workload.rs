@@ -1,5 +1,4 @@
-//! Pure: the sizes of a measurement. The number and size of requests, and the
-//! envelope that admits them.
+//! Pure: the number and sizes of the requests of a measurement, and the envelope that admits them.
 
 use bursar::Envelope;
 use bursar_model::{MergeSize, processor::Size, processor::Tiling};
@@ -63,7 +62,7 @@ pub struct Workload {
     pub pictures: [PictureLoad; 2],
     /// How pictures are cut.
     pub cut: PatchGeometry,
-    /// Tokens in a step.
+    /// Maximum tokens in a step.
     pub step_tokens: usize,
 }
 
@@ -99,7 +98,7 @@ pub const QUICK: Workload = Workload {
     step_tokens: 256,
 };
 
-/// How patches merge into tokens in every served family.
+/// Merging of patches into tokens, the same in every served family.
 const MERGE: MergeSize = MergeSize::new(2);
 
 /// Tokens around a picture, for the turn's markers and the question, at one token per byte

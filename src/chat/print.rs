@@ -14,15 +14,16 @@ use crate::{
     logging, output,
 };
 
-/// Terminal escapes that dim the reasoning, and that end the dimming.
+/// Terminal escape that dims the reasoning.
 const DIM: &str = "\x1b[2m";
+/// Terminal escape that ends the dimming.
 const PLAIN: &str = "\x1b[22m";
 
 /// How a successful reply ended.
 pub enum Ended {
     /// The reply is complete.
     Done { text: String },
-    /// The user pressed Ctrl-C. Has the text so far.
+    /// The user pressed Ctrl-C. `text` is the reply so far.
     Interrupted { text: String },
     /// Standard output was closed.
     Unread,

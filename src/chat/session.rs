@@ -34,14 +34,14 @@ pub struct Session<'s> {
     shown: Shown,
 }
 
-/// Whether to read another line.
+/// The next action of a session: reading another line, or ending.
 enum Next {
     Line,
     End(Over),
 }
 
 impl<'s> Session<'s> {
-    /// A session whose first question shows `shown`.
+    /// Creates a session whose first question shows `shown`.
     pub fn new(
         model: &'s ModelHandle,
         options: &'s Options,
@@ -73,7 +73,7 @@ impl<'s> Session<'s> {
                 Ok(line) => line?,
                 Err(over) => {
                     if is_terminal {
-                        // Ends the prompt's line.
+                        // End the line of the prompt.
                         println!();
                     }
                     return Ok(over);
@@ -183,7 +183,7 @@ impl<'s> Session<'s> {
     }
 
     /// Drops the pictures and videos that would make the next question fail too: the item at fault,
-    /// or all of them if the error names none. Keeps them if the failure is temporary.
+    /// or all items if the error names none. If the failure is temporary, all items are kept.
     fn forget_what_fails(&mut self, error: &ChatError) {
         let shown = &mut self.shown;
         let of_turns = |count: fn(&Shown) -> usize| self.turns.iter().map(|turn| count(&turn.shown)).sum::<usize>();

@@ -19,10 +19,10 @@ pub struct Planned {
     /// Whether the device is in this machine.
     pub is_here: bool,
     pub target: Target,
-    /// The memory state of each device, the one with the most available memory first. A single
-    /// entry if all devices are alike.
+    /// The memory state of each device, sorted by available memory, largest first. If all devices
+    /// are alike, there is a single entry.
     pub places: Vec<MemoryState>,
-    /// Number of such devices that can share the model.
+    /// Number of devices of this kind that can share the model.
     pub found: usize,
     /// The flag that sets the device's memory.
     pub total_flag: &'static str,
@@ -47,8 +47,8 @@ pub fn absent_place(total: Bytes, canary: Option<Bytes>) -> MemoryState {
 }
 
 impl Planned {
-    /// Finds the requested device. Opening a GPU in this machine takes about 300 ms, and only the
-    /// memory of a CUDA context.
+    /// Finds the requested device. Opening a GPU in this machine takes about 300 ms and allocates
+    /// only a CUDA context.
     pub fn of(spec: &DeviceSpec<'_>) -> Result<Self, Failure> {
         if let Some(gpu) = spec.gpu {
             return Planned::absent(gpu, &format!("{} by its specifications", gpu.name), spec);
@@ -119,7 +119,7 @@ impl Planned {
             Ok(MemoryState { total: spec.total.unwrap_or(place.total), ..place })
         };
         let places = devices.iter().map(place).collect::<Result<Vec<_>, DeviceError>>()?;
-        // In the order in which a start uses them.
+        // Sort the devices in the order in which a start uses them.
         let free: Vec<Bytes> = places.iter().map(MemoryState::available).collect();
         let places: Vec<MemoryState> = roomiest_first(&free).into_iter().map(|number| places[number]).collect();
         let (name, found) = (devices[0].name().to_owned(), devices.len());
@@ -127,7 +127,7 @@ impl Planned {
     }
 
     /// Returns the memory state of the fullest device among the `ranks` devices that a start would
-    /// use. It limits all ranks.
+    /// use. The fullest device limits all ranks.
     pub fn place_of(&self, ranks: usize) -> MemoryState {
         let first = &self.places[..ranks.min(self.places.len())];
         *first.iter().min_by_key(|place| place.available()).expect("there is a device")

@@ -32,7 +32,7 @@ const KNOWN: [(&str, (u32, u32), usize, u64); 9] = [
 /// NVIDIA's architectures, from the oldest one that the kernels support.
 const SERVED: [u32; 11] = [75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121];
 
-/// Above the number of multiprocessors of any GPU.
+/// A bound above the number of multiprocessors of any GPU.
 const PROCESSORS_MOST: usize = 1024;
 
 /// One GPU for each memory size, by name: 24, 48, 80 and 141 GB.

@@ -33,8 +33,8 @@ pub struct Report {
     pub fits: bool,
     /// Capacity of the KV cache in tokens, if the model fits.
     kv_tokens: usize,
-    /// Bytes by class. If the plan fits, the sum of these, `free`, overhead and foreign bytes
-    /// is the device's memory.
+    /// Bytes by class. If the plan fits, these bytes, `free`, the overhead and the foreign bytes
+    /// add up to the device's memory.
     claims: BTreeMap<String, Bytes>,
     free: Bytes,
     /// The error that a start would report, if the model does not fit.
@@ -92,7 +92,8 @@ struct Concurrency {
     /// Tokens of each sequence, prompt and reply together.
     tokens: usize,
     sequences: usize,
-    /// Number of sequences that the KV cache holds. A step takes at most `sequences`.
+    /// Number of sequences whose tokens fit in the KV cache together. A step runs at most
+    /// `sequences` of them.
     held: usize,
 }
 

@@ -20,7 +20,7 @@ use tracing::Span;
 use super::{error::ApiError, models::shortened, openai::usage::UsageTold};
 use bursar_actors::metric::{HTTP_ERRORS_TOTAL, HTTP_REQUESTS_TOTAL, HttpError, HttpStatus, Route};
 
-/// Token counts of a request. They are set when all of its replies have ended.
+/// Token counts of a request. The counts are set when all replies of the request have ended.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Used(Arc<OnceLock<UsageTold>>);
 

@@ -42,7 +42,7 @@ pub(super) struct Bodies {
     room: Arc<Semaphore>,
     /// Permits to parse or decompress a large body, one per CPU.
     turns: Semaphore,
-    /// A task that returns freed memory to the system is already scheduled.
+    /// `true` while a task that will return freed memory to the system is scheduled.
     is_tidied_up: Arc<AtomicBool>,
 }
 
@@ -57,8 +57,8 @@ impl Bodies {
         Bodies { room: Arc::new(Semaphore::new(room)), turns: Semaphore::new(threads), is_tidied_up: Arc::default() }
     }
 
-    /// Schedules the return of freed memory to the system after a large body. The
-    /// allocator would keep it.
+    /// Schedules the return of freed memory to the system after a large body. Otherwise, the
+    /// allocator would keep the memory.
     pub(super) fn tidy_up(&self) {
         if self.is_tidied_up.swap(true, Relaxed) {
             return;
@@ -242,8 +242,8 @@ fn grow(room: &mut OwnedSemaphorePermit, bytes: u64, shared: &Shared) -> Result<
     Ok(())
 }
 
-/// Estimates the number of values in a JSON text: its commas and opening brackets,
-/// including those within strings.
+/// Estimates the number of values in a JSON text: its commas and opening brackets, including commas
+/// and brackets within strings.
 fn values(bytes: &[u8]) -> u64 {
     bytes.iter().filter(|byte| matches!(byte, b',' | b'[' | b'{')).count() as u64
 }

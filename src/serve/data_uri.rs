@@ -19,7 +19,7 @@ const fn engine(padding: DecodePaddingMode) -> GeneralPurpose {
 
 /// A parsed data URI.
 pub(super) struct DataUri<'u> {
-    /// In lower case, without parameters.
+    /// The media type in lower case, without parameters.
     pub(super) media_type: String,
     pub(super) is_base64: bool,
     pub(super) body: &'u str,
@@ -39,8 +39,8 @@ impl<'u> DataUri<'u> {
 /// Decodes strict or lenient base64.
 ///
 /// # Errors
-/// A character that is neither in an alphabet nor white space, or a length that
-/// is impossible in base64.
+/// The text has a character that is neither in a base64 alphabet nor white space, or its length is
+/// impossible in base64.
 pub(super) fn base64(text: &str) -> Result<Vec<u8>, DecodeError> {
     // Strict base64, the common case, is decoded at once.
     STANDARD.decode(text.trim_ascii()).or_else(|_| lenient(text))
@@ -69,7 +69,7 @@ fn lenient(text: &str) -> Result<Vec<u8>, DecodeError> {
     Ok(decoded)
 }
 
-/// The error with its offset in the whole text, without white space.
+/// Returns the error with its offset in the whole text, not counting white space.
 fn moved(error: DecodeError, done: usize) -> DecodeError {
     match error {
         DecodeError::InvalidByte(at, byte) => DecodeError::InvalidByte(at + done, byte),

@@ -171,7 +171,8 @@ impl ApiError {
         }
     }
 
-    /// The response has the error as an extension, so that a later layer can change its shape.
+    /// Returns the response. The error is attached as an extension, so that a later layer can
+    /// change its shape.
     pub(super) fn response(&self, shape: Shape) -> Response {
         let mut response = (self.status, Extension(self.clone()), Json(self.body(shape))).into_response();
         if let Some(seconds) = self.told.retry_after {

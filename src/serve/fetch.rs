@@ -79,7 +79,7 @@ impl Fetcher {
         let permit = timeout(TIME_MAX, self.permits[host].clone().acquire_owned()).await.map_err(|_| full())?;
         let (agent, hosts, bytes_max, first) = (self.agent.clone(), self.hosts.clone(), self.bytes_max, url.to_owned());
         let fetched = tokio::task::spawn_blocking(move || {
-            // Held until the download ends, even if the request has ended.
+            // Keep the permit until the download ends, even if the request ends earlier.
             let _permit = permit;
             follow(&agent, &hosts, bytes_max, first)
         });
@@ -162,8 +162,8 @@ fn joined(from: &Uri, target: &str) -> Option<String> {
     }
 }
 
-/// Resolver that drops private addresses, unless they are allowed. It runs when a connection is
-/// made, so the checked address is the one connected to.
+/// Resolver that drops private addresses, unless they are allowed. The resolver runs when a
+/// connection is made, so the address that is checked is also the address that is connected to.
 #[derive(Debug)]
 struct Addresses {
     inner: DefaultResolver,
@@ -216,8 +216,8 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         return is_public_v4(mapped);
     }
     let parts = address.segments();
-    // Only global unicast, except addresses that embed others (Teredo, 6to4) or are
-    // for documentation (2001:db8, 3fff).
+    // Accept only global unicast addresses, except addresses that embed another address (Teredo,
+    // 6to4) or are for documentation (2001:db8, 3fff).
     let is_global = parts[0] & 0xE000 == 0x2000;
     let is_special =
         (parts[0] == 0x2001 && (parts[1] < 0x200 || parts[1] == 0xDB8)) || parts[0] == 0x2002 || parts[0] == 0x3FFF;

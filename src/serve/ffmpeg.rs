@@ -22,8 +22,8 @@ use crate::{FrameSampling, Image, Video};
 const INPUT: &str = "file:/dev/fd/0";
 /// Decoders that ffmpeg may use.
 const DECODERS: &str = "h264,hevc,av1,libdav1d,vp8,vp9,libvpx,libvpx-vp9,mpeg4,mpeg1video,mpeg2video,h263,mjpeg,prores,ffv1,rawvideo,png,theora,qtrle";
-/// Maximum pixels of a decoded frame before scaling: nearly twice those of 4K. A decoder may
-/// hold 17 such frames.
+/// Maximum pixels of a decoded frame before scaling: nearly twice the pixels of a 4K frame. A
+/// decoder may hold 17 such frames.
 const PIXELS_MAX: &str = "16000000";
 /// Largest single allocation that ffmpeg may make, in bytes.
 const PIECE_BYTES: &str = "134217728";
@@ -35,8 +35,8 @@ const SPARSE_SECONDS: f64 = 5.0;
 const AT_ONCE: usize = 2;
 /// Estimated seconds of video that are decoded to seek one frame.
 const SOUGHT_SECONDS: f64 = 10.0;
-/// Pixels per second that no machine decodes with two threads: twice those of 8K at
-/// 60 frames per second.
+/// A pixel rate that no machine decodes with two threads: twice the rate of 8K video at 60 frames
+/// per second.
 const PIXELS_PER_SECOND: f64 = 4e9;
 /// Bytes of ffmpeg's messages that are kept.
 const TOLD_BYTES: usize = 16 << 10;
@@ -58,7 +58,7 @@ pub(super) struct Input<'a> {
 pub(super) enum Fault {
     /// ffmpeg could not be run.
     Program(std::io::Error),
-    /// The file is not a readable video. Carries ffmpeg's message.
+    /// The file is not a readable video. The text is ffmpeg's message.
     Film(String),
 }
 
@@ -140,7 +140,8 @@ fn pixels_per_second(told: &str) -> Option<f64> {
         None => text.parse().ok(),
     };
     let rate = |unit: &str| line.split(", ").find_map(|part| number(part.strip_suffix(unit)?.trim()));
-    // A higher estimate is the unit of the timestamps, as in films of browsers: `1k tbr, 1k tbn`.
+    // A higher estimate is the unit of the timestamps, as in videos recorded by browsers: `1k tbr,
+    // 1k tbn`.
     const ESTIMATED_RATE_MAX: f64 = 480.0;
     let estimated = || rate(" tbr").filter(|rate| *rate <= ESTIMATED_RATE_MAX);
     rate(" fps").or_else(estimated).map(|rate| rate * pixels)
@@ -162,8 +163,8 @@ async fn sought(input: Input<'_>, count: usize, rate: f64, pixels: u64) -> Resul
     Ok(found.into_iter().map_while(|frame| frame).collect())
 }
 
-/// Samples a video without a duration, as browsers record them. Whenever there are too many frames,
-/// every second one is dropped.
+/// Samples a video that reports no duration, such as a recording of a browser. Whenever there are
+/// too many frames, every second frame is dropped.
 async fn unmeasured(input: Input<'_>, sampling: &FrameSampling) -> Result<Video, Fault> {
     let (_, rate) = sampling.frames(0.0).map_err(|error| Fault::Film(error.to_string()))?;
     let mut thinned = Thinned { kept: Vec::new(), most: sampling.frames_max, stride: 1, seen: 0 };
@@ -208,7 +209,8 @@ fn filter(rate: Option<f64>, pixels: u64) -> String {
 
 fn command(input: Input<'_>, level: &str, from_seconds: Option<f64>) -> Command {
     let Input { program, demuxer, seconds, .. } = input;
-    // ffmpeg exits after this much CPU time. It has two threads.
+    // ffmpeg exits after this much CPU time, which is twice the time limit because ffmpeg has two
+    // threads.
     let processor_seconds = (2.0 * seconds).ceil().max(2.0);
     let mut command = Command::new(program);
     command.args(["-hide_banner", "-nostdin", "-loglevel", level, "-max_alloc", PIECE_BYTES]);

@@ -95,7 +95,7 @@ impl FilmReader {
             Kind::Animation => {
                 let limits = ImageLimits { bytes_max: self.bytes_max, ..SCREEN };
                 let read = blocking(move || {
-                    // Held until decoding ends, even if the request has ended.
+                    // Keep the permit until decoding ends, even if the request ends earlier.
                     let _permit = permit;
                     film.bytes(limits.bytes_max).map(|bytes| Video::from_animation(&bytes, &sampling, &limits))
                 });
@@ -166,7 +166,7 @@ impl Film {
         }
     }
 
-    /// A file that another process can seek in. Bytes of a request are written to an
+    /// Returns a file that another process can seek in. Bytes of a request are written to an
     /// unnamed file in memory.
     fn file(self) -> io::Result<File> {
         match self {

@@ -22,7 +22,7 @@ pub enum KeyError {
     /// The list contains no key.
     #[error("the list of keys is empty")]
     None,
-    /// A key that an HTTP header cannot carry.
+    /// A key cannot be sent in an HTTP header.
     #[error("the key on line {line} is empty or has characters that are not allowed in a header")]
     Unsendable {
         /// Line of the key in the list, starting at 1.
@@ -36,7 +36,7 @@ pub(super) struct Guard {
     /// Hashes of the administrators' keys.
     admin_hashes: Vec<[u8; 32]>,
     open_admin: bool,
-    /// Concurrent replies per key, or of all clients together if there are no keys.
+    /// Limit of concurrent replies per key, or for all clients together if there are no keys.
     streams: Option<usize>,
     /// Permits of all clients together if there are no keys.
     all: OnceLock<Arc<Semaphore>>,
@@ -66,7 +66,7 @@ pub(super) struct Client {
 }
 
 /// Resources that a request holds while it is answered: permits for its replies, and reserved
-/// memory, including that of pictures that the model still holds.
+/// memory, including the memory of pictures that the model still holds.
 #[derive(Default)]
 pub(super) struct Held {
     _permits: Option<OwnedSemaphorePermit>,
@@ -87,7 +87,7 @@ impl Held {
 }
 
 impl Client {
-    /// Adds the parameters in the request's headers, and the place to record its token usage.
+    /// Adds the parameters in the request's headers, and the record for its token usage.
     pub(super) fn asking(self, header_params: HeaderParams, used: Used) -> Self {
         Client { header_params, used, ..self }
     }
@@ -105,7 +105,7 @@ impl Client {
         self.key
     }
 
-    /// Acquires permits for `replies`. They are held with the memory of the request until
+    /// Acquires permits for `replies`. The permits are held with the memory of the request until
     /// the result is dropped.
     pub(super) fn hold(&self, replies: usize, room: OwnedSemaphorePermit) -> Result<Held, ApiError> {
         let permits = self.permits(replies)?;

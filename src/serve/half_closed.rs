@@ -25,7 +25,8 @@ const WITH_REQUEST: Duration = Duration::from_millis(100);
 /// the request is canceled.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// Streams over a socket. After the end of input, reads no longer return the socket's error.
+/// A stream that can return its socket's error, which reads no longer return after the end of
+/// input.
 pub(super) trait Socket {
     /// The error that the system has for the socket, such as a reset by the peer.
     fn socket_error(&self) -> io::Result<Option<io::Error>>;
@@ -44,7 +45,7 @@ impl Socket for TlsStream<TcpStream> {
 }
 
 /// A connection that hides a half-close from the HTTP server. If the request is incomplete, the
-/// timeouts for headers and bodies end it.
+/// timeouts for headers and bodies end the request.
 pub(super) struct HalfClosed<S> {
     stream: S,
     /// Time of the last received bytes.
@@ -55,7 +56,8 @@ pub(super) struct HalfClosed<S> {
 }
 
 impl<S> HalfClosed<S> {
-    /// `ended` is notified when a half-close is hidden: the client sends no further request.
+    /// Wraps a stream. `ended` is notified when a half-close is hidden, because the client will
+    /// send no further request.
     pub(super) fn new(stream: S, ended: Arc<Notify>) -> Self {
         HalfClosed { stream, heard: None, check: None, ended }
     }

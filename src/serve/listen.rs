@@ -95,7 +95,7 @@ const RESERVE_HEAD_TIME: Duration = Duration::from_secs(2);
 /// Minimum time between log lines about connection errors.
 const LOGGED_EVERY: Duration = Duration::from_secs(10);
 
-/// A [`Service`] with a listener. Dropping it closes all connections at once.
+/// A [`Service`] with a listener. Dropping the server closes all connections at once.
 /// [`shutdown`](Server::shutdown) lets running replies finish.
 #[derive(Debug)]
 #[must_use = "the server ends when this is dropped"]

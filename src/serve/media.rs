@@ -303,8 +303,8 @@ async fn picture(source: Source, param: &str, reading: &Reading<'_>) -> Result<I
     }
 }
 
-/// State for reading all links of one request. They share one byte limit, because it costs a client
-/// nothing to name large files and URLs.
+/// State for reading all links of one request. The links share one byte limit, because naming large
+/// files and URLs costs a client nothing.
 struct Reading<'s> {
     shared: &'s Shared,
     /// Bytes that may still be read.

@@ -87,9 +87,9 @@ pub(super) async fn latest(State(shared): State<Arc<Shared>>) -> Json<Vec<Value>
     Json(latest_of(shared.served.iter().map(of)))
 }
 
-/// `GET /v1/budget/events?device=NUMBER`: server-sent events. `budget` comes twice a second and has
-/// the JSON of [`snapshot`]. `event` comes for each event of the runtime, starting with recent
-/// events from before the request.
+/// `GET /v1/budget/events?device=NUMBER`: server-sent events. A `budget` event with the JSON of
+/// [`snapshot`] is sent twice a second. An event named `event` is sent for each event of the
+/// runtime, starting with recent events from before the request.
 pub(super) async fn events(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Response, ApiError> {
     let fields = Fields::of(&uri, OF_DEVICE)?;
     let runtime = &fields.served(&shared)?.runtime;
@@ -111,8 +111,8 @@ struct Watch {
     looks: Interval,
 }
 
-/// Stream of snapshots and events. It ends when the server shuts down, so that the shutdown does
-/// not wait for clients that watch.
+/// Stream of snapshots and events. The stream ends when the server shuts down, so that the shutdown
+/// does not wait for clients that watch.
 fn watched(watch: Watch) -> impl Stream<Item = Event> {
     stream::unfold(watch, |mut watch| async move {
         if watch.shared.is_ending() {

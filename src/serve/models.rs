@@ -43,7 +43,7 @@ impl ModelState {
 
 #[derive(Clone)]
 pub(super) struct Entry {
-    /// The first is the model's own name. Requests may use any of them.
+    /// The model's own name, followed by its other names. Requests may use any of them.
     pub(super) names: Arc<[String]>,
     /// Seconds since 1970.
     pub(super) created: u64,
@@ -91,8 +91,8 @@ impl Models {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Finds a model that is ready, and the name for its responses: the one that the client used.
-    /// Without a name, finds the only model of the server.
+    /// Finds a model that is ready. Also returns the name that its responses contain, which is the
+    /// name that the client used. Without a name, finds the only model of the server.
     pub(super) fn ready(&self, name: Option<&str>) -> Result<(String, ModelHandle), ApiError> {
         let entry = self.find(name)?;
         let own = &entry.names[0];
@@ -115,7 +115,7 @@ impl Models {
         }
     }
 
-    /// For clients, a model that could not be loaded does not exist.
+    /// Returns the error for a model that failed to load. For clients, such a model does not exist.
     fn failed(&self, own: &str, why: &str) -> ApiError {
         let message = format!("the model `{own}` is not available, because it failed to load: {why}");
         ApiError::not_found(message).code("model_not_found").hint(known(&self.all()))

@@ -1,4 +1,4 @@
-//! Drill on a host device: simulates another process that takes memory and gives it back.
+//! Drill on a host device: simulates another process that takes memory and later frees it.
 
 use bursar_budgets::testing::HostControl;
 use std::{sync::Arc, time::Duration};
@@ -43,8 +43,8 @@ pub(super) async fn shown(State(shared): State<Arc<Shared>>, uri: Uri) -> Result
     Ok(Json(Taken { bytes: stand_in(&shared, &uri)?.counts().foreign.0 }))
 }
 
-/// `POST /v1/budget/neighbour?device=NUMBER`: takes free memory, up to `bytes`, and gives it back
-/// after `seconds`. Only one drill runs at a time.
+/// `POST /v1/budget/neighbour?device=NUMBER`: takes free memory, up to `bytes`, and frees it after
+/// `seconds`. Only one drill runs at a time.
 pub(super) async fn drill(
     State(shared): State<Arc<Shared>>,
     uri: Uri,

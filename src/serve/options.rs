@@ -22,7 +22,7 @@ pub struct ServeOptions {
     /// third larger than the file.
     pub body_bytes: Bytes,
     /// Memory for the bodies of all concurrent requests, and for pictures and videos that are read
-    /// for them. Requests beyond it get 503.
+    /// for them. Requests that would exceed this memory get 503.
     pub bodies_bytes: Bytes,
     /// Time that a client has to send a whole body. A client that stops reading its response is
     /// disconnected after the same time.
@@ -81,7 +81,7 @@ impl ServeOptions {
     /// with `#` are skipped.
     ///
     /// # Errors
-    /// [`KeyError`] if the text has no key, or a key that a header cannot carry.
+    /// [`KeyError`] if the text has no key, or a key that cannot be sent in a header.
     pub fn with_keys(mut self, text: &str) -> Result<Self, KeyError> {
         self.keys.extend(guard::keys_of(text)?);
         Ok(self)
@@ -90,7 +90,7 @@ impl ServeOptions {
     /// Adds administrator keys, in the format of [`with_keys`](Self::with_keys).
     ///
     /// # Errors
-    /// [`KeyError`] if the text has no key, or a key that a header cannot carry.
+    /// [`KeyError`] if the text has no key, or a key that cannot be sent in a header.
     pub fn with_admin_keys(mut self, text: &str) -> Result<Self, KeyError> {
         self.admin_keys.extend(guard::keys_of(text)?);
         Ok(self)

@@ -13,7 +13,7 @@ use crate::{Hint, Image};
 /// Pictures that were read. They count towards the byte limit of the [`Service`]
 /// until they are dropped.
 pub struct ReadPictures {
-    /// In the order of their URLs.
+    /// The pictures, in the order of their URLs.
     pub pictures: Vec<Image>,
     _room: BodyPermit,
 }

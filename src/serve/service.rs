@@ -83,7 +83,7 @@ pub(super) struct Shared {
     #[cfg(feature = "prometheus")]
     pub(super) metrics: Option<crate::MetricsText>,
     guard: Guard,
-    /// Held while a drill runs: only one runs at a time.
+    /// Locked while a drill runs, so that only one drill runs at a time.
     pub(super) neighbour: Arc<tokio::sync::Mutex<()>>,
     is_ending: AtomicBool,
     /// True once running replies have to end.
@@ -107,7 +107,8 @@ impl Shared {
         self.guard.admit_at(headers, false).is_ok()
     }
 
-    /// A reply that ends with an error when the server no longer waits for running replies.
+    /// Wraps a reply, so that it ends with an error when the server no longer waits for running
+    /// replies.
     pub(super) fn served(&self, reply: Reply) -> Reply {
         let mut is_cut = self.is_cut.subscribe();
         reply.until(async move {
@@ -335,8 +336,8 @@ async fn by_administrator_or_only_key(
     }
 }
 
-/// Whether the request is not from a page of an origin that is not allowed. Browsers send `Origin`
-/// even with requests that need no CORS preflight.
+/// Whether the request has no origin or an allowed origin. Browsers send `Origin` even with
+/// requests that need no CORS preflight.
 fn is_welcome(headers: &HeaderMap, origins: &[String]) -> bool {
     let Some(origin) = headers.get(ORIGIN) else { return true };
     let origin = origin.to_str().unwrap_or_default();
@@ -440,7 +441,8 @@ async fn wrong_method(request: Request) -> Response {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", told).into_response()
 }
 
-/// A panic is a bug in Bursar. Its message is in the log, and is not sent to the client.
+/// Builds the response after a panic, which is a bug in Bursar. The panic's message is in the log
+/// and is not sent to the client.
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
     tracing::error!("a request panicked");
     let error = ApiError::new(

@@ -18,14 +18,14 @@ pub(super) fn json(value: &impl Serialize) -> Event {
     Event::default().json_data(value).unwrap_or_else(|error| Event::default().comment(error.to_string()))
 }
 
-/// An event named after the `type` of its JSON. The name comes before the data, as in the APIs
-/// that name their events.
+/// Creates an event that is named after the `type` of its JSON, as in the APIs that name their
+/// events.
 pub(super) fn typed(told: &Value) -> Event {
     named(told["type"].as_str().unwrap_or_default(), told)
 }
 
-/// An event with a name. The name comes before the data: some clients do not
-/// look for it afterwards.
+/// Creates an event with a name. The name precedes the data, because some clients do not look for a
+/// name after the data.
 pub(super) fn named(name: &str, value: &impl Serialize) -> Event {
     Event::default().event(name).json_data(value).unwrap_or_else(|error| Event::default().comment(error.to_string()))
 }

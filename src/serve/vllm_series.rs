@@ -1,6 +1,6 @@
-//! Bursar's metrics under vLLM's names, for dashboards and autoscalers that read those.
+//! Bursar's metrics under vLLM's names, for dashboards and autoscalers that read these names.
 //!
-//! Names and labels are those of vLLM 0.33 (`vllm/v1/metrics/loggers.py`).
+//! Names and labels match vLLM 0.33 (`vllm/v1/metrics/loggers.py`).
 
 use std::collections::BTreeMap;
 

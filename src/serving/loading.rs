@@ -80,8 +80,8 @@ pub fn plans(wanted: Vec<Wanted>, serving: &Options, device: &DeviceOptions) -> 
 }
 
 /// Assigns the models to their runtimes. Models that share a device and have no knob for their size
-/// get equal shares of the memory that is left. With `in_turn`, each may use all of that memory,
-/// because the other models sleep meanwhile.
+/// get equal shares of the memory that is left. With `in_turn`, each model may use all of that
+/// memory, because the other models sleep while it is awake.
 pub fn placed(
     plans: Vec<Plan>,
     runtimes: &[Runtime],
@@ -113,8 +113,8 @@ pub fn placed(
 /// the service. A model that cannot be loaded is reported, and the other models are served.
 ///
 /// # Errors
-/// No model could be loaded. The failure is the one of a single model, or refers to the errors that
-/// were printed for each of several models.
+/// No model could be loaded. With a single model, the failure is the model's error. With several
+/// models, the failure refers to the errors that were printed.
 pub async fn load_all(service: Service, plans: Vec<(Runtime, Vec<Plan>)>) -> Result<(), Failure> {
     let count: usize = plans.iter().map(|(_, plans)| plans.len()).sum();
     let (bars, are_several) = (MultiProgress::new(), plans.len() > 1);
@@ -153,7 +153,7 @@ pub async fn load_all(service: Service, plans: Vec<(Runtime, Vec<Plan>)>) -> Res
     })
 }
 
-/// Loads a model and adds it to the service. Reports progress to the service meanwhile.
+/// Loads a model and adds it to the service. During the load, the service shows the progress.
 async fn load(service: &Service, runtime: &Runtime, plan: Plan, bar: Bar) -> Result<(), Failure> {
     let Plan { source, options, names, .. } = plan;
     let (told, heard) = (service.clone(), names.clone());

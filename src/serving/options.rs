@@ -1,4 +1,4 @@
-//! The options of `bursar serve`: its own, and those of `vllm serve`.
+//! The options of `bursar serve`, including options of `vllm serve`.
 
 use std::{
     env,
@@ -199,7 +199,7 @@ fn descriptors_for(connections: usize) -> usize {
 /// A model and the names that clients use for it.
 pub struct Wanted {
     pub model: String,
-    /// Empty to use the model's own name.
+    /// The names that clients use. Empty to use the model's own name.
     pub names: Vec<String>,
 }
 
@@ -331,8 +331,8 @@ impl Options {
         Ok(options)
     }
 
-    /// Returns the absolute path of the program that decodes videos. It must be absolute because
-    /// the program runs without environment variables.
+    /// Returns the absolute path of the program that decodes videos. The path must be absolute
+    /// because the program runs without environment variables.
     fn ffmpeg(&self) -> Result<Option<PathBuf>, Failure> {
         let Some(named) = &self.ffmpeg else {
             let path = env::var_os("PATH").unwrap_or_default();

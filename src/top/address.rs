@@ -5,7 +5,7 @@ use std::{fmt, net::SocketAddr, str::FromStr};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address(String);
 
-/// The default port: the one that OpenTelemetry's Prometheus exporters use.
+/// The default port, which OpenTelemetry's Prometheus exporters use too.
 pub const PORT: u16 = 9464;
 
 impl Address {

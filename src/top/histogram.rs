@@ -49,8 +49,8 @@ impl Histogram {
             return None;
         }
         let rank = share.clamp(0.0, 1.0) * all;
-        // A count may be lower than the count before it if it is read while it is written. Then
-        // use the count before.
+        // If a count is read while it is written, it may be lower than the count before it. In that
+        // case, use the count before it.
         let mut below = 0.0_f64;
         let mut lower = 0.0_f64;
         for (at, &(bound, count)) in self.buckets.iter().enumerate() {

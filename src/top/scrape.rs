@@ -15,7 +15,7 @@ use super::{
 const PREFIX: &str = "bursar_";
 /// Time limit for each of the two answers.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Ten times the size of a hundred models' metrics.
+/// Maximum size of the metrics: ten times the metrics of a hundred models.
 const METRICS_MAX: Bytes = Bytes::mib(8);
 const EVENTS_MAX: Bytes = Bytes::kib(256);
 /// Number of events that a process keeps.
@@ -36,7 +36,7 @@ pub enum Events {
     NotTold,
     /// The latest events, the oldest first.
     Told(Vec<Event>),
-    /// The answer cannot be parsed. Has the reason.
+    /// The answer cannot be parsed. The text is the reason.
     Unreadable(String),
 }
 
@@ -75,7 +75,7 @@ pub enum ScrapeError {
     /// The answer is not a list of events.
     #[error("{address}/events cannot be read: {found}")]
     NoEvents { address: String, found: NoEvents },
-    /// The metrics are those of another program.
+    /// The metrics belong to another program.
     #[error("{address}/metrics has no metric whose name begins with {PREFIX}")]
     NotOurs { address: String },
 }
@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// Starts a server that gives these answers, one per connection, and then closes.
+    /// Starts a server that sends these answers, one per connection, and then closes.
     fn listener(answers: Vec<String>) -> Address {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
         let address = listener.local_addr().expect("it has one").to_string().parse().expect("an address");

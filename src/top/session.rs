@@ -15,7 +15,8 @@ use super::{
 
 /// Time that quantiles and shares cover.
 const MINUTE: Duration = Duration::from_secs(60);
-/// A shorter time is not representative, so totals are shown instead.
+/// Minimum time that quantiles and shares cover. A shorter time is not representative, so totals
+/// are shown instead.
 const SHORTEST: Duration = Duration::from_secs(5);
 /// Minimum time between the scrapes that are kept for the last minute.
 const APART: Duration = Duration::from_secs(1);
@@ -124,7 +125,7 @@ impl Session {
         }
     }
 
-    /// Takes the result of a scrape.
+    /// Records the result of a scrape.
     pub fn hear(&mut self, heard: Result<Scrape, ScrapeError>, at: Duration) {
         match heard {
             Err(error) => {
@@ -139,7 +140,7 @@ impl Session {
         self.lost = None;
         let went_back = |before: &Rc<TimedScrape>| is_another(&seen.scrape, &before.scrape);
         if self.latest.as_ref().is_some_and(went_back) {
-            // Counts of another process cannot be compared with those of this one.
+            // Counts of another process cannot be compared with counts of this process.
             (self.latest, self.began_anew) = (None, Some(seen.at));
             self.earlier.clear();
             self.trails.clear();
@@ -241,8 +242,8 @@ impl Session {
         self.view.as_ref()
     }
 
-    /// Returns the index of the model whose panel is shown. It is the first model until
-    /// the user chooses another.
+    /// Returns the index of the model whose panel is shown. Until the user chooses a model, this is
+    /// the first model.
     pub fn chosen(&self) -> Option<usize> {
         self.chosen_of(self.view.as_ref()?)
     }
@@ -261,8 +262,8 @@ impl Session {
         Some(now.saturating_sub(self.latest.as_ref()?.at))
     }
 
-    /// Returns how long ago a restart, or another process, was noticed, as long as
-    /// that should be shown.
+    /// Returns how long ago a restart, or another process, was noticed. `None` once this should no
+    /// longer be shown.
     pub fn began_anew(&self, now: Duration) -> Option<Duration> {
         self.began_anew.map(|at| now.saturating_sub(at)).filter(|age| *age < TOLD)
     }

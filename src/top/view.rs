@@ -73,7 +73,8 @@ impl View {
 }
 
 impl Actor {
-    /// Returns each runtime and its budget. If there are several, their names have the device.
+    /// Returns each runtime and its budget. If there are several runtimes, the names include the
+    /// device.
     fn of_runtimes(now: &Samples) -> Vec<Self> {
         // A runtime does not restart, so it has no counter.
         let of = |actor: &str, name: &str, restarts: Option<&str>| -> Vec<Self> {

@@ -57,7 +57,7 @@ fn a_plan_understands_every_flag_of_the_advice() {
 
 #[test]
 fn a_host_device_refuses_half_and_takes_the_other_advice() {
-    // The check comes before any loading or stress test.
+    // The flags are checked before any loading or stress test.
     for command in ["chat", "profile"] {
         let typed =
             [&[command, "--json", "--device=host", "--profile-cache=none", "--dtype=half"][..], &ADVICE].concat();

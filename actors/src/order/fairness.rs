@@ -4,16 +4,17 @@
 use super::Tenants;
 use crate::tenant::Tenant;
 
-/// Other entries that may be served before the oldest waiting entry. Then the oldest is next.
-/// Priorities thus decide seven of eight admissions, even with a long queue of less urgent
-/// requests. An age that raises the priority would make priorities useless in that case.
+/// How many other entries may be served while the oldest entry waits. After that the oldest entry
+/// is next. Priorities thus decide seven of eight admissions, even with a long queue of less urgent
+/// requests. If age raised the priority instead, such a queue of old requests would make priorities
+/// useless.
 const BEFORE_OLDEST: u32 = 7;
 
-/// Entries that may overtake an entry that is next but does not fit,
-/// in addition to [`BEFORE_OLDEST`].
+/// How many entries may overtake an entry that is next but does not fit. They are in addition to
+/// the [`BEFORE_OLDEST`] entries that may be served before the oldest one.
 pub(crate) const PASSES_MAX: u32 = 32;
 
-/// Entries after the next one that are tried when the next one does not fit.
+/// How many further entries are tried when the next entry does not fit.
 const LOOKED_AT: usize = 8;
 
 /// The properties that decide when a request is served, in addition to its age.
@@ -22,8 +23,8 @@ pub struct Priority {
     /// Lower is served earlier, as in vLLM.
     pub priority: i32,
     pub tenant: Tenant,
-    /// The request was served before, and lost its resources. Its reader may have received a part
-    /// of the reply, and waits for the rest.
+    /// `true` if the request was served before and then lost its resources. Its reader may have
+    /// received a part of the reply, and waits for the rest.
     pub had_turn: bool,
 }
 
@@ -44,14 +45,14 @@ pub(crate) struct QueuePosition<I> {
 }
 
 impl<I> QueuePosition<I> {
-    /// Among equally urgent entries, those that were served before come first, whatever their
-    /// tenant was `given`, because readers wait for the rest of their replies.
+    /// Among entries of equal priority, the entries that were served before are first, because
+    /// readers wait for the rest of their replies. Their tenant's counter, `given`, is ignored.
     pub(crate) fn of(priority: i32, had_turn: bool, given: u64, id: I) -> Self {
         QueuePosition { priority, is_new: !had_turn, given: if had_turn { 0 } else { given }, id }
     }
 }
 
-/// The oldest waiting entry, and how many others were served since it became the oldest.
+/// The oldest waiting entry, and how many other entries were served since it became the oldest.
 #[derive(Debug)]
 pub(crate) struct OldestWaiting<I> {
     oldest: Option<I>,
@@ -65,7 +66,8 @@ impl<I> Default for OldestWaiting<I> {
 }
 
 impl<I: Copy + Ord> OldestWaiting<I> {
-    /// Returns the oldest waiting entry if its turn has come.
+    /// Returns `oldest` if it must be served now, because [`BEFORE_OLDEST`] other entries were
+    /// served while it waited.
     pub(crate) fn of(&self, oldest: Option<I>) -> Option<I> {
         oldest.filter(|_| self.oldest == oldest && self.served >= BEFORE_OLDEST)
     }
@@ -87,7 +89,7 @@ impl<I: Copy + Ord> OldestWaiting<I> {
         order
     }
 
-    /// Counts that `id`, which is still in the queue, is served while the oldest entry waits.
+    /// Counts that `id` is served. `id` must still be in the queue.
     pub(crate) fn count(&mut self, oldest: Option<I>, id: I) {
         if self.oldest != oldest || oldest == Some(id) {
             *self = OldestWaiting { oldest: oldest.filter(|oldest| *oldest != id), served: 0 };

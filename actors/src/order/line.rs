@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::{OldestWaiting, PASSES_MAX, Priority, Tenants};
 use crate::tenant::TenantWeights;
 
-/// A queue of entries by id. A smaller id is an older entry, and an older entry may join
-/// after a younger one.
+/// A queue of entries by id. A smaller id means an older entry. An older entry may join after a
+/// younger one.
 #[derive(Debug)]
 pub(crate) struct Line<I, T> {
     waiting: BTreeMap<I, Waiting<T>>,
@@ -17,7 +17,7 @@ pub(crate) struct Line<I, T> {
 #[derive(Debug)]
 struct Waiting<T> {
     rank: Priority,
-    /// How many entries were served before this one while it was next and did not fit.
+    /// How many entries overtook this one while it was next and did not fit.
     passed: u32,
     what: T,
 }
@@ -62,9 +62,9 @@ impl<I: Copy + Ord, T> Line<I, T> {
         self.waiting.is_empty()
     }
 
-    /// Whether another entry may be served before `next`, which does not fit. If so, this
-    /// is counted. Returns `false` if too many entries have overtaken `next`, or if
-    /// `next` was served before.
+    /// Returns `true` if another entry may be served before `next`, which does not fit, and counts
+    /// that entry. Returns `false` if too many entries have overtaken `next`, or if `next` was
+    /// served before.
     pub(crate) fn lets_pass(&mut self, next: I) -> bool {
         let next = self.waiting.get_mut(&next).expect("it waits");
         let lets_pass = !next.rank.had_turn && next.passed < PASSES_MAX;
@@ -129,8 +129,8 @@ mod tests {
             ranks in proptest::collection::vec((-2i32..3, 0usize..3, any::<bool>(), 1usize..9), 1..80),
             room in proptest::collection::vec(0usize..9, 1..9),
         ) {
-            // An entry fits if `room` is at least its size. The room cycles through the given
-            // values, and every 50th moment has room for any entry.
+            // An entry fits if `room` is at least its size. `room` cycles through the given values,
+            // and in every 50th iteration any entry fits.
             let mut line = Line::new(TenantWeights::default());
             for (id, (priority, tenant, had_turn, size)) in ranks.iter().enumerate() {
                 line.join(id, rank(*priority, ["a", "b", "c"][*tenant], *had_turn), *size);

@@ -6,14 +6,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::tenant::{Tenant, TenantWeights};
 
-/// A prompt token counts once and a reply token twice, as in the paper.
+/// The charge for a prompt token, before weights.
 const PROMPT: u64 = 1;
+/// The charge for a reply token, before weights: twice that of a prompt token, as in the paper.
 const REPLY: u64 = 2;
 
-/// Counter units per token. At the largest weight a token still counts as a whole unit.
+/// Counter units per charged token of a tenant with weight 1. With the largest weight, a token
+/// still costs one whole unit.
 const PARTS: u64 = TenantWeights::WEIGHT_MAX as u64;
 
-/// Counters that are kept. If there are more, idle tenants are forgotten.
+/// How many counters are kept. If there are more, idle tenants are forgotten.
 const REMEMBERED: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -39,10 +41,10 @@ impl Tenants {
         if self.counters.len() < 2 { 0 } else { self.counters.get(tenant).copied().unwrap_or(0) }
     }
 
-    /// A request of `tenant` arrives while requests of the `waiting` tenants wait. A tenant
-    /// that had no waiting request gets no credit for that time: its counter rises to the
-    /// smallest counter of the waiting tenants or, if no tenant waits, to the counter that the
-    /// last served tenant had.
+    /// Registers that a request of `tenant` arrives while requests of the `waiting` tenants wait. A
+    /// tenant that had no waiting request gets no credit for that time: its counter rises to the
+    /// smallest counter of the waiting tenants or, if no tenant waits, to the counter that the last
+    /// served tenant had.
     pub(crate) fn arrive<'t>(&mut self, tenant: &Tenant, waiting: impl Iterator<Item = &'t Tenant> + Clone) {
         let is_new = !waiting.clone().any(|other| other == tenant);
         let least = waiting.map(|other| self.counters.get(other).copied().unwrap_or(0)).min();
@@ -78,7 +80,7 @@ impl Tenants {
         self.give_back(tenant, prompt);
     }
 
-    /// Refunds `found` tokens of a prompt, which are cached, and counts the rest as used.
+    /// Refunds the `found` cached tokens of a prompt, and counts the remaining tokens as used.
     pub(crate) fn find(&mut self, tenant: &Tenant, prompt: usize, found: usize) {
         self.give_back(tenant, found);
         self.count(tenant, prompt - found);

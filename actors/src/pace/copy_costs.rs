@@ -8,14 +8,14 @@ use super::{StepCosts, StepWork};
 /// the first copy back.
 #[derive(Clone, Debug, Default)]
 pub struct CopyCosts {
-    /// The cost of computing. `None` if it was not measured.
+    /// The cost of computing tokens. `None` if no steps were measured.
     steps: Option<StepCosts>,
     /// µs per block of each of the last three copies.
     lately: [Option<f64>; 3],
 }
 
 impl CopyCosts {
-    /// Costs without any known copies yet, to be compared with the costs of `steps`.
+    /// Creates costs that know no copies yet. Copies are compared with the costs of `steps`.
     pub fn beside(steps: Option<StepCosts>) -> Self {
         CopyCosts { steps, lately: [None; 3] }
     }
@@ -28,9 +28,10 @@ impl CopyCosts {
         }
     }
 
-    /// Whether copying `blocks` blocks is no slower than computing their `tokens` tokens after
-    /// `cached` others. True while either cost is unknown. The cheapest of the last copies counts,
-    /// because the extra time of the others was not spent on copying.
+    /// Returns `true` if copying `blocks` blocks takes no longer than computing their `tokens`
+    /// tokens, which follow `cached` computed tokens. Also `true` while either cost is unknown. The
+    /// cheapest of the last copies counts, because the extra time of the slower copies was not
+    /// spent on copying.
     pub fn are_worth(&self, blocks: usize, cached: usize, tokens: usize) -> bool {
         let cheapest = self.lately.iter().flatten().copied().reduce(f64::min);
         let (Some(steps), Some(block)) = (&self.steps, cheapest) else { return true };

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The work of a step, as far as its duration depends on it.
+/// The amounts of work that determine the duration of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepWork {
@@ -47,7 +47,7 @@ pub struct MeasuredLaunch {
     pub micros: u64,
 }
 
-/// The measurements of a profile. Empty if it measured nothing.
+/// The measurements of a profile. Empty if the profile measured nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredCosts {

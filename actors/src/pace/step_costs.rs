@@ -1,5 +1,5 @@
-//! Predicted durations of steps: lines through the profile's measurements, times a factor learned
-//! from steps as they end. Pure.
+//! Predicted durations of steps: lines through the profile's measurements, multiplied by a factor
+//! that is learned from completed steps. Pure.
 
 use super::{MeasuredCosts, MeasuredStep, StepWork};
 
@@ -17,8 +17,9 @@ pub struct StepCosts {
     per_pair: f64,
     /// Points of the time that prompt tokens add, without pairs: tokens and µs, both ascending.
     prompts: Vec<(f64, f64)>,
-    /// Correction factors, learned from steps that have prompts and decoding sequences: without and
-    /// with pictures being encoded on the same GPU.
+    /// Correction factors, learned from steps that have prompts and decoding sequences. Factor 0
+    /// applies while no pictures are encoded on the same GPU, and factor 1 while pictures are
+    /// encoded.
     factors: [Factor; 2],
 }
 
@@ -90,14 +91,14 @@ impl StepCosts {
         self.decoding(work) + prompts
     }
 
-    /// The predicted duration of the step, in µs. `pictures` says whether pictures are being
-    /// encoded on the same GPU meanwhile.
+    /// The predicted duration of the step, in µs. `pictures` is `true` if pictures are encoded on
+    /// the same GPU during the step.
     pub fn predict(&self, work: &StepWork, pictures: bool) -> u64 {
         (self.measured(work) * self.factors[usize::from(pictures)].value) as u64
     }
 
-    /// Learns from a step that has ended. Only steps with prompts and decoding sequences improve
-    /// the predictions, because only these are planned by costs.
+    /// Learns from a completed step. Only steps with prompts and decoding sequences improve the
+    /// predictions, because only these are planned by costs.
     pub fn learn(&mut self, work: &StepWork, pictures: bool, micros: u64) {
         if work.prompt_tokens > 0 && work.decoding > 0 {
             self.factors[usize::from(pictures)].learn(micros as f64 / self.measured(work).max(1.0));
@@ -105,15 +106,15 @@ impl StepCosts {
     }
 }
 
-/// µs per unit of `of`, between two steps that differ by `without` µs for other reasons. 0 if
-/// `more` has no more units than `less`.
+/// The slope between two steps, in µs per unit that `of` returns. `without` µs of their difference
+/// have another cause and are subtracted. 0 if `more` has no more units than `less`.
 fn slope(less: &MeasuredStep, more: &MeasuredStep, of: impl Fn(&StepWork) -> f64, without: f64) -> f64 {
     let (run, rise) = (of(&more.work) - of(&less.work), more.micros as f64 - less.micros as f64 - without);
     if run > 0.0 { (rise / run).max(0.0) } else { 0.0 }
 }
 
 /// The curve through `points` at `x`. Before the first point the curve is flat, because fewer
-/// tokens are as slow. Beyond the last point it continues with the slope before that point.
+/// tokens take as long. Beyond the last point it continues with the slope before that point.
 fn line(points: &[(f64, f64)], x: f64) -> f64 {
     let after = points.iter().position(|(at, _)| *at >= x).unwrap_or(points.len() - 1);
     let (Some(before), (to, high)) = (after.checked_sub(1), points[after]) else {
@@ -125,9 +126,9 @@ fn line(points: &[(f64, f64)], x: f64) -> f64 {
     low + (high - low) * (x - from) / (to - from)
 }
 
-/// How much slower steps are than measured. The median of the last three ratios counts, so that a
-/// single outlier changes nothing. A slower median counts for more than a faster one, because the
-/// promise is about the slowest steps.
+/// How much slower steps are than the profile measured. The median of the last three ratios counts,
+/// so that a single outlier changes nothing. A slower median counts for more than a faster one,
+/// because the promise is about the slowest steps.
 #[derive(Clone, Copy, Debug)]
 struct Factor {
     value: f64,
@@ -157,8 +158,9 @@ impl Factor {
 mod tests {
     use super::*;
 
-    /// A device with these costs: 4 ms a step, 10 µs a sequence, 1 µs for 100 tokens of context, 20
-    /// µs a prompt token, 1 µs for 1,000 pairs, and 2 ms for a step with prompts.
+    /// The duration of a step on a device with these costs: 4 ms a step, 10 µs a sequence, 1 µs for
+    /// 100 tokens of context, 20 µs a prompt token, 1 µs for 1,000 pairs, and 2 ms for a step with
+    /// prompts.
     fn micros(work: &StepWork) -> u64 {
         let decoding = 4000 + work.decoding as u64 * 10 + work.context_tokens / 100;
         let prompts = work.prompt_tokens as u64 * 20 + work.prompt_pairs / 1000;

@@ -54,10 +54,10 @@ impl Actor for ProfileActor {
                 let run = async move { attempt.run().await.map(Box::new) };
                 state.task = Some(BackgroundTask::begin(&myself, run, ProfileMessage::Ended));
             }
-            // An attempt that fails as expected is reported as a reply; a panic arrives as
-            // the death of this actor. The engine stops this actor after it has read the
-            // reply. Death notices overtake messages, so an actor that stopped by itself
-            // would appear to have died.
+            // An attempt that returns an error is reported as a reply. An attempt that panics kills
+            // this actor. The engine stops this actor after it has read the reply. This actor must
+            // not stop by itself: death notices overtake messages, so the engine would see a death
+            // instead of the reply.
             ProfileMessage::Ended(outcome) => {
                 (state.arguments.report)(outcome?.map(|profiled| *profiled))?;
             }

@@ -33,7 +33,7 @@ use crate::{
     tree,
 };
 
-/// Inputs of an attempt. Each clone can run it.
+/// Inputs of an attempt. Every clone can run the attempt.
 #[derive(Clone)]
 pub struct Attempt {
     /// The budget that grants the leases of this attempt.
@@ -44,7 +44,7 @@ pub struct Attempt {
     /// The model's label in leases and metrics.
     pub label: Label,
     pub model: Models,
-    /// The memory requirements by plan.
+    /// The memory requirements according to the plan.
     pub needs: Arc<MemoryRequirements>,
     pub envelope: Envelope,
     /// The user's choice of the KV cache size.
@@ -53,7 +53,7 @@ pub struct Attempt {
     pub number: u32,
     /// Number of earlier attempts that were refused memory.
     pub shrinks: u32,
-    /// KV blocks that had room in the first attempt that measured it. `None` before that.
+    /// KV blocks for which the first measuring attempt found room. `None` before that attempt.
     pub first: Option<usize>,
     /// Phases in which memory is refused on purpose.
     pub faults: FaultPlan,
@@ -63,9 +63,9 @@ pub struct Attempt {
     /// A recorded profile that applies. Its size is backed at once, and worst cases run
     /// only at that size.
     pub warm: Option<Arc<RecordedProfile>>,
-    /// KV blocks that the model had when it last served. The target is at least this size if
-    /// the memory suffices, even if other models have taken memory since and a fraction of the
-    /// rest would be less.
+    /// KV blocks that the model had when it last served. The target is at least this size if the
+    /// memory suffices, even if other models have taken memory since, so that a fraction of the
+    /// remaining memory would be less.
     pub had: Option<usize>,
     /// Record of the sizes that were stressed before the model was put to sleep. No worst case runs
     /// again, because the same kernels of the same process run on the same amount of memory. For
@@ -82,8 +82,8 @@ pub struct Attempt {
     pub card: Arc<GpuLoad>,
 }
 
-/// The progress of an attempt. It stays readable after the attempt has ended in any
-/// way. Clones share it.
+/// The progress of an attempt. It stays readable after the attempt has succeeded, failed or died.
+/// Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct AttemptProgress(Arc<Mutex<AttemptState>>);
 
@@ -143,7 +143,7 @@ impl Attempt {
     ///
     /// # Errors
     /// If memory was refused, the evidence is in the attempt's [progress](Self::attempt_progress).
-    /// Leases return when the values that hold them are dropped.
+    /// Leases are returned to the budget when the values that hold them are dropped.
     pub async fn run(&self) -> Result<Profiled, ProfileError> {
         let outcome = self.run_phases().await;
         if let Err(error) = &outcome
@@ -281,7 +281,8 @@ impl Attempt {
             let (mut vision_workspace, mut vision_cache) = (None, None);
             if let Some((workspace, cache)) = vision {
                 let launches = backed_segment(&device, needs.vision_workspace, workspace)?;
-                // Other ranks copy the rows that this rank has encoded from this workspace.
+                // This rank encodes rows into this workspace, and other ranks copy the rows from
+                // there.
                 launches.open_to_ranks().map_err(|source| {
                     let class = Some(Box::new(Class::VisionWorkspace));
                     ProfileError::Device { doing: workspaces, class, source }
@@ -314,8 +315,8 @@ impl Attempt {
         .await
     }
 
-    /// Runs `work` with [`WeightStore::on_a_thread`]. An attempt that was ended before
-    /// is an error here.
+    /// Runs `work` with [`WeightStore::on_a_thread`]. Returns an error if the attempt was already
+    /// ended.
     async fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ProfileError> + Send + 'static,
@@ -342,8 +343,8 @@ impl Attempt {
     async fn capture(&self, lanes: &Lanes, memory: &EngineMemory) -> Result<(), ProfileError> {
         self.refuse_a_job_if_due(&lanes.step, Phase::Capture);
         let Some(inputs) = &memory.graphs else {
-            // A device without graphs captures nothing, so a refusal in the fault plan needs a
-            // capture that would otherwise not run.
+            // A device without graphs captures nothing. If the fault plan has a refusal in this
+            // phase, one step is captured anyway, so that the refusal takes effect.
             return if self.faults.is_due(Phase::Capture, self.number) {
                 Ok(capture::capture_one(&lanes.step, 1, tree::CAPTURE).await.map(drop)?)
             } else {
@@ -402,10 +403,10 @@ impl Attempt {
         .await
     }
 
-    /// Returns the recorded size, if there is one and this start finds about the same room.
-    /// The recorded size cannot exceed what the ledger grants, because it is leased like any
-    /// other size. A recorded size that is much smaller is rejected too, because memory may
-    /// have been freed since.
+    /// Returns the recorded size if this attempt uses a recorded profile. Returns an error if this
+    /// start finds much more or much less room than the recorded size. A recorded size that is
+    /// slightly too large is safe, because it is leased like any other size. A recorded size that
+    /// is much too small is rejected because memory may have been freed since.
     fn written_blocks(&self, found: usize) -> Result<Option<usize>, ProfileError> {
         let Some(written) = &self.warm else { return Ok(None) };
         match written.differs_from(found.max(self.needs.probe_blocks)) {
@@ -424,7 +425,7 @@ impl Attempt {
     }
 
     /// Runs the worst cases at the final size, on both lanes at once. Returns the name and the peak
-    /// workspace of each, in the order of the plan.
+    /// workspace of each worst case, in the order of the plan.
     async fn validate(&self, lanes: &Lanes) -> Result<Vec<(&'static str, Bytes)>, ProfileError> {
         let before = self.stressed() + 1;
         self.report("validating at the final size", before);
@@ -497,7 +498,8 @@ impl Attempt {
     }
 
     fn report_at(&self, what: &'static str, depth: Depth, done: usize) {
-        // The worst cases, the backing of the KV cache, and the worst cases at the final size.
+        // One unit for each worst case before sizing, one for backing the KV cache, and one for
+        // each worst case at the final size.
         let total = self.stressed() + 1 + self.needs.worst_cases.len();
         (self.progress)(Progress::Profiling { what, depth, done, total });
     }

@@ -39,8 +39,8 @@ pub struct AttemptReport {
     pub outcome: Outcome,
 }
 
-/// The attempts of one engine: those of its start, and one more each time that memory is refused
-/// while the model serves.
+/// The attempts of one engine: the attempts of its start, and one more attempt each time that
+/// memory is refused while the model serves.
 #[derive(Debug)]
 pub struct Attempts {
     ended: u32,
@@ -49,7 +49,7 @@ pub struct Attempts {
     /// KV blocks of the first target: the planned number, until an attempt has measured the room.
     first: Option<First>,
     is_pinned: bool,
-    /// Times of failed attempts, which limit how many there may be.
+    /// Times of failed attempts. They limit how many further attempts are allowed.
     log: RestartLog,
 }
 
@@ -75,7 +75,7 @@ impl Attempts {
         self.shrinks
     }
 
-    /// KV blocks for which the first measurement found room, if there was one.
+    /// KV blocks for which the first measurement found room. `None` before the first measurement.
     pub fn measured(&self) -> Option<usize> {
         self.first.filter(|first| first.is_measured).map(|first| first.blocks)
     }

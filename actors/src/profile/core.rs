@@ -11,9 +11,9 @@ use crate::{compute::memory::KvMemory, pace::MeasuredCosts, supervise::Intensity
 /// Maximum number of attempts: the first one and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;
 
-/// Limit on retries. An attempt that died is retried as often as one that was refused
-/// memory, but only after a wait. The window means that a model that has served for an hour
-/// has all its attempts again.
+/// Limit on retries. An attempt that died is retried as often as one that was refused memory, but
+/// only after a wait. Because of the one-hour window, a model that has served for an hour has all
+/// its attempts again.
 pub const ATTEMPTS: Intensity = Intensity {
     restarts_max: ATTEMPTS_MAX as usize - 1,
     within: Duration::from_secs(3600),
@@ -105,8 +105,9 @@ impl KvShare {
         }
     }
 
-    /// Returns the minimum, given the `probe` that is backed already. The reserve gives way to the
-    /// probe, which was stressed: a nearly full GPU should serve a few requests rather than none.
+    /// Returns the minimum size of the KV cache, given the `probe` bytes that are already backed.
+    /// The reserve shrinks in favor of the probe, which was stressed: a nearly full GPU should
+    /// serve a few requests rather than none.
     fn least(self, probe: Bytes) -> Bytes {
         match self {
             KvShare::Fraction(_) | KvShare::UpTo(_) => Bytes::ZERO,

@@ -32,7 +32,8 @@ pub enum ProfileError {
     Stress { worst_case: &'static str, source: LaneError },
     #[error(transparent)]
     Unanswered(#[from] AskError),
-    /// The measured workspace differs from the plan. This breaks rule 5, so it is a bug in Bursar.
+    /// The measured workspace differs from the plan. This is a bug in Bursar, because the memory
+    /// plan must equal the measurement (rule 5).
     #[error("'{worst_case}' took {measured} of workspace, but {planned} were planned")]
     PlanDiffers {
         worst_case: &'static str,

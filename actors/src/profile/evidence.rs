@@ -30,7 +30,8 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    /// Returns the evidence if `error` is a memory refusal. The ledger adds free and foreign bytes.
+    /// Returns the evidence if `error` is a memory refusal. `ledger` supplies the foreign bytes,
+    /// and the free bytes if the error does not report them.
     pub fn of(error: &ProfileError, phase: Phase, ledger: Option<&Snapshot>) -> Option<Self> {
         let (class, (asked, free), refused) = match error {
             ProfileError::Lease { class, source: LeaseError::Refused(refusal), .. } => {

@@ -1,4 +1,4 @@
-//! Memory refusals on purpose, which let a user see how a start reacts.
+//! Deliberate memory refusals, with which a user can see how a start reacts.
 
 use std::str::FromStr;
 

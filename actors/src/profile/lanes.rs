@@ -21,7 +21,7 @@ pub struct Lanes {
 pub struct LanesPlace {
     /// The CPU threads or GPU kernels that compute.
     pub executor: Executor,
-    /// The device on which their memory is backed.
+    /// The device on which the lanes' memory is backed.
     pub device: Arc<dyn Device>,
     pub models: Models,
     pub memory: Arc<EngineMemory>,

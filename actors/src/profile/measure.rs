@@ -27,17 +27,19 @@ use crate::{
 /// measured encoder batches. Sizes that are not measured are extrapolated.
 const ALLOWED: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(1500));
 
-/// Runs of each sample. The fastest run counts, because the first one loads
-/// kernels and fills caches.
+/// Number of runs of each sample. The fastest run counts, because the first one loads kernels and
+/// fills caches.
 const RUNS: usize = 2;
 
-/// Prompt tokens of the measured steps. A further step has as many as one step can take.
+/// Prompt tokens of the measured steps. A further step has as many prompt tokens as one step can
+/// take.
 const PROMPTS: [usize; 4] = [16, 256, 1024, 4096];
 
-/// Patches of the measured encoder batches. A further batch has as many as one batch can take.
+/// Patches of the measured encoder batches. A further batch has as many patches as one batch can
+/// take.
 const PATCHES: [usize; 3] = [1024, 4096, 16_384];
 
-/// Tokens of a short context, and the maximum of each prompt in a measured step.
+/// Tokens of a short context, and the maximum length of each prompt in a measured step.
 const SHORT: usize = 512;
 
 /// A step to measure. Its prompts have `prompt` tokens in total, each prompt after `cached` cached
@@ -60,7 +62,8 @@ struct Sizes {
 
 impl Sizes {
     /// Returns the samples, the most important first. The first two are enough for predictions.
-    /// Returns no samples if a prompt never runs together with another sequence.
+    /// Returns no samples if the envelope allows only one sequence, because a prompt then never
+    /// runs together with another sequence.
     fn samples(&self) -> Vec<Sample> {
         if self.sequences < 2 {
             return Vec::new();
@@ -70,8 +73,8 @@ impl Sizes {
         let most = (self.step_tokens - beside).min((self.sequences - beside) * short);
         let alone = |decoding, context| Sample { prompt: 0, cached: 0, decoding, context };
         let mixed = |prompt: usize| Sample { prompt: prompt.min(most), cached: 0, decoding: beside, context: short };
-        // The same tokens at the end of a full context. The additional time is that of
-        // attention to cached tokens.
+        // The same number of prompt tokens, at the end of a full context. The additional time is
+        // spent on attention to the cached tokens.
         let pairs = Sample { cached: long - short, ..mixed(short) };
         let mut samples = vec![alone(1, short), mixed(PROMPTS[0]), alone(self.sequences, short), mixed(PROMPTS[1])];
         samples.extend([mixed(short), pairs, alone(self.sequences, long), mixed(PROMPTS[2]), mixed(PROMPTS[3])]);
@@ -121,7 +124,7 @@ impl Sample {
     }
 }
 
-/// Measures samples until its time is over.
+/// The time limit of a series of samples.
 struct Clock {
     begun: Instant,
     allowed: Duration,
@@ -235,8 +238,8 @@ impl Attempt {
             let side = merge.tokens(wanted.min(most).min(largest)).isqrt() * merge.side();
             let grid = config.tile().unwrap_or(Grid { t: 1, h: side as u32, w: side as u32 });
             let count = wanted.min(most) / grid.patches().max(1);
-            // Patches of the rank that gets the most. A batch of one picture with this many
-            // patches takes as long.
+            // The patches of the rank that gets the most pictures. A batch of a single picture with
+            // this many patches would take as long, because one rank encodes it.
             let patches = grid.patches() * count.div_ceil(self.model.picture_ranks());
             let is_larger = launches.last().is_none_or(|last| last.patches < patches);
             if patches == 0 || !is_larger || !clock.has_time_for(patches) {

@@ -56,8 +56,8 @@ pub struct MemoryRequirements {
     page: Bytes,
 }
 
-/// Minimum number of tokens in the probe (LightLLM's figure), if the sequences of the envelope
-/// can have that many.
+/// Minimum number of tokens in the probe (LightLLM's figure), if the sequences of the envelope can
+/// have that many tokens in total.
 const PROBE_TOKENS: usize = 8192;
 
 /// Bytes that the driver takes for one layer of a captured step. This is an estimate, because the
@@ -70,8 +70,8 @@ const GRAPH_LAYER: Bytes = Bytes(32 << 10);
 /// does not attribute them to this process.
 const LANES: Bytes = Bytes(8 << 20);
 
-/// Divisor of the host memory that is used for picture embeddings: they get one eighth. The row of
-/// a 7B model is an eighth of the size of one token's keys and values.
+/// Divisor of the host memory that is used for picture embeddings: they get one eighth. In a 7B
+/// model, a row is an eighth of the size of one token's keys and values.
 const HOST_ROWS_PART: u64 = 8;
 
 /// Returns the number of encoder cache rows that keeps both lanes busy. A row is held from before
@@ -186,7 +186,7 @@ impl MemoryRequirements {
         self.row_bytes * (self.host_rows * self.ranks) as u64
     }
 
-    /// Bytes of host memory for both.
+    /// Bytes of host memory for KV blocks and picture embeddings, over all ranks.
     pub fn host_bytes(&self) -> Bytes {
         self.host_kv_bytes() + self.host_rows_bytes()
     }

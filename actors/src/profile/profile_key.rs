@@ -1,4 +1,4 @@
-//! Pure: the facts that a profile depends on, which have names and are compared one by one.
+//! Pure: the named facts that a profile depends on, which are compared one by one.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -85,8 +85,8 @@ impl ProfileKey {
         self.0.iter().map(|(name, fact)| (name.as_str(), fact.as_str()))
     }
 
-    /// Returns the facts that differ. The list is empty if a profile measured under `was`
-    /// also holds under `is`.
+    /// Returns the facts that differ. The list is empty if a profile that was measured under `was`
+    /// is also valid under `is`.
     pub fn differences(was: &ProfileKey, is: &ProfileKey) -> Vec<Difference> {
         let names = was.0.keys().chain(is.0.keys().filter(|name| !was.0.contains_key(*name)));
         let both = names.map(|name| (name, was.0.get(name), is.0.get(name)));

@@ -37,10 +37,10 @@ pub enum Progress {
     },
     Phase(Phase),
     /// An attempt has ended. If an attempt was ready and is later refused memory while the model
-    /// serves, it is reported a second time with the same number. The attempt that serves after it
-    /// has a new number.
+    /// serves, it is reported a second time with the same number. The next attempt has a new
+    /// number.
     Attempt(AttemptReport),
-    /// The start continues, but not as hoped.
+    /// The start continues, but there is a condition that the user should know about.
     Notice(Notice),
     /// The model accepts requests.
     Ready,

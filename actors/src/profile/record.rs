@@ -27,7 +27,8 @@ pub enum RecordLookup {
     Nothing,
     /// A profile with an equal key.
     Applies(RecordedProfile),
-    /// Only profiles with other keys are recorded. Contains the differences of the nearest one.
+    /// Only profiles with other keys are recorded. Contains the differences from the profile whose
+    /// key has the fewest differences.
     Differs(Vec<Difference>),
 }
 
@@ -129,7 +130,8 @@ impl Book {
             let differences = ProfileKey::differences(&profile.profile_key, profile_key);
             (profile, differences)
         });
-        // If several profiles are equally near, the latest is chosen, because it comes first.
+        // If several profiles are equally near, the latest is chosen, because the file lists the
+        // latest first.
         match with_differences.min_by_key(|(_, differences)| differences.len()) {
             None => RecordLookup::Nothing,
             Some((profile, differences)) if differences.is_empty() => RecordLookup::Applies(profile),

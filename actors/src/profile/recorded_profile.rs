@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::{ATTEMPTS_MAX, Difference, MemoryRequirements, ProfileKey, ProfileRecord};
 use crate::pace::MeasuredCosts;
 
-/// The measurements of a start and the facts that they depend on. A later start takes three things
-/// from it: the size of the KV cache, the right to run each worst case once instead of twice, and
+/// The measurements of a start and the facts that they depend on. A later start reuses three
+/// results: the size of the KV cache, the right to run each worst case once instead of twice, and
 /// the fastest algorithm for each GEMM. The permits of the later start come from its own
 /// [`ProfileRecord`], with limits from its envelope and newly measured peaks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,10 +69,10 @@ impl RecordedProfile {
         }
     }
 
-    /// Returns the difference if a start that measures again, after the same number of
-    /// refusals, would find room for `found` blocks instead. A difference of up to one 64th is
-    /// ignored: the driver takes a few pages more or less each time, and that is not worth
-    /// running all worst cases.
+    /// Compares the recorded size with `found`, the number of blocks for which a new measurement
+    /// after the same number of refusals finds room. Returns the difference, or `None` if the sizes
+    /// are about equal. A difference of up to one 64th is ignored: the driver takes a few pages
+    /// more or less each time, and that is not worth running all worst cases.
     pub fn differs_from(&self, found: usize) -> Option<Difference> {
         // The file may have been edited, so it can hold any number.
         let tokens = |blocks: usize| Some(format!("{} tokens", blocks.saturating_mul(BLOCK_TOKENS)));
@@ -81,9 +81,9 @@ impl RecordedProfile {
         differs.then(|| Difference::of("room for keys and values", tokens(self.kv_blocks), tokens(found)))
     }
 
-    /// Returns the differences from what this plan and envelope would measure. If the profile
-    /// keys are equal, there are differences only if the file was edited, or if code changed
-    /// without a new version number.
+    /// Returns the differences between this profile and the results that a start with this plan and
+    /// envelope would measure. If the profile keys are equal, there are differences only if the
+    /// file was edited, or if code changed without a new version number.
     pub fn differences(&self, needs: &MemoryRequirements, envelope: &Envelope) -> Vec<Difference> {
         let numbers = [
             ("sequences", self.sequences, envelope.sequences),

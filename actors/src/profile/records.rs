@@ -1,4 +1,5 @@
-//! Recorded profiles of a model: those of earlier starts, and the one that this start writes.
+//! Recorded profiles of a model: the profiles of earlier starts, and the profile that this start
+//! writes.
 
 use std::sync::Arc;
 
@@ -40,8 +41,8 @@ impl Records {
         self.warm.clone()
     }
 
-    /// Records that the attempt that relied on a profile has failed, so that the next attempt
-    /// measures. Returns false if the attempt relied on no profile.
+    /// Drops the profile that applied, because the attempt that relied on it has failed. The next
+    /// attempt measures. Returns `false` if the attempt relied on no profile.
     pub(crate) fn drop_warm(&mut self, reason: &str) -> bool {
         let did = self.warm.take().is_some();
         if did {

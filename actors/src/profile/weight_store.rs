@@ -29,8 +29,8 @@ struct Contents {
     closed_through: Option<u64>,
     weights_owner: Option<Owner>,
     model: Option<Models>,
-    /// Lease of the host memory to which the weights of a sleeping model are copied. It is taken
-    /// before the copy is made, so that no copy is made in vain.
+    /// Lease of the host memory to which the weights of a sleeping model are copied. The lease is
+    /// taken before the copy is made, so that no copy is made in vain.
     host: Option<Arc<Lease>>,
     copy: Option<Copied>,
     /// Receivers that close when a released copy is freed, or when a thread that
@@ -188,8 +188,8 @@ impl WeightStore {
             (contents.segment(), contents.host.clone(), contents.copy.clone())
         };
         let (Some(segment), Some(host)) = (segment, host) else { return Ok(None) };
-        // A copy that a failed wake left is still valid, because the weights
-        // have not changed since.
+        // A copy that remained after a failed wake is still valid, because the weights have not
+        // changed since.
         if earlier.is_some() {
             return Ok(earlier);
         }
@@ -266,7 +266,8 @@ impl WeightStore {
     }
 
     /// Waits until [released](Self::give_copy_back) copies are freed and no thread copies ahead.
-    /// Their lease must be returned before the model takes its next one.
+    /// The lease of such a copy must be returned before the model takes its next lease of host
+    /// memory.
     pub async fn spare_is_gone(&self) {
         let spare = {
             let mut contents = self.contents();
@@ -288,7 +289,8 @@ impl WeightStore {
     }
 
     /// Takes the model out, with the owner of the lease of its weights. Drop the model only after
-    /// that owner is cleared: unmapping that much memory is slow, and is done by then.
+    /// that owner is cleared. Clearing the owner unmaps the weights, which is slow, so that nothing
+    /// is left to unmap in the drop.
     pub fn clear(&self) -> (Option<Owner>, Option<Models>) {
         let (owner, model) = {
             let mut contents = self.contents();
@@ -299,7 +301,8 @@ impl WeightStore {
         (owner, model)
     }
 
-    /// Drops the executor and, if this was its last user, waits until the drop has finished.
+    /// Drops the executor. If the weight store was its last user, waits until the drop has
+    /// finished.
     pub async fn clear_executor(&self) {
         let executor = self.contents().executor.take();
         // A panic in the drop stays on that thread, and nothing can be done about it here.

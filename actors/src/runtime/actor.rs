@@ -41,7 +41,7 @@ use crate::{
 
 /// The supervisor of one device's budget and engines.
 ///
-/// Its state is in this field and not in ractor's `State`. ractor sends an actor's `State` along
+/// The state is in this field and not in ractor's `State`. ractor sends an actor's `State` along
 /// with the event that reports the actor's end, and that event may stay in the mailbox of a user's
 /// supervisor for a long time. Chats and memory in the state would stay alive as long, and a chat
 /// that the user's supervisor itself waits for would never end.
@@ -113,7 +113,7 @@ struct Engine {
 }
 
 impl Engine {
-    /// Returns the engine's actor, and the arguments from which its memory is found.
+    /// Returns the engine's actor, and the arguments that identify its memory.
     fn place(&self) -> (ActorCell, EngineArguments) {
         (self.cell.clone(), self.arguments.clone())
     }
@@ -151,7 +151,7 @@ impl Actor for RuntimeActor {
         Ok(())
     }
 
-    /// Never waits for the budget, because this actor restarts it.
+    /// Never waits for the budget actor, because this actor must be free to restart it.
     async fn handle(
         &self,
         myself: ActorRef<RuntimeMessage>,
@@ -184,12 +184,12 @@ impl Actor for RuntimeActor {
     async fn post_stop(&self, _: ActorRef<RuntimeMessage>, (): &mut ()) -> Result<(), ActorProcessingErr> {
         let mut state = self.state().await;
         let Some(Shutdown { waiters, cut_off }) = state.core.take_shutdown() else { return Ok(()) };
-        // The answer is only a courtesy: without it, callers would get an error that says that
+        // The callers are answered below. Without an answer they would get an error that says that
         // the runtime has gone.
         drop(state.budget.kill_and_wait(None).await);
         state.settings.mailbox().close();
         drop(state);
-        // The gauges are reset before callers learn of the end.
+        // Dropping the state resets the gauges. This happens before callers learn of the end.
         drop(self.0.lock().await.take());
         waiters.into_iter().for_each(|waiter| waiter(cut_off));
         Ok(())

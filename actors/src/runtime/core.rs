@@ -109,8 +109,8 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Whether the model was let go. It takes no more requests, and gauges do not show
-    /// it after its end.
+    /// Whether the model was let go. Such a model takes no more requests, and gauges do not show it
+    /// after its end.
     pub fn is_forgotten(&self, name: &str) -> bool {
         self.models.get(name).is_some_and(Model::is_forgotten)
     }
@@ -169,7 +169,7 @@ impl<P: Parts> RuntimeCore<P> {
     }
 
     fn free_name(&self, name: String) -> String {
-        // A model with this name would share a gate with the leases of the user's own code, which
+        // A model named `NO_MODEL` would share a gate with the leases of the user's own code, which
         // have this name as their label.
         let is_free = |name: &String| !self.models.contains_key(name) && name != NO_MODEL;
         let numbered = (2u64..).map(|number| format!("{name} {number}"));

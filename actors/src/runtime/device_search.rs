@@ -25,9 +25,9 @@ use crate::{
 /// attention heads can be sharded.
 #[derive(Clone)]
 pub struct MinDevicesFor {
-    /// The devices to choose from: the named devices or, with [`DeviceChoice::Auto`], all
-    /// GPUs. Those with the most free memory are taken. A device that the caller provides is
-    /// taken as it is.
+    /// The devices to choose from: the named devices or, with [`DeviceChoice::Auto`], all GPUs. The
+    /// devices with the most free memory are taken. A device that the caller provides is used
+    /// unchanged.
     pub of: DeviceChoice,
     /// The models that the runtime will load, with their options. Each is planned as if it
     /// were the only model. The result is the largest number of devices that any model needs
@@ -96,7 +96,7 @@ pub fn open_settings(files: CheckpointSource) -> Result<(Checkpoint, Option<Stri
 }
 
 impl Candidates {
-    /// No device is open yet.
+    /// Returns the candidates without opening any device.
     fn of(of: DeviceChoice) -> Self {
         Candidates { of, opened: Vec::new() }
     }
@@ -234,8 +234,8 @@ impl Candidates {
         }
     }
 
-    /// Returns the devices with these numbers, of which there must be at least one. Host devices
-    /// get a name that contains the numbers.
+    /// Returns the devices with these numbers. `numbers` must not be empty. Host devices get a name
+    /// that contains the numbers.
     pub(super) fn these(&self, numbers: &[usize]) -> DeviceChoice {
         match &self.of {
             DeviceChoice::HostRanks(_, capacity) => {

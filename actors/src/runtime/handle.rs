@@ -398,7 +398,7 @@ pub struct ModelSource {
 }
 
 impl ModelSource {
-    /// A Hugging Face checkpoint folder. Its last component is the model's name.
+    /// A Hugging Face checkpoint folder. The last component of the path is the model's name.
     pub fn folder(path: impl Into<std::path::PathBuf>) -> Self {
         let path = path.into();
         let name = path.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
@@ -444,7 +444,7 @@ impl ModelSource {
         &self.checkpoint
     }
 
-    /// Returns the model's name, unless the options give another.
+    /// Returns the model's default name. [`LoadOptions::name`] replaces it.
     pub fn name(&self) -> String {
         self.name.clone()
     }

@@ -133,9 +133,9 @@ impl Runtime {
     /// array of the latest events of this runtime. A port without an address means the loopback
     /// interface, and port 0 means any free port.
     ///
-    /// `GET /health/live` answers 200 while this runtime is alive, and 503 when only a new
-    /// runtime would help. `/health/ready` answers 200 while there is at least one model and all
-    /// models take requests. `/health` answers 200 when both hold. The body of each answer
+    /// `GET /health/live` answers 200 while this runtime is alive, and 503 when only a new runtime
+    /// would help. `/health/ready` answers 200 while there is at least one model and all models
+    /// take requests. `/health` answers 200 when both conditions are met. The body of each answer
     /// contains [`health`](Runtime::health) as JSON.
     ///
     /// The first call in a process installs a recorder with the buckets of
@@ -193,8 +193,8 @@ struct Shown {
     runtimes: Arc<RwLock<Vec<ShownRuntime>>>,
 }
 
-/// The parts of a runtime that the endpoint shows. They must not hold the runtime, which ends when
-/// its last clone is dropped.
+/// The parts of a runtime that the endpoint shows. They must not contain a clone of the runtime,
+/// which ends when its last clone is dropped.
 #[derive(Clone)]
 struct ShownRuntime {
     actor: ActorId,

@@ -38,12 +38,12 @@ pub struct Placement {
     pub models: Vec<usize>,
 }
 
-/// Requirement of a model.
+/// The devices and the memory that a model needs.
 #[derive(Clone, Debug)]
 struct Requirement {
     devices: usize,
     weights: Bytes,
-    /// Numbers of devices over which the model can be sharded.
+    /// Device counts over which the model can be sharded.
     cuts: Vec<usize>,
 }
 

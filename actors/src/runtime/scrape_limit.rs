@@ -106,8 +106,8 @@ pub(super) struct ScrapeConnection {
 }
 
 impl ScrapeConnection {
-    /// Returns the stream until the time limit is reached. At the time limit, the
-    /// waiting task is woken.
+    /// Returns the stream, or an error once the time limit is reached or the client is evicted.
+    /// Both events wake the task that polls.
     fn in_time(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
         let is_over = self.over.as_mut().poll(context).is_ready() || Pin::new(&mut self.leave).poll(context).is_ready();
         if is_over { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Pin::new(&mut self.stream)) }

@@ -31,9 +31,9 @@ use crate::{
     vision::PinnedSet,
 };
 
-/// How long the second step of a burst waits for prompts that arrived with the first. The timer
-/// makes this one or two milliseconds. For comparison, the first step takes eleven milliseconds
-/// with a prompt of 512 tokens and a model of 7B's shape on an H200.
+/// How long the second step of a burst waits for the other prompts of the burst. With the
+/// resolution of the timer, the wait is one to two milliseconds. For comparison, the first step
+/// takes eleven milliseconds with a prompt of 512 tokens and a model of 7B's shape on an H200.
 const GATHERING: Duration = Duration::from_millis(1);
 
 /// Runs steps as long as there are sequences.
@@ -54,7 +54,8 @@ pub struct SchedulerArguments {
     pub tenant_weights: TenantWeights,
     /// Blocks that fit in host memory. 0 means no host tier.
     pub host_slots: usize,
-    /// Receives the model's demand for blocks. `None` if the model neither lends nor borrows any.
+    /// Receives the model's demand for blocks. `None` if the model neither lends nor borrows
+    /// blocks.
     pub demand: Option<Arc<SharedKvDemand>>,
     /// Receives the usage of the blocks.
     pub kv_use: watch::Sender<KvUse>,
@@ -66,17 +67,18 @@ pub struct SchedulerState {
     core: SchedulerCore,
     callers: BTreeMap<SequenceId, Caller>,
     arguments: SchedulerArguments,
-    /// Steps that the lane has, the oldest first.
+    /// Steps that were submitted to the lane, the oldest first.
     under_way: VecDeque<UnderWay>,
-    /// When the scheduler began. The core's clock counts from then.
+    /// When the scheduler began. The core's clock starts at this time.
     began: Instant,
-    /// Until when the model counts as waiting for blocks.
+    /// The time until which the model counts as waiting for blocks.
     waiting_until: Option<Instant>,
     /// When the last step ended.
     stepped_at: Instant,
     /// Counts since the last [`count`](Self::count).
     counted: Counted,
-    /// A step was refused memory. The engine has been informed, and is about to replace this actor.
+    /// `true` once a step was refused memory. The engine has been informed, and is about to replace
+    /// this actor.
     is_refused: bool,
     /// The tokens of the step that just ended, with the details that the core does not need.
     chosen: BTreeMap<SequenceId, Result<Token, SamplingError>>,
@@ -89,7 +91,7 @@ pub struct SchedulerState {
 /// A step that was submitted to the lane and has not ended.
 struct UnderWay {
     has_prompts: bool,
-    /// Whether pictures were encoded when it was planned.
+    /// Whether pictures were encoded when the step was planned.
     encodes: bool,
     /// The sequence of each row of logits.
     rows: Vec<ChosenRow>,
@@ -119,8 +121,9 @@ struct Caller {
     span: Span,
     /// Whether a step with the sequence has been planned.
     has_begun: bool,
-    /// When the sequence's latest token was ready, and whether it has lost its blocks since.
+    /// When the sequence's latest token was ready.
     last_token: Option<Instant>,
+    /// Whether the sequence has lost its blocks since its latest token.
     was_preempted: bool,
 }
 
@@ -232,7 +235,8 @@ impl Actor for SchedulerActor {
 }
 
 impl Drop for SchedulerState {
-    /// Also records the counts of a message during which the actor dies.
+    /// Records the counts of the last message, even if the actor dies while it handles that
+    /// message.
     fn drop(&mut self) {
         self.count();
         self.arguments.block_log.close();
@@ -300,7 +304,7 @@ impl SchedulerState {
             (&metric::PREFIX_CACHE_QUERIES_TOTAL, counted.sought),
             (&metric::PREFIX_CACHE_HITS_TOTAL, counted.found),
         ];
-        // Most messages change none of these.
+        // Most messages change none of these counters.
         for (counter, tokens) in tokens.into_iter().filter(|(_, tokens)| *tokens > 0) {
             counter.add(model, tokens);
         }
@@ -380,8 +384,8 @@ impl SchedulerState {
         Vec::new()
     }
 
-    /// Cancels a sequence whose caller has disconnected. Blocks that a running step fills may serve
-    /// other sequences. The pictures stay until the steps that read them have run.
+    /// Cancels a sequence whose caller has disconnected. Other sequences may use the blocks that a
+    /// running step fills. The pictures stay until the steps that read them have run.
     fn cancel(&mut self, sequence: SequenceId) -> Vec<Effect> {
         let effects = self.core.step(Input::Cancel(sequence));
         if !self.core.is_known(sequence) {
@@ -442,8 +446,8 @@ impl SchedulerState {
     }
 
     /// The spans of requests whose events the lane records for a step: requests that begin with
-    /// this step, and requests whose prompts it continues. A decoding request takes one step per
-    /// token, which would be too many events to read.
+    /// this step, and requests whose prompts the step continues. A decoding request takes one step
+    /// per token, which would be too many events to read.
     fn spans(&mut self, plan: &StepPlan) -> Vec<Span> {
         if !enabled!(Level::DEBUG) {
             return Vec::new();

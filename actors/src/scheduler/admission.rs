@@ -37,8 +37,9 @@ pub(super) struct ReplyLengths {
     by_limit: BTreeMap<u32, Lengths>,
 }
 
-/// A histogram of reply lengths. The bins are those of `half_octave`, each with the weighted number
-/// of its replies and the weighted sum of their tokens. Newer replies have larger weights.
+/// A histogram of reply lengths. The key of a bin is its `half_octave` index. Each bin has the
+/// weighted number of its replies and the weighted sum of their tokens. Newer replies have larger
+/// weights.
 #[derive(Clone, Debug, Default)]
 struct Lengths {
     bins: BTreeMap<u32, (f64, f64)>,
@@ -111,7 +112,8 @@ impl Lengths {
         if count > Self::WEIGHTLESS { sum / count } else { 0.0 }
     }
 
-    /// The mean of the bin that nine of ten replies longer than `produced` do not exceed.
+    /// The mean of the bin that nine of ten replies longer than `produced` do not exceed. `None` if
+    /// there were no such replies lately.
     fn most_beyond(&self, produced: usize) -> Option<usize> {
         let all: f64 = self.beyond(produced).map(|(count, _)| count).sum();
         let mut above = 0.0;
@@ -128,7 +130,8 @@ fn octave(tokens: usize) -> u32 {
 }
 
 /// Index of the bin of a length. An octave is the lengths from one power of two to the next, and
-/// has two bins: below one and a half times its smallest length, and from there on.
+/// has two bins: lengths below one and a half times the smallest length of the octave, and the
+/// lengths above.
 fn half_octave(tokens: usize) -> u32 {
     let octave = octave(tokens);
     octave * 2 + u32::from(tokens * 2 >= 3 << octave)

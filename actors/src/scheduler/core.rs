@@ -79,7 +79,8 @@ pub enum Input {
 /// An action for the scheduler actor, which takes the actions in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Run a step after the one that may be running. The answer arrives as [`Input::Stepped`].
+    /// Run a step after the step that may still be running. The answer arrives as
+    /// [`Input::Stepped`].
     Run(Box<StepPlan>),
     /// Copy blocks, after earlier copies and before later steps. The
     /// answer arrives as [`Input::Copied`].
@@ -128,20 +129,22 @@ pub struct SchedulerCore {
     waiting: BTreeMap<SequenceId, Sequence>,
     /// Running sequences, also by age.
     running: BTreeMap<SequenceId, Sequence>,
-    /// The steps that the lane has, the oldest first. At most two.
+    /// The steps that were submitted to the lane, the oldest first. At most two.
     under_way: VecDeque<StepUnderWay>,
-    /// Whether steps are ever planned while others run.
+    /// Whether a step may be planned while another step runs.
     looks_ahead: bool,
-    /// There were too few blocks for the next step while this one runs, or sequences are to be
-    /// preempted for an urgent one. The next step is planned when this one has ended.
+    /// `true` if the next step cannot be planned while the current step runs: there are too few
+    /// blocks, or sequences must be preempted for an urgent sequence. The next step is planned when
+    /// the current step has ended.
     look_ahead_paused: bool,
-    /// The running step began with a prompt on an idle device. The next step waits a moment
-    /// for the rest of the burst. Otherwise the next step would run for a single token
-    /// while the rest waits.
+    /// `true` if the running step began with a prompt on an idle device. The next step then waits a
+    /// moment for the other prompts of the burst. Otherwise the next step would run for a single
+    /// token while these prompts wait.
     gathers: bool,
-    /// A sequence was preempted for others. No new sequence is admitted before a step has run.
+    /// `true` if a sequence was preempted for other sequences. No new sequence is admitted before a
+    /// step has run.
     admission_paused: bool,
-    /// Some sequences wait although there are permits for them.
+    /// Whether some sequences wait although there are permits for them.
     lacks_blocks: bool,
     /// The pool must shrink to this many blocks. Nothing is planned until the running steps have
     /// ended, because they may use any block.
@@ -156,9 +159,10 @@ pub struct SchedulerCore {
     tenants: Tenants,
     /// The time since the scheduler began.
     now: Duration,
-    /// The oldest waiting sequence, and when it is next.
+    /// The rule that periodically serves the oldest waiting sequence.
     turn: OldestWaiting<SequenceId>,
-    /// The promised token interval. `None`: steps next to running streams are as large as others.
+    /// The promised token interval. `None` if nothing is promised: steps next to running streams
+    /// are then as large as other steps.
     pace: Option<Pace>,
     /// Whether pictures are being encoded on the same GPU.
     encodes: bool,
@@ -241,7 +245,8 @@ impl SchedulerCore {
         self.shrink_when_idle(&mut effects);
         self.drop_late(&mut effects);
         if self.kv.has_host() && self.shrinks_to.is_none() {
-            // Blocks that sequences begin with are already fetched while steps run.
+            // Sequences are admitted before a step can be planned for them, so that their blocks
+            // are fetched from host memory while other steps run.
             self.admit_what_fits(&mut effects);
             self.fetch(&mut effects);
         }
@@ -270,7 +275,7 @@ impl SchedulerCore {
     }
 
     /// The tokens that were computed since the last call, for each tenant with a weight, and for
-    /// all others together as `other`.
+    /// all other tenants together as `other`.
     pub fn take_tenants_tokens(&mut self) -> BTreeMap<Tenant, usize> {
         self.tenants.take_used()
     }
@@ -426,8 +431,9 @@ impl SchedulerCore {
         }
     }
 
-    /// Whether the running step computes the beginning of a new sequence. The sequence then waits
-    /// for that step, as it would without look-ahead, instead of computing the same tokens again.
+    /// Whether a running step of another sequence computes the beginning of this new sequence. The
+    /// new sequence then waits for that step, as it would without look-ahead, instead of computing
+    /// the same tokens again.
     fn finds_more_soon(&self, sequence: &Sequence) -> bool {
         if sequence.has_begun {
             return false;

@@ -27,7 +27,7 @@ pub struct NewSequence {
     pub positions: Vec<[u32; POSITION_AXES]>,
     /// The position of the next token, on all axes.
     pub next_position: u32,
-    /// How many of `tokens` were produced. They are the last ones.
+    /// How many of `tokens` were produced. The produced tokens are at the end of `tokens`.
     pub produced: usize,
     /// The most tokens that the sequence may produce, including `produced`.
     pub tokens_max: usize,
@@ -37,7 +37,8 @@ pub struct NewSequence {
     /// [`name_blocks`](NewSequence::name_blocks).
     pub prefix: PrefixKeys,
     pub scheduling_params: SchedulingParams,
-    /// The same for all samples of one prompt, whose shared blocks then count once.
+    /// A number that all samples of one prompt have in common, so that blocks that they share count
+    /// once.
     pub group: Option<u64>,
     /// How many of the likeliest tokens to report with each prompt token's log-probability. `None`:
     /// the prompt is not scored.
@@ -69,7 +70,7 @@ impl NewSequence {
 }
 
 impl NewSequence {
-    /// Whether the host must see each token before the next can be chosen. Then no step can be
+    /// Whether the host must see each token before the next can be chosen. If so, no step can be
     /// planned ahead for this sequence.
     pub fn must_be_seen(&self) -> bool {
         self.sampler.must_see()
@@ -105,7 +106,7 @@ pub(super) struct Sequence {
     pub(super) cached: usize,
     /// Tokens that running steps will choose. Their number is known, but their ids are not.
     pub(super) to_come: usize,
-    /// The row of the last of these tokens in the choices of its step.
+    /// The row of the last such token in the choices of its step.
     pub(super) chosen_at: u32,
     /// Tokens in blocks that have been named.
     pub(super) named: usize,
@@ -113,16 +114,16 @@ pub(super) struct Sequence {
     pub(super) scored: usize,
     /// Whether the number of cached tokens has been reported.
     pub(super) has_begun: bool,
-    /// The caller has disconnected. The sequence ends with its running steps.
+    /// `true` once the caller has disconnected. The sequence ends with its running steps.
     pub(super) cancelled: bool,
-    /// The sequence's blocks are being filled from host memory. No step may use them, and
-    /// they are not released.
+    /// `true` while the sequence's blocks are being filled from host memory. No step may use these
+    /// blocks, and they are not released.
     pub(super) is_fetching: bool,
     /// Whether the sequence's pictures are still pinned in the vision cache. The pin ends when the
     /// last picture is in a step.
     pub(super) holds_pictures: bool,
-    /// The number of leading tokens, up to the end of the last picture without rows. The sequence
-    /// cannot begin unless cached blocks hold all of them.
+    /// The number of tokens up to the end of the last picture without rows. The sequence cannot
+    /// begin unless cached blocks hold all of them.
     pub(super) must_find: usize,
     /// How often the sequence lost its blocks to other sequences.
     pub(super) preemptions: u32,
@@ -130,12 +131,12 @@ pub(super) struct Sequence {
     pub(super) shrinks: u32,
     /// How much of the prompt the tenant has been charged for.
     pub(super) charge: Charge,
-    /// The sequence was admitted because it had waited longest. It is not preempted for a more
-    /// urgent sequence, because it would then lose its turn.
+    /// `true` if the sequence was admitted because it had waited longest. Such a sequence is not
+    /// preempted for a more urgent sequence, because it would then lose its turn.
     pub(super) has_turn: bool,
     /// The times of the deadlines, on the clock of [`Input::Now`](super::Input::Now).
     pub(super) due: Deadlines,
-    /// How many sequences were admitted before this one while it was next and did not fit.
+    /// How many sequences overtook this one while it was next and did not fit.
     pub(super) passed: u32,
     /// The total number of tokens that the sequence was expected to produce when
     /// it was first admitted.
@@ -198,12 +199,12 @@ impl Sequence {
         self.spec.id
     }
 
-    /// The sequence's tokens, including those that running steps will choose.
+    /// The number of the sequence's tokens, including the tokens that running steps will choose.
     pub(super) fn tokens(&self) -> usize {
         self.spec.tokens.len() + self.to_come
     }
 
-    /// Tokens that the sequence has produced, including those that running steps will choose.
+    /// Tokens that the sequence has produced, including the tokens that running steps will choose.
     pub(super) fn produced(&self) -> usize {
         self.spec.produced + self.to_come
     }

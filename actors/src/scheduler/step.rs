@@ -14,7 +14,7 @@ pub struct StepPlan {
     pub rows: Vec<ChosenRow>,
     /// The prompt tokens to score, in the order of the scored rows.
     pub scored: Vec<Scored>,
-    /// The pictures that the step reads, and those that no later step reads.
+    /// The pictures that the step reads, and the pictures that no later step reads.
     pub shown: Shown,
 }
 
@@ -31,9 +31,9 @@ pub struct Shown {
 pub struct ChosenRow {
     /// The sequence whose next token is chosen from this row.
     pub sequence: SequenceId,
-    /// How many tokens the sequence will have produced before this one.
+    /// How many tokens the sequence will have produced before the token of this row.
     pub position: usize,
-    /// The last of these tokens, if the previous step has yet to choose it.
+    /// The last token before the token of this row, if the previous step has yet to choose it.
     pub unseen: Option<UnseenToken>,
 }
 

@@ -1,12 +1,12 @@
-//! Long work next to an actor, so that the actor still handles messages meanwhile, in particular
+//! Long work that runs next to an actor, so that the actor can still handle messages, in particular
 //! the order to stop.
 
 use ractor::{ActorRef, Message};
 use thiserror::Error;
 use tokio::task::AbortHandle;
 
-/// An actor's work in progress. It ends with the actor: dropping this ends the work
-/// at its next await.
+/// An actor's work in progress. The work ends with the actor: dropping this value ends the work at
+/// its next await.
 #[derive(Debug)]
 pub struct BackgroundTask(AbortHandle);
 
@@ -41,8 +41,7 @@ impl Drop for BackgroundTask {
 }
 
 /// The latest task of a kind. A new task replaces and ends the previous one. The previous task may
-/// have reported already, or reports that it was ended. The number in a report distinguishes it
-/// from the current task's report.
+/// have reported already, or reports that it was ended. The number in a report identifies its task.
 #[derive(Debug, Default)]
 pub struct Latest {
     begun: u64,

@@ -22,21 +22,23 @@ pub struct Intensity {
 }
 
 impl Intensity {
-    /// For a model's vision and scheduler together. A restart costs each running request a prefill.
+    /// The limit for a model's vision and scheduler actors together. A restart costs each running
+    /// request a prefill.
     pub const SERVING: Intensity =
         Intensity { restarts_max: 5, within: Duration::from_secs(60), back_off: Duration::from_millis(10) };
 
-    /// For a model's engine. A restart repeats the stress runs, so fewer restarts are tolerated,
-    /// over a longer time.
+    /// The limit for a model's engine. A restart repeats the stress runs, so fewer restarts are
+    /// tolerated, over a longer time.
     pub const ENGINE: Intensity =
         Intensity { restarts_max: 3, within: Duration::from_secs(300), back_off: Duration::from_millis(50) };
 
-    /// For the device. A device that is lost twice within an hour will be lost again.
+    /// The limit for losses of the device. A device that is lost twice within an hour will be lost
+    /// again.
     pub const DEVICE: Intensity =
         Intensity { restarts_max: 1, within: Duration::from_secs(3600), back_off: Duration::ZERO };
 
-    /// For the budget. A restart only rebuilds the ledger, which takes no time, and every other
-    /// actor waits for it.
+    /// The limit for the budget actor. A restart only rebuilds the ledger, which takes no time, and
+    /// every other actor waits for it.
     pub const BUDGET: Intensity =
         Intensity { restarts_max: 5, within: Duration::from_secs(60), back_off: Duration::from_millis(1) };
 }
@@ -47,7 +49,8 @@ impl Default for Intensity {
     }
 }
 
-/// The longest wait, unless `back_off` itself is longer. It is short because requests wait too.
+/// The longest wait, unless `back_off` itself is longer. This limit is short because requests wait
+/// too.
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
 /// The action of the supervisor.

@@ -30,7 +30,7 @@ use crate::{
 /// Prepares pictures and holds their embeddings.
 pub struct VisionActor;
 
-/// The most pictures of known files. Their names take about 4 MB.
+/// Maximum number of pictures of known files. The entries of this many pictures take about 4 MB.
 const KNOWN_MAX: usize = 32_768;
 
 pub struct VisionArguments {
@@ -67,24 +67,24 @@ pub struct VisionState {
     arguments: VisionArguments,
     core: VisionCore,
     pixels: BTreeMap<PictureHash, Pixels>,
-    /// The pictures that files were decoded to, because the next turn of a conversation
-    /// sends the files again.
+    /// The pictures that files were decoded to. They are remembered because the next turn of a
+    /// conversation sends the files again.
     known: KnownFiles<MediaKey>,
     pending: BTreeMap<Ticket, Pending>,
     last_ticket: Ticket,
     /// Requests that wait for a thread to decode their files.
     undecoded: Line<Ticket, Undecoded>,
-    /// The number of requests that have such a thread.
+    /// The number of requests that have a decoding thread.
     decoding: usize,
     /// Whether one of these requests waits for host memory. Only one request waits at a time, so
-    /// that an urgent request waits for at most one other.
+    /// that an urgent request waits for at most one other request.
     is_leasing: bool,
-    /// A launch was refused memory. The engine has been informed, and is about
-    /// to replace this actor.
+    /// `true` once a launch was refused memory. The engine has been informed, and is about to
+    /// replace this actor.
     is_refused: bool,
 }
 
-/// Pixels that wait for their launch, and the lease that pays for them.
+/// Pixels that wait for their launch, and the lease of the host memory that they occupy.
 struct Pixels {
     image: ResizedImage,
     host: Arc<Lease>,
@@ -93,13 +93,13 @@ struct Pixels {
 /// The pictures that a file was decoded to.
 type Known = Vec<(PictureHash, Grid)>;
 
-/// A request, and the pictures of each of its files that need no pixels.
+/// A request, and for each of its files the pictures, if they need no pixels.
 struct Undecoded {
     request: EmbedRequest,
     held: Vec<Option<Known>>,
 }
 
-/// One of the decoding threads.
+/// A decoding thread in use. Dropping this value reports to the actor that the thread is free.
 struct Decoder(ActorRef<VisionMessage>);
 
 impl Drop for Decoder {
@@ -118,7 +118,7 @@ struct Pending {
     reply: Responder<Result<PinnedSet, VisionError>>,
 }
 
-/// A wait for host memory.
+/// A wait for host memory. Dropping this value reports to the actor that the wait has ended.
 struct Leasing(ActorRef<VisionMessage>);
 
 impl Drop for Leasing {
@@ -247,7 +247,7 @@ impl VisionState {
         metric::ENCODER_CACHE_HITS_TOTAL.add(&self.arguments.model_label, hits);
     }
 
-    /// Answers from the cache if it has all pictures. Otherwise queues the files for decoding whose
+    /// Answers from the cache if it has all pictures. Otherwise queues for decoding the files whose
     /// pictures have no rows on the device or the host.
     fn embed(&mut self, myself: &ActorRef<VisionMessage>, request: EmbedRequest) -> Vec<Effect> {
         let known: Vec<Option<Known>> =
@@ -382,7 +382,7 @@ impl VisionState {
         tokio::spawn(prepare.instrument(span));
     }
 
-    /// Drops requests whose callers have disconnected, to make room for later ones.
+    /// Drops requests whose callers have disconnected, to make room for later requests.
     fn forget_cancelled(&mut self, myself: &ActorRef<VisionMessage>) {
         self.undecoded.retain(|undecoded| !undecoded.request.reply.is_given_up());
         let gone: Vec<Ticket> =

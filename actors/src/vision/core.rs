@@ -16,7 +16,7 @@ use crate::{
     tenant::TenantWeights,
 };
 
-/// The most copies that run at once. The number is bounded because a lane's queue is.
+/// Maximum number of copies that run at once. There is a limit because a lane's queue is bounded.
 const COPIES: usize = 4;
 
 /// The number of a request, in order of arrival.
@@ -54,7 +54,7 @@ pub enum Input {
     Copied,
     /// One holder has released these pictures.
     Unpin(Vec<PictureHash>),
-    /// The request's caller has disconnected. A request that was already answered is unknown here.
+    /// The request's caller has disconnected. A request that was already answered is ignored.
     Withdraw(Ticket),
     /// Whether replies are in progress on the same GPU.
     Streams(bool),
@@ -63,7 +63,7 @@ pub enum Input {
 /// An action for the vision actor, which takes the actions in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Encode these pictures into these rows. Its end arrives as [`Input::Encoded`].
+    /// Encode these pictures into these rows. The end of the launch arrives as [`Input::Encoded`].
     Launch(Vec<(PictureHash, Arc<[u32]>)>),
     /// Copy rows. The end arrives as [`Input::Copied`].
     Copy {
@@ -149,10 +149,11 @@ pub struct VisionCore {
     lacks_rows: bool,
     /// Requests whose pictures have rows but cannot all be read yet.
     pending: VecDeque<(Ticket, Vec<PictureHash>)>,
-    /// Pictures with rows that are in no launch yet. They are little more than the next launch
-    /// takes, so that later requests may still be served before others.
+    /// Pictures that have rows and are in no launch yet. The queue holds little more than the next
+    /// launch takes, so that a more urgent later request can still be served before waiting
+    /// requests.
     queue: VecDeque<PictureHash>,
-    /// The launches that the lane has, the oldest first.
+    /// The launches that were submitted to the lane, the oldest first.
     under_way: VecDeque<Vec<PictureHash>>,
     /// The host tier for evicted pictures.
     host: HostSlots,
@@ -187,8 +188,8 @@ impl VisionCore {
         }
     }
 
-    /// Limits launches to `patches` while replies are in progress, because these wait for the
-    /// GPU during a launch.
+    /// Limits launches to `patches` while replies are in progress, because replies wait for the GPU
+    /// during a launch.
     #[must_use]
     pub fn beside_streams(mut self, patches: Option<usize>) -> Self {
         self.patches_beside_streams = patches.unwrap_or(self.launch_patches).min(self.launch_patches);
@@ -242,7 +243,7 @@ impl VisionCore {
         (self.free.len(), self.entries.len())
     }
 
-    /// Whether a picture has rows that can be read, or will be.
+    /// Whether a picture has rows that can be read now, or after a launch or copy.
     pub fn holds(&self, key: &PictureHash) -> bool {
         self.entries.contains_key(key)
     }
@@ -257,7 +258,7 @@ impl VisionCore {
         self.host.rows()
     }
 
-    /// Counts the pictures that got rows since the last call.
+    /// Returns the counts of pictures that got rows since the last call.
     pub fn take_found(&mut self) -> CacheLookup {
         mem::take(&mut self.found)
     }
@@ -310,8 +311,8 @@ impl VisionCore {
         if rows > self.rows_total || too_large {
             return effects.push(Effect::Refused { ticket, rows, limit: self.rows_total });
         }
-        // Serving the request now makes no launch larger, and no other request waits for the
-        // rows that it takes.
+        // `true` if serving the request now makes no launch larger, and takes no rows that another
+        // request waits for.
         let delays_none = self.patches_to_encode(&pictures) == 0 && self.have_places(&pictures) && !self.is_short();
         if delays_none && self.copying.len() < COPIES && self.fits(&pictures) {
             return self.give_rows(ticket, &pictures);
@@ -406,8 +407,8 @@ impl VisionCore {
         distinct(pictures).filter(|picture| !self.holds(&picture.key)).map(|picture| picture.rows).sum()
     }
 
-    /// Pictures that may be evicted for these: when they were last used, and how
-    /// many rows they have.
+    /// Pictures that may be evicted for the `wanted` pictures: when they were last used, their
+    /// hashes, and how many rows they have.
     fn idle<'a>(&'a self, wanted: &'a [EncodeRequest]) -> impl Iterator<Item = (u64, PictureHash, usize)> + 'a {
         let is_wanted = |key: &PictureHash| wanted.iter().any(|picture| picture.key == *key);
         let idle = self
@@ -489,9 +490,9 @@ impl VisionCore {
         });
     }
 
-    /// Begins a launch, as full as the order allows. While a launch runs, another one
-    /// begins only if it is full, because later arrivals may still fill it. Returns `false`
-    /// if no launch can begin.
+    /// Begins a launch, as full as the order allows. While a launch runs, another launch begins
+    /// only if it would be full, because later arrivals may still fill it. Returns `false` if no
+    /// launch can begin.
     fn launch(&mut self, effects: &mut Vec<Effect>) -> bool {
         let (pictures, is_full) = self.next_launch();
         let is_idle = self.under_way.is_empty();
@@ -516,7 +517,7 @@ impl VisionCore {
         pictures > 0 && is_full
     }
 
-    /// How many queued pictures go into the next launch, and whether it is full.
+    /// How many queued pictures the next launch takes, and whether that launch is full.
     fn next_launch(&self) -> (usize, bool) {
         let mut permits = if self.has_streams { self.patches_beside_streams } else { self.launch_patches };
         for (pictures, key) in self.queue.iter().enumerate() {

@@ -78,8 +78,8 @@ impl HostSlots {
         Some(slots)
     }
 
-    /// Evicts the least recently used pictures until `rows` slots are free. Evicts none
-    /// if that cannot succeed.
+    /// Evicts the least recently used pictures until `rows` slots are free. Evicts no picture if
+    /// that cannot succeed.
     fn make_room(&mut self, rows: usize, is_kept: impl Fn(&PictureHash) -> bool) -> bool {
         let mut free = self.free.len();
         let mut victims = Vec::new();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use bursar_model::flow::{Grid, PictureHash};
 
-/// Known files by their keys. The least recently used ones are forgotten.
+/// Known files by their keys. The least recently used files are forgotten.
 pub(super) struct KnownFiles<K> {
     /// The most pictures of all files together.
     limit: usize,

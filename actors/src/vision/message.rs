@@ -21,7 +21,7 @@ pub enum VisionMessage {
     /// Asks that a request's pictures and videos be put into
     /// the cache; see [`crate::tree::EMBED_PICTURES`].
     Embed {
-        /// In the order of the request.
+        /// The pictures and videos, in the order of the request.
         pictures: Vec<MediaPlan>,
         /// The priority with which the pictures are decoded and encoded.
         rank: Priority,
@@ -53,7 +53,7 @@ pub enum VisionMessage {
     Encoded(Result<(), LaneError>),
     /// The lane's answer to the oldest copies of rows.
     Copied(Result<(), LaneError>),
-    /// A request no longer needs these pictures. One entry per pin.
+    /// A request no longer needs these pictures. The list has one entry per pin.
     Unpin(Vec<PictureHash>),
     /// Sets the gauges again, in case a recorder was installed since. The actor
     /// sends this to itself.

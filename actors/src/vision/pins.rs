@@ -11,9 +11,9 @@ use super::VisionMessage;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinnedRows {
     pub key: PictureHash,
-    /// The layout of its patches.
+    /// The layout of the picture's patches.
     pub grid: Grid,
-    /// The rows of its embeddings.
+    /// The rows of the picture's embeddings.
     pub rows: Arc<[u32]>,
 }
 

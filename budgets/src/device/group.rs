@@ -43,7 +43,7 @@ impl DeviceGroup {
         Ok(DeviceGroup { name, label: label.into(), page, reservations: Mutex::default(), ranks })
     }
 
-    /// Calls `change` for each address with the device of the same rank, even after an error.
+    /// Calls `change` for each address and the device of its rank, and continues after an error.
     /// `addresses` may cover only the first ranks. Returns the first error.
     fn on_each(
         &self,

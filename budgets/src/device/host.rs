@@ -109,7 +109,7 @@ impl HostDevice {
         Ok(HostDevice { config, timelines: Timelines::default(), state: Mutex::default(), let_pass: Condvar::new() })
     }
 
-    /// Locks the state after waiting until the call is no longer held.
+    /// Waits until the call is no longer held, and locks the state.
     fn lock_at_length(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         state.counts.held_calls += 1;
@@ -183,7 +183,7 @@ impl State {
         Ok(stretch)
     }
 
-    /// Applies the faults that are scripted for this call to `back`. Returns whether
+    /// Applies the faults that are scripted for this call to `back`. Returns `true` if
     /// the script refuses it.
     fn run_script(&mut self, config: &HostConfig) -> bool {
         let nth = self.counts.backs;

@@ -12,14 +12,15 @@ pub struct HostMemory(Kind);
 
 #[derive(Debug)]
 enum Kind {
-    /// For copies of a GPU.
+    /// Page-locked memory, for copies to and from a GPU.
     Pinned(Pinned),
-    /// For copies of a host device. A raw pointer, because other pointers to the memory
-    /// write to it too.
+    /// Pages for copies to and from a host device. This is a raw pointer, because the memory is
+    /// also written through other pointers.
     Pages(*mut [MaybeUninit<u8>]),
 }
 
-// SAFETY: this is plain memory. Users of its address must ensure exclusive access.
+// SAFETY: the memory is not tied to a thread, and code that uses its address
+// must ensure exclusive access.
 unsafe impl Send for HostMemory {}
 // SAFETY: no method reads or writes the memory, so shared references cannot race.
 unsafe impl Sync for HostMemory {}

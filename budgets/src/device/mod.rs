@@ -63,7 +63,7 @@ pub struct DeviceMemory {
 ///
 /// `back`, `unback` and `release_reservation` may take a third of a second for the memory of a
 /// whole GPU, so call them where a thread may block. A lost device still accepts the return of
-/// memory and addresses, as a GPU's driver does, but grants none.
+/// memory and addresses, as a GPU's driver does, but provides no new memory.
 ///
 /// The calls correspond to the driver's virtual memory interface: `reserve` is
 /// `cuMemAddressReserve`, `back` is `cuMemCreate` + `cuMemMap` + `cuMemSetAccess`, and
@@ -177,7 +177,7 @@ pub trait Device: Send + Sync + 'static {
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError>;
 
     /// Copies the backed memory at these addresses into host memory, and waits for the copy.
-    /// Nothing may write to the memory meanwhile.
+    /// Nothing may write to the memory during the copy.
     ///
     /// # Errors
     /// [`DeviceError::HostRefused`] if the host lacks the memory, or any other error of the device.
@@ -186,8 +186,8 @@ pub trait Device: Send + Sync + 'static {
         Err(copies_nothing(self.name()))
     }
 
-    /// Copies `copy` back to `address`, and waits for the copy. As many bytes as `copy` holds must
-    /// be backed there. Nothing may use that memory meanwhile.
+    /// Copies `copy` back to `address`, and waits for the copy. All bytes from `address` to the end
+    /// of the copy must be backed. Nothing may use them during the copy.
     ///
     /// # Errors
     /// Any error of the device.
@@ -256,11 +256,12 @@ pub enum DeviceError {
         verb: &'static str,
         reason: &'static str,
     },
-    /// The operating system refused to reserve addresses. This is not about memory.
+    /// The operating system or the driver refused to reserve addresses. Such a
+    /// call requests no memory.
     #[error("{} of addresses cannot be reserved: {reason}", bytes.exact())]
     NoAddresses {
         bytes: Bytes,
-        /// The operating system's message.
+        /// The message of the operating system or the driver.
         reason: String,
     },
     /// The host cannot provide page-locked memory of this size.

@@ -72,9 +72,9 @@ pub enum ReplayPicture {
 /// A kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Only new text, possibly after a history with pictures.
+    /// The request adds only text, possibly after a history with pictures.
     Text,
-    /// Shows a new picture.
+    /// The request shows a new picture.
     ReplayPicture,
 }
 

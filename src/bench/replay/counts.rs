@@ -5,39 +5,45 @@ use serde::Serialize;
 /// Counts from the start of a run to its end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Counts {
-    /// Number of times that a sequence was preempted: for blocks that older sequences needed, for
-    /// sequences of a higher priority, and because the KV cache shrank.
+    /// Preemptions to free blocks that older sequences needed.
     pub preempted_for_blocks: u64,
+    /// Preemptions in favor of sequences with a higher priority.
     pub preempted_for_priority: u64,
+    /// Preemptions because the KV cache shrank.
     pub preempted_by_shrinks: u64,
-    /// Tokens of starting sequences that were looked up in the prefix cache, tokens of
-    /// these that were found, and tokens that were copied back from host memory, for
-    /// starting and preempted sequences.
+    /// Prompt tokens of starting sequences that were looked up in the prefix cache.
     pub prefix_tokens_sought: u64,
+    /// Prompt tokens of starting sequences that the prefix cache contained.
     pub prefix_tokens_found: u64,
+    /// Tokens that were copied back from host memory, for starting and for preempted sequences.
     pub prefix_tokens_from_host: u64,
-    /// Bytes of the KV cache that were copied to host memory and back.
+    /// Bytes of the KV cache that were copied to host memory.
     pub kv_bytes_to_host: u64,
+    /// Bytes of the KV cache that were copied back from host memory.
     pub kv_bytes_from_host: u64,
-    /// Tokens by which replies were longer or shorter than predicted, to the resolution
-    /// of the histogram's buckets.
+    /// Median error of the predicted reply lengths, in tokens, to the resolution of the histogram's
+    /// buckets.
     pub prediction_error_p50: Option<f64>,
+    /// 99th percentile of the same error.
     pub prediction_error_p99: Option<f64>,
-    /// Pictures that requests showed, pictures of these whose tokens were in the prefix cache, and
-    /// pictures that were encoded.
+    /// Pictures in all requests.
     pub pictures_wanted: u64,
+    /// Pictures that were not encoded because their tokens were in the prefix cache.
     pub pictures_found_computed: u64,
+    /// Pictures that the vision encoder processed.
     pub pictures_encoded: u64,
     /// Pictures whose embeddings were copied back from host memory.
     pub pictures_from_host: u64,
     /// Number of times that a sequence had to request its pictures again.
     pub pictures_wanted_again: u64,
-    /// Number of steps, and the 99th percentile of their duration in milliseconds, to the
-    /// resolution of the histogram's buckets.
+    /// Steps that the scheduler ran.
     pub steps: u64,
+    /// 99th percentile of a step's duration in milliseconds, to the resolution of the histogram's
+    /// buckets.
     pub step_ms_p99: Option<f64>,
-    /// Permits in use, sampled ten times per second.
+    /// Sequence permits in use, sampled ten times per second.
     pub sequences: InUse,
+    /// Patch permits in use, sampled ten times per second.
     pub patches: InUse,
 }
 
@@ -98,7 +104,7 @@ mod watching {
         }
     }
 
-    /// Samples the permits until it is stopped.
+    /// Samples the permits until `stopped` resolves.
     async fn look(counter: Counter, mut stopped: oneshot::Receiver<()>) -> [InUse; 2] {
         let mut looks = tokio::time::interval(LOOKED_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -42,8 +42,9 @@ pub struct Figures {
     pub cut: usize,
     /// Seconds from the start to the last token.
     pub seconds: f64,
-    /// Tokens of prompts, and tokens of these that were found in the prefix cache.
+    /// Prompt tokens of all answered requests.
     pub prompt_tokens: usize,
+    /// Prompt tokens that were found in the prefix cache.
     pub cached_tokens: usize,
     pub reply_tokens: usize,
     /// Reply tokens per second.

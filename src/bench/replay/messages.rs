@@ -36,7 +36,7 @@ struct Message {
 /// Parses a request. Picture files are looked up in `folder`.
 ///
 /// # Errors
-/// Says what is wrong with the request.
+/// Returns a message that says what is wrong with the request.
 pub fn read(body: &Value, folder: &Path) -> Result<Read, String> {
     let body = Body::deserialize(body).map_err(|error| error.to_string())?;
     let mut pictures = 0;

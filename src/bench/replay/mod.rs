@@ -1,5 +1,5 @@
-//! `bursar bench --trace` and `--synthetic`: requests that arrive at their own times, and what each
-//! caller observes of its replies.
+//! `bursar bench --trace` and `--synthetic`: requests that arrive at given times, and the latencies
+//! that each caller observes.
 
 mod arrivals;
 mod counts;

@@ -12,7 +12,7 @@ pub struct Objective {
     /// Time to the first token.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "seconds")]
     pub ttft: Option<Duration>,
-    /// Time between two tokens, which 99 of 100 intervals of a request must not exceed.
+    /// Limit on the 99th percentile of the times between two tokens of a request.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "seconds")]
     pub interval: Option<Duration>,
     /// Mean time between two tokens.

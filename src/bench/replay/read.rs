@@ -45,8 +45,8 @@ struct Drawn {
 
 #[derive(Deserialize)]
 struct Line {
-    /// In milliseconds. Times count from the earliest line. Either all lines have a
-    /// timestamp, or none has.
+    /// Arrival time in milliseconds, counted from the earliest line. Either all lines have a
+    /// timestamp or no line has one.
     timestamp: Option<f64>,
     input_length: Option<usize>,
     output_length: Option<usize>,
@@ -72,7 +72,7 @@ pub struct PictureLoad<'p> {
 /// Reads a trace file.
 ///
 /// # Errors
-/// Names the line, and what is wrong with it.
+/// The failure names the line and says what is wrong with it.
 pub fn trace(path: &Path, pictures: &PictureLoad<'_>) -> Result<Vec<Arrivals>, Failure> {
     let wrong = |error: String| Failure {
         error: format!("the trace {} cannot be read: {error}", path.display()),
@@ -177,7 +177,8 @@ fn caller(line: Line, beside: &Path) -> Result<Caller, String> {
     Ok(alone(at, turn))
 }
 
-/// Returns the prompt with these blocks. Without hashes, the prompt has new tokens.
+/// Returns a prompt of `tokens` tokens with one piece for each hash. Without hashes, the prompt is
+/// one piece of new tokens.
 fn hashed(hashes: &[u64], tokens: usize) -> Result<Vec<Piece>, String> {
     if tokens == 0 {
         return Err("input_length is 0; expected at least 1".to_owned());

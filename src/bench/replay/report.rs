@@ -31,7 +31,7 @@ pub struct ReplayReport {
 }
 
 impl ReplayReport {
-    /// Whether no request of some run was answered.
+    /// `true` if no request was answered in at least one run.
     pub fn is_a_failure(&self) -> bool {
         self.runs.iter().any(|run| run.answered == 0)
     }
@@ -44,7 +44,7 @@ impl fmt::Display for ReplayReport {
     }
 }
 
-/// The median and the 99th percentile.
+/// Formats the median and the 99th percentile.
 fn both(times: &Quantiles) -> String {
     let shown = |time: Option<f64>| match time {
         None => "-".to_owned(),

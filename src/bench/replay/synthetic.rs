@@ -1,4 +1,4 @@
-//! Pure: synthetic requests, like those of people and programs, drawn from a seed.
+//! Pure: synthetic requests that resemble requests of people and of programs, drawn from a seed.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub struct Amount {
     pub seconds: f64,
     /// Side of a picture, in pixels.
     pub side: u32,
-    /// Factor by which texts and replies are shorter than the default.
+    /// Divisor of the default lengths of texts and replies.
     pub shortened: f64,
 }
 
@@ -51,8 +51,8 @@ impl Synthetic {
         }
     }
 
-    /// Draws callers until they have as many requests as should arrive in that time, and spreads
-    /// the callers over it.
+    /// Draws callers until they have as many requests as should arrive in `amount.seconds`, and
+    /// spreads the callers over that time.
     pub fn arrivals(self, amount: Amount, seed: u64) -> Arrivals {
         let mut draw = Draw::new(seed ^ 0x5ee7_ab1e ^ self as u64);
         let wanted = (amount.rate * amount.seconds).ceil().max(1.0) as usize;

@@ -71,7 +71,7 @@ pub(super) struct Head {
     pub(super) id: String,
     /// The name that the client used.
     pub(super) model: String,
-    /// The client wants no thinking blocks.
+    /// `true` if the client wants no thinking blocks.
     pub(super) omits_thinking: bool,
     pub(super) tokens_max: usize,
 }
@@ -134,10 +134,10 @@ fn blocks(head: &Head, text: String, thinking: String, calls: impl Iterator<Item
     blocks
 }
 
-/// The last call of a reply that was cut off has empty input, as at the start of a stream:
-/// `stop_reason` tells the client not to run it. Other arguments that are no JSON object go under
-/// the name that Anthropic gives to invalid JSON. Otherwise a tool would run without the arguments
-/// that the model meant.
+/// Converts tool calls to blocks. If the reply was cut off, its last call gets an empty input, as
+/// at the start of a stream: `stop_reason` tells the client not to run the call. If the arguments
+/// of any other call are not a JSON object, they are sent under the key that Anthropic uses for
+/// invalid JSON, so that no tool runs without the arguments that the model meant.
 fn calls(calls: Vec<ToolCall>, is_cut: bool) -> impl Iterator<Item = Block> {
     let cut = if is_cut { calls.len().checked_sub(1) } else { None };
     calls.into_iter().enumerate().map(move |(at, call)| {

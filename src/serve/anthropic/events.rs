@@ -16,9 +16,9 @@ use crate::{
     },
 };
 
-/// Streams a reply until `message_stop` or `error`. The reply must have token ids
-/// ([`Chat::token_ids`](crate::Chat::token_ids)): they are its first event, and `message_start`
-/// counts the prompt by them.
+/// Streams a reply until `message_stop` or `error`. The reply must be requested with token ids
+/// ([`Chat::token_ids`](crate::Chat::token_ids)): its first event then has the ids of the prompt,
+/// which `message_start` counts.
 pub(super) fn stream(head: Head, reply: Reply, held: Held, keep_alive: Duration) -> Response {
     let encoder = EventEncoder { head, blocks: 0, open: None, held };
     let events = sse::told(reply, encoder, |encoder, heard| {

@@ -59,7 +59,7 @@ pub(in crate::serve) async fn create(
     Ok(Json(whole).into_response())
 }
 
-/// Counts the prompt tokens that the message would have, including those of pictures.
+/// Counts the prompt tokens that the message would have, including the tokens of pictures.
 pub(in crate::serve) async fn count_tokens(
     State(shared): State<Arc<Shared>>,
     body: JsonBody<MessagesRequest>,

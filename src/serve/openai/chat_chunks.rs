@@ -137,7 +137,7 @@ impl ChatEncoder {
         sse::json(&self.chunks.chunk(Choice { index, delta, ..Choice::default() }))
     }
 
-    /// A chunk with the scores and ids of the tokens since the last one.
+    /// Returns a chunk with the scores and ids of all tokens since the previous chunk.
     fn chunk(&mut self, mut choice: Choice) -> Event {
         let sample = &mut self.samples[choice.index];
         choice.logprobs = ChatLogProbabilities::of(mem::take(&mut sample.scores));

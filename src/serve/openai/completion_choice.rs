@@ -12,9 +12,10 @@ use crate::{ChatEvent, TokenScore, Usage};
 #[derive(Clone, Default)]
 pub(super) struct Echo {
     pub(super) text: Option<String>,
-    /// Log-probabilities of the prompt are included.
+    /// `true` if log-probabilities of the prompt are included.
     pub(super) has_scores: bool,
-    /// `max_tokens` is 0: the reply is generated only to score the prompt, and is not returned.
+    /// `true` if `max_tokens` is 0: the reply is generated only to score the prompt, and is not
+    /// returned.
     pub(super) is_all: bool,
     pub(super) has_ids: bool,
 }
@@ -97,7 +98,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Offsets of the reply's tokens start after the echoed text.
+    /// Creates a sample. The offsets of the reply's tokens start after the echoed text.
     pub(super) fn new(echo: Echo) -> Self {
         let offset = echo.text.as_ref().map_or(0, |text| text.chars().count());
         Sample { echo, offset, ..Sample::default() }
@@ -108,7 +109,7 @@ impl Sample {
         self.echo.text.as_deref()
     }
 
-    /// A choice with this text, and with the scores and ids since the previous choice.
+    /// Returns a choice with this text, and with the scores and ids since the previous choice.
     fn choice(&mut self, index: usize, text: String) -> Choice {
         let (prompt_token_ids, token_ids) = (self.prompt_ids.take(), self.ids.take());
         let logprobs = self.scores.take();

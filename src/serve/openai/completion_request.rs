@@ -50,9 +50,9 @@ pub(super) enum Prompt {
     Tokens(Vec<u32>),
 }
 
-/// One or several prompts: a text, a list of texts, a list of token ids, or a list of such
-/// lists. They are deserialized directly: a buffer of JSON values would take 16 times the memory
-/// of the token ids.
+/// One or several prompts: a text, a list of texts, a list of token ids, or a list of such lists.
+/// Prompts are deserialized directly, because a buffer of JSON values would take 16 times the
+/// memory of the token ids.
 #[derive(Debug, PartialEq)]
 pub(super) struct Prompts(pub(super) Vec<Prompt>);
 

@@ -31,7 +31,8 @@ pub(in crate::serve) struct Answer<'a, C> {
 }
 
 impl Head {
-    /// `object` is the kind of the response, and `model` the name that the client used.
+    /// Creates the shared fields. `object` is the kind of the response, and `model` is the name
+    /// that the client used.
     pub(super) fn new(prefix: &str, object: &'static str, model: String) -> Self {
         Head { id: id::fresh(prefix), object, created: id::now(), model }
     }

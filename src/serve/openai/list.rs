@@ -38,13 +38,13 @@ pub(in crate::serve) async fn one(
     Ok(Json(told(&entry, &name, facts(&entry).await.as_ref())))
 }
 
-/// `None` while the model is loading or restarting.
+/// Returns the model's facts, or `None` while the model is loading or restarting.
 async fn facts(entry: &Entry) -> Option<ModelFacts> {
     let ModelState::Ready(model) = &entry.state else { return None };
     timeout(PATIENCE, model.facts()).await.ok()?.ok()
 }
 
-/// OpenAI's fields, vLLM's `root` and `max_model_len`, and the state of the model.
+/// Returns OpenAI's fields, vLLM's `root` and `max_model_len`, and the state of the model.
 fn told(entry: &Entry, name: &str, facts: Option<&ModelFacts>) -> Value {
     let tokens = facts.map(|facts| facts.context_tokens);
     let pictures = facts.map(|facts| facts.pictures);

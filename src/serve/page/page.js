@@ -292,7 +292,7 @@ function editFrom(turn) {
   running = null;
   const from = turns.indexOf(turn);
   for (const { node } of turns.splice(from)) node.remove();
-  // Keep the text that was typed meanwhile, after the question to edit.
+  // Keep the text that was typed since then, after the question to edit.
   $("text").value = [turn.text, $("text").value].filter(Boolean).join("\n");
   pictures = [...turn.pictures, ...pictures];
   showPictures();
@@ -316,7 +316,7 @@ async function answerLast() {
   turn.answer = reply.text;
   offerCopy(turn);
   if (turns.includes(turn)) keepChat();
-  // A new chat may have started meanwhile.
+  // A new chat may have started while this answer was streamed.
   if (running?.signal === signal) running = null;
   showRunning();
 }
@@ -392,7 +392,7 @@ class Reply {
       this.reasoning += reasoning;
       this.chunks += 1;
       const now = performance.now();
-      // Chunks that the browser delivers together carry no timing information.
+      // Chunks that the browser delivers together have no separate arrival times.
       if (!(now - this.last < 1)) this.moments += 1;
       this.last = now;
       this.first ??= this.last;
@@ -765,7 +765,7 @@ async function watchOnce(heardOne) {
 
 // ---- Simulation of another process that takes memory
 
-/** Whether the server supports the simulation is checked once per connection. */
+/** `true` until this connection has found out whether the server supports the simulation. */
 let isNeighbourUnknown = true;
 let neighbourBytes = 0;
 

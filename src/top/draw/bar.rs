@@ -70,7 +70,7 @@ pub fn legend(pieces: &[Piece], columns: u16, colours: Colours) -> Vec<Line<'sta
     lines.into_iter().map(line).collect()
 }
 
-/// Breaks entries into lines by width. The blanks at the end of a line need no room.
+/// Breaks entries into lines by width. The blanks at the end of a line may exceed the width.
 fn lines(
     entries: &[(MemoryPart, String)],
     columns: usize,

@@ -24,12 +24,12 @@ impl Fit {
     }
 }
 
-/// Lines: first the title, then the others by importance.
+/// A title line, followed by the other lines in order of importance.
 #[derive(Clone, Debug, Default)]
 pub struct Panel {
     pub lines: Vec<Line<'static>>,
-    /// Index of a line that must be visible, however few rows there are. The lines before it are
-    /// shown as far as they fit, and the first line always.
+    /// Index of a line that must be visible, however few rows there are. The first line is always
+    /// visible too. The lines between the two are shown as far as they fit.
     pub seen: Option<usize>,
 }
 

@@ -32,8 +32,8 @@ const COLUMNS: [Column; 9] = [
     Column { title: "restarts", width: 10, cell: |model| grouped(model.restarts()) },
 ];
 
-/// Indexes of the columns, the most important first. The last ones are omitted if
-/// there is little room.
+/// Indexes of the columns, the most important first. If the table is too narrow, columns at the end
+/// of this list are omitted.
 const KEPT: [usize; 9] = [0, 5, 1, 2, 3, 4, 6, 8, 7];
 
 /// Minimum and maximum columns of a name.

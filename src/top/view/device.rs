@@ -101,7 +101,7 @@ pub struct Piece {
 /// The leases of one class and model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LeaseView {
-    /// Empty for leases of users' own code.
+    /// The model's name. Empty for leases of users' own code.
     pub model: String,
     pub class: String,
     pub bytes: Bytes,
@@ -137,7 +137,7 @@ pub struct DeviceView {
     pub leases: Vec<LeaseView>,
     /// Memory of this process that was allocated outside leases after READY. Must be 0.
     pub drift: Bytes,
-    /// Bytes that models were asked to give back and still hold.
+    /// Bytes that models were asked to release and still hold.
     pub owed: Bytes,
     /// Bytes by which grants and other uses exceed the total.
     pub deficit: Bytes,

@@ -67,7 +67,8 @@ pub struct Speed {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Cache {
-    /// Hits among `asked`, in the last minute, or over all time if the last minute has no lookups.
+    /// Hits among the `asked` lookups in the last minute, or over all time if the last minute has
+    /// no lookups.
     pub found: f64,
     pub asked: f64,
     /// Whether the counts are of the last minute.
@@ -96,7 +97,7 @@ pub struct Latency {
 pub struct ModelView {
     pub name: String,
     pub state: ModelState,
-    /// From the top of the supervision tree down.
+    /// Actors from the top of the supervision tree down.
     pub actors: Vec<Actor>,
     pub running: Option<u64>,
     pub waiting: Option<u64>,

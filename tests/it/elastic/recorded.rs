@@ -87,7 +87,7 @@ fn request_metrics_match_what_callers_saw() {
         assert_eq!(count("requests_active"), 2.0);
         drop(held);
         eventually("both are gone", async || ended("cancelled") == 2.0 && count("requests_active") == 0.0).await;
-        // A caller that reads too slowly, one event per token. The deadline comes well after the
+        // A caller that reads too slowly, one event per token. The deadline is well after the
         // preparation and long before the last token.
         let chat_for = Duration::from_millis(400);
         let mut late =
@@ -269,7 +269,7 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
         // The gauge is updated once a second.
         eventually("all of it is used", async || {
             let (used, leased) = (lease("used_bytes").map(|heard| heard.now), lease("bytes").map(|heard| heard.now));
-            // Fewer bytes than at READY, since a step was refused memory.
+            // The used bytes are fewer than at READY, because a step was refused memory.
             used == leased && used.is_some_and(|used| used > 0.0)
         })
         .await;

@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::stage::{Stage, small};
 
-/// Longer than any response takes.
+/// Time limit of a response, longer than any response takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server with the demo model.
@@ -117,7 +117,7 @@ impl Answer {
         self.json()["error"].clone()
     }
 
-    /// The events of a stream, without the last.
+    /// The events of a stream, without the last event.
     pub fn events(&self) -> Vec<Value> {
         let data = self.body.lines().filter_map(|line| line.strip_prefix("data: "));
         let events: Vec<_> = data.collect();

@@ -122,7 +122,7 @@ fn a_greeting_that_does_not_end_gives_its_place_to_the_next() {
         let house = house(short).await;
         let silent = house.connect().await;
         let mut slow = house.connect().await;
-        // The beginning of a 512-byte ClientHello, and nothing more.
+        // Send only the beginning of a 512-byte ClientHello.
         slow.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).await.expect("it is buffered");
         let mut client = greet(&house).await.expect("there is a place after both");
         client

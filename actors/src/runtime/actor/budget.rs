@@ -19,7 +19,7 @@ pub(super) struct BudgetSettings {
 }
 
 /// Closes the mailbox on drop, however the runtime ends. Callers that wait for a budget then learn
-/// that there will be none.
+/// that no budget will start.
 pub(super) struct ClosingMailbox(pub(super) Arc<BudgetMailbox>);
 
 impl Drop for ClosingMailbox {

@@ -161,7 +161,7 @@ impl RuntimeState {
         let (myself, requests) = (myself.clone(), self.engines[&name].requests.clone());
         requests.close();
         tokio::spawn(async move {
-            // Reaching the deadline is no error: the remaining requests are cut off.
+            // Reaching the deadline is not an error: the remaining requests are cut off.
             let _ = tokio::time::timeout(within, requests.idle()).await;
             drop(myself.send_message(RuntimeMessage::Due { name, load }));
         });

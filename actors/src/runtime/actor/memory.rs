@@ -13,7 +13,7 @@ pub(super) async fn release_memory(arguments: &EngineArguments) {
     }
 }
 
-/// Does the same as `release_memory`, then releases the weights too.
+/// Does the same as `release_memory`, then releases the weights and the executor.
 pub(super) async fn release_all_memory(arguments: &EngineArguments) {
     release_memory(arguments).await;
     clear_weights(arguments).await;
@@ -23,7 +23,8 @@ pub(super) async fn release_all_memory(arguments: &EngineArguments) {
 /// Releases the weights, whether they are on the device or in host memory.
 pub(super) async fn clear_weights(arguments: &EngineArguments) {
     let (weights, model) = arguments.weight_store.clear();
-    // The ledger counts host memory as returned at once, so the copy must be freed first.
+    // When an owner is cleared, the ledger counts its host memory as returned at once. The copy in
+    // host memory must therefore be freed first.
     arguments.weight_store.spare_is_gone().await;
     for owner in weights.into_iter().chain([arguments.sleep_owner()]) {
         let _ = arguments.budget.clear(owner).await;

@@ -28,7 +28,8 @@ impl RuntimeState {
 
     /// Returns how long running requests may still take if no caller asked for this sleep. Requests
     /// that arrive in the meantime must be admitted again before they have waited too long, so the
-    /// time is half of `wake_within` at first. It doubles after each time that was not enough.
+    /// time is half of `wake_within` at first. It doubles each time that the requests did not end
+    /// in time.
     pub(super) fn time_to_make_room(&self, name: &str, stayed_busy: u32) -> Duration {
         (self.engines[name].arguments.options.wake_within / 2).saturating_mul(2u32.pow(stayed_busy.min(20)))
     }
@@ -65,8 +66,8 @@ impl RuntimeState {
             release_memory(&arguments).await;
             let on_released = started.elapsed();
             let level = put_weights_away(&arguments, level).await;
-            // A failed wake leaves the gate open. While it is open, memory that other processes
-            // take is not counted.
+            // A failed wake leaves the gate open. While the gate is open, memory that other
+            // processes take is not counted.
             drop(arguments.budget.move_gate(arguments.label.clone(), Gate::Frozen).await);
             debug!(model = %arguments.label, ?dead, ?on_released, away = ?started.elapsed(), "fell asleep");
             drop(myself.send_message(RuntimeMessage::FellAsleep { name, load, level }));
@@ -249,7 +250,7 @@ async fn put_weights_away(arguments: &EngineArguments, level: Option<SleepLevel>
     SleepLevel::Level2
 }
 
-/// Reports when an engine is READY. An engine that fails reports that itself.
+/// Reports when an engine is READY. An engine that fails reports its failure itself.
 pub(super) fn await_ready(
     myself: ActorRef<RuntimeMessage>,
     name: String,

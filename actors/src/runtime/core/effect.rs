@@ -41,12 +41,12 @@ pub enum Effect<P: Parts> {
     End {
         name: String,
         load: u64,
-        /// The reason given to requests that come too late, unless the engine has given one.
+        /// The reason that late requests get, unless the engine has published another reason.
         reason: String,
     },
     Gone {
         name: String,
-        /// If false, gauges still show the model as one that ended by itself.
+        /// If `false`, gauges still show the model, as a model that ended by itself.
         is_forgotten: bool,
     },
     /// Answer a caller that waited for the end of a model or of the runtime.
@@ -72,8 +72,9 @@ pub enum Effect<P: Parts> {
     /// End the runtime and everything that it supervises with an error.
     Fail { reason: String },
     /// Stop admitting requests, and let running requests finish within the given time, or within a
-    /// time that suits the model. At level 1, lease host memory for the weights first. Without a
-    /// level, a failure to lease it is ignored. [`Drained`](super::Input::Drained) follows.
+    /// time that suits the model. Unless the level is 2, lease host memory for the weights first.
+    /// If no level is given, a failure of that lease is ignored. [`Drained`](super::Input::Drained)
+    /// follows.
     BeginSleep {
         name: String,
         load: u64,
@@ -81,8 +82,8 @@ pub enum Effect<P: Parts> {
         level: Option<SleepLevel>,
         /// How long running requests may still take, if a caller gave a time.
         within: Option<Duration>,
-        /// Number of times in a row that the requests did not end in time. Without a given time,
-        /// the time doubles with each of them.
+        /// Number of times in a row that the requests did not end in time. If `within` is `None`,
+        /// the allowed time doubles with each of these times.
         stayed_busy: u32,
     },
     /// End a model's engine and release its device memory. The weights

@@ -10,7 +10,8 @@ use crate::{sleep::SleepLevel, supervise::Intensity};
 
 /// A model, from its load until all its memory is returned.
 pub struct Model<W, S> {
-    /// Identifies the model across all its engines. Another model may have its name later.
+    /// Identifies the model across all its engines. The model's name may later belong to another
+    /// model.
     pub load: u64,
     pub sleep_state: SleepState<S>,
     /// The model is put to sleep when it has had no request for this long.
@@ -59,7 +60,7 @@ impl<W, S> Model<W, S> {
         matches!(self.life, Life::Goes(_))
     }
 
-    /// If the model waited for memory, its engine starts again.
+    /// Moves a model that waits for memory to `Waking`, because its engine starts.
     pub fn start_waking(&mut self) {
         self.sleep_state = match mem::replace(&mut self.sleep_state, SleepState::Asleep(SleepLevel::Level2)) {
             SleepState::WaitingForMemory(waiting) => SleepState::Waking(waiting),

@@ -98,10 +98,10 @@ impl<P: Parts> RuntimeCore<P> {
         self.admit_waiting();
     }
 
-    /// Lets the first model in the queue try to start, once no other model is in
-    /// transition. If that model was tried already and did not fit, an idle report is
-    /// requested to find a model that could make room. If models do not make room for other
-    /// models, no model waits for another.
+    /// Lets the first model in the queue try to start, once no other model is in transition. If
+    /// that model was tried already and did not fit, an idle report is requested to find a model
+    /// that could make room. If `Rules::turn` is not set, models do not make room for each other,
+    /// and no model waits for another.
     fn admit_waiting(&mut self) {
         if self.lost.is_some() {
             return;
@@ -209,8 +209,8 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Called when a model did not start. `may_fit` says whether it would
-    /// fit without another model.
+    /// Called when a model did not start. `may_fit` is `true` if the model may fit once other
+    /// models have released memory.
     pub(super) fn not_woken(&mut self, name: String, may_fit: bool) {
         let may_wait = may_fit && self.rules.turn.is_some();
         let Some(model) = self.models.get_mut(&name).filter(|model| model.is_going()) else { return };
@@ -250,7 +250,7 @@ impl<P: Parts> RuntimeCore<P> {
         self.end(name, super::NOT_STARTED.to_owned());
     }
 
-    /// Puts idle models to sleep, and models whose memory other models need.
+    /// Puts models to sleep that are idle, or whose memory other models need.
     pub(super) fn look(&mut self, seen: &[IdleReport], now: Duration) {
         for IdleReport { name, idle_for, .. } in seen {
             let is_due = self
@@ -311,8 +311,8 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Returns since when a model is awake, and after what idle time it is put to sleep. Returns
-    /// `None` if the model must not be put to sleep now.
+    /// Returns the time at which a model became awake, and the idle time after which it is put to
+    /// sleep. Returns `None` if the model must not be put to sleep now.
     fn is_awake(&self, name: &str) -> Option<(Duration, Option<Duration>)> {
         let model = self.models.get(name).filter(|model| model.is_going() && !model.is_forgotten())?;
         match model.sleep_state {

@@ -54,8 +54,8 @@ pub struct Releasing<S> {
 
 /// Next state of a model whose memory has been released.
 pub enum Next<S> {
-    /// The model sleeps, for the first reason. If there is a second reason, it wakes
-    /// up again at once.
+    /// The model sleeps for the first reason. If there is a second reason, the model wakes up again
+    /// at once, for that reason.
     Sleep(SleepReason, Option<WakeReason>),
     /// The model stays asleep, because it could not wake up.
     StayAsleep,
@@ -116,7 +116,8 @@ impl<S> SleepState<S> {
 #[derive(Clone, Debug)]
 pub struct IdleReport {
     pub name: String,
-    /// How long the model has had no request and no waiting caller. `None` if it has one.
+    /// How long the model has had no request and no waiting caller. `None` if it has a request or a
+    /// waiting caller.
     pub idle_for: Option<Duration>,
     /// Whether callers wait for the model to be awake.
     pub is_awaited: bool,

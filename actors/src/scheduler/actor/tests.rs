@@ -122,7 +122,7 @@ impl Bed {
     }
 
     async fn holds_the_picture(&mut self) -> bool {
-        // All actors share this thread, and each has run by now.
+        // All actors share this thread, so these yields let each of them run.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }

@@ -21,8 +21,8 @@ use crate::{
 /// could then be admitted again at a time.
 const PREEMPTIONS_MAX: u32 = 2;
 
-/// The most sequences sent back to their drivers whose history is kept. Drivers that never admit
-/// theirs again would otherwise leave entries forever.
+/// Maximum number of sequences whose history is kept after they were sent back to their drivers.
+/// Without a limit, drivers that never admit their sequences again would leave entries forever.
 const REMEMBERED: usize = 1024;
 
 /// The history of a sequence that was sent back to its driver.
@@ -81,11 +81,12 @@ impl SchedulerCore {
             !self.waiting.is_empty() && !self.admission_paused && self.running.len() < self.limits.sequences;
     }
 
-    /// Returns the next sequence in order if it fits next to the running ones, or if less urgent
-    /// ones can be preempted for it. Otherwise returns a later sequence that fits and may overtake
-    /// the next one. Once too many have overtaken the next sequence, or if it lost its blocks
-    /// before, all others wait until it fits. If no sequence runs, the next one always fits,
-    /// because a request too large for the empty pool was refused earlier.
+    /// Returns the next sequence in order if it fits next to the running sequences, or if less
+    /// urgent sequences can be preempted for it. Otherwise returns a later sequence that fits and
+    /// may overtake the next one. Once too many sequences have overtaken the next sequence, or if
+    /// it lost its blocks before, all other sequences wait until it fits. If no sequence runs, the
+    /// next sequence always fits, because a request too large for the empty pool was refused
+    /// earlier.
     fn next_to_admit(&mut self, effects: &mut Vec<Effect>) -> Option<SequenceId> {
         let is_full = self.running.len() >= self.limits.sequences;
         if self.waiting.is_empty() || is_full && !self.some_may_make_way() {
@@ -116,8 +117,8 @@ impl SchedulerCore {
         self.waiting.values().map(priority).min() < self.running.values().map(priority).max()
     }
 
-    /// Preempts the smallest number of the `less_urgent` sequences, the least urgent of them, that
-    /// lets `next` fit. No other sequence is admitted before a step has run.
+    /// Preempts as few of the `less_urgent` sequences as possible so that `next` fits, the least
+    /// urgent first. No other sequence is admitted before a step has run.
     fn make_way(
         &mut self,
         next: SequenceId,
@@ -176,23 +177,23 @@ impl SchedulerCore {
         self.replies.expected(sequence.spec.tokens_max, sequence.produced(), sequence.remaining(), busy)
     }
 
-    /// Whether the pool can hold `next` and every kept sequence in `stay` to their ends,
-    /// regardless of the others.
+    /// Whether the pool can hold `next` and every kept sequence in `stay` to their ends, regardless
+    /// of other sequences.
     fn keeps(&self, next: &Sequence, stay: &[&Sequence]) -> bool {
         let kept = stay.iter().copied().filter(|sequence| sequence.is_kept()).chain([next]);
         let tokens = |s: &Sequence| (s.tokens() + s.remaining()).next_multiple_of(BLOCK_TOKENS);
         kept.map(tokens).sum::<usize>() <= self.kv_tokens()
     }
 
-    /// Preempts the youngest of the least urgent sequences, which is recomputed later, so that the
-    /// oldest of the most urgent ones makes progress. A sequence that was preempted often is spared
-    /// while there is another one.
+    /// Preempts the youngest of the least urgent sequences, so that the oldest of the most urgent
+    /// sequences makes progress. The preempted sequence is recomputed later. A kept sequence is
+    /// preempted only if all running sequences are kept.
     pub(super) fn preempt_for_blocks(&mut self, effects: &mut Vec<Effect>) {
         let least_urgent = |is_spared: fn(&Sequence) -> bool| {
             let may_go = self.running.values().filter(|sequence| !is_spared(sequence));
             may_go.map(Sequence::urgency).max().map(|(_, id)| id)
         };
-        // All running sequences are spared ones only in a pool that has shrunk.
+        // All running sequences can be kept sequences only in a pool that has shrunk.
         let id = least_urgent(Sequence::is_kept).or_else(|| least_urgent(|_| false)).expect("a sequence lacks blocks");
         self.admission_paused = true;
         self.preemptions.for_blocks += 1;
@@ -216,7 +217,7 @@ impl Sequence {
         self.preemptions + self.shrinks
     }
 
-    /// Whether the sequence keeps its blocks while others lose theirs.
+    /// Whether the sequence keeps its blocks while other sequences lose theirs.
     pub(super) fn is_kept(&self) -> bool {
         self.preemptions >= PREEMPTIONS_MAX
     }

@@ -63,8 +63,8 @@ impl SchedulerCore {
         self.under_way.iter_mut().for_each(|step| step.pictures |= encodes);
     }
 
-    /// The most prompt tokens with which the step keeps the promise. `None` if all tokens that fit
-    /// the step keep it.
+    /// The most prompt tokens with which the step keeps the promise. `None` if the step keeps the
+    /// promise with all prompt tokens that fit.
     fn within_pace(&self, pace: &Pace, decoding: &[&Sequence], prompts: &[&Sequence], room: usize) -> Option<usize> {
         let mut alone = StepWork::default();
         decoding.iter().for_each(|sequence| add(&mut alone, sequence, 1));
@@ -81,7 +81,7 @@ impl SchedulerCore {
             return None;
         }
         // Chunks are whole multiples of the least chunk. `low` keeps the promise or is the least
-        // chunk, and `high` does not keep it.
+        // chunk, and `high` does not keep the promise.
         let (mut low, mut high) = (1, room.div_ceil(CHUNK_LEAST));
         while low + 1 < high {
             let middle = low.midpoint(high);

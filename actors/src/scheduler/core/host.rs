@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// With this many copies running, only copies that a step needs may begin. The lane's queue has
-/// room for these copies and for those of two steps.
+/// room for these copies and for the copies of two steps.
 const AHEAD: usize = 4;
 
 /// With a host tier, 1 / `BLANK_SHARE` of the pool is kept blank, so that steps seldom wait for
@@ -21,7 +21,7 @@ const BLANK_SHARE: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct HostCopies {
-    /// The copies that the lane has, the oldest first.
+    /// The copies that were submitted to the lane, the oldest first.
     under_way: VecDeque<CopyUnderWay>,
     costs: CopyCosts,
 }

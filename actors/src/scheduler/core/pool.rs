@@ -1,5 +1,6 @@
 //! A pool that shrinks and grows while sequences run. No sequence is preempted while a step runs.
-//! Shrinking therefore waits for the lane's steps, and no new ones are planned meanwhile.
+//! Shrinking therefore waits until the lane's steps have ended, and no new step is planned until
+//! then.
 
 use std::cmp::Reverse;
 
@@ -21,10 +22,10 @@ impl SchedulerCore {
         effects.push(Effect::Resized);
     }
 
-    /// Shrinks the pool if no running step or copy can use a removed block. Sequences that
-    /// lose blocks are preempted: first those with the fewest losses, the least urgent
-    /// first, and kept sequences last. The content of the sequences that are preempted last
-    /// stays cached for longest.
+    /// Shrinks the pool if no running step or copy can use a removed block. Sequences that lose
+    /// blocks are preempted in this order: kept sequences last, then the fewest losses first, then
+    /// the least urgent first. The content of the sequences that are preempted last stays cached
+    /// for longest.
     pub(super) fn shrink_when_idle(&mut self, effects: &mut Vec<Effect>) {
         let is_idle = self.under_way.is_empty() && !self.is_copying();
         let Some(to) = self.shrinks_to.take_if(|_| is_idle) else { return };

@@ -23,8 +23,8 @@ impl Sequence {
 
 impl SchedulerCore {
     /// The waiting sequences that may be admitted next, in order: the next one, followed by some
-    /// that may overtake it if it does not fit. Among equally urgent sequences, those that lost
-    /// their blocks come first, because readers wait for them.
+    /// that may overtake it if it does not fit. Among equally urgent sequences, the sequences that
+    /// lost their blocks are first, because readers wait for the rest of their replies.
     pub(super) fn next_in_order(&self) -> Vec<SequenceId> {
         let place = |sequence: &Sequence| {
             let (priority, id) = sequence.urgency();
@@ -34,7 +34,7 @@ impl SchedulerCore {
         self.turn.order(self.oldest(), self.waiting.values().map(place))
     }
 
-    /// The oldest waiting sequence, if its turn has come.
+    /// The oldest waiting sequence, if it must be admitted now.
     pub(super) fn turn_of(&self) -> Option<SequenceId> {
         self.turn.of(self.oldest())
     }
@@ -55,9 +55,9 @@ impl SchedulerCore {
         self.turn.count(self.oldest(), id);
     }
 
-    /// Drops the sequences that can no longer be served in time: waiting ones, and admitted ones
-    /// that have not been part of a step yet. A sequence whose blocks a copy is filling is dropped
-    /// after the copy has ended.
+    /// Drops the sequences that can no longer be served in time: waiting sequences, and admitted
+    /// sequences that have not been part of a step yet. A sequence whose blocks a copy is filling
+    /// is dropped after the copy has ended.
     pub(super) fn drop_late(&mut self, effects: &mut Vec<Effect>) {
         let missed = |sequence: &Sequence| Some((sequence.id(), self.missed(sequence)?));
         let without_share = self.running.values().filter(|s| !s.has_begun && !s.cancelled && !s.is_fetching);

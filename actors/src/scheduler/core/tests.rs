@@ -397,7 +397,7 @@ fn no_sequence_is_preempted_for_blocks_that_a_cancelled_one_returns() {
 
 #[test]
 fn a_long_prompt_does_not_keep_decoding_sequences_waiting() {
-    // Length buckets preempted all other sequences (mistral.rs 2024).
+    // In mistral.rs (2024), length buckets preempted all other sequences.
     let mut bed = Bed::new(limits(4, 8, 64));
     bed.admit(sequence(1, 2, 50)).stepped(5);
     bed.admit(sequence(2, 200, 5));

@@ -233,8 +233,8 @@ fn urgent_pictures_and_those_of_other_tenants_do_not_wait_for_a_backlog() {
     let answers = answers(&mut vision, launched);
     assert_eq!(answers.len(), 520);
     let place = |ticket| answers.iter().position(|answered| *answered == ticket).expect("it was answered");
-    // Before these pictures there are two running launches, a full one, at most one picture due to
-    // the turn of the oldest, and pictures in the same launch.
+    // These pictures are preceded by two running launches, one full launch, at most one picture
+    // that is served because it is the oldest, and the pictures in their own launch.
     let places = [502, 503, 501].map(place);
     assert!(places.iter().all(|place| *place < 3 * 4 + 8), "{places:?}");
     assert!(place(504) > 500 - 100 && place(520) == 519, "the least urgent come last: {}", place(504));
@@ -380,8 +380,8 @@ type Held = (Vec<PictureHash>, Vec<Arc<[u32]>>);
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// A request for pictures. Decodes either all of them or only those without rows on the
-    /// device or the host.
+    /// A request for pictures. If the flag is set, all of them are decoded. Otherwise only the
+    /// pictures without rows on the device or the host are decoded.
     Want(Vec<u8>, bool, Priority),
     Encoded,
     Copied,

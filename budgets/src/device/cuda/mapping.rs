@@ -75,7 +75,7 @@ impl CudaDevice {
     /// Whether this GPU can read and write memory of `other` directly.
     ///
     /// # Errors
-    /// The driver does not report it.
+    /// An error of the driver, if the query fails.
     pub fn reaches(&self, other: &CudaDevice) -> Result<bool, DeviceError> {
         Ok(other.device == self.device || driver::reaches(self.device, other.device)?)
     }

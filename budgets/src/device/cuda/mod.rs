@@ -35,7 +35,7 @@ pub use pinned::Pinned;
 const CONTEXT: Bytes = Bytes(526 << 20);
 
 /// The smallest increase of NVML's count of this process when a device is opened. A process that
-/// already had a context takes only the spare pages. Half of them is the threshold.
+/// already had a context takes only the spare pages. The threshold is half of the spare pages.
 const SPARE_AT_LEAST: Bytes = Bytes(carve::SPARE.0 / 2);
 
 /// The largest part of a context that NVML's count may leave out. 6 MiB were observed.
@@ -71,24 +71,27 @@ pub struct CudaCounts {
 /// Backed memory reads as zero, because `back` writes zeros to all of it. If a virtual GPU promises
 /// more memory than it has, this write reveals it.
 pub struct CudaDevice {
-    /// Dropped first, because the values may need the context.
+    /// The values that the method `kept` made, by name. This field is dropped first, because the
+    /// values may need the context.
     kept: Mutex<BTreeMap<String, Arc<dyn Any + Send + Sync>>>,
     name: String,
     ordinal: usize,
     device: sys::CUdevice,
-    /// Clears backed memory, in parallel with other work. Must be dropped before the context.
+    /// The stream that clears backed memory, in parallel with other work. It must be
+    /// dropped before the context.
     stream: Stream,
     context: Context,
-    /// Reports facts that the driver does not. `None` if the library is not available.
+    /// NVIDIA's management library, for facts that the driver does not report. `None` if the
+    /// library is not available.
     nvml: Option<Nvml>,
     page: Bytes,
     /// The context and the spare pages, which live as long as this device.
     context_bytes: Bytes,
-    /// The part of `context_bytes` that NVML's count of this process does not include.
-    /// Negative if the process held memory of the device before it was opened. `None` if NVML
-    /// does not see this process.
+    /// The part of `context_bytes` that NVML's count of this process does not include. Negative if
+    /// the process held memory of the device before this value was created. `None` if NVML does
+    /// not see this process.
     uncounted: Option<i64>,
-    /// Counts memory taken outside leases after the device was opened.
+    /// The count of memory that was taken outside leases after the device was opened.
     meter: Meter,
     allocations: AtomicU64,
     pinned: AtomicBytes,
@@ -176,7 +179,7 @@ impl CudaDevice {
         // if it has just increased by a plausible amount.
         let counted =
             counted.filter(|counted| (SPARE_AT_LEAST..=fell).contains(&counted.saturating_sub(counted_before)));
-        // Exclude memory that other processes took meanwhile.
+        // Exclude memory that other processes took while the device was opened.
         let most = counted.map_or(fell, |counted| counted - counted_before + UNCOUNTED_MOST);
         opened.context_bytes = fell.min(most);
         opened.uncounted = counted.map(|counted| opened.context_bytes.0 as i64 - counted.0 as i64);
@@ -208,8 +211,8 @@ impl CudaDevice {
     /// Creates a value that takes memory which no lease can cover (loaded modules, library handles,
     /// streams). The memory is counted as overhead of `source` until the value is dropped. A ledger
     /// that reads [`Device::overhead`] before each grant then accounts for it. If the driver does
-    /// not distinguish processes, memory that other processes take meanwhile is counted too. Only
-    /// one thread measures at a time.
+    /// not distinguish processes, memory that other processes take during the call is counted too.
+    /// Only one thread measures at a time.
     ///
     /// # Errors
     /// Any error of `make`, or of the query for free memory. Memory that the driver keeps after a
@@ -223,10 +226,10 @@ impl CudaDevice {
         Ok(Overhead::of(self.meter.count(source, || self.left(), make)??, source, self))
     }
 
-    /// Measures the bytes that `work` takes, as [`with_overhead`](Self::with_overhead) does,
-    /// but does not count them. The caller pays for them with a lease of that size, for
-    /// example for instantiated graphs. Other threads may back and unback memory meanwhile.
-    /// Drop the value [in turn](Self::in_turn).
+    /// Measures the bytes that `work` takes, as [`with_overhead`](Self::with_overhead) does, but
+    /// does not count them. The caller pays for them with a lease of that size, for example for
+    /// instantiated graphs. Other threads may back and unback memory during the measurement. Drop
+    /// the value inside [`in_turn`](Self::in_turn).
     ///
     /// # Errors
     /// The driver does not report how much memory is free.

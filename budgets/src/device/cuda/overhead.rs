@@ -78,8 +78,8 @@ impl Meter {
         Ok((outcome, before.taken_until(after?)))
     }
 
-    /// Runs `work` and counts the bytes that it took under `source`. They count even if the work
-    /// failed, because the driver may keep them.
+    /// Runs `work` and counts the bytes that it took under `source`. The bytes count even if the
+    /// work failed, because the driver may keep them.
     pub(super) fn count<T>(
         &self,
         source: &'static str,

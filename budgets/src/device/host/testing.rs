@@ -43,7 +43,7 @@ impl Script {
         self
     }
 
-    /// Another process takes up to this many bytes just before the `nth` call to `back`.
+    /// Lets another process take up to this many bytes just before the `nth` call to `back`.
     pub fn foreign_takes_before_back(mut self, nth: u64, bytes: Bytes) -> Self {
         self.foreign_takes.push((nth, bytes));
         self
@@ -85,28 +85,28 @@ pub trait HostControl {
     /// Resets the high-water mark to the bytes backed now.
     fn reset_high_water(&self);
 
-    /// Another process takes up to this many bytes now. Returns the number of bytes taken, because
-    /// it can only take free memory.
+    /// Lets another process take up to this many bytes now. Returns the number of bytes taken,
+    /// because the process can only take free memory.
     fn foreign_takes(&self, bytes: Bytes) -> Bytes;
 
-    /// Another process returns up to this many bytes now. Returns the number of bytes returned.
+    /// Lets another process return up to this many bytes now. Returns the number of bytes returned.
     fn foreign_gives_back(&self, bytes: Bytes) -> Bytes;
 
-    /// Our process takes up to this many bytes now that no lease can cover, as loading a module
+    /// Lets our process take up to this many bytes that no lease can cover, as loading a module
     /// would. Returns the number of bytes taken.
     fn overhead_grows(&self, bytes: Bytes) -> Bytes;
 
-    /// Our process takes up to this many bytes now that neither leases nor overhead count. This is
-    /// a bug that shows as drift. Returns the number of bytes taken.
+    /// Lets our process take up to this many bytes that neither leases nor overhead count. This
+    /// simulates a bug that shows as drift. Returns the number of bytes taken.
     fn drifts(&self, bytes: Bytes) -> Bytes;
 
-    /// From now on, fences do not pass.
+    /// Keeps fences from passing until [`let_fences_pass`](HostControl::let_fences_pass).
     fn hold_fences(&self);
 
     /// Ends [`hold_fences`](HostControl::hold_fences).
     fn let_fences_pass(&self);
 
-    /// From now on, calls that back, unback or copy block until
+    /// Makes calls that back, unback or copy block until
     /// [`let_calls_pass`](HostControl::let_calls_pass). This simulates the third of a second that
     /// such a call takes for a whole GPU. Other calls do not block.
     fn hold_calls(&self);

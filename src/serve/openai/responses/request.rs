@@ -14,7 +14,7 @@ use crate::serve::{
 /// `POST /v1/responses`.
 pub(in crate::serve) struct ResponsesRequest {
     pub(super) fields: Fields,
-    /// Length of the body, which is what storing it costs.
+    /// Length of the body in bytes, which counts towards the limit of stored bytes.
     pub(super) bytes: usize,
 }
 

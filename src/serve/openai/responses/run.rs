@@ -30,7 +30,7 @@ pub(super) struct Run {
     pub(super) held: Held,
 }
 
-/// Whether and when the response is stored.
+/// When the response is stored, if it is stored at all.
 pub(super) enum Keeping {
     No,
     /// The response is stored when it has ended.

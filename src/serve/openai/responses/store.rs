@@ -81,7 +81,8 @@ impl Responses {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Items of this many bytes, which count once a response stores them.
+    /// Wraps items of this many bytes. The bytes count towards the total once a response stores
+    /// them.
     pub(super) fn said(&self, items: Vec<Item>, bytes: usize) -> Arc<Said> {
         Arc::new(Said { items, held: Held { bytes, total: self.bytes.clone(), counts: AtomicBool::new(false) } })
     }

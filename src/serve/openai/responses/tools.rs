@@ -93,7 +93,7 @@ impl Tools {
     }
 
     /// Registers a tool and returns the name that the model sees. `custom` is `None` for a
-    /// function; for a custom tool, whether it has a grammar.
+    /// function. For a custom tool, it is `Some(true)` if the tool has a grammar.
     fn shown(
         &mut self,
         namespace: Option<&str>,

@@ -34,7 +34,7 @@ struct World {
     has_device: bool,
     /// Waiters and loaders without an answer.
     waiting: BTreeSet<u64>,
-    /// Models that were asked to wake up, and since then have neither become awake nor failed to.
+    /// Models that were asked to wake up, and whose wake has not yet succeeded or failed.
     wanted: BTreeSet<String>,
     next: u64,
     end: Option<End>,

@@ -100,8 +100,8 @@ fn each_sequence_names_its_row_and_prompts_continue_with_known_tokens() {
     let mut bed = Bed::ahead(limits(3, 12, 32));
     bed.admit(sequence(1, 4, 9));
     bed.admit(sequence(2, 4, 9)).admit(sequence(3, 30, 9)).stepped(5);
-    // Sequence 1 decodes in the running step. The next step has sequence 1 again, the second one's
-    // prompt and the start of the third one's.
+    // Sequence 1 decodes in the running step. The next step has sequence 1 again, the prompt of
+    // sequence 2, and the start of the prompt of sequence 3.
     assert_eq!(bed.plan(0).batch.tokens, [unseen(0)]);
     assert_eq!(
         bed.plan(1).batch.tokens,
@@ -272,7 +272,8 @@ fn a_prompt_sharing_a_running_prefix_waits_and_reuses_it() {
     assert_eq!(bed.wanted_at(1), [1, 2, 3]);
     let starts = &bed.plan(1).batch.query_starts;
     assert_eq!(starts[2] - starts[1], 8, "32 of 40 tokens are there");
-    // These requests arrive while a step runs after which no other step is planned.
+    // Here sequence 1 ends with the running step, so no later step is planned when the other
+    // requests arrive.
     let mut bed = Bed::ahead(limits(4, 64, 16));
     bed.admit(alike(1, 40, 1)).admit(alike(2, 40, 9)).admit(sequence(3, 5, 9));
     assert_eq!(bed.wanted_at(1), [3], "a stranger does not wait");
@@ -312,14 +313,14 @@ fn no_sequence_is_preempted_for_a_step_planned_ahead() {
 struct Role {
     prompt: usize,
     tokens_max: usize,
-    /// Whether the sequence begins like all others with this flag.
+    /// Whether the sequence begins like all other sequences with this flag.
     is_alike: bool,
     is_drawn: bool,
     is_formed: bool,
     is_scored: bool,
-    /// The index of the token with which the sequence ends, if it gets that far, and whether the
-    /// logits of that token are not numbers.
+    /// The index of the token with which the sequence ends, if it gets that far.
     ends_at: usize,
+    /// Whether the logits of the token at `ends_at` are not numbers.
     breaks: bool,
 }
 
@@ -460,7 +461,8 @@ impl Script {
 fn any_role() -> impl Strategy<Value = Role> {
     (1usize..60, 1usize..30, any::<[bool; 4]>(), 0usize..60, any::<bool>()).prop_map(
         |(prompt, tokens_max, [is_alike, is_drawn, is_formed, is_scored], ends_at, breaks)| {
-            // Few sequences have a grammar, because one such sequence holds back all others.
+            // Few sequences have a grammar, because one such sequence holds back all other
+            // sequences.
             let is_formed = is_formed && ends_at % 3 == 0;
             Role { prompt, tokens_max, is_alike, is_drawn, is_formed, is_scored, ends_at, breaks }
         },

@@ -77,7 +77,8 @@ struct Drawn {
     priority: i32,
     prompt: usize,
     reply: usize,
-    /// Whether the sequence begins like others with this flag, so that it finds cached blocks.
+    /// Whether the sequence begins like other sequences with this flag, so that it finds cached
+    /// blocks.
     begins_alike: bool,
     /// The tokens of the request's picture, and whether cached blocks are expected to hold them.
     picture: Option<(usize, bool)>,
@@ -102,8 +103,8 @@ fn drawn() -> impl Strategy<Value = Drawn> {
 }
 
 impl Drawn {
-    /// The request's sequence, with the tokens that it has produced. If it comes again, it has all
-    /// rows of its pictures.
+    /// The request's sequence, with the tokens that it has produced. A sequence that comes again
+    /// has all rows of its pictures.
     fn sequence(&self, id: u64, produced: usize, comes_again: bool) -> NewSequence {
         let alike = if self.begins_alike { 7 } else { id };
         let mut spec =

@@ -15,8 +15,8 @@ use crate::{
     vision::{self, EncodeRequest, Ticket, VisionCore},
 };
 
-/// Costs of a device in µs: per decode step, per sequence in it, per prompt token next to
-/// it, and per patch.
+/// Costs of a device in µs: per decode step, per sequence in the step, per prompt token in the
+/// step, and per patch.
 #[derive(Clone, Copy, Debug)]
 struct Device {
     step: u64,
@@ -157,9 +157,11 @@ struct Arrivals {
     vision: VisionCore,
     chance: u64,
     now: u64,
-    /// Steps on the lane, the oldest first, and when the first of them began and ends.
+    /// Steps on the lane, the oldest first.
     steps: VecDeque<StepPlan>,
+    /// When the oldest step began, in µs.
     step_begun: u64,
+    /// When the oldest step ends, in µs.
     step_ends: u64,
     launches: VecDeque<usize>,
     launch_ends: u64,
@@ -168,8 +170,9 @@ struct Arrivals {
     seen: BTreeMap<u64, (usize, usize, usize)>,
     asked: BTreeMap<SequenceId, u64>,
     last: BTreeMap<SequenceId, u64>,
-    /// Time to the first token of each request, and all later intervals, in µs.
+    /// Time to the first token of each request, in µs.
     firsts: BTreeMap<SequenceId, u64>,
+    /// All later token intervals, in µs.
     intervals: Vec<u64>,
     ended: usize,
     trace: String,

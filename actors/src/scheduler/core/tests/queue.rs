@@ -195,7 +195,7 @@ fn a_first_token_that_could_not_come_in_time_is_not_begun() {
     let reply = |left| Deadlines { reply: milliseconds(left), ..Deadlines::default() };
     bed.admit(until(1, 200, first(100))).admit(until(2, 200, first(300))).stepped(5);
     bed.admit(until(3, 200, reply(100)));
-    // All blocks of its prompt except the last are those of the second sequence.
+    // All blocks of this prompt except the last are shared with sequence 2.
     let begins_alike = NewSequence { id: SequenceId(4), ..until(2, 200, first(100)) };
     bed.admit(begins_alike).stepped(5);
     let heard = bed.heard();
@@ -283,7 +283,7 @@ struct Drawn {
     reply: usize,
     /// Steps until the caller disconnects.
     leaves: Option<usize>,
-    /// Steps until its queue deadline.
+    /// Steps until the request's queue deadline.
     waits: Option<u64>,
     /// Determines the pool's size after the request arrives, between the smallest
     /// and the largest size.
@@ -311,7 +311,8 @@ fn drawn() -> impl Strategy<Value = Drawn> {
 /// Checks that hold for every run.
 #[derive(Default)]
 struct Watch {
-    /// The oldest waiting sequence, and how many were admitted since it became the oldest.
+    /// The oldest waiting sequence, and how many sequences were admitted since it became the
+    /// oldest.
     oldest: Option<(SequenceId, usize)>,
     lost: Losses,
     ended: BTreeSet<SequenceId>,
