@@ -1,5 +1,6 @@
 //! Host memory that simulates a GPU: real memory with a fixed capacity and scripted faults.
 
+mod control;
 pub mod testing;
 
 use std::{
