@@ -345,7 +345,7 @@ impl Device for HostDevice {
     }
 
     fn copy_in(&self, copy: &HostCopy, address: Address) -> Result<(), DeviceError> {
-        let copy: &Box<[u8]> = copy.get(address)?;
+        let copy = copy.get::<Box<[u8]>>(address)?;
         let mut state = self.lock_at_length();
         state.check_lost()?;
         state.stretch(self.config.page, address, Bytes(copy.len() as u64), true, "copied")?;
