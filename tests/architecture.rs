@@ -241,7 +241,7 @@ fn features_that_need_host_memory_ask_for_it() {
     // By default a runtime leases memory of a GPU if there is one, and a CPU
     // cannot access that memory.
     let needs = ["from_raw_parts", "a host device starts", "default()).await?; // host memory"];
-    let folders = ["examples", "benches", "actors/src/budget", "actors/src/runtime", "src"];
+    let folders = ["examples", "benches", "actors/src/actor/budget", "actors/src/actor/runtime", "src"];
     let sources = folders.into_iter().flat_map(sources);
     let offenders = sources
         .filter(|(_, text)| text.contains("RuntimeConfig::default()") && needs.iter().any(|need| text.contains(need)))
@@ -255,7 +255,7 @@ fn features_that_need_host_memory_ask_for_it() {
 fn metrics_are_recorded_through_their_table() {
     let words = ["use metrics::", "metrics::with_", "gauge!(", "counter!(", "histogram!("];
     for folder in ["budgets/src", "kernels/src", "model/src", "actors/src", "src"] {
-        assert_none(offenders(folder, &words, &["actors/src/metric/"]), "one table has all metrics");
+        assert_none(offenders(folder, &words, &["actors/src/shared/metric/"]), "one table has all metrics");
     }
 }
 

@@ -3,6 +3,7 @@
 
 use bursar_budgets::testing::HostControl;
 use std::{
+    any::Any,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -147,6 +148,10 @@ impl Device for Watched {
 
     fn page(&self) -> Bytes {
         self.host.page()
+    }
+
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
     }
 
     fn is_host_memory(&self) -> bool {

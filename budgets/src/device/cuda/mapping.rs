@@ -6,8 +6,8 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::{
-    CudaDevice, Piece,
     driver::{self, check},
+    gpu::{CudaDevice, Piece},
 };
 use crate::{Address, Bytes, DeviceError};
 

@@ -4,7 +4,7 @@ use std::{fmt, ptr::NonNull, sync::Arc};
 
 use cudarc::driver::sys;
 
-use super::{CudaDevice, context::Stream, driver::check, large_pages::LargePages};
+use super::{context::Stream, driver::check, gpu::CudaDevice, large_pages::LargePages};
 use crate::{Address, Bytes, DeviceError};
 
 /// Page-locked host memory, valid in every context of the process. Dropping it frees the
