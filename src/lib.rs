@@ -131,9 +131,6 @@ pub use bursar_model::{
     weights::WeightError,
 };
 
-#[cfg(feature = "serve")]
-pub mod serve;
-
 /// Messages that your own actors may send to Bursar's actors.
 ///
 /// Most messages are internal. An actor that receives a message that its peers would never send
