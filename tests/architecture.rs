@@ -1,5 +1,7 @@
 //! Rules about the source: which code may know what, take memory, or read the clock.
 
+#[path = "architecture/cycles.rs"]
+mod cycles;
 #[path = "architecture/language.rs"]
 mod language;
 #[path = "architecture/pages.rs"]

@@ -15,23 +15,23 @@ use std::{
     fmt::Display,
     process::ExitCode,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
-use bursar::{Bytes, KvCacheType, LoadOptions, ModelSource, Runtime, StartError};
+use bursar::{KvCacheType, LoadOptions, ModelSource, Runtime, StartError};
 use bursar_kernels::{KernelError, Target, Work};
 use bursar_model::{
     LoadError, Model, checkpoint::Checkpoint, checkpoint::CheckpointSource, checkpoint::WeightQuantization, registry,
     registry::FamilyConfig,
 };
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 
 use self::{
     fits::Fits,
     machine::{Machine, since_process_start},
-    measure::{Meter, Run},
+    measure::{HOST_BYTES, Meter, Run, bar},
     report::{Figure, LeftOut, PlannedWork, Report, Roofline, Unit},
     roofline::{Planner, Rates},
     workload::{Measurement, PatchGeometry, PictureLoad, Prompts, Workload},
@@ -44,10 +44,6 @@ use crate::{
 };
 
 pub use options::Options;
-
-/// Limit on host memory for pictures in flight: enough for the CPUs to decode every request's
-/// pictures at full speed.
-const HOST_BYTES: Bytes = Bytes::gib(8);
 
 /// Text figures take the fastest of this many runs, like vLLM's.
 const TEXT_RUNS: usize = 2;
@@ -91,7 +87,7 @@ fn show<R: Display + Serialize>(report: &R, as_json: bool) {
 /// Measures and prints. Returns `false` if the measurement ended early and the JSON output says
 /// why.
 async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Result<bool, Failure> {
-    let seed = options.seed.unwrap_or_else(seed_of_now);
+    let seed = options.seed();
     let source = options.model.source(seed)?;
     let workload = match picture_cut(&source).await {
         Some(cut) => options.workload().cut_by(cut),
@@ -186,19 +182,6 @@ fn driver_free(runtime: &Runtime, id: &str, when: &str) -> Option<Figure> {
     let free = runtime.device().memory().ok()?.free.0 as f64;
     let name = format!("bytes, free {when} as the driver reports");
     Some(Figure::plain(&format!("driver_free_{id}"), &name, free, Unit::Bytes))
-}
-
-/// The largest integer that every JSON reader preserves.
-const SEED_MOST: u64 = (1 << 53) - 1;
-
-fn seed_of_now() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64 & SEED_MOST
-}
-
-fn bar(shown: bool) -> ProgressBar {
-    let bar = if shown { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
-    bar.set_style(ProgressStyle::with_template("measuring {msg}").expect("the template is valid"));
-    bar
 }
 
 /// Returns how the model's pictures are cut into patches, if it takes any. Does not report invalid

@@ -13,18 +13,13 @@ use bursar::{ChatError, LoadOptions};
 
 pub use options::Options;
 
-use self::{input::Interrupts, print::Ended, session::Session};
+use self::{
+    input::Interrupts,
+    print::{Ended, Over},
+    session::Session,
+    shown::Shown,
+};
 use crate::{DeviceOptions, failure::Failure, model};
-
-/// How the command ended.
-enum Over {
-    /// Every question was answered.
-    Well,
-    /// Something failed and was reported.
-    Failed,
-    /// The user pressed Ctrl-C.
-    Interrupted,
-}
 
 /// The exit code of shells for SIGINT: 128 plus the number of the signal.
 const INTERRUPTED: u8 = 130;
@@ -49,7 +44,7 @@ async fn talk(device: &DeviceOptions, options: &Options) -> Result<Over, Failure
         return Err(ChatError::Samples { samples: options.n, limit }.into());
     }
     let limits = load.image_limits.clone();
-    let (shown, blank) = (options.shown(&limits)?, options.blank()?);
+    let (shown, blank) = (Shown::of(options, &limits)?, options.blank()?);
     let source = model::source(&options.model);
     let runtime = model::start_knowing(device, &options.knobs, vec![(source.clone(), load.clone())]).await?;
     let model = model::load_with(&runtime, source, load, !options.json).await?;

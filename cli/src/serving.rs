@@ -6,10 +6,7 @@ mod vllm_flags;
 
 pub use options::Options;
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use bursar::{Placement, Runtime, RuntimeConfig};
 use bursar_serve::{KeyError, ListenError, Server, Service};
@@ -109,12 +106,4 @@ impl From<KeyError> for Failure {
     fn from(error: KeyError) -> Self {
         Failure::of(&error)
     }
-}
-
-/// Reads a text file. A failure names the file.
-fn text_of(file: &std::path::Path) -> Result<String, Failure> {
-    fs::read_to_string(file).map_err(|error| Failure {
-        error: format!("{}: {error}", file.display()),
-        hint: "name a readable text file".to_owned(),
-    })
 }

@@ -28,7 +28,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{error::ApiError, lenient::Lenient, service::Shared};
+use super::{error::ApiError, lenient::Lenient, options::ServeOptions};
 
 /// Upper bound on the memory of one parsed JSON value, in bytes. An empty message needs the most.
 const VALUE_BYTES: u64 = 256;
@@ -38,6 +38,8 @@ pub(super) const LARGE: usize = 256 << 10;
 
 /// Limits shared by all request bodies.
 pub(super) struct Bodies {
+    body_bytes: Bytes,
+    body_time: Duration,
     /// Memory for bodies, in KiB.
     room: Arc<Semaphore>,
     /// Permits to parse or decompress a large body, one per CPU.
@@ -51,10 +53,16 @@ pub(super) struct Bodies {
 const TIDIED_UP_AFTER: Duration = Duration::from_secs(1);
 
 impl Bodies {
-    pub(super) fn new(bytes: Bytes) -> Self {
-        let room = usize::try_from(bytes.0 / KIB).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+    pub(super) fn new(options: &ServeOptions) -> Self {
+        let room = usize::try_from(options.bodies_bytes.0 / KIB).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Bodies { room: Arc::new(Semaphore::new(room)), turns: Semaphore::new(threads), is_tidied_up: Arc::default() }
+        Bodies {
+            body_bytes: options.body_bytes,
+            body_time: options.body_time,
+            room: Arc::new(Semaphore::new(room)),
+            turns: Semaphore::new(threads),
+            is_tidied_up: Arc::default(),
+        }
     }
 
     /// Schedules the return of freed memory to the system after a large body. The
@@ -99,17 +107,18 @@ pub(super) trait FromJson: Sized {
     fn from_json(bytes: &[u8]) -> Result<Self, ApiError>;
 }
 
-impl<T: FromJson> FromRequest<Arc<Shared>> for JsonBody<T> {
+impl<T: FromJson, S: AsRef<Bodies> + Send + Sync> FromRequest<Arc<S>> for JsonBody<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Self, ApiError> {
-        let (bytes, room) = read(request, shared).await?;
+    async fn from_request(request: Request, state: &Arc<S>) -> Result<Self, ApiError> {
+        let bodies: &Bodies = S::as_ref(state);
+        let (bytes, room) = read(request, bodies).await?;
         if bytes.len() <= LARGE {
             return Ok(JsonBody { value: T::from_json(&bytes)?, room });
         }
         // Parsing a large body would delay other requests on this thread. A body is in memory twice
         // while it is parsed, so at most one body per CPU is parsed at a time.
-        let _turn = shared.bodies.turns.acquire().await.expect("it is never closed");
+        let _turn = bodies.turns.acquire().await.expect("it is never closed");
         let value = aside(|| T::from_json(&bytes));
         drop(bytes);
         Ok(JsonBody { value: value?, room })
@@ -130,29 +139,29 @@ pub(super) fn told_bytes(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-async fn read(request: Request, shared: &Shared) -> Result<(Vec<u8>, OwnedSemaphorePermit), ApiError> {
-    let limit = shared.options.body_bytes;
+async fn read(request: Request, bodies: &Bodies) -> Result<(Vec<u8>, OwnedSemaphorePermit), ApiError> {
+    let limit = bodies.body_bytes;
     let coding = Coding::of(request.headers())?;
     let told = told_bytes(request.headers());
     if told.is_some_and(|told| told > limit.0) {
         return Err(too_large(limit));
     }
     // Nothing is reserved for `Content-Length`: a client can claim any length and send nothing.
-    let mut room = shared.bodies.take(0)?;
-    let collected = collect(request.into_body(), told.unwrap_or_default(), limit, shared, &mut room);
+    let mut room = bodies.take(0)?;
+    let collected = collect(request.into_body(), told.unwrap_or_default(), limit, bodies, &mut room);
     let late = |_| {
-        let message = format!("the body did not arrive within {} s", shared.options.body_time.as_secs());
+        let message = format!("the body did not arrive within {} s", bodies.body_time.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
     };
-    let mut bytes = timeout(shared.options.body_time, collected).await.map_err(late)??;
+    let mut bytes = timeout(bodies.body_time, collected).await.map_err(late)??;
     if coding != Coding::Plain {
         // A small compressed body may become a large one. Memory is reserved as it grows, and at
         // most one body per CPU is decompressed at a time.
-        let _turn = shared.bodies.turns.acquire().await.expect("it is never closed");
-        bytes = aside(|| coding.inflated(&bytes, limit, |bytes| grow(&mut room, bytes, shared)))?;
+        let _turn = bodies.turns.acquire().await.expect("it is never closed");
+        bytes = aside(|| coding.inflated(&bytes, limit, |bytes| grow(&mut room, bytes, bodies)))?;
     }
     // Many small values take more memory than their text.
-    grow(&mut room, values(&bytes) * VALUE_BYTES, shared)?;
+    grow(&mut room, values(&bytes) * VALUE_BYTES, bodies)?;
     Ok((bytes, room))
 }
 
@@ -161,7 +170,7 @@ async fn collect(
     body: Body,
     told: u64,
     limit: Bytes,
-    shared: &Shared,
+    bodies: &Bodies,
     room: &mut OwnedSemaphorePermit,
 ) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
@@ -178,7 +187,7 @@ async fn collect(
             bytes.reserve_exact(piece.len().max(bytes.len().max(LARGE).min(lacks)));
         }
         bytes.extend_from_slice(&piece);
-        grow(room, bytes.len() as u64, shared)?;
+        grow(room, bytes.len() as u64, bodies)?;
     }
     Ok(bytes)
 }
@@ -233,11 +242,11 @@ impl Coding {
 }
 
 /// Extends the reservation to at least `bytes`.
-fn grow(room: &mut OwnedSemaphorePermit, bytes: u64, shared: &Shared) -> Result<(), ApiError> {
+fn grow(room: &mut OwnedSemaphorePermit, bytes: u64, bodies: &Bodies) -> Result<(), ApiError> {
     let held = u32::try_from(room.num_permits()).unwrap_or(u32::MAX);
     let lacks = kib(bytes).saturating_sub(held);
     if lacks > 0 {
-        room.merge(shared.bodies.take(lacks)?);
+        room.merge(bodies.take(lacks)?);
     }
     Ok(())
 }

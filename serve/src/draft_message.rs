@@ -8,7 +8,7 @@ use super::{
     body::BodyPermit,
     error::ApiError,
     media::{self, Link, LoadedMedia},
-    service::Shared,
+    state::Shared,
 };
 
 pub(super) struct DraftMessage {

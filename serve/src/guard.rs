@@ -6,7 +6,6 @@ use std::{
 };
 
 use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
-use bursar::Hint;
 use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -14,21 +13,6 @@ use super::{
     access::Used, body::BodyPermit, error::ApiError, header_params::HeaderParams, openai::usage::UsageTold,
     options::ServeOptions,
 };
-
-/// Why a list of API keys cannot be used.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum KeyError {
-    /// The list contains no key.
-    #[error("the list of keys is empty")]
-    None,
-    /// A key that an HTTP header cannot carry.
-    #[error("the key on line {line} is empty or has characters that are not allowed in a header")]
-    Unsendable {
-        /// Line of the key in the list, starting at 1.
-        line: usize,
-    },
-}
 
 /// API keys of a server. Without keys, every client is admitted.
 pub(super) struct Guard {
@@ -121,14 +105,6 @@ impl Client {
         };
         let replies = u32::try_from(replies).unwrap_or(u32::MAX);
         permits.clone().try_acquire_many_owned(replies).map(Some).map_err(full)
-    }
-}
-
-impl Hint for KeyError {
-    type Text = String;
-
-    fn hint(&self) -> String {
-        "write one key per line, with letters, digits and punctuation only".to_owned()
     }
 }
 
@@ -231,22 +207,6 @@ fn refused(message: &str) -> ApiError {
         .hint("send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
 }
 
-/// Parses one key per line. Empty lines and lines that begin with `#` are skipped.
-///
-/// # Errors
-/// [`KeyError`].
-pub(super) fn keys_of(text: &str) -> Result<Vec<String>, KeyError> {
-    let lines = text.lines().map(str::trim).enumerate();
-    let keys: Vec<_> = lines.filter(|(_, key)| !key.is_empty() && !key.starts_with('#')).collect();
-    if let Some((line, _)) = keys.iter().find(|(_, key)| !key.bytes().all(|byte| byte.is_ascii_graphic())) {
-        return Err(KeyError::Unsendable { line: line + 1 });
-    }
-    if keys.is_empty() {
-        return Err(KeyError::None);
-    }
-    Ok(keys.into_iter().map(|(_, key)| key.to_owned()).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use axum::http::HeaderValue;
@@ -316,12 +276,5 @@ mod tests {
         let _permit = one.permits(1).expect("the first");
         assert!(two.permits(1).is_err());
         assert!(guarding(&[], None).admit_at(&HeaderMap::new(), false).expect("everybody").permits(1).is_ok());
-    }
-
-    #[test]
-    fn keys_stand_one_a_line_and_what_no_header_carries_is_named() {
-        assert_eq!(keys_of("# ours\n one \n\ntwo\n"), Ok(vec!["one".to_owned(), "two".to_owned()]));
-        assert_eq!(keys_of("# ours\n"), Err(KeyError::None));
-        assert_eq!(keys_of("one\nt wo"), Err(KeyError::Unsendable { line: 2 }));
     }
 }

@@ -8,16 +8,15 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
+use bursar::{Health, ModelHealth};
 use futures_util::future::join_all;
 use serde_json::{Map, Value, json};
-
-use bursar::{Health, ModelHealth};
 
 use super::vllm_series::with_vllm_names;
 use super::{
     error::ApiError,
     models::{Entry, ModelState},
-    service::Shared,
+    state::Shared,
 };
 
 /// 200 while all models that did not fail to load accept requests, and the server

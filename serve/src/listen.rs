@@ -34,7 +34,8 @@ use super::{
     options::ServeOptions,
     patience::Patient,
     root_path::below,
-    service::{Service, only_probes},
+    routes::only_probes,
+    state::Service,
 };
 
 /// Certificate and key files for TLS, in PEM format.

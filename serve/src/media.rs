@@ -23,7 +23,7 @@ use super::{
     error::ApiError,
     film::Film,
     models::shortened,
-    service::Shared,
+    state::Shared,
 };
 
 /// Maximum pictures and frames of one request: more than any model accepts.

@@ -12,17 +12,14 @@ use bursar::{AskError, Events, Missed, Snapshot};
 use bursar_actors::event::latest_of;
 use futures_util::{Stream, StreamExt, stream};
 use serde_json::{Value, json};
-use tokio::{
-    sync::Mutex,
-    time::{Instant, Interval, MissedTickBehavior, interval},
-};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
 use super::{
     error::ApiError,
     models::ModelState,
     query::{Fields, OF_DEVICE},
-    service::{Served, Shared},
     sse,
+    state::{Served, Shared},
 };
 
 /// Interval between snapshots in a stream.
@@ -30,10 +27,6 @@ const EVERY: Duration = Duration::from_millis(500);
 /// Maximum age of a snapshot that is sent to several clients. Thousands of clients that watch then
 /// cost no more than one.
 const FRESH: Duration = Duration::from_millis(100);
-
-/// The last snapshot as JSON, and the time when it was taken.
-#[derive(Default)]
-pub(super) struct LastTold(Mutex<Option<(Instant, Arc<str>)>>);
 
 /// Snapshot of a runtime as JSON. A snapshot that is younger than `FRESH` is reused.
 pub(super) async fn told_text(shared: &Shared, served: &Served) -> Result<Arc<str>, ApiError> {

@@ -13,7 +13,7 @@ use super::{
     body::{self, FromJson, JsonBody},
     error::ApiError,
     query::{Fields, OF_DEVICE},
-    service::Shared,
+    state::Shared,
 };
 
 /// Longest duration of a drill, in seconds.

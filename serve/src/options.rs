@@ -2,9 +2,30 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use bursar::Bytes;
+use bursar::{Bytes, Hint};
 
-use super::guard::{self, KeyError};
+/// Why a list of API keys cannot be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The list contains no key.
+    #[error("the list of keys is empty")]
+    None,
+    /// A key that an HTTP header cannot carry.
+    #[error("the key on line {line} is empty or has characters that are not allowed in a header")]
+    Unsendable {
+        /// Line of the key in the list, starting at 1.
+        line: usize,
+    },
+}
+
+impl Hint for KeyError {
+    type Text = String;
+
+    fn hint(&self) -> String {
+        "write one key per line, with letters, digits and punctuation only".to_owned()
+    }
+}
 
 /// Options of a [`Service`](super::Service) and a [`Server`](super::Server). The defaults suit one
 /// GPU and clients that are not trusted.
@@ -84,7 +105,7 @@ impl ServeOptions {
     /// # Errors
     /// [`KeyError`] if the text has no key, or a key that a header cannot carry.
     pub fn with_keys(mut self, text: &str) -> Result<Self, KeyError> {
-        self.keys.extend(guard::keys_of(text)?);
+        self.keys.extend(keys_of(text)?);
         Ok(self)
     }
 
@@ -93,7 +114,7 @@ impl ServeOptions {
     /// # Errors
     /// [`KeyError`] if the text has no key, or a key that a header cannot carry.
     pub fn with_admin_keys(mut self, text: &str) -> Result<Self, KeyError> {
-        self.admin_keys.extend(guard::keys_of(text)?);
+        self.admin_keys.extend(keys_of(text)?);
         Ok(self)
     }
 }
@@ -127,5 +148,33 @@ impl Default for ServeOptions {
             root_path: String::new(),
             origins: Vec::new(),
         }
+    }
+}
+
+/// Parses one key per line. Empty lines and lines that begin with `#` are skipped.
+///
+/// # Errors
+/// [`KeyError`].
+fn keys_of(text: &str) -> Result<Vec<String>, KeyError> {
+    let lines = text.lines().map(str::trim).enumerate();
+    let keys: Vec<_> = lines.filter(|(_, key)| !key.is_empty() && !key.starts_with('#')).collect();
+    if let Some((line, _)) = keys.iter().find(|(_, key)| !key.bytes().all(|byte| byte.is_ascii_graphic())) {
+        return Err(KeyError::Unsendable { line: line + 1 });
+    }
+    if keys.is_empty() {
+        return Err(KeyError::None);
+    }
+    Ok(keys.into_iter().map(|(_, key)| key.to_owned()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_stand_one_a_line_and_what_no_header_carries_is_named() {
+        assert_eq!(keys_of("# ours\n one \n\ntwo\n"), Ok(vec!["one".to_owned(), "two".to_owned()]));
+        assert_eq!(keys_of("# ours\n"), Err(KeyError::None));
+        assert_eq!(keys_of("one\nt wo"), Err(KeyError::Unsendable { line: 2 }));
     }
 }

@@ -8,7 +8,7 @@ use super::{
     body::BodyPermit,
     error::ApiError,
     media::{self, Link, LoadedMedia},
-    service::Service,
+    state::Service,
 };
 
 /// Pictures that were read. They count towards the byte limit of the [`Service`]

@@ -8,7 +8,7 @@ use bursar::ModelHandle;
 use super::{
     error::ApiError,
     models::{ModelState, shortened},
-    service::{Served, Shared},
+    state::{Served, Shared},
 };
 
 /// Parameters of the budget routes.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{
     error::ApiError,
     query::{Fields, OF_MODEL, OF_SLEEP},
-    service::Shared,
+    state::Shared,
 };
 
 /// Default of `within`: the time that running requests may take to finish. If they take longer,

@@ -10,7 +10,7 @@ use super::{
     body::{self, FromJson, JsonBody},
     error::ApiError,
     openai::{chat, chat_request::ChatFields},
-    service::Shared,
+    state::Shared,
 };
 
 /// A text, or a chat whose messages are rendered to a prompt.

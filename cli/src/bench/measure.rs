@@ -6,7 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bursar::{Chat, ChatEvent, Image, ModelHandle, Usage};
+use bursar::{Bytes, Chat, ChatEvent, Image, ModelHandle, Usage};
+use indicatif::{ProgressBar, ProgressStyle};
 use tokio::task::JoinSet;
 
 use super::{
@@ -14,6 +15,10 @@ use super::{
     workload::{PictureLoad, Prompts},
 };
 use crate::failure::Failure;
+
+/// Limit on host memory for pictures in flight: enough for the CPUs to decode every request's
+/// pictures at full speed.
+pub const HOST_BYTES: Bytes = Bytes::gib(8);
 
 /// Token ids that prompts are drawn from, the same range as for vLLM: text
 /// tokens without special tokens.
@@ -23,6 +28,13 @@ const IDS: Range<u32> = 1000..100_000;
 pub fn ids(text_ids: u32) -> Range<u32> {
     let end = IDS.end.min(text_ids).max(1);
     IDS.start.min(end / 2)..end
+}
+
+/// Progress of the command. Hidden unless `shown`.
+pub fn bar(shown: bool) -> ProgressBar {
+    let bar = if shown { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+    bar.set_style(ProgressStyle::with_template("measuring {msg}").expect("the template is valid"));
+    bar
 }
 
 /// The question about every picture.

@@ -1,10 +1,12 @@
 //! The options of `bursar bench`.
 
+use std::time::SystemTime;
+
 use bursar::{BlasSearch, LoadOptions};
 use clap::Args;
 
 use super::{
-    replay::ReplayOptions,
+    replay::options::ReplayOptions,
     roofline::Rates,
     workload::{FULL, Measurement, QUICK, Workload},
 };
@@ -37,7 +39,7 @@ pub struct Options {
     batches: Vec<u32>,
     /// Seed of prompts, pictures and random weights. By default, a different seed each time.
     #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
+    seed: Option<u64>,
 
     /// Floating-point throughput of the device on 16-bit numbers, in 10^12 operations per second. A
     /// device that multiplies E4M3 is assumed to do so at twice this rate.
@@ -61,7 +63,19 @@ fn rate(text: &str) -> Result<f64, String> {
     if rate.is_finite() && rate > 0.0 { Ok(rate) } else { Err("expected a number above 0".to_owned()) }
 }
 
+/// The largest integer that every JSON reader preserves.
+const SEED_MOST: u64 = (1 << 53) - 1;
+
+fn seed_of_now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64 & SEED_MOST
+}
+
 impl Options {
+    /// Seed of prompts and weights: the given one, or the time.
+    pub fn seed(&self) -> u64 {
+        self.seed.unwrap_or_else(seed_of_now)
+    }
+
     /// Whether figures of this kind were asked for.
     pub fn wants(&self, part: Measurement) -> bool {
         self.only.is_empty() || self.only.contains(&part)

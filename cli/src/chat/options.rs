@@ -6,12 +6,11 @@ use std::{
     time::Duration,
 };
 
-use bursar::{Chat, ChatError, ImageLimits, JsonWhitespace, OutputFormat, SamplingError, Video};
+use bursar::{Chat, ChatError, Image, ImageError, ImageLimits, JsonWhitespace, OutputFormat, SamplingError, Video};
 use bursar_model::sampling::SamplingParams;
 use clap::{ArgGroup, Args, ValueEnum};
 use serde_json::Value;
 
-use super::shown::{Shown, picture};
 use crate::{failure::Failure, knobs::KnobOptions};
 
 /// Options of `bursar chat`.
@@ -37,11 +36,11 @@ pub struct Options {
     system: Option<String>,
     /// Picture to show (PNG, JPEG, WebP, GIF, BMP, TIFF). May be given several times.
     #[arg(long, value_name = "FILE", help_heading = "Question")]
-    image: Vec<PathBuf>,
+    pub image: Vec<PathBuf>,
     /// Folder with the frames of one video, in the order of their names, or a single frame. All
     /// single frames together are one video. May be given several times.
     #[arg(long, value_name = "DIR|FILE", help_heading = "Question")]
-    video: Vec<PathBuf>,
+    pub video: Vec<PathBuf>,
     /// Frames per second of the videos.
     #[arg(long, value_name = "RATE", default_value_t = 2.0, allow_negative_numbers = true, help_heading = "Question")]
     fps: f64,
@@ -140,23 +139,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl Options {
-    /// Opens the pictures and videos that flags name.
-    pub fn shown(&self, limits: &ImageLimits) -> Result<Shown, Failure> {
-        let mut shown = Shown::default();
-        for path in &self.image {
-            shown.open_image(path, self, limits)?;
-        }
-        let (folders, files): (Vec<_>, Vec<_>) = self.video.iter().partition(|path| path.is_dir());
-        for folder in folders {
-            shown.open_video(folder, self, limits)?;
-        }
-        if !files.is_empty() {
-            shown.show_video("frames".to_owned(), self.frames(files.into_iter().map(PathBuf::as_path), limits)?);
-        }
-        Ok(shown)
-    }
-
-    fn frames<'p>(&self, paths: impl Iterator<Item = &'p Path>, limits: &ImageLimits) -> Result<Video, Failure> {
+    /// Opens pictures as the frames of one video.
+    pub fn frames<'p>(&self, paths: impl Iterator<Item = &'p Path>, limits: &ImageLimits) -> Result<Video, Failure> {
         let frames = paths.map(|path| picture(path, limits).map(|(frame, _)| frame)).collect::<Result<Vec<_>, _>>()?;
         Ok(Video::from_frames(frames, self.fps))
     }
@@ -235,4 +219,17 @@ fn schema(path: &Path) -> Result<Value, Failure> {
     };
     let text = fs::read_to_string(path).map_err(|error| failure(error.to_string()))?;
     serde_json::from_str(&text).map_err(|error| failure(error.to_string()))
+}
+
+/// Opens a picture, which must have a readable header and a size within the limits. Also returns
+/// its width and height in pixels.
+pub fn picture(path: &Path, limits: &ImageLimits) -> Result<(Image, (u32, u32)), Failure> {
+    let opened = Image::open_within(path, limits).and_then(|image| {
+        let size = image.size(limits)?;
+        Ok((image, size))
+    });
+    opened.map_err(|error: ImageError| {
+        let failure = Failure::from(error);
+        Failure { error: format!("{}: {}", path.display(), failure.error), ..failure }
+    })
 }

@@ -8,7 +8,7 @@ use bursar::{
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::{Over, input::Interrupts, options::Options};
+use super::{input::Interrupts, options::Options};
 use crate::{
     failure::{self, Failure},
     logging, output,
@@ -17,6 +17,16 @@ use crate::{
 /// Terminal escapes that dim the reasoning, and that end the dimming.
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[22m";
+
+/// How the command ended.
+pub enum Over {
+    /// Every question was answered.
+    Well,
+    /// Something failed and was reported.
+    Failed,
+    /// The user pressed Ctrl-C.
+    Interrupted,
+}
 
 /// How a successful reply ended.
 pub enum Ended {

@@ -7,11 +7,10 @@ use bursar_model::error::MediaError;
 use serde_json::json;
 
 use super::{
-    Over,
     command::{HELP, Line},
     input::{Interrupts, lines},
     options::Options,
-    print::{self, Ended},
+    print::{self, Ended, Over},
     shown::Shown,
 };
 use crate::{failure::Failure, logging};

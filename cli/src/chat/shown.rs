@@ -1,10 +1,10 @@
 //! Pictures and videos for a question, with the names under which they were given.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use bursar::{Chat, Image, ImageError, ImageLimits, Video};
+use bursar::{Chat, Image, ImageLimits, Video};
 
-use super::options::Options;
+use super::options::{Options, picture};
 use crate::failure::Failure;
 
 #[derive(Clone, Default)]
@@ -14,6 +14,22 @@ pub struct Shown {
 }
 
 impl Shown {
+    /// Opens the pictures and videos that flags name.
+    pub fn of(options: &Options, limits: &ImageLimits) -> Result<Self, Failure> {
+        let mut shown = Shown::default();
+        for path in &options.image {
+            shown.open_image(path, options, limits)?;
+        }
+        let (folders, files): (Vec<_>, Vec<_>) = options.video.iter().partition(|path| path.is_dir());
+        for folder in folders {
+            shown.open_video(folder, options, limits)?;
+        }
+        if !files.is_empty() {
+            shown.show_video("frames".to_owned(), options.frames(files.into_iter().map(PathBuf::as_path), limits)?);
+        }
+        Ok(shown)
+    }
+
     /// Adds a question about all pictures and videos to `chat`.
     pub fn ask(&self, chat: Chat, question: &str) -> Chat {
         let images = self.images.iter().map(|(_, image)| image.clone());
@@ -73,17 +89,4 @@ impl Shown {
         let index = by_name.or_else(|| which.parse::<usize>().ok()?.checked_sub(1))?;
         self.drop_image(index).or_else(|| self.drop_video(index.checked_sub(self.images.len())?))
     }
-}
-
-/// Opens a picture, which must have a readable header and a size within the limits. Also returns
-/// its width and height in pixels.
-pub fn picture(path: &Path, limits: &ImageLimits) -> Result<(Image, (u32, u32)), Failure> {
-    let opened = Image::open_within(path, limits).and_then(|image| {
-        let size = image.size(limits)?;
-        Ok((image, size))
-    });
-    opened.map_err(|error: ImageError| {
-        let failure = Failure::from(error);
-        Failure { error: format!("{}: {}", path.display(), failure.error), ..failure }
-    })
 }

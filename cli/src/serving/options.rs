@@ -1,7 +1,7 @@
 //! The options of `bursar serve`: its own, and those of `vllm serve`.
 
 use std::{
-    env,
+    env, fs,
     net::IpAddr,
     path::{Path, PathBuf},
     time::Duration,
@@ -13,7 +13,7 @@ use bursar_serve::{ServeOptions, TlsFiles};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
-use super::{text_of, vllm_flags::VllmFlags};
+use super::vllm_flags::VllmFlags;
 use crate::{
     failure::Failure,
     knobs::KnobOptions,
@@ -340,4 +340,12 @@ impl Options {
             }),
         }
     }
+}
+
+/// Reads a text file. A failure names the file.
+fn text_of(file: &Path) -> Result<String, Failure> {
+    fs::read_to_string(file).map_err(|error| Failure {
+        error: format!("{}: {error}", file.display()),
+        hint: "name a readable text file".to_owned(),
+    })
 }

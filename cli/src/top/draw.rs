@@ -11,7 +11,6 @@ pub mod words;
 use std::time::Duration;
 
 use bursar::Hint;
-use bursar_budgets::grouped;
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
@@ -24,7 +23,7 @@ use super::{
     keys::EXPLAINED,
     palette::Colours,
     session::{Session, Viewport},
-    view::{Actor, ModelView, View},
+    view::{ModelView, View},
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -112,28 +111,11 @@ pub fn header(session: &Session, now: Now, width: u16, colours: Colours) -> Line
     // If there is little room, show only actors that do not run.
     for actor in session.view().map_or(&[][..], |view| &view.actors) {
         if width >= ALL_ACTORS || !actor.is_up {
-            left.extend(actor_words(actor, true, colours));
+            left.extend(words::actor_words(actor, true, colours));
         }
     }
     left.push(Span::raw(" "));
     panel::ends(left, right, width)
-}
-
-/// Formats an actor as a mark and its name. A stopped actor is highlighted as
-/// bad only with `is_missed`.
-fn actor_words(actor: &Actor, is_missed: bool, colours: Colours) -> Vec<Span<'static>> {
-    let (mark, style) = match (actor.is_up, actor.actor.as_str()) {
-        (true, _) => ("●", colours.good()),
-        // The profile actor exists only while a model is sized.
-        (false, "profile") => ("○", colours.faint()),
-        (false, _) => ("○", if is_missed { colours.bad() } else { colours.faint() }),
-    };
-    let mut words = vec![Span::styled(format!(" {mark} "), style), Span::raw(words::cut(&actor.actor, 16))];
-    if actor.restarts > 0 {
-        let plural = if actor.restarts == 1 { "restart" } else { "restarts" };
-        words.push(Span::styled(format!(" {} {plural}", grouped(actor.restarts)), colours.notable()));
-    }
-    words
 }
 
 /// Draws the reason why there are no newer figures, if it fits. Returns the remaining area.

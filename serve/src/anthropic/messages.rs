@@ -25,7 +25,7 @@ use crate::{
     guard::Client,
     id,
     models::shortened,
-    service::Shared,
+    state::Shared,
     tool::LeftOut,
 };
 

@@ -22,7 +22,7 @@ use crate::{
     form::with_format,
     guard::Client,
     models::shortened,
-    service::Shared,
+    state::Shared,
 };
 
 pub(crate) async fn complete(

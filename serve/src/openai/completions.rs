@@ -23,8 +23,8 @@ use crate::{
     body::JsonBody,
     error::ApiError,
     guard::{Client, Held},
-    service::Shared,
     sse,
+    state::Shared,
 };
 
 /// Fields of a chat that errors name, with their names in a completion request.

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::{
     error::ApiError,
     models::{Entry, ModelState},
-    service::Shared,
+    state::Shared,
 };
 
 /// How long a list waits for a model's facts.

@@ -4,18 +4,12 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::Serialize;
 
-use super::{arrivals::Kind, counts::Counts, objective::Objective};
-
-/// The times of an answered request.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Times {
-    /// Time to the first token.
-    pub first: Duration,
-    /// Times from each token to the next, as they reached the caller.
-    pub intervals: Vec<Duration>,
-    /// Time to the last token.
-    pub whole: Duration,
-}
+use super::{
+    arrivals::Kind,
+    counts::Counts,
+    objective::Objective,
+    times::{Quantiles, Times},
+};
 
 /// A request that was answered.
 #[derive(Clone, Debug)]
@@ -61,36 +55,8 @@ pub struct Figures {
     pub longest_interval_ms: Quantiles,
     /// Time to the last token, in milliseconds.
     pub whole_ms: Quantiles,
-    /// Counts of the process during the run. `None` in a build without metrics.
-    pub counts: Option<Counts>,
-}
-
-/// Median and 99th percentile, in milliseconds. `None` if there are no times.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Quantiles {
-    pub count: usize,
-    pub p50: Option<f64>,
-    pub p99: Option<f64>,
-}
-
-impl Quantiles {
-    fn of(mut times: Vec<Duration>) -> Self {
-        times.sort_unstable();
-        let at = |share| of_sorted(&times, share).map(|time| time.as_secs_f64() * 1e3);
-        Quantiles { count: times.len(), p50: at(0.5), p99: at(0.99) }
-    }
-}
-
-/// Returns the quantile for `share`, by the nearest rank.
-pub fn quantile(times: &[Duration], share: f64) -> Option<Duration> {
-    let mut times = times.to_vec();
-    times.sort_unstable();
-    of_sorted(&times, share)
-}
-
-fn of_sorted(times: &[Duration], share: f64) -> Option<Duration> {
-    let last = times.len().checked_sub(1)?;
-    Some(times[(last as f64 * share).round() as usize])
+    /// Counts of the process during the run.
+    pub counts: Counts,
 }
 
 /// A run that has ended.
@@ -101,7 +67,7 @@ pub struct Ended {
     pub time: Duration,
     pub answered: Vec<Answered>,
     pub failed: Vec<String>,
-    pub counts: Option<Counts>,
+    pub counts: Counts,
 }
 
 impl Figures {
@@ -173,7 +139,7 @@ mod tests {
                 answered(Kind::ReplayPicture, 200, &[]),
             ],
             failed: vec!["too many".to_owned(), "too many".to_owned()],
-            counts: None,
+            counts: Counts::default(),
         };
         let figures = Figures::of(ended, &"ttft=100ms,interval=50ms".parse().expect("it is one"));
         assert_eq!((figures.requests, figures.answered, figures.failed["too many"]), (5, 3, 2));
@@ -184,13 +150,5 @@ mod tests {
         assert_eq!(figures.first_token_ms["picture"].p99, Some(200.0));
         assert_eq!((figures.interval_ms.count, figures.interval_ms.p50), (4, Some(5.0)));
         assert_eq!(figures.longest_interval_ms.p99, Some(60.0));
-    }
-
-    #[test]
-    fn the_nearest_rank_is_the_peers() {
-        let times: Vec<Duration> = (1..=101).map(Duration::from_millis).collect();
-        assert_eq!(quantile(&times, 0.99), Some(Duration::from_millis(100)));
-        assert_eq!(quantile(&times, 0.5), Some(Duration::from_millis(51)));
-        assert_eq!(quantile(&[], 0.5), None);
     }
 }

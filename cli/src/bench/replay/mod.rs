@@ -6,17 +6,17 @@ mod counts;
 mod figures;
 mod messages;
 mod objective;
-mod options;
+pub mod options;
 mod play;
 mod read;
 mod report;
 mod synthetic;
+mod times;
 
 use std::time::Instant;
 
 use bursar::LoadOptions;
 
-pub use options::ReplayOptions;
 pub use report::ReplayReport;
 
 use self::{
@@ -24,11 +24,10 @@ use self::{
     play::{Played, Player},
 };
 use super::{
-    HOST_BYTES, Options, bar,
     fits::Fits,
     machine::{Machine, since_process_start},
-    measure::{self, Meter},
-    seed_of_now,
+    measure::{self, HOST_BYTES, Meter, bar},
+    options::Options,
     workload::Prompts,
 };
 use crate::{DeviceOptions, failure::Failure, model};
@@ -38,7 +37,7 @@ const WARM: usize = 8;
 
 /// Runs the replay. `main` is the time at which the process entered `main`.
 pub async fn replay(device: &DeviceOptions, options: &Options, main: Instant) -> Result<ReplayReport, Failure> {
-    let seed = options.seed.unwrap_or_else(seed_of_now);
+    let seed = options.seed();
     let source = options.model.source(seed)?;
     let mut runs = options.replay.runs(seed, options.is_quick())?;
     options.knobs.tell_notes()?;
@@ -71,7 +70,7 @@ pub async fn replay(device: &DeviceOptions, options: &Options, main: Instant) ->
         player.read_pictures(run)?;
         let watch = counter.watch();
         let Played { time, answered, failed } = player.play(run, number).await;
-        let counts = Some(watch.end().await);
+        let counts = watch.end().await;
         let ended = Ended { name: run.name.clone(), rate: run.rate(), cut, time, answered, failed, counts };
         figures.push(Figures::of(ended, options.replay.objective()));
     }

@@ -4,7 +4,7 @@ use std::{str::FromStr, time::Duration};
 
 use serde::Serialize;
 
-use super::figures::{Times, quantile};
+use super::times::{Times, quantile};
 
 /// Limits on a request's times, as in vLLM's `--goodput` and DistServe (arXiv 2401.09670).
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

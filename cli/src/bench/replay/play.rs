@@ -15,7 +15,8 @@ use tokio::{sync::mpsc, task::JoinSet, time::sleep_until};
 use super::{
     super::{draw::Draw, measure::greedy},
     arrivals::{Arrivals, Asked, Caller, Kind, Piece, ReplayPicture, ReplayRequest},
-    figures::{Answered, Times},
+    figures::Answered,
+    times::Times,
 };
 use crate::failure::Failure;
 

@@ -8,7 +8,8 @@ use serde::Serialize;
 use super::{
     super::{machine::Machine, report::write_head},
     counts::{Counts, InUse},
-    figures::{Figures, Quantiles},
+    figures::Figures,
+    times::Quantiles,
 };
 
 #[derive(Debug, Serialize)]
@@ -71,9 +72,7 @@ impl fmt::Display for Figures {
         let share = |part: f64, of: f64| if of > 0.0 { 100.0 * part / of } else { 0.0 };
         let cached = share(self.cached_tokens as f64, self.prompt_tokens as f64);
         line(f, "prompts", format!("{} tokens, {cached:.1} % cached", self.prompt_tokens))?;
-        if let Some(counts) = &self.counts {
-            write_counts(f, counts)?;
-        }
+        write_counts(f, &self.counts)?;
         if self.cut > 0 {
             line(f, "cut to the context", format!("{} prompts", self.cut))?;
         }

@@ -7,7 +7,6 @@ use ratatui::{
 };
 
 use super::{
-    actor_words,
     device::counted,
     panel::{Fit, Panel, beside},
     words,
@@ -88,7 +87,7 @@ fn actors(model: &ModelView, room: u16, fit: Fit, colours: Colours) -> Vec<Line<
     let is_serving = !matches!(model.state, ModelState::Sizing | ModelState::Starting);
     let mut lines = vec![begin("actors")];
     for actor in &model.actors {
-        let words = actor_words(actor, is_serving, colours);
+        let words = words::actor_words(actor, is_serving, colours);
         let last = lines.last().map_or(0, Line::width);
         if fit == Fit::Fold && last + words.iter().map(Span::width).sum::<usize>() > room.into() {
             lines.push(begin(""));

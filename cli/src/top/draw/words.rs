@@ -1,6 +1,9 @@
 //! Numbers and names in display form.
 
+use bursar_budgets::grouped;
 use ratatui::text::Span;
+
+use crate::top::{palette::Colours, view::Actor};
 
 /// Returns the number of terminal columns of a text.
 pub fn width(text: &str) -> usize {
@@ -110,6 +113,23 @@ pub fn sparkline(values: impl DoubleEndedIterator<Item = f64> + Clone, columns: 
     let bar = |value: f64| if value > 0.0 { height(value) } else { '▁' };
     let bars: Vec<_> = shown.map(bar).collect();
     bars.into_iter().rev().collect()
+}
+
+/// Formats an actor as a mark and its name. A stopped actor is highlighted as
+/// bad only with `is_missed`.
+pub fn actor_words(actor: &Actor, is_missed: bool, colours: Colours) -> Vec<Span<'static>> {
+    let (mark, style) = match (actor.is_up, actor.actor.as_str()) {
+        (true, _) => ("●", colours.good()),
+        // The profile actor exists only while a model is sized.
+        (false, "profile") => ("○", colours.faint()),
+        (false, _) => ("○", if is_missed { colours.bad() } else { colours.faint() }),
+    };
+    let mut words = vec![Span::styled(format!(" {mark} "), style), Span::raw(cut(&actor.actor, 16))];
+    if actor.restarts > 0 {
+        let plural = if actor.restarts == 1 { "restart" } else { "restarts" };
+        words.push(Span::styled(format!(" {} {plural}", grouped(actor.restarts)), colours.notable()));
+    }
+    words
 }
 
 #[cfg(test)]

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use bursar::{Chat, ModelHandle};
 
-use super::{items, request::Fields, store::Said, tools::Tools};
+use super::{request::Fields, store::Said, tools::Tools, turns};
 use crate::{
     body::BodyPermit,
     draft_message::{self, MediaFields},
     effort::with_effort,
     error::ApiError,
     form::{form, with_format},
-    service::Shared,
+    state::Shared,
 };
 
 /// Builds the chat. The last entry of `said` is the input of this request; the entries before it
@@ -27,7 +27,7 @@ pub(super) async fn chat(
     let (now, before) = said.split_last().map_or((None, said), |(now, before)| (Some(now), before));
     let before = before.iter().flat_map(|said| &said.items).map(|item| ("previous_response_id".to_owned(), item));
     let now = now.iter().flat_map(|said| &said.items).enumerate().map(|(at, item)| (format!("input[{at}]"), item));
-    let drafts = items::drafts(fields.instructions.as_deref(), before.chain(now))?;
+    let drafts = turns::drafts(fields.instructions.as_deref(), before.chain(now))?;
     let (mut chat, places) = draft_message::chat(drafts, model, shared, room).await?;
     let choice = fields.tool_choice.as_ref().map(|choice| tools.choice(choice)).transpose()?;
     chat = chat.tools(std::mem::take(&mut tools.functions));

@@ -14,7 +14,7 @@ use super::{
     tools::Tools,
 };
 use crate::{
-    body::JsonBody, error::ApiError, guard::Client, id, models::shortened, one_or_many::OneOrMany, service::Shared,
+    body::JsonBody, error::ApiError, guard::Client, id, models::shortened, one_or_many::OneOrMany, state::Shared,
 };
 
 /// Fields of a chat that errors name, with their names in a Responses request.

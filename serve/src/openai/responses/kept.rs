@@ -8,7 +8,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::{error::ApiError, guard::Client, service::Shared};
+use crate::{error::ApiError, guard::Client, state::Shared};
 
 pub(crate) async fn read(
     State(shared): State<Arc<Shared>>,

@@ -10,3 +10,4 @@ pub(crate) mod request;
 mod run;
 pub(crate) mod store;
 mod tools;
+mod turns;

@@ -16,7 +16,7 @@ use super::{
     encoder::ResponseEncoder,
     store::{Said, StoredResponse},
 };
-use crate::{access, error::ApiError, guard::Held, openai::usage::UsageTold, service::Shared, sse};
+use crate::{access, error::ApiError, guard::Held, openai::usage::UsageTold, sse, state::Shared};
 
 /// Maximum number of events that a background response may be ahead of the client that watches it.
 const AHEAD: usize = 64;
