@@ -20,8 +20,12 @@ use axum::{
 };
 use bursar::{Bytes, KIB};
 use futures_util::StreamExt;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::{
+    Deserializer,
+    de::{DeserializeOwned, Error, Visitor},
+    forward_to_deserialize_any,
+};
+use serde_json::{Map, Value};
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -273,18 +277,52 @@ pub(super) fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     json(bytes).and_then(of)
 }
 
-/// Parses one body into two types, because serde's `flatten` loses the path of a wrong field. The
-/// field `large` is null for the second type, so that its content is not copied.
-pub(super) fn parsed_twice<T: DeserializeOwned, U: DeserializeOwned>(
-    mut whole: Value,
-    large: &str,
-) -> Result<(T, U), ApiError> {
-    let kept = whole.get_mut(large).map(Value::take);
-    let second = of(whole.clone());
-    if let (Some(kept), Some(place)) = (kept, whole.get_mut(large)) {
-        *place = kept;
+/// Converts an object into two types. The second type takes the fields that it has, and the first
+/// type the others. Serde's `flatten` would lose the path of a wrong field.
+pub(super) fn pair_of<T: DeserializeOwned, U: DeserializeOwned>(whole: Value) -> Result<(T, U), ApiError> {
+    let (second, first) = match whole {
+        Value::Object(members) => {
+            let known = field_names::<U>();
+            let (second, first): (Map<_, _>, Map<_, _>) =
+                members.into_iter().partition(|(name, _)| known.contains(&name.as_str()));
+            (second, Value::Object(first))
+        }
+        // The first type refuses it.
+        other => (Map::new(), other),
+    };
+    Ok((of(first)?, of(Value::Object(second))?))
+}
+
+/// Names of the fields of a struct, which serde's derive passes to a deserializer.
+fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
+    struct Probe<'n>(&'n mut &'static [&'static str]);
+
+    impl<'de> Deserializer<'de> for Probe<'_> {
+        type Error = serde::de::value::Error;
+
+        fn deserialize_struct<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            visitor: V,
+        ) -> Result<V::Value, Self::Error> {
+            *self.0 = fields;
+            self.deserialize_any(visitor)
+        }
+
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+            Err(Error::custom("there is no value"))
+        }
+
+        forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+            newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
     }
-    Ok((of(whole)?, second?))
+
+    let mut names: &[&str] = &[];
+    drop(T::deserialize(Probe(&mut names)));
+    names
 }
 
 /// Parses JSON as Python does: the last of duplicate keys wins, and a leading
@@ -352,9 +390,31 @@ mod tests {
         let right = Ok(Asked { turns: vec![Turn { text: "b".to_owned() }] });
         assert_eq!(read(r#"{"turns": [{"text": "a"}], "turns": [{"text": "a", "text": "b"}]}"#), right);
         assert_eq!(read("\u{feff}{\"turns\": [{\"text\": \"b\"}]}"), right);
-        let twice = parsed_twice::<Asked, Value>(json!({"turns": [{"text": "b"}], "n": 1}), "turns");
-        let (asked, rest) = twice.map_err(|error| error.status).expect("it is right");
-        assert_eq!((Ok(asked), rest["n"].as_u64(), rest["turns"].is_null()), (right, Some(1), true));
+    }
+
+    #[test]
+    fn each_type_of_a_pair_takes_its_fields() {
+        #[derive(Debug, Deserialize, PartialEq)]
+        struct Settings {
+            n: Option<u32>,
+            stop: Option<Vec<String>>,
+        }
+        assert_eq!(field_names::<Settings>(), ["n", "stop"]);
+        assert_eq!(field_names::<Value>(), [""; 0]);
+        let pair = |body: Value| {
+            pair_of::<Asked, Settings>(body).map_err(|error| error.body(Shape::OpenAi)["error"]["param"].clone())
+        };
+        let turns = || vec![Turn { text: "b".to_owned() }];
+        let right = pair(json!({"n": 1, "turns": [{"text": "b"}], "other": 5}));
+        assert_eq!(right, Ok((Asked { turns: turns() }, Settings { n: Some(1), stop: None })));
+        for (body, param) in [
+            (json!({"turns": [{"text": "b"}], "stop": ["a", 1]}), "stop[1]"),
+            (json!({"turns": [{"text": 1}], "stop": ["a", 1]}), "turns[0].text"),
+            (json!({"n": 1}), "turns"),
+            (json!("b"), "."),
+        ] {
+            assert_eq!(pair(body.clone()), Err(json!(param)), "{body}");
+        }
     }
 
     #[test]

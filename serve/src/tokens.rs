@@ -33,7 +33,7 @@ impl FromJson for TokenizeRequest {
         if whole.get("prompt").is_some_and(|prompt| !prompt.is_null()) {
             return Ok(TokenizeRequest { fields: body::of(whole)?, chat: None });
         }
-        let (chat, fields) = body::parsed_twice(whole, "messages")?;
+        let (chat, fields) = body::pair_of(whole)?;
         Ok(TokenizeRequest { fields, chat: Some(chat) })
     }
 }

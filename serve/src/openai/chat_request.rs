@@ -22,7 +22,7 @@ pub(crate) struct ChatRequest {
 
 impl FromJson for ChatRequest {
     fn from_json(bytes: &[u8]) -> Result<Self, ApiError> {
-        let (chat, sampling) = body::parsed_twice(body::json(bytes)?, "messages")?;
+        let (chat, sampling) = body::pair_of(body::json(bytes)?)?;
         Ok(ChatRequest { chat, sampling })
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct CompletionRequest {
 
 impl FromJson for CompletionRequest {
     fn from_json(bytes: &[u8]) -> Result<Self, ApiError> {
-        let (fields, sampling) = body::parsed_twice(body::json(bytes)?, "prompt")?;
+        let (fields, sampling) = body::pair_of(body::json(bytes)?)?;
         Ok(CompletionRequest { fields, sampling })
     }
 }
