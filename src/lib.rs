@@ -63,6 +63,8 @@
 //! workspaces), `bursar-kernels` (operations), `bursar-model` (checkpoints, pictures, text) and
 //! `bursar-actors`. For an item that this crate does not re-export, depend on one of these crates
 //! directly, in the same version.
+//!
+//! `bursar-serve` adds OpenAI's and Anthropic's APIs over HTTP. `bursar-cli` is the program.
 
 #![deny(missing_docs)]
 
@@ -130,9 +132,6 @@ pub use bursar_model::{
     text::{ContinueError, ReasoningFormat, ReplyFormat, Role, ToolFormat},
     weights::WeightError,
 };
-
-#[cfg(feature = "serve")]
-pub mod serve;
 
 /// Messages that your own actors may send to Bursar's actors.
 ///

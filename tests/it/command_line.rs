@@ -13,7 +13,7 @@ use crate::stage::Folder;
 
 /// The path of a file in this repository.
 pub fn path(name: &str) -> String {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name).display().to_string()
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(name).display().to_string()
 }
 
 /// Runs a command until it exits.

@@ -64,7 +64,7 @@ fn is_here(program: &str) -> bool {
 
 /// A file in the folder that is shipped with the dashboard.
 fn shipped(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/grafana").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/grafana").join(name)
 }
 
 fn read(path: impl AsRef<Path>) -> String {

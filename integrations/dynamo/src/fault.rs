@@ -1,7 +1,8 @@
 //! Errors for Dynamo's frontend: errors that the client caused, and errors after which
 //! another worker may answer.
 
-use bursar::{ChatError, ErrorKind, Hint, serve::NotRead};
+use bursar::{ChatError, ErrorKind, Hint};
+use bursar_serve::NotRead;
 use dynamo_backend_common::{BackendError, DynamoError, ErrorType};
 
 /// An error of this kind. Clients also read the message, so the message must contain only sizes of

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use bursar::{ChatEvent, FinishReason, Reply, TokenScore, Usage, serve::ReadPictures};
+use bursar::{ChatEvent, FinishReason, Reply, TokenScore, Usage};
+use bursar_serve::ReadPictures;
 use dynamo_backend_common::{
     AsyncEngineContext, CompletionUsage, DynamoError, LLMEngineOutput, LLMEngineOutputExt, PromptTokensDetails,
     StopReason, TopLogprob, chunk,

@@ -10,7 +10,8 @@ use std::{
 };
 
 use async_trait::async_trait;
-use bursar::{BLOCK_TOKENS, Bytes, Hint, ModelHandle, Progress, Runtime, SleepLevel, serve::Service};
+use bursar::{BLOCK_TOKENS, Bytes, Hint, ModelHandle, Progress, Runtime, SleepLevel};
+use bursar_serve::Service;
 use dynamo_backend_common::{
     DynamoError, EngineConfig, GenerateContext, KvEventSource, LLMEngine, LLMEngineOutput, LlmRegistration,
     MetricsBindings, MetricsCtx, PreprocessedRequest,

@@ -2,7 +2,7 @@
 //! page in the documentation.
 
 use bursar_budgets::testing::HostControl;
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs};
 
 use bursar::{Device, DeviceError, DeviceGroup, FaultInjection, MIB, ModelSource, SleepLevel};
 use bursar_actors::{
@@ -11,7 +11,10 @@ use bursar_actors::{
 };
 
 use super::*;
-use crate::stage::{Stage, ask, device, device_of, listen, picture, runtime_on};
+use crate::{
+    command_line::path,
+    stage::{Stage, ask, device, device_of, listen, picture, runtime_on},
+};
 
 /// Runs a test and all its actors on one thread with a separate recorder, because other tests
 /// record at the same time.
@@ -320,7 +323,7 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
 
 #[test]
 fn the_metrics_page_has_every_row_and_says_what_to_watch() {
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md")).expect("it is there");
+    let page = fs::read_to_string(path("docs/metrics.md")).expect("it is there");
     let rows = page.lines().filter(|line| line.starts_with("| `bursar_") || line.starts_with("| `process_"));
     let (found, watched): (Vec<_>, Vec<_>) =
         rows.map(|row| row.trim_end_matches(" |").rsplit_once(" | ").expect("cells")).unzip();

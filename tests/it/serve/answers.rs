@@ -4,10 +4,8 @@ use axum::{http::StatusCode, response::Redirect, routing::get};
 use bursar_budgets::testing::HostControl;
 use std::time::Duration;
 
-use bursar::{
-    Bytes, Hint, LoadOptions, demo,
-    serve::{ModelState, ServeOptions, Server, Service},
-};
+use bursar::{Bytes, Hint, LoadOptions, demo};
+use bursar_serve::{ModelState, ServeOptions, Server, Service};
 use serde_json::json;
 
 use super::client::{House, hello, pause, posted};

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use bursar::{
-    LoadOptions, ModelHandle,
-    serve::{ServeOptions, Server, Service},
-};
+use bursar::{LoadOptions, ModelHandle};
+use bursar_serve::{ServeOptions, Server, Service};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

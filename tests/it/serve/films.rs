@@ -11,7 +11,8 @@ use std::{
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use bursar::{Bytes, serve::ServeOptions};
+use bursar::Bytes;
+use bursar_serve::ServeOptions;
 use image::{Delay, Frame, ImageFormat, Rgb, RgbImage, Rgba, RgbaImage, codecs::gif::GifEncoder};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use bursar::{Bytes, LoadOptions, serve::ServeOptions};
+use bursar::{Bytes, LoadOptions};
+use bursar_serve::ServeOptions;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

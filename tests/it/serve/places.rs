@@ -5,10 +5,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use bursar::{
-    DeviceChoice, Hint, LoadOptions, ModelSource, Placement, Placing, Runtime, RuntimeConfig,
-    serve::{ServeOptions, Server, Service},
-};
+use bursar::{DeviceChoice, Hint, LoadOptions, ModelSource, Placement, Placing, Runtime, RuntimeConfig};
+use bursar_serve::{ServeOptions, Server, Service};
 use serde_json::{Value, json};
 
 use super::{

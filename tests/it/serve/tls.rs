@@ -7,10 +7,8 @@ use std::{
     time::Duration,
 };
 
-use bursar::{
-    Hint,
-    serve::{ListenError, ServeOptions, Server, Service, TlsFiles},
-};
+use bursar::Hint;
+use bursar_serve::{ListenError, ServeOptions, Server, Service, TlsFiles};
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject};
 use serde_json::json;
 use tokio::{
@@ -28,7 +26,7 @@ use super::client::{House, hello, posted, rest};
 use crate::stage::{Stage, small, story};
 
 fn file(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/serve/tls").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/it/serve/tls").join(name)
 }
 
 fn files(certificates: &str, key: &str) -> TlsFiles {
