@@ -18,7 +18,6 @@ pub enum Phase {
     Back,
     /// The worst cases run again at the final size, with both lanes at once.
     Validate,
-    /// Requests are served.
     Serve,
 }
 

@@ -2,17 +2,19 @@
 
 mod device;
 mod model;
+mod window;
 
 use serde::Serialize;
 
 pub use self::{
     device::{DeviceView, GpuView, LeaseView, MemoryPart, Piece},
     model::{Cache, Kv, Latency, ModelState, ModelView, Speed},
+    window::{Actor, Count, ScrapeWindow},
 };
 use super::{
     event::Event,
     rate::Since,
-    samples::{Labels, Samples, Series},
+    samples::{Samples, Series},
     scrape::{Events, Scrape},
 };
 
@@ -25,32 +27,6 @@ pub struct View {
     pub events: Vec<Event>,
     /// The reason why there are no events, if any.
     pub no_events: Option<String>,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Actor {
-    pub actor: String,
-    pub is_up: bool,
-    /// Number of times that the actor was restarted.
-    pub restarts: u64,
-}
-
-/// A count by reason, phase or class.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Count {
-    /// The reason, phase or class.
-    pub of: String,
-    pub count: u64,
-}
-
-/// A scrape, and the earlier scrapes that it is compared with.
-#[derive(Clone, Copy, Debug)]
-pub struct ScrapeWindow<'a> {
-    pub now: &'a Samples,
-    /// The scrape before it, for rates.
-    pub last: Option<Since<'a>>,
-    /// A scrape about a minute older, for quantiles and shares.
-    pub minute: Option<Since<'a>>,
 }
 
 impl View {
@@ -108,14 +84,6 @@ impl Actor {
         actors.sort_by(|one, other| place(one).cmp(&place(other)).then_with(|| one.actor.cmp(&other.actor)));
         actors
     }
-}
-
-/// Returns counts by the values of a label, without zeros, the highest first.
-fn counts(now: &Samples, name: &str, labels: Labels<'_>, by: &str) -> Vec<Count> {
-    let all = now.of(name, labels).map(|series| Count { of: series.label(by).to_owned(), count: series.value as u64 });
-    let mut all: Vec<_> = all.filter(|tally| tally.count > 0).collect();
-    all.sort_by(|one, other| other.count.cmp(&one.count).then_with(|| one.of.cmp(&other.of)));
-    all
 }
 
 #[cfg(test)]

@@ -27,7 +27,6 @@ pub(super) enum Seams {
     BlanksReplaced,
     /// At blanks. The tokenizer adds no blank.
     Blanks,
-    /// No known seams.
     None,
 }
 

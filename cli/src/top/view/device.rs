@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bursar::Bytes;
 use serde::Serialize;
 
-use super::{Count, ScrapeWindow, counts};
+use super::window::{Count, ScrapeWindow, counts};
 use crate::top::samples::Samples;
 
 /// A part of the bar. Parts are declared in the bar's order.

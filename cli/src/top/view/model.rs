@@ -3,7 +3,7 @@
 use bursar::Bytes;
 use serde::Serialize;
 
-use super::{Actor, Count, ScrapeWindow, counts};
+use super::window::{Actor, Count, ScrapeWindow, counts};
 use crate::top::{
     rate::Since,
     samples::{Labels, Samples},
