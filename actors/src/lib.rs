@@ -3,7 +3,8 @@
 //! Six modules are actors: `runtime`, `budget`, `engine`, `profile`, `vision` and `scheduler`. In
 //! each of them, `message.rs` lists the messages that the actor accepts, `core.rs` makes decisions
 //! without a clock, a device or ractor, and `actor.rs` is a thin shell. The actors share the other
-//! modules. [`tree`] contains the supervision tree and the one table of which actor may ask which.
+//! modules. [`tree`] contains the supervision tree and the one table that says which actor may ask
+//! which other actor.
 //!
 //! This crate knows messages and deaths. It must never know mathematics, files, or the name
 //! of a model family.
