@@ -14,10 +14,10 @@ use crate::{
     tree::{self, Question},
 };
 
-/// A size that was not captured. The sizes before it were captured.
+/// The error for a size that was not captured. All earlier sizes were captured.
 #[derive(Debug, Error)]
 pub enum CaptureError {
-    /// The lane refused, and gave a reason.
+    /// The lane answered with an error.
     #[error("capturing steps of {rows} rows failed: {source}")]
     Refused {
         /// Rows of the decode step.
@@ -30,8 +30,8 @@ pub enum CaptureError {
 }
 
 /// Makes `lane` capture the decode step in every size of `shape`, and counts each size in
-/// `captured`. The largest size goes first, because memory that the driver takes for it often
-/// serves the smaller sizes too. Returns the bytes that the driver took for all sizes.
+/// `captured`. The largest size is captured first, because the driver can often reuse its memory
+/// for the smaller sizes. Returns the bytes that the driver allocated for all sizes.
 ///
 /// # Errors
 /// The first size that was not captured.
@@ -50,8 +50,8 @@ pub async fn capture(
     Ok(taken)
 }
 
-/// Captures one size. Returns the bytes that the driver took for it, which are 0 on
-/// a device without graphs.
+/// Captures one size. Returns the bytes that the driver allocated for it, which are 0 on a device
+/// without graphs.
 pub(crate) async fn capture_one(lane: &Lane, rows: usize, question: Question) -> Result<Bytes, CaptureError> {
     let (reply, answer) = Responder::new();
     lane.submit(Job::Capture(CaptureJob { rows, answer: Answer::to(|outcome| reply.answer(outcome)) }));
@@ -66,19 +66,19 @@ async fn forget(lane: &Lane, rows: usize) -> Result<(), CaptureError> {
     forgotten.map_err(|source| CaptureError::Refused { rows, source })
 }
 
-/// The outcome of capturing again.
+/// The outcome of [`recapture`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recaptured {
     /// Every size was captured.
     All,
     /// Only this size and larger sizes were captured, or no size if `None`. Graphs of smaller sizes
-    /// would exceed the lease, so these steps run without a graph, launch by launch.
+    /// would exceed the lease, so steps of these sizes are launched kernel by kernel.
     From(Option<usize>),
 }
 
-/// Captures again on a lane that replaces a dead lane, whose graphs died with it. The new lane
-/// decodes meanwhile. The lease of `paid` bytes keeps its size: it was measured for the same graphs
-/// and cannot grow after READY.
+/// Captures graphs again on a lane that replaces a dead lane, whose graphs were lost with it.
+/// During this work, the new lane also runs steps. The lease of `paid` bytes keeps its size: the
+/// size was measured for the same graphs and cannot grow after READY.
 ///
 /// # Errors
 /// The first size that was not captured, for example because this lane died too.

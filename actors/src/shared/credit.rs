@@ -7,8 +7,8 @@ use tokio::sync::watch;
 
 use crate::metric;
 
-/// A fixed number of credits. Taking a credit never waits. If none is left,
-/// the call returns [`NoCredit::Full`].
+/// A fixed number of credits. Taking a credit never waits. If no credit is left, the call returns
+/// [`NoCredit::Full`].
 #[derive(Clone, Debug)]
 pub struct Credits {
     counts: Arc<watch::Sender<Counts>>,
@@ -55,7 +55,7 @@ impl Credits {
         Credits { counts: Arc::new(watch::Sender::new(Counts { model: Some(model), ..Counts::default() })), limit }
     }
 
-    /// Sets the gauge again, for a recorder that was installed since.
+    /// Sets the gauge again, because a recorder may have been installed since.
     pub fn show(&self) {
         self.counts.send_if_modified(|counts| {
             counts.show();
@@ -63,11 +63,12 @@ impl Credits {
         });
     }
 
-    /// Takes `count` credits or none. If a caller could hold some credits while it waits for the
-    /// rest, it would block other callers.
+    /// Takes `count` credits or no credit. If a caller could hold some credits while it waits for
+    /// the rest, it would block other callers.
     ///
     /// # Errors
-    /// Returned at once if fewer than `count` credits are free or the credits are closed.
+    /// Fewer than `count` credits are free, or the credits are closed. This error is returned at
+    /// once.
     pub fn take(&self, count: usize) -> Result<Vec<Credit>, NoCredit> {
         let mut outcome = Ok(());
         self.counts.send_if_modified(|counts| {

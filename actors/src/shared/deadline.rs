@@ -48,11 +48,11 @@ impl Deadline {
 /// The time allowed for each deadline. `None` means no deadline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deadlines {
-    /// Until the first step is planned.
+    /// Time until the first step is planned.
     pub queue: Option<Duration>,
-    /// Until the first token of the reply.
+    /// Time until the first token of the reply is ready.
     pub first_token: Option<Duration>,
-    /// Until the reply is complete.
+    /// Time until the reply is complete.
     pub reply: Option<Duration>,
 }
 
@@ -66,7 +66,7 @@ impl Deadlines {
         }
     }
 
-    /// These times, with those of `usual` where no time is set.
+    /// Returns these times. Where no time is set, the time of `usual` applies.
     pub fn or(self, usual: Deadlines) -> Deadlines {
         Deadlines {
             queue: self.queue.or(usual.queue),

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-/// The losses of devices in a runtime so far. A request that began before a loss
-/// ends with the loss.
+/// The losses of devices in a runtime so far. A request that began before a loss fails with the
+/// error of that loss.
 #[derive(Clone, Debug, Default)]
 pub struct Losses {
     /// Number of losses since the runtime started.

@@ -66,7 +66,7 @@ pub struct BudgetState {
     all_shown: Option<Instant>,
 }
 
-/// A question that the ledger has not answered yet.
+/// A request that the ledger has not answered yet.
 struct Asked {
     /// Model, class and bytes of the request. `None` if the lease to be resized no longer exists.
     what: Option<(Label, Class, Bytes)>,
@@ -164,13 +164,14 @@ impl Actor for BudgetActor {
             BudgetMessage::OwnerDied { owner, reply } => {
                 state.clearing.push((owner.clone(), reply));
                 state.step(Input::OwnerDied { owner: owner.clone() });
-                // The ledger does not announce an owner again that was already cleared.
+                // If the owner was already cleared, the ledger does not announce that again, so it
+                // is answered here.
                 state.answer_cleared();
             }
             BudgetMessage::Gate { model, to, reply } => {
                 if to == Gate::Open {
                     // While a gate is open, the ledger ignores a decrease of foreign memory.
-                    // Measure before it opens.
+                    // Measure before the gate opens.
                     state.measure()?;
                 }
                 reply.answer(state.move_gate(model, to));
@@ -316,8 +317,8 @@ impl BudgetState {
         for reclaim in due {
             match reclaim.is_light() {
                 true => self.arrive(reclaim.lease()),
-                // Returning memory to the device is slow and every other actor asks this one, so
-                // another thread returns it.
+                // Returning memory to the device is slow, and every other actor waits for answers
+                // of this actor, so another thread returns the memory.
                 false => self.mailbox.reclaim_in_background(reclaim),
             }
         }
@@ -338,8 +339,8 @@ impl BudgetState {
         }
     }
 
-    /// Reports a lost device once. This actor goes on, so that leases of the lost device can be
-    /// returned. The runtime stops everything else.
+    /// Reports a lost device once. This actor keeps running, so that leases of the lost device can
+    /// be returned. The runtime stops everything else.
     fn tell_of_loss(&mut self) {
         if self.device.check().is_err()
             && let Some(tell) = self.on_loss.take()
@@ -354,7 +355,7 @@ impl BudgetState {
         }
     }
 
-    /// The ledger, with one line per GPU for a group.
+    /// Returns the ledger's snapshot, with one line per GPU if the device is a group.
     fn snapshot(&self) -> Snapshot {
         let gpus = if self.device.ranks().is_empty() { &[][..] } else { &self.gpus };
         Snapshot { cards: gpus.iter().map(Gpu::line).collect(), ..self.ledger.snapshot() }
@@ -371,8 +372,9 @@ impl BudgetState {
         outcome
     }
 
-    /// Answers for each owner whose leases have all been returned. An answer waits until the memory
-    /// that the owner had lent is back, so that the owner's successor finds it free.
+    /// Answers [`BudgetMessage::OwnerDied`] for each owner whose leases have all been returned. An
+    /// answer waits until the memory that the owner had lent is back, so that the owner's successor
+    /// finds it free.
     fn answer_cleared(&mut self) {
         if self.clearing.is_empty() {
             return;

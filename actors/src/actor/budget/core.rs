@@ -1,8 +1,8 @@
 //! Pure: when free memory is returned to the leases that gave it up.
 //!
-//! Memory is given up at once and taken back late. The amount returned is the minimum that was free
-//! at every probe within `patience`. A process that repeatedly takes and frees memory therefore
-//! keeps its peak, and no sequence is preempted twice for it.
+//! Leases give up memory at once and take it back late. The amount returned is the minimum that was
+//! free at every probe within `patience`. A process that repeatedly takes and frees memory
+//! therefore keeps its peak, and no sequence is preempted a second time for that process.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -11,13 +11,13 @@ use bursar_budgets::{Bytes, LeaseId};
 /// Observations of one probe of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// Time since the watcher was created.
+    /// Time since the budget actor started.
     pub at: Duration,
     /// Bytes that a lease could get without using any of the canary.
     pub available: Bytes,
-    /// Whether something takes precedence over growth: rule 1 of the ledger (see the docs
-    /// of `bursar_budgets`) is broken, part of the canary is missing, a lease waits, or a
-    /// model is being sized.
+    /// `true` if something takes precedence over growth: leases, overhead, foreign memory and the
+    /// canary together exceed the device (rule 1 of `bursar_budgets`), part of the canary is
+    /// missing, a lease waits, or a model is being sized.
     pub is_pressed: bool,
 }
 
@@ -26,7 +26,7 @@ pub struct Probe {
 pub struct Wanting {
     pub lease: LeaseId,
     pub bytes: Bytes,
-    /// Its size at READY.
+    /// The lease's size at READY.
     pub most: Bytes,
     /// Unit of growth. The lease grows in multiples of it.
     pub step: Bytes,
@@ -35,7 +35,7 @@ pub struct Wanting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     pub lease: LeaseId,
-    /// The size that it may grow to.
+    /// The size that the lease may grow to.
     pub to: Bytes,
 }
 
@@ -43,11 +43,11 @@ pub struct Offer {
 #[derive(Clone, Debug)]
 pub struct Regrowth {
     patience: Duration,
-    /// Time of the first probe after the last one under pressure.
+    /// Time of the first probe after the last probe under pressure.
     since: Option<Duration>,
     /// Probes within `patience`, in increasing order of free bytes, so the first is the minimum. A
-    /// probe is dropped if a later probe found as few free bytes or fewer. Bytes that were offered
-    /// after a probe are subtracted from it.
+    /// probe is dropped if a later probe found the same number of free bytes or fewer. Bytes that
+    /// were offered after a probe are subtracted from it.
     least: VecDeque<(Duration, Bytes)>,
 }
 

@@ -27,8 +27,8 @@ pub struct SharedKvDemand {
 }
 
 impl SharedKvDemand {
-    /// Starts as [`KvDemand::Idle`]. `budget` is notified when the demand rises, because it
-    /// can then lend memory.
+    /// Starts as [`KvDemand::Idle`]. Each rise of the demand notifies `budget`, which may then lend
+    /// memory.
     pub fn new(budget: Budget) -> Self {
         SharedKvDemand { need: AtomicU8::new(KvDemand::Idle as u8), budget }
     }

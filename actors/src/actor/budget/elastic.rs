@@ -6,17 +6,19 @@ use bursar_budgets::Bytes;
 
 use super::SharedKvDemand;
 
-/// How often a budget probes its device after READY.
+/// How often a budget probes its device after READY, and how soon it returns free memory to KV
+/// caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchOptions {
     /// Interval at which the driver's free bytes are compared with the ledger. Default: 1 s.
     ///
     /// While another process takes memory, and for one such interval afterwards, probes are 16
-    /// times as frequent. A cheaper check of whether another process has begun to take memory runs
-    /// 20 times as often as the interval, but at most 100 times a second.
+    /// times as frequent. A cheaper check for memory taken by another process runs 20 times per
+    /// interval, but at most 100 times a second.
     pub every: Duration,
-    /// How long memory must stay free before it is returned to the KV cache. Default: 10 s. A
-    /// process that takes and frees memory more often than that keeps its peak.
+    /// How long memory must stay free before it is returned to the KV cache. Default: 10 s. If
+    /// another process takes and frees memory in a shorter cycle, the KV cache stays small enough
+    /// for the peak of that process.
     pub patience: Duration,
 }
 
@@ -26,14 +28,14 @@ impl Default for WatchOptions {
     }
 }
 
-/// How many times as often the device is probed while another process takes memory. The other
-/// process can take one canary per probe, and 256 MiB a second would be slow.
+/// Factor by which probes are more frequent while another process takes memory. That process can
+/// take only one canary per probe, and one canary of 256 MiB a second would be slow.
 const HURRY: u32 = 16;
 
 impl WatchOptions {
     /// The wait until the next probe. `since_pressed` is the time since part of the canary was last
-    /// missing, `None` if it never was. The wait has a lower bound, so that the budget can answer
-    /// other messages in between.
+    /// missing, `None` if the canary was always complete. The wait has a lower bound, so that the
+    /// budget can answer other messages in between.
     pub(super) fn pause(&self, since_pressed: Option<Duration>) -> Duration {
         let is_hurried = since_pressed.is_some_and(|since| since < self.every);
         let pause = if is_hurried { self.every / HURRY } else { self.every };
@@ -46,13 +48,14 @@ impl WatchOptions {
     }
 }
 
-/// How many times as often the budget checks whether another process takes memory. A process
-/// that waits for a GiB gets the first part of it within 50 ms. An answer of the driver
-/// takes about 30 µs.
+/// Number of quick checks per [`WatchOptions::every`]. At the default interval, a process that
+/// waits for a GiB gets its first bytes within 50 ms. Each check costs about 30 µs for the driver's
+/// answer.
 const QUICK_CHECKS: u32 = 20;
 const QUICK_CHECK_PAUSE_MIN: Duration = Duration::from_millis(10);
 
-/// Declared by the owner of an elastic lease. The lease gets no orders before that.
+/// Declaration of an elastic lease by its owner. The budget sends no orders for the lease before it
+/// has this declaration.
 #[derive(Clone)]
 pub struct Elastic {
     /// The smallest size that an order may ask for.
@@ -63,8 +66,8 @@ pub struct Elastic {
     pub step: Bytes,
     /// How the lease lends and borrows. `None` if it does neither.
     pub lends: Option<Lends>,
-    /// Receives orders. It must post a message and return without blocking, because
-    /// the budget never waits.
+    /// Callback that receives orders. The callback must post a message and return without blocking,
+    /// because the budget never waits.
     pub orders: Arc<dyn Fn(ResizeOrder) + Send + Sync>,
 }
 
@@ -80,9 +83,10 @@ pub struct Lends {
 /// or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResizeOrder {
-    /// Shrink the lease to at most `to`. Sent when another process has taken part of the canary or
-    /// more. Also sent when another model or a waiting lease needs the memory and this lease's
-    /// model has no requests, or the memory is borrowed. Repeated at each probe until it is done.
+    /// Shrink the lease to at most `to`. The budget sends this order when another process has taken
+    /// at least a part of the canary. It also sends the order when another model or a waiting lease
+    /// needs the memory, if this lease's model has no requests or has borrowed the memory. Each
+    /// probe repeats the order until the lease has shrunk.
     GiveUp { to: Bytes },
     /// The lease may grow, because memory has stayed free or another lease has given it up. Another
     /// request may get the memory first.

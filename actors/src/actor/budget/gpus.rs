@@ -8,7 +8,7 @@ use crate::metric::{self, DeviceLabel, GroupLabel};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Gpu {
     label: DeviceLabel,
-    /// Numbers reported by its driver.
+    /// Total and free bytes, as reported by the driver.
     memory: DeviceMemory,
     /// Bytes of this process that no lease can hold.
     overhead: Bytes,
@@ -48,7 +48,7 @@ pub(super) fn look(device: &dyn Device, ours: Bytes, beside: Bytes) -> Result<Ve
 }
 
 /// The label of the [fullest](GpuLine::fullest_of) of these GPUs. `None` if other processes and
-/// overhead leave the same on all of them.
+/// overhead leave the same number of bytes on all of them.
 pub(super) fn fullest(gpus: &[Gpu]) -> Option<DeviceLabel> {
     let lines: Vec<_> = gpus.iter().map(Gpu::line).collect();
     GpuLine::fullest_of(&lines).map(|card| DeviceLabel::named(card.device.clone()))

@@ -15,7 +15,7 @@ use crate::{
     tree::{self, Question},
 };
 
-/// Asks the budget actor of one device.
+/// A handle to the budget of one device, which leases memory and reports who holds it.
 ///
 /// ```
 /// use bursar_actors::runtime::{DeviceChoice, Runtime, RuntimeConfig};
@@ -115,7 +115,7 @@ impl Budget {
         self.ask(tree::LEASE_FOR_USER, Request::new(owner, class, NO_MODEL, bytes), wait).await
     }
 
-    /// Every byte, by class, owner and model.
+    /// Returns every byte of the ledger, by class, owner and model.
     ///
     /// # Errors
     /// The budget actor did not answer.
@@ -123,7 +123,7 @@ impl Budget {
         self.snapshot_as(tree::SNAPSHOT_FOR_USER).await
     }
 
-    /// Like [`snapshot`](Budget::snapshot), for questions of our actors.
+    /// Like [`snapshot`](Budget::snapshot), but asked by an actor of this crate as `question`.
     pub(crate) async fn snapshot_as(&self, question: Question) -> Result<Snapshot, AskError> {
         self.put(question, |_, reply| BudgetMessage::Snapshot(reply)).await
     }
@@ -144,7 +144,7 @@ impl Budget {
     }
 
     /// The GPU of a group on which overhead and other processes leave the least memory. `None` if
-    /// all have the same.
+    /// all GPUs have the same amount.
     pub(crate) fn fullest_card(&self) -> Option<DeviceLabel> {
         self.mailbox.fullest_card()
     }
@@ -153,13 +153,14 @@ impl Budget {
         self.mailbox.events()
     }
 
-    /// Bytes of live leases, read without asking the actor. Intended for metrics: the
-    /// value may lag slightly.
+    /// Returns the bytes of live leases without asking the actor. The value may lag slightly, which
+    /// is good enough for metrics.
     pub fn leased_bytes(&self) -> Bytes {
         self.mailbox.leases().iter().map(|entry| entry.value().bytes).sum()
     }
 
-    /// Bytes that models would give up for a waiting lease (ADR 5), read without asking the actor.
+    /// Returns the bytes that models would give up for a waiting lease (ADR 5), without asking the
+    /// actor.
     pub(crate) fn would_be_given(&self) -> Bytes {
         self.mailbox.lendable().iter().map(Lendable::would_give).sum()
     }
@@ -198,9 +199,9 @@ impl Budget {
         Ok(())
     }
 
-    /// Declares that the lease can shrink and grow from now on, and where its orders go. Orders
-    /// arrive for as long as the lease lives, also from later budget actors. An order that is
-    /// already due arrives at once.
+    /// Declares that the lease can shrink and grow from now on. `elastic` receives orders for as
+    /// long as the lease lives, also from restarted budget actors. An order that is already due
+    /// arrives at once.
     pub(crate) fn obey(&self, lease: &Lease, elastic: Elastic) {
         self.mailbox.put(Note::Obeys(lease.id(), elastic));
     }
@@ -227,7 +228,7 @@ impl Budget {
         self.put(tree::MOVE_GATE, |_, reply| BudgetMessage::Gate { model: model.clone(), to, reply }).await
     }
 
-    /// Bytes of device memory that a new lease could get now.
+    /// Returns the bytes of device memory that a new lease could get now.
     ///
     /// # Errors
     /// The budget actor did not answer.
@@ -242,8 +243,7 @@ impl Budget {
         self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available { is_leased: true, reply }).await
     }
 
-    /// The ledger after an attempt at sizing was refused memory, with a new measurement of the
-    /// memory of other processes.
+    /// Like [`measure`](Budget::measure), for an attempt at sizing that was refused memory.
     ///
     /// # Errors
     /// The budget actor did not answer.
@@ -281,7 +281,7 @@ impl Budget {
     }
 }
 
-/// A question that is withdrawn if its asker is dropped before the answer.
+/// A request that is withdrawn if its future is dropped before the answer.
 struct Pending<'d> {
     mailbox: &'d BudgetMailbox,
     id: RequestId,
@@ -289,7 +289,7 @@ struct Pending<'d> {
 }
 
 impl Pending<'_> {
-    /// Gives the question a new number each time it is asked.
+    /// Gives the request a new number each time it is sent.
     fn open(&mut self) -> RequestId {
         (self.id, self.open) = (self.mailbox.next_request(), true);
         self.id

@@ -1,9 +1,9 @@
 //! Pure: which model lends KV cache memory to which (ADR 5).
 //!
 //! A model's share is the size of its KV cache at READY. While a model has no requests, it lends
-//! everything above its floor to models whose requests wait for blocks. It gets its share back when
-//! it has requests again. While a lease waits, for user code or for a model that starts, borrowed
-//! memory is called back, and idle models give up theirs.
+//! everything above its floor to models whose requests wait for blocks. The model gets its share
+//! back when it has requests again. While a lease waits, for user code or for a model that starts,
+//! borrowed memory is called back, and idle models give up their memory above the floor.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -16,11 +16,11 @@ use super::{KvDemand, ResizeOrder};
 pub struct Lendable {
     pub lease: LeaseId,
     pub bytes: Bytes,
-    /// The size that it never shrinks below.
+    /// The lease never shrinks below this size.
     pub floor: Bytes,
-    /// Its size at READY.
+    /// The lease's size at READY.
     pub share: Bytes,
-    /// The largest size that it can use: the bytes of its reserved addresses.
+    /// The largest size that the lease can use: the bytes of its reserved addresses.
     pub limit: Bytes,
     /// Unit of growth. The lease grows in multiples of it.
     pub step: Bytes,
@@ -36,8 +36,8 @@ impl Lendable {
         self.share.saturating_sub(self.bytes)
     }
 
-    /// Bytes that it would give up for a waiting lease: borrowed bytes, and everything above its
-    /// floor if its model has no requests.
+    /// Bytes that this lease would give up for a waiting lease: everything above its floor if its
+    /// model has no requests, and otherwise only its borrowed bytes.
     pub fn would_give(&self) -> Bytes {
         let keeps = if self.need == KvDemand::Idle { self.floor } else { self.share };
         self.bytes.saturating_sub(keeps)
@@ -50,9 +50,9 @@ pub struct Headroom {
     pub at: Duration,
     /// Bytes that a new lease could get now.
     pub available: Bytes,
-    /// Bytes missing for the first waiting lease.
+    /// Bytes by which the free memory falls short of the first waiting lease.
     pub awaited: Bytes,
-    /// Whether no lease may grow, because another process takes memory or a model is being sized.
+    /// `true` if no lease may grow, because another process takes memory or a model is being sized.
     pub is_pressed: bool,
 }
 
@@ -61,12 +61,12 @@ pub struct Headroom {
 pub struct Lending {
     /// A model must have been idle for this long before it lends.
     idle: Duration,
-    /// How long a model must not have called its share back before it lends again.
+    /// After a model has called its share back, it does not lend again for this long.
     patience: Duration,
     idle_since: BTreeMap<LeaseId, Duration>,
-    /// Leases that were ordered to lend. The value is the time since which the lease has its whole
-    /// share again while its model needs it, or `None` before that. The entry stays for `idle`
-    /// after that time, because the model may still be carrying out an earlier order to shrink.
+    /// Leases that were ordered to lend. The value is the time since which the lease has had its
+    /// whole share back and its model has had requests, or `None` until then. The entry is kept for
+    /// `idle` after that time, because the model may still be executing an earlier order to shrink.
     lenders: BTreeMap<LeaseId, Option<Duration>>,
     recalled: BTreeMap<LeaseId, Duration>,
 }
@@ -77,7 +77,7 @@ impl Lending {
         Lending { idle, patience, idle_since: BTreeMap::new(), lenders: BTreeMap::new(), recalled: BTreeMap::new() }
     }
 
-    /// Whether this lease is smaller than its share because it lends.
+    /// Returns `true` if this lease lends, which is why it may be smaller than its share.
     pub fn lends(&self, lease: LeaseId) -> bool {
         self.lenders.contains_key(&lease)
     }
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(lending.orders(headroom(3, 0), &[asked(10), waiting(190)]), [give_up(2, 100)]);
         assert_eq!(lending.orders(headroom(3, 90), &[asked(10), sated(100)]), [may_grow(1, 100)]);
         assert_eq!(lending.orders(headroom(4, 0), &[asked(100), sated(100)]), []);
-        // It lends again only after it has not needed its share for 10 s.
+        // The first model lends again only 10 s after it last needed its share.
         assert_eq!(lending.orders(headroom(6, 0), &[idle(100), waiting(100)]), []);
         assert_eq!(lending.orders(headroom(13, 0), &[idle(100), waiting(100)]), []);
         assert_eq!(lending.orders(headroom(14, 0), &[idle(100), waiting(100)]), [give_up(1, 10)]);

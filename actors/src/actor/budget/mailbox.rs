@@ -37,8 +37,8 @@ pub struct BudgetMailbox {
     events: EventLog,
 }
 
-/// State that a successor must enter into its ledger again. Used only by the budget
-/// actor while one runs.
+/// State that a restarted budget actor must enter into its ledger again. While a budget actor runs,
+/// no other code writes this state.
 #[derive(Default)]
 pub(super) struct Books {
     /// Revoke handles of live segments, and memory that waits for its fence. A successor without
@@ -53,15 +53,15 @@ pub(super) struct Books {
     /// Bytes that this process holds for known reasons in addition to leases and
     /// the device's own overhead.
     pub(super) beside: Bytes,
-    /// Counts the backed bytes of each lease.
+    /// Meters that count the backed bytes of each lease.
     pub(super) meters: BTreeMap<LeaseId, LeaseMeter>,
     /// The GPU of a group on which overhead and other processes leave the least memory. `None` if
-    /// all have the same.
+    /// all GPUs have the same amount.
     pub(super) fullest: Option<DeviceLabel>,
     /// Declarations by the owners of elastic leases.
     pub(super) elastic: BTreeMap<LeaseId, Elastic>,
     pub(super) sums: LeaseSums,
-    /// Whether a thread returns memory that waits for fences, because the runtime has ended.
+    /// `true` if the runtime has ended and a thread returns the memory that waits for fences.
     is_given_back: bool,
 }
 
@@ -78,7 +78,7 @@ pub(super) enum Note {
     Reclaimed(PendingReclaim, Result<(), DeviceError>),
 }
 
-/// Bounds of the pause between polls of fences when no budget actor polls them.
+// Bounds of the pause between polls of fences when no budget actor polls them.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
@@ -88,7 +88,7 @@ pub(super) enum Seat {
     /// No actor has started yet.
     #[default]
     Empty,
-    /// This actor, or a successor if it has died.
+    /// This actor answers. If it has died, its successor will replace this value.
     Taken(ActorRef<BudgetMessage>),
     /// The runtime has ended, so no actor will follow.
     Closed,
@@ -121,8 +121,8 @@ impl BudgetMailbox {
     }
 
     /// Closes the mailbox when the runtime ends. Callers that wait, and later callers, get an error
-    /// at once. Memory that still waits for a fence is returned after the fence, however long a
-    /// user keeps a lease or a handle.
+    /// at once. Memory that still waits for a fence is returned after the fence, even if a user
+    /// still keeps a lease or a handle.
     pub(crate) fn close(&self) {
         self.seat.send_replace(Seat::Closed);
         self.events.close();
@@ -133,8 +133,8 @@ impl BudgetMailbox {
         self.read_last_notes();
     }
 
-    /// Finishes the work for leases when no budget actor will. Called when the runtime ends, when a
-    /// budget actor ends, and for each note after that.
+    /// If the mailbox is closed, handles the remaining notes, because no budget actor will read
+    /// them. Called when the runtime ends, when a budget actor ends, and for each note after that.
     pub(super) fn read_last_notes(&self) {
         if !matches!(*self.seat.borrow(), Seat::Closed) {
             return;
@@ -158,16 +158,16 @@ impl BudgetMailbox {
         }
     }
 
-    /// Records an event of a lease of device memory. Leases of host memory are left out: each
-    /// picture takes one, which would flood listeners.
+    /// Records an event of a lease of device memory. Leases of host memory are not recorded: each
+    /// picture takes such a lease, so the events would flood listeners.
     pub(super) fn tell_of_lease(&self, holding: &Holding, event: impl Fn(Leased) -> Event) {
         if holding.class.memory() == Memory::Device {
             self.events.tell(event(holding.into()));
         }
     }
 
-    /// The GPU of a group on which overhead and other processes leave the least memory. Named in
-    /// events of memory that is given up.
+    /// The GPU of a group on which overhead and other processes leave the least memory. Events
+    /// about memory that is given up name this GPU.
     pub(super) fn fullest_card(&self) -> Option<DeviceLabel> {
         self.books().fullest.clone()
     }
@@ -208,7 +208,7 @@ impl BudgetMailbox {
     }
 
     /// Removes the oldest note. Notes are taken one at a time, so an actor that dies while it
-    /// handles one note loses no other.
+    /// handles a note loses only that note.
     pub(super) fn take_note(&self) -> Option<Note> {
         lock(&self.notes).pop_front()
     }
@@ -263,8 +263,8 @@ impl BudgetMailbox {
         &self.leases
     }
 
-    /// Posts a note and wakes the actor. If there is no actor, its successor reads the note. If no
-    /// successor will come, the note is handled here.
+    /// Posts a note and wakes the actor. If there is no actor now, the next actor reads the note.
+    /// If no actor will follow, this call handles the note.
     pub(super) fn put(&self, note: Note) {
         lock(&self.notes).push_back(note);
         match self.actor() {
@@ -284,7 +284,7 @@ impl ReleaseNotes for BudgetMailbox {
     }
 }
 
-/// Returns the memory of each lease that waits for a fence, after that fence has passed. Ends
+/// Returns the memory of each lease that waits for a fence, after that fence has passed. Returns
 /// when no lease waits.
 fn give_back_after_fences(books: &Mutex<Books>) {
     let mut pause = PAUSE_MIN;
@@ -308,7 +308,7 @@ fn give_back_after_fences(books: &Mutex<Books>) {
     }
 }
 
-/// Ends a reclaim that no budget actor will be notified of, whether or not it succeeded.
+/// Completes a reclaim, successful or not, when no budget actor is left to notify.
 fn end_reclaim(books: &Mutex<Books>, reclaim: PendingReclaim, outcome: Result<(), DeviceError>) {
     lock(books).watch.home(reclaim.lease());
     if outcome.is_err_and(|error| !error.is_lost()) {

@@ -26,7 +26,7 @@ pub enum BudgetMessage {
         /// The change to apply to the lease, or the reason for the refusal.
         reply: Responder<Result<bursar_budgets::Resized, Refusal>>,
     },
-    /// Withdraws a question whose asker is gone.
+    /// Withdraws a request whose sender was dropped before the answer.
     Withdraw(RequestId),
     /// Revokes everything that a dead owner held. Answered when all of its
     /// memory has been returned.
@@ -41,8 +41,8 @@ pub enum BudgetMessage {
     },
     /// Asks how many bytes of device memory a new lease could get now.
     Available {
-        /// Whether the model being sized has leased all memory that it took. Other new memory of
-        /// this process is then counted as overhead.
+        /// `true` if the model being sized has leased all memory that it allocated. Any other
+        /// memory that this process has newly allocated is then counted as overhead.
         is_leased: bool,
         reply: Responder<Bytes>,
     },
@@ -56,8 +56,8 @@ pub enum BudgetMessage {
     Poll,
     /// Compares the driver's free bytes with the ledger.
     Probe,
-    /// Checks whether other processes hold more memory than at the last probe. The actor
-    /// sends it to itself.
+    /// Checks whether other processes hold more memory than at the last probe. The actor sends this
+    /// message to itself.
     QuickCheck,
     /// Makes the actor fail on purpose.
     InjectFault(FaultInjection),

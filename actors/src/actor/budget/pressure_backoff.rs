@@ -1,10 +1,10 @@
 //! Pure: how much memory is freed ahead of another process that keeps taking memory.
 //!
-//! A process can only take memory that is free, so as much memory again is freed as it has taken.
-//! Each time it soon takes that too, the amount freed ahead doubles, as slow start finds a rate
-//! (Jacobson 1988). A process that wants tens of GiB therefore waits for a few resizes of the KV
-//! cache instead of hundreds, each of which delays running steps. Memory that it leaves goes back
-//! to the KV cache after it has stayed free for a while.
+//! A process can take only free memory, so leases first free as much again as the process has
+//! taken. Each time the process soon takes that memory too, the amount freed ahead doubles, as in
+//! TCP slow start (Jacobson 1988). A process that wants tens of GiB therefore waits for a few
+//! resizes of the KV cache instead of hundreds, each of which delays running steps. Memory that the
+//! process leaves unused returns to the KV cache after it has stayed free for a while.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub struct PressureBackoff {
 /// Observations of a probe while leases must still shrink to restore the canary.
 #[derive(Clone, Copy, Debug)]
 pub struct Pressure {
-    /// Time since the watcher was created.
+    /// Time since the budget actor started.
     pub at: Duration,
     pub foreign: Bytes,
     /// The full size of the canary, which is also the smallest amount freed ahead.
@@ -42,7 +42,7 @@ impl PressureBackoff {
     }
 
     /// Bytes to free in addition to the bytes owed. The amount doubles if the other process has
-    /// taken more within `soon` of the last probe.
+    /// taken more memory since the previous call, and that call was less than `soon` ago.
     pub fn ahead(&mut self, seen: Pressure, soon: Duration) -> Bytes {
         let Pressure { at, foreign, canary, total } = seen;
         let goes_on = self.since(at).is_some_and(|since| since < soon);
@@ -50,7 +50,7 @@ impl PressureBackoff {
         if !goes_on {
             (self.ahead, self.foreign) = (Bytes::ZERO, foreign);
         // A process that needs one large allocation may leave some of the freed memory unused, so
-        // taking half of it counts as taking more.
+        // the amount already doubles when the process has taken half of the freed memory.
         } else if foreign >= self.foreign + self.ahead.max(canary) / 2 {
             self.ahead = (self.ahead * 2).max(canary).min(total / AHEAD_PARTS);
             self.foreign = foreign;

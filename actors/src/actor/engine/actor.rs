@@ -38,19 +38,19 @@ pub struct EngineArguments {
     pub options: LoadOptions,
     pub budget: Budget,
     pub device: Arc<dyn Device>,
-    /// Load of the GPU by this model and all others.
+    /// Load of the GPU, by this model and all other models.
     pub card: Arc<GpuLoad>,
     /// Weights, lanes and kernels, which outlive this engine.
     pub weight_store: WeightStore,
     /// State of earlier engines that a wake reuses.
     pub kept: RetainedState,
-    /// Whether the model is awake, or this engine wakes it.
+    /// The model's sleep state: awake, or being woken by this engine.
     pub wakefulness: Wakefulness,
     /// The number of this engine among the engines of the model.
     pub generation: u64,
     /// Publishes the model's status to its handles.
     pub status: Arc<StatusBoard>,
-    /// Called to report each step of the start.
+    /// Callback to which each step of the start is reported.
     pub progress: ProgressSink,
 }
 
@@ -60,7 +60,7 @@ pub struct EngineState {
     /// The progress of the current attempt. The attempt updates it.
     attempt_progress: AttemptProgress,
     profile: Option<ActorCell>,
-    /// The task that plans and loads, or finds the knobs that would help.
+    /// The task that plans and loads, or finds the knobs that would make the model fit.
     task: Option<BackgroundTask>,
     /// The resize of the KV cache in progress.
     change: Option<BackgroundTask>,
@@ -193,8 +193,8 @@ impl Actor for EngineActor {
         event: SupervisionEvent,
         state: &mut EngineState,
     ) -> Result<(), ActorProcessingErr> {
-        // The event carries the dead actor's state. The event is dropped first, because that state
-        // may hold running work.
+        // `end_of` drops the event before the next effects are executed, because the event owns the
+        // dead actor's state, which may hold running work.
         let Some((cell, reason)) = end_of(event) else { return Ok(()) };
         if state.profile.take_if(|profile| profile.get_id() == cell.get_id()).is_some() {
             state.show();
@@ -216,7 +216,8 @@ impl EngineState {
         self.children().and_then(|children| children.scheduler.as_ref())
     }
 
-    /// A lane of the model that serves or is being sized. `None` if it does not exist.
+    /// Returns a lane of the model that serves or is being sized. `None` if that lane does not
+    /// exist.
     fn lane(&self, which: WhichLane) -> Option<Lane> {
         let lanes = self.arguments.weight_store.lanes()?;
         match which {
@@ -235,7 +236,7 @@ impl EngineState {
         }
     }
 
-    /// The inputs of a resize of the KV cache.
+    /// Returns the inputs of a resize of the KV cache.
     fn place(&self, sized: SizedBy<ActorParts>) -> MemoryState {
         let EngineArguments { label, budget, device, weight_store, .. } = self.arguments.clone();
         let (memory, generation) = (sized.profiled.memory.clone(), self.arguments.owner(sized.attempt).generation);

@@ -66,12 +66,12 @@ enum Phase<P: Parts> {
     /// The last attempt has failed with this error. The engine looks for knobs that would help, to
     /// name them in the error that ends it. The serving state is kept until then.
     Advising { error: ProfileError, serving: Option<Serving<P>> },
-    /// The engine has published its reason, and ends.
+    /// The engine has published why it ends, and does nothing more.
     Over,
 }
 
-/// The state that a failed attempt leaves for the next one, which starts from
-/// the latest possible phase.
+/// The state that a failed attempt leaves for the next attempt, which starts from the latest
+/// possible phase.
 enum Got<P: Parts> {
     /// A plan, if one was made.
     Plan(Option<P::Plan>),
@@ -212,7 +212,7 @@ fn drop_warm<P: Parts>(model: &mut Model<P>, reason: &str, step: &mut Step<'_, P
     was_warm
 }
 
-/// An attempt failed. First all of its memory is taken back.
+/// Handles a failed attempt. Before anything else, all memory of the attempt is taken back.
 fn failed<P: Parts>(got: Got<P>, error: ProfileError, step: &mut Step<'_, P>) -> Phase<P> {
     step.effect(Effect::CheckDevice);
     step.effect(Effect::TakeBack { attempt: step.log.number(), error });
@@ -237,7 +237,7 @@ fn taken_back<P: Parts>(
     };
     step.effect(Effect::TellOfRestart { actor: Role::Profile, reason: said });
     if wait.is_zero() {
-        // An attempt with a smaller target has nothing to wait for.
+        // An attempt with a smaller target can begin at once.
         return begin(got, step);
     }
     step.effect(Effect::AttemptAfter { attempt: step.log.number(), wait });
@@ -245,7 +245,7 @@ fn taken_back<P: Parts>(
 }
 
 /// Starts the search for knobs that would have helped, which takes many plans. If no memory was
-/// refused, no knob would have helped.
+/// refused, no knob would have helped, and the engine gives up at once.
 fn advise<P: Parts>(
     error: ProfileError,
     plan: Option<P::Plan>,

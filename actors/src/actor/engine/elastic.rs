@@ -29,8 +29,8 @@ use crate::{
 /// Interval between polls of the fence after the last step.
 const FENCE_POLL: Duration = Duration::from_micros(500);
 
-/// A resize that failed halfway, so that it is unknown which blocks are backed. The
-/// engine dies of it.
+/// A resize that failed halfway, so that it is unknown which blocks are backed. This error ends the
+/// engine.
 #[derive(Debug, Error)]
 pub enum ElasticError {
     /// The device failed to unback memory.
@@ -47,7 +47,7 @@ pub enum ElasticError {
     Died(String),
 }
 
-/// State that a resize works with.
+/// The state that a resize needs.
 #[derive(Clone)]
 pub(super) struct MemoryState {
     pub(super) label: Label,
@@ -175,8 +175,8 @@ impl MemoryState {
         }
     }
 
-    /// Like [`WeightStore::on_a_thread`]: ending this engine waits for the thread. Returns `None`
-    /// if the engine is being ended.
+    /// Runs `work` on a thread that may block. As with [`WeightStore::on_a_thread`], ending this
+    /// engine waits for the thread. Returns `None` if the engine is being ended.
     async fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce(&KvMemory) -> Result<T, DeviceError> + Send + 'static,

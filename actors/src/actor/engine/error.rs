@@ -24,7 +24,7 @@ pub enum StartError {
     /// The plan does not fit the device.
     #[error(transparent)]
     DoesNotFit(#[from] Box<Unfit>),
-    /// The model does not fit, however many of the devices found are used.
+    /// The model does not fit on any number of the devices found.
     #[error(transparent)]
     NoRanksFit(#[from] NoRanksFit),
     /// The runtime's device has fewer ranks than the model asks for.
@@ -77,8 +77,8 @@ pub enum StartError {
         attempt: u32,
         attempts: Vec<AttemptReport>,
         source: Box<ProfileError>,
-        /// If memory was refused: each knob, with the value that according to the plan frees as
-        /// much as was missing.
+        /// If memory was refused: each knob, with the value that, according to the plan, frees the
+        /// missing memory.
         knobs: Vec<Suggestion>,
     },
     /// An actor did not answer.

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::{Progress, ProgressSink, StartError};
 
 /// Fetches the missing files. If the caller drops the future, the download ends at the next chunk.
-/// It holds no lease, so nothing has to wait for that end.
+/// The download holds no lease, so no task has to wait for its end.
 pub(super) async fn fetch(origin: CheckpointOrigin, progress: ProgressSink) -> Result<CheckpointSource, StartError> {
     if !origin.is_remote() {
         return Ok(origin.bring(&())?);
@@ -20,7 +20,8 @@ pub(super) async fn fetch(origin: CheckpointOrigin, progress: ProgressSink) -> R
     let given_up = GivenUp(Arc::default());
     let watch = Watch { progress, given_up: given_up.0.clone() };
     let (answer, brought) = oneshot::channel();
-    // A dedicated thread, because at exit the program would wait for a thread of tokio's pool.
+    // The download has a dedicated thread, because a program that exits would wait for a thread of
+    // tokio's blocking pool.
     let thread = std::thread::Builder::new().name("bursar-fetch".to_owned());
     let spawned = thread.spawn(move || drop(answer.send(origin.bring(&watch))));
     spawned.map_err(|error| StartError::Died(error.to_string()))?;

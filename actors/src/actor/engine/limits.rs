@@ -1,5 +1,5 @@
-//! The envelope that results from the limits set by the user. They override the device's defaults
-//! and are lowered to the model's own limits.
+//! The envelope that results from the limits set by the user. These limits override the device's
+//! defaults and are lowered to the model's own limits.
 
 use bursar_budgets::Bytes;
 use bursar_model::{
@@ -21,7 +21,7 @@ const SHARED_LAUNCH_PATCHES: usize = 4096;
 pub struct ModelBounds<'m> {
     /// The configuration of the model's family.
     pub family: &'m FamilyConfig,
-    /// The processor that resizes its pictures. `None` for a model without pictures.
+    /// The processor that resizes the model's pictures. `None` for a model without pictures.
     pub pictures: Option<&'m ImageProcessor>,
     /// Whether host memory simulates a GPU.
     pub is_host: bool,
@@ -146,7 +146,8 @@ impl LoadOptions {
     }
 }
 
-/// More tokens than any device holds. Up to this number no size in bytes overflows.
+/// Maximum KV cache size in tokens that a user may set. No device holds this many tokens, and up to
+/// this number no size in bytes overflows.
 const KV_TOKENS_MOST: usize = 1 << 36;
 const KV_BYTES_MOST: Bytes = Bytes(1 << 50);
 
@@ -191,7 +192,7 @@ fn limit_pictures(
         }
     }
     let min = limits.picture_pixels_min.unwrap_or(own.min);
-    // The minimum of the model yields to the maximum: it is lowered when the processor is limited.
+    // If the model's own minimum exceeds the maximum, `limited` lowers the minimum below.
     let said = limits.picture_pixels.map(|said| if config.tiling.is_some() { said.min(own.max) } else { said });
     config.pixel_bounds = PixelBounds { min, max: said.map_or(own.max, |said| said.max(min)) };
     let limited = ImageProcessor::new(config).and_then(|own| own.limited(most));

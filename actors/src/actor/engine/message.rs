@@ -48,28 +48,28 @@ pub enum EngineMessage {
     Advised(Result<Vec<Suggestion>, BackgroundTaskDied>),
     /// Graphs were captured again on a lane that replaced a dead one.
     Recaptured {
-        /// The number of the task. It is outdated if another lane has died meanwhile.
+        /// The number of the task. The number is outdated if another lane has died since.
         task: u64,
         /// The sizes captured, or the reason why capturing failed.
         outcome: Result<Result<Recaptured, CaptureError>, BackgroundTaskDied>,
     },
-    /// An order of the budget to resize the KV cache. At most one per probe of the watcher and one
-    /// per change of the bytes owed.
+    /// An order of the budget to resize the KV cache. The budget sends at most one order per probe,
+    /// and one per change of the bytes owed.
     Ordered(ResizeOrder),
     /// A resize of the KV cache has ended.
     PoolChanged(Result<Result<Outcome, ElasticError>, BackgroundTaskDied>),
     /// The wait before a restart has ended.
     Restart {
-        /// The number of the restart. It is outdated if another child has died meanwhile.
+        /// The number of the restart. The number is outdated if another child has died since.
         restart: u64,
     },
-    /// Sets the gauges again, for a metrics recorder that was installed since. The engine sends
-    /// this message to itself.
+    /// Sets the gauges again, because a metrics recorder may have been installed since the last
+    /// time. The engine sends this message to itself.
     Show,
     /// Makes the engine fail on purpose.
     InjectFault(FaultInjection),
-    /// Makes a GPU refuse kernel launches of a lane: the next `after` succeed, and then `count`
-    /// fail. Does nothing on a device without launches.
+    /// Makes a GPU refuse kernel launches of a lane: the next `after` launches succeed, and then
+    /// `count` launches fail. Does nothing on a device without launches.
     FailLaunches {
         which: WhichLane,
         /// Number of launches that still succeed.

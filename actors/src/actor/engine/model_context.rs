@@ -16,7 +16,7 @@ use bursar_model::{
 use super::{EffectiveLimits, LoadOptions};
 use crate::knobs::SamplingDefaults;
 
-/// The host side of a model: all that requests need besides the actors.
+/// The host side of a model: everything that requests need in addition to the actors.
 pub struct ModelContext {
     pub name: String,
     /// Sizes, placeholder tokens and position rules of the model's family.
@@ -25,7 +25,7 @@ pub struct ModelContext {
     /// Decodes pictures and videos and resizes them to the envelope. `None` for
     /// a model without pictures.
     pub processors: Option<Arc<MediaProcessors>>,
-    /// Sampling defaults for requests that set none.
+    /// Sampling defaults for requests that set no parameters.
     pub generation: GenerationDefaults,
     /// Data type of the KV cache.
     pub cache: CacheFormat,

@@ -1,4 +1,4 @@
-//! Profiles that earlier starts of a model recorded for this device, and the place where this
+//! Profiles that earlier starts of a model recorded for this device, and the file in which this
 //! start records its profile.
 
 use std::path::PathBuf;

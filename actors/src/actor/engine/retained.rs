@@ -1,5 +1,5 @@
-//! State that a wake reuses instead of computing it again. It is kept outside the
-//! engines of a model.
+//! State that a wake reuses instead of computing it again. This state is kept outside the engines
+//! of a model.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -34,9 +34,10 @@ impl RetainedState {
         self.contents().opened.clone()
     }
 
-    /// Keeps the record of the stress-tested size that is now served. A smaller size than before
-    /// replaces it only if memory was refused to the larger size. Otherwise the size was smaller
-    /// because other processes or models held memory at the time.
+    /// Keeps the record of the stress-tested size that is now served. The record of a smaller size
+    /// replaces the record of a larger size only if memory was refused to the larger size. In all
+    /// other cases, the size is smaller only because other processes or models hold memory at the
+    /// moment.
     pub(super) fn keep_record(&self, record: &Arc<ProfileRecord>, was_refused: bool) {
         let kept = &mut self.contents().record;
         if was_refused || kept.as_ref().is_none_or(|kept| kept.kv_blocks < record.kv_blocks) {

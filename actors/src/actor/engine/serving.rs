@@ -14,10 +14,10 @@ use crate::{
     vision::VisionMessage,
 };
 
-/// One generation of a model's serving actors. After a death there is a new one.
+/// One generation of a model's serving actors. A new generation replaces it after a death.
 #[derive(Clone)]
 pub struct Serving {
-    /// The number of the generation, larger than that of any earlier generation.
+    /// The number of the generation, larger than the number of any earlier generation.
     pub generation: u64,
     /// The number of times that the device refused memory to a step or encoder batch before this
     /// generation. Restarts after such a refusal do not count against the requests of the model.
@@ -26,8 +26,8 @@ pub struct Serving {
     pub vision: Option<ActorRef<VisionMessage>>,
     pub scheduler: ActorRef<SchedulerMessage>,
     pub context: Arc<ModelContext>,
-    /// Whether an earlier start has recorded the size. In that case the worst cases ran once, at
-    /// that size, instead of twice.
+    /// `true` if an earlier start has recorded the size. In that case, the worst cases ran once, at
+    /// the recorded size, instead of twice.
     pub is_warm: bool,
     /// Tokens that the KV cache could hold when this generation began. Its size may have
     /// changed since (ADR 3).

@@ -31,8 +31,8 @@ use crate::{
     tree::{self, Role},
 };
 
-/// How many times other models are asked for memory. Another start, or a waiting lease of user
-/// code, may take what they gave up.
+/// How many times a start asks other models for memory. One time may not be enough, because another
+/// start or a waiting lease of user code may take the memory first.
 const ROOM_TRIES: usize = 3;
 
 /// The result of planning, before any memory is taken, without the worst cases.
@@ -75,8 +75,8 @@ pub struct LoadFailed {
 
 #[derive(Debug)]
 pub(super) enum LoadError {
-    /// The device or the budget refused memory for the weights. A later attempt may succeed, or an
-    /// attempt that needs less memory in addition to the weights.
+    /// The device or the budget refused memory for the weights. A later attempt may succeed, in
+    /// particular if it needs less memory in addition to the weights.
     Refused(ProfileError),
     /// A failure that a further attempt would not avoid.
     Start(StartError),
@@ -135,7 +135,7 @@ impl EngineArguments {
     }
 
     /// The owner of this engine's last possible attempt. Clearing that owner also clears all
-    /// earlier ones, and so everything that the engine holds except the weights.
+    /// earlier owners, and therefore everything that the engine holds except the weights.
     pub(crate) fn last_owner(&self) -> Owner {
         self.owner(ATTEMPTS_MAX - 1)
     }
@@ -154,8 +154,8 @@ impl EngineArguments {
     pub(super) async fn plan_and_load(self, attempt: u32) -> Result<LoadedModel, LoadFailed> {
         let failed = |error| LoadFailed { plan: None, error };
         let (executor, checkpoint, plan, needs) = self.fetch_and_plan().await.map_err(failed)?;
-        // Both run in parallel, because copying weights needs the bus and parsing the
-        // tokenizer needs a core.
+        // Loading and parsing run in parallel, because copying weights needs the bus and parsing
+        // the tokenizer needs a CPU core.
         let is_wanted = Arc::new(AtomicBool::new(true));
         let opened = checkpoint.clone();
         let context = async {
@@ -204,7 +204,7 @@ impl EngineArguments {
             return Ok((executor, checkpoint, plan, needs));
         }
         // Files are fetched before the gate opens, because memory that other processes take is not
-        // counted while it is open.
+        // counted while the gate is open.
         let files = fetch(self.source.clone(), self.progress.clone()).await?;
         self.open_gate().await?;
         let (opened, LoadOptions { quantization, tokenizer, .. }) = (files.clone(), self.options.clone());
@@ -255,7 +255,8 @@ impl EngineArguments {
         attempt: u32,
         is_wanted: Arc<AtomicBool>,
     ) -> Result<Models, LoadError> {
-        // Rule 10: weights that are still on the device are not loaded again.
+        // Weights that are still on the device are not loaded again, because a restart must not
+        // reload weights (rule 10).
         if let Some(model) = self.weight_store.model() {
             return Ok(model);
         }
@@ -286,7 +287,7 @@ impl EngineArguments {
         .await
     }
 
-    /// The executor. It is loaded once per model, even if engines restart.
+    /// Returns the executor, which is loaded once per model, even if engines restart.
     async fn executor(&self, files: &CheckpointSource) -> Result<Executor, StartError> {
         if let Some(executor) = self.weight_store.executor() {
             return Ok(executor);
@@ -321,16 +322,16 @@ impl EngineArguments {
     }
 
     /// Makes other models give up the missing memory (ADR 5). A lease of all memory that the start
-    /// needs waits in the queue like a lease of user code, but with a higher priority. It is
-    /// dropped when the gate is open again, and the start then takes its own leases. Returns
-    /// `false` if the other models cannot give up enough, or do not in time.
+    /// needs waits in the queue like a lease of user code, but with a higher priority. That lease
+    /// is dropped when the gate is open again, and the start then takes its actual leases. Returns
+    /// `false` if the other models cannot give up enough memory, or do not give it up in time.
     async fn is_given_room(&self, lack: &Lack) -> Result<bool, StartError> {
         let Lack::Memory { needed, short_by, .. } = *lack else { return Ok(false) };
         if short_by > self.budget.would_be_given() {
             return Ok(false);
         }
-        // The gate is frozen meanwhile. While a gate is open, memory that other processes take is
-        // not counted, and no lease grows.
+        // The gate is frozen during the wait. While a gate is open, memory that other processes
+        // take is not counted, and no lease grows.
         drop(self.budget.move_gate(self.label.clone(), Gate::Frozen).await?);
         let owner = Owner::new(format!("{} room", self.label), self.generation);
         let request = Request::new(owner, Class::external("start"), self.label.clone(), needed);
@@ -361,7 +362,7 @@ impl EngineArguments {
         off_actor(move || {
             let model = Model::plan_heaviest(&checkpoint, &target, ranks)?;
             let pictures = checkpoint.image_processor.clone();
-            // Weights that are already loaded are also leased already, for this model.
+            // If the weights are already loaded, this model has already leased their bytes.
             let leased = if is_loaded { model.weight_bytes().round_up(page) } else { Bytes::ZERO };
             let place = MemoryState::of_ledger(&ledger, leased, page, is_host);
             let question = Question { model: &model, pictures: pictures.as_ref(), target, options: &options, place };
@@ -431,7 +432,7 @@ impl EngineArguments {
     }
 }
 
-/// Reports inputs to the progress sink that were lowered although the user set no limit.
+/// Reports to the progress sink which inputs were lowered although the user set no limit.
 fn notice(EffectiveLimits { envelope, pictures, own_pixels }: &EffectiveLimits, progress: &ProgressSink) {
     let Some((pictures, from)) = pictures.as_ref().zip(*own_pixels) else { return };
     let (to, context_tokens) = (pictures.config().pixel_bounds.max, envelope.context_tokens);

@@ -12,7 +12,8 @@ pub enum Status {
     /// Not ready yet, or actors are being replaced after a death.
     Starting,
     Ready(Serving),
-    /// A wake has failed, or a load that may wait for memory has. The runtime decides what follows.
+    /// A wake-up has failed, or a load that may wait for memory has failed. The runtime decides
+    /// what happens next.
     NotWoken(Arc<StartError>),
     Failed(Arc<StartError>),
     /// The model was shut down, or was given up after a crash loop.
@@ -36,13 +37,13 @@ pub struct StatusBoard {
 }
 
 impl StatusBoard {
-    /// The board of a model that starts, and the receiver for its handles.
+    /// Creates the board of a model that starts, and the receiver for the model's handles.
     pub(crate) fn new() -> (Self, watch::Receiver<Status>) {
         let (shown, watched) = watch::channel(Status::Starting);
         (StatusBoard { shown, served_last: Mutex::default() }, watched)
     }
 
-    /// The current status. Release the returned value soon, because it holds a lock.
+    /// Returns the current status. Drop the returned value soon, because it holds a lock.
     pub fn look(&self) -> watch::Ref<'_, Status> {
         self.shown.borrow()
     }

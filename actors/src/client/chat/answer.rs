@@ -10,7 +10,7 @@ pub(super) struct Answer {
     pub(super) text: String,
     pub(super) reasoning: String,
     pub(super) calls: Vec<ToolCall>,
-    /// Prefix of the ids of this reply's calls, different from that of any other reply.
+    /// Prefix of the ids of this reply's calls. No other reply has the same prefix.
     ids: String,
 }
 

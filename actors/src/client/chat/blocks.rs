@@ -1,5 +1,5 @@
-//! Subscriptions to changes of a model's KV blocks. They continue after deaths, sleep and changes
-//! of the number of blocks.
+//! Subscriptions to changes of a model's KV blocks. A subscription continues after deaths, sleep
+//! and changes of the number of blocks.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use tokio::sync::{broadcast::error::RecvError, watch};
 use super::ModelHandle;
 use crate::kv::{BlockEvent, BlockLog, BlockReceiver, KvUse};
 
-/// The blocks in a model's prefix cache and each change of them,
-/// for routers. See [`ModelHandle::block_events`].
+/// A subscription, meant for routers, to the blocks in a model's prefix cache and to each change of
+/// them. See [`ModelHandle::block_events`].
 pub struct BlockEvents {
     model: ModelHandle,
     generation: u64,
@@ -21,9 +21,10 @@ impl BlockEvents {
     /// Waits for the next changes, which are all changes of one step, in order. A listener that
     /// applies every change knows all blocks in the prefix cache.
     ///
-    /// The first result begins with [`BlockEvent::Cleared`] and contains all current blocks. So
-    /// does the first result after a death, a sleep, or a lag of more than 1,024 changes. Returns
-    /// `None` once the model is unloaded or has stopped. Cancelling the wait loses nothing.
+    /// The first result begins with [`BlockEvent::Cleared`] and contains all current blocks. The
+    /// first result after a death, a sleep, or a lag of more than 1,024 changes begins in the same
+    /// way. Returns `None` once the model is unloaded or has stopped. Cancelling the wait loses
+    /// nothing.
     pub async fn next(&mut self) -> Option<Arc<[BlockEvent]>> {
         let Some((log, receiver)) = &mut self.following else {
             let serving = self.model.serving_after(self.generation).await.ok()?;
@@ -56,7 +57,8 @@ impl BlockEvents {
     }
 }
 
-/// The use and the number of a model's KV blocks. See [`ModelHandle::kv_use`].
+/// A subscription to the numbers of a model's KV blocks: how many exist, and how many are in use or
+/// cached. See [`ModelHandle::kv_use`].
 pub struct KvWatch {
     model: ModelHandle,
     generation: u64,
@@ -64,9 +66,9 @@ pub struct KvWatch {
 }
 
 impl KvWatch {
-    /// Waits until the use has changed since the last call, and returns the latest. The first
-    /// call returns at once. While no actors serve, such as after a death or during sleep,
-    /// there are no blocks. Returns `None` once the model is unloaded or has stopped.
+    /// Waits until the numbers have changed since the last call, and returns the latest numbers.
+    /// The first call returns at once. While no actors serve, such as after a death or during
+    /// sleep, all numbers are 0. Returns `None` once the model is unloaded or has stopped.
     /// Cancelling the wait loses nothing.
     pub async fn changed(&mut self) -> Option<KvUse> {
         let Some(shown) = &mut self.shown else {
@@ -112,8 +114,8 @@ impl ModelHandle {
         BlockEvents { model: self.clone(), generation: 0, following: None, missed: 0 }
     }
 
-    /// Subscribes to the use of KV blocks. Their number changes when another process takes
-    /// or frees GPU memory.
+    /// Subscribes to the numbers of KV blocks. The total changes when another process takes or
+    /// frees GPU memory.
     pub fn kv_use(&self) -> KvWatch {
         KvWatch { model: self.clone(), generation: 0, shown: None }
     }

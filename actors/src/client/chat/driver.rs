@@ -26,9 +26,9 @@ use crate::{
     scheduler::{Admission, Delivery, Finish, NewSequence, SchedulerMessage, SchedulingParams},
 };
 
-/// Maximum deaths of actors that a request survives. After more it is given up, because the request
-/// itself may cause them. The model's own limit (`Intensity`, five restarts a minute) counts the
-/// deaths under all requests together.
+/// Maximum deaths of actors that a request survives. After more deaths the request is given up,
+/// because it may have caused them itself. The model's own limit (`Intensity`, five restarts a
+/// minute) counts the deaths under all requests together.
 const DEATHS_MAX: u32 = 2;
 
 pub(super) struct Driver {
@@ -51,7 +51,7 @@ pub(super) struct Driver {
     parser: ReplyParser,
     answer: Answer,
     reasoning: ReasoningCount,
-    /// The end token, if one ended the reply.
+    /// The end token, if an end token ended the reply.
     end_token: Option<u32>,
     stopwatch: Stopwatch,
 }
@@ -214,13 +214,13 @@ impl Driver {
     }
 
     /// Runs one life, with the actors of one generation. `left` holds the pictures that the first
-    /// of several samples has shared with this one.
+    /// of several samples has shared with this sample.
     async fn live(&mut self, serving: &Serving, mut left: Option<RequestPictures>) -> Result<Life, ChatError> {
         let (events, model) = (self.events.clone(), self.model.clone());
         let (mut id, mut may_be_computed) = (None, true);
         // The loop repeats only after a preemption, and once if cached blocks that the driver
         // relied on are gone. The scheduler bounds preemptions: the request keeps its age, and the
-        // oldest is never preempted.
+        // oldest request is never preempted.
         loop {
             let pictures = match left.take() {
                 Some(pictures) => pictures,
@@ -257,8 +257,8 @@ impl Driver {
         let room = self.preparation.tokens_max - self.produced.len() + 2 + scores;
         let (deliveries, mut delivered) = mpsc::channel(room);
         let (pins, computed) = (pictures.pins(), pictures.computed_count());
-        // Pictures are kept only for the other samples. This sequence releases its own as soon as
-        // no step needs them.
+        // These clones of the pictures are only for the other samples. This sequence releases its
+        // pictures as soon as no step needs them.
         let for_others = Some(pictures).filter(|_| self.part.leads()).unwrap_or_default();
         let last_token = self.stopwatch.last_token();
         let admission = Admission { sequence, pins, deliveries, span: Span::current(), last_token };
@@ -273,7 +273,7 @@ impl Driver {
         self.listen(&mut delivered, lead, computed).await
     }
 
-    /// Gets the pictures; returns `None` if an actor died. A prompt whose log-probabilities were
+    /// Gets the pictures. Returns `None` if an actor died. A prompt whose log-probabilities were
     /// requested is computed in full, so its pictures always need rows of the vision cache.
     async fn pictures(
         &mut self,
@@ -308,13 +308,14 @@ impl Driver {
             sampler: self.preparation.sampler.clone(),
             prompt_read: self.preparation.prompt_read.clone(),
         };
-        // Done here, because in the scheduler every other request would wait for this hashing.
+        // The blocks are hashed here. In the scheduler, every other request would wait for this
+        // hashing.
         sequence.name_blocks();
         sequence
     }
 
-    /// Handles deliveries to a sequence. `computed` is the number of its pictures that have no rows
-    /// in the vision cache.
+    /// Handles deliveries to a sequence. `computed` is the number of its pictures that need no rows
+    /// of the vision cache, because their tokens are in the prefix cache.
     async fn listen(
         &mut self,
         delivered: &mut mpsc::Receiver<Delivery>,
@@ -452,7 +453,8 @@ impl Driver {
     async fn finish(&mut self, finish_reason: FinishReason) -> Result<ChatEvent, ChatError> {
         let mut last = self.detokenizer.flush()?;
         if finish_reason == FinishReason::Length {
-            // The limit may have cut a character in two. The rest of that character will not come.
+            // The limit may have cut a character in two. The rest of that character will never be
+            // generated.
             last.truncate(last.trim_end_matches(char::REPLACEMENT_CHARACTER).len());
         }
         let (mut rest, stopped) = self.filter.feed(&last);

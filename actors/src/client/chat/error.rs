@@ -15,7 +15,6 @@ use crate::{deadline::Deadline, engine::StartError, responder::AskError, sleep::
 /// The reason why a chat was not answered, or why its reply ended early. No other chat is affected.
 #[derive(Clone, Debug, Error)]
 pub enum ChatError {
-    /// The chat has no turn.
     #[error("the chat has no turn")]
     Empty,
     /// The chat has a prompt of tokens, but also turns, tools or settings that only
@@ -74,7 +73,6 @@ pub enum ChatError {
         /// The envelope's limit for prompt and reply together.
         limit: usize,
     },
-    /// `max_tokens` is zero.
     #[error("`max_tokens` is 0; expected at least 1")]
     NoTokens,
     /// The reply's minimum length exceeds its maximum.
@@ -91,7 +89,6 @@ pub enum ChatError {
     #[error("{samples} samples were requested; expected from 1 to {limit}")]
     Samples {
         samples: usize,
-        /// Maximum number of samples.
         limit: usize,
     },
     /// The chat sets `ignore_end` together with an output format or a forced tool call. A complete
@@ -108,7 +105,7 @@ pub enum ChatError {
     #[error("{} within its deadline of {} ms; {} ms had passed", .deadline.missing(), .limit.as_millis(), .waited.as_millis())]
     TooLate {
         deadline: Deadline,
-        /// The time allowed, counted from the request. Set by the chat or by the model's default.
+        /// The time allowed since the request, as set by the chat or by the model's default.
         limit: Duration,
         /// The time that had passed since the request.
         waited: Duration,
@@ -160,8 +157,8 @@ pub enum ChatError {
 
 impl ChatError {
     /// More detail for the author of the schema or template: where a schema is wrong, or a
-    /// template's own error text. The error's text and logs leave this out, because it may quote
-    /// the schema or the chat.
+    /// template's own error text. The error's text and logs leave this detail out, because the
+    /// detail may quote the schema or the chat.
     pub fn reason(&self) -> Option<&str> {
         match self {
             ChatError::Format(error) => error.reason(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{StopReason, ToolCall, ToolCallEvent};
 use crate::finish_reason::FinishReason;
 
-/// One event of a reply. The last is `Done`.
+/// One event of a reply. The last event is `Done`.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ChatEvent {
@@ -19,10 +19,10 @@ pub enum ChatEvent {
     /// is `None` for the first token, which has no preceding token, and for tokens whose
     /// logits are not numbers.
     Prompt(Vec<Option<TokenScore>>),
-    /// The reply's next token with its log-probability, if the chat asked for it. Later
-    /// events contain what the token completes: text, reasoning or part of a call. No event
-    /// may follow, because part of a character, a tag, and the possible beginning of a stop
-    /// string are held back.
+    /// The reply's next token with its log-probability, if the chat asked for it. Later events
+    /// contain the text, reasoning or part of a call that the token completes. A token may complete
+    /// nothing, because an incomplete character, a tag, and the possible beginning of a stop string
+    /// are held back.
     Token(TokenScore),
     /// More reasoning, in whole characters, without its tags. Only from models that write
     /// reasoning, and before any text.
@@ -44,8 +44,8 @@ pub enum ChatEvent {
         /// [`stop_token`](super::Chat::stop_token). `None` if an end token of the model, a limit,
         /// or a complete tool call ended the reply.
         stop_reason: Option<StopReason>,
-        /// The token that ended the reply, set by the chat or the model. It is not
-        /// part of the reply.
+        /// The token that ended the reply, set by the chat or the model. The token is not part of
+        /// the reply.
         end_token: Option<u32>,
         usage: Usage,
     },
@@ -76,7 +76,8 @@ impl ChatEvent {
     }
 }
 
-/// A token of the prompt or reply, with its log-probability and those of its alternatives.
+/// A token of the prompt or reply, with its log-probability and the log-probabilities of its
+/// alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenScore {
     pub token: ScoredToken,
@@ -103,13 +104,13 @@ pub struct ScoredToken {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
-    /// Tokens of the prompt, including those of pictures and videos.
+    /// Tokens of the prompt, including the placeholders of pictures and videos.
     pub prompt_tokens: usize,
     /// Prompt tokens that are placeholders of pictures and videos.
     pub picture_tokens: usize,
     /// Prompt tokens that were found in the prefix cache and therefore not computed.
     pub cached_tokens: usize,
-    /// Tokens of the reply, without the stop token that ended it.
+    /// Tokens of the reply, without the stop token that ended the reply.
     pub completion_tokens: usize,
     /// Tokens of the reply between the reasoning tags.
     pub reasoning_tokens: usize,

@@ -56,9 +56,9 @@ impl Chat {
         self
     }
 
-    /// Minimum tokens of the reply. Before that, neither an end token of the model nor a stop
-    /// string ends the reply. A chat that sets this may have 1,024 stop tokens, including
-    /// those of the checkpoint.
+    /// Minimum tokens of the reply. Until the reply has this length, neither an end token of the
+    /// model nor a stop string ends it. A chat that sets this may have up to 1,024 stop tokens,
+    /// including the stop tokens of the checkpoint.
     pub fn min_tokens(mut self, tokens: impl Into<Option<usize>>) -> Self {
         self.generation.tokens_min = tokens.into().unwrap_or(self.generation.tokens_min);
         self
@@ -84,8 +84,8 @@ impl Chat {
         self
     }
 
-    /// Samples only tokens whose probability is at least `min_p` times that of the likeliest token:
-    /// from 0, which means no limit, to 1.
+    /// Samples only tokens whose probability is at least `min_p` times the probability of the
+    /// likeliest token: from 0, which means no limit, to 1.
     pub fn min_p(mut self, min_p: impl Into<Option<f64>>) -> Self {
         self.generation.min_p = min_p.into().or(self.generation.min_p);
         self
@@ -99,13 +99,15 @@ impl Chat {
         self
     }
 
-    /// Subtracted once from the logit of each token that is already in the reply. From -2 to 2.
+    /// Subtracts `penalty` once from the logit of each token that is already in the reply. From -2
+    /// to 2.
     pub fn presence_penalty(mut self, penalty: impl Into<Option<f64>>) -> Self {
         self.generation.presence_penalty = penalty.into().or(self.generation.presence_penalty);
         self
     }
 
-    /// Subtracted from the logit of each token once per occurrence in the reply. From -2 to 2.
+    /// Subtracts `penalty` from the logit of each token once per occurrence in the reply. From -2
+    /// to 2.
     pub fn frequency_penalty(mut self, penalty: impl Into<Option<f64>>) -> Self {
         self.generation.frequency_penalty = penalty.into().or(self.generation.frequency_penalty);
         self
@@ -144,9 +146,9 @@ impl Chat {
         self
     }
 
-    /// Sends the log-probabilities of the reply's tokens as events, each with the `top`
-    /// likeliest tokens (at most 20). They are the model's own log-probabilities,
-    /// before temperature and penalties.
+    /// Sends the log-probabilities of the reply's tokens as events, each with the `top` likeliest
+    /// tokens (at most 20). These are the model's own log-probabilities, before temperature and
+    /// penalties.
     pub fn log_probabilities(mut self, top: impl Into<Option<usize>>) -> Self {
         self.generation.log_probabilities = top.into().or(self.generation.log_probabilities);
         self

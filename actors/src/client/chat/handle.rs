@@ -77,7 +77,7 @@ pub struct ModelHandle {
     credits: Credits,
     sleep: SleepHandle,
     next_sequence: Arc<AtomicU64>,
-    /// Deadlines of requests that set none.
+    /// Default deadlines, for requests that set no deadlines.
     deadlines: Deadlines,
     losses: watch::Receiver<Losses>,
     /// Permits for blocking threads that tokenize without generating.
@@ -90,7 +90,7 @@ const WAKE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Maximum characters of an error that are logged.
 const ERROR_CHARACTERS: usize = 512;
 
-/// A chat with more bytes of text than this is long.
+/// A chat with more bytes of text than this counts as long; see [`LONG_CHATS`].
 const LONG_CHAT_BYTES: usize = 256 << 10;
 
 /// Permits to prepare long chats, shared by all models: one per CPU.
@@ -145,7 +145,7 @@ impl ModelHandle {
     /// the prompt, and its KV blocks exist only once. Each sample counts as a separate request and
     /// has its own reply. Each sample's seed is one higher than the seed before it, so a sample
     /// equals the reply of [`chat`](ModelHandle::chat) with that seed. Log-probabilities of the
-    /// prompt come with the first sample only.
+    /// prompt are sent only with the first sample.
     ///
     /// # Errors
     /// See [`chat`](ModelHandle::chat). Also [`ChatError::Samples`] for zero samples, or for more
@@ -287,8 +287,8 @@ impl ModelHandle {
         }
     }
 
-    /// Waits until the model is awake, and keeps it awake while the result lives. If a
-    /// request cannot wake the model for lack of memory, the wake-up is tried again until the
+    /// Waits until the model is awake, and keeps the model awake while the returned value exists.
+    /// If a request cannot wake the model for lack of memory, the wake-up is tried again until the
     /// time limit of `wake_within`.
     async fn enter(&self, reason: WakeReason) -> Result<Inside, SleepError> {
         let SleepHandle { wakefulness, within, send } = &self.sleep;
@@ -365,7 +365,7 @@ impl ModelHandle {
             Status::Ready(serving) => serving.generation != generation,
             Status::Starting | Status::NotWoken(_) | Status::Failed(_) | Status::Stopped { .. } => true,
         };
-        // An error means that the runtime has ended, so nothing serves either.
+        // An error means that the runtime has ended, so no actors serve.
         drop(status.wait_for(is_other).await);
     }
 

@@ -1,5 +1,5 @@
-//! Preparation of a chat: it is checked against the envelope and turned into tokens, before
-//! anything is decoded or queued.
+//! Preparation of a chat: the chat is checked against the envelope and turned into tokens, before
+//! any picture is decoded and any request is queued.
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -70,8 +70,8 @@ impl Preparation {
         let shown = Shown::of(chat, context, tokens_limit(context, kv_tokens))?;
         let tokens_max = tokens_max(chat, context, &shown, kv_tokens)?;
         let Shown { prompt, pictures, reply } = shown;
-        // Compiling a grammar takes the most time, so it comes after the checks that can refuse
-        // a chat at once.
+        // Compiling a grammar takes the most time, so the grammar is compiled after the checks that
+        // can refuse a chat at once.
         let samplers = samplers(chat, context, reply.grammar(chat, context)?, &stop_tokens, samples)?;
         // All samples share the same prompt tokens.
         let prompt_read = samplers.first().map_or_else(|| [].into(), |sampler| sampler.read_of(&prompt.tokens));
@@ -200,7 +200,8 @@ fn tokens_max(chat: &Chat, context: &ModelContext, shown: &Shown, kv_tokens: usi
     let pictures = shown.pictures.iter();
     let costs = merge.into_iter().flat_map(|merge| pictures.clone().flat_map(move |plan| plan.grid().costs(merge)));
     let cost = RequestCost::of(count + tokens_max, costs);
-    // Rule 3: inputs outside the envelope were resized or refused above.
+    // Inputs outside the envelope were resized or refused above, as rule 3 requires, so this can
+    // fail only because of a bug.
     assert!(cost.is_within(&largest), "a request of {cost:?} was let in where {largest:?} was stressed");
     Ok(tokens_max)
 }

@@ -5,7 +5,7 @@ use tokio::sync::watch;
 
 use super::request_pictures::RequestPictures;
 
-/// Outcome of the first sample's prompt, which it passes to the other samples.
+/// Outcome of the prompt, which the first sample passes to the other samples.
 #[derive(Clone)]
 pub(super) enum Lead {
     Computed {
@@ -18,7 +18,7 @@ pub(super) enum Lead {
     GivenUp,
 }
 
-/// The role of a sample among those of its prompt.
+/// The role of a sample among the samples of its prompt.
 pub(super) enum LeaderRole {
     /// A single sample, or a sample that no longer waits and for which no other sample waits.
     Alone,

@@ -26,17 +26,18 @@ pub(super) struct ReplyRules {
     pub(super) tags: Vec<&'static str>,
     /// Number of complete tool calls after which the reply ends.
     pub(super) calls_max: usize,
-    /// Whether a call is forced. If so, any text is the beginning of a call that was cut off.
+    /// `true` if a call is forced. In that case any text is the beginning of a call that was cut
+    /// off.
     pub(super) is_forced: bool,
     tools: ToolFormat,
     thinking: Thinking,
 }
 
 impl ReplyRules {
-    /// Creates the rules for a chat with this `last` turn, if it has turns, and these
-    /// prompt `tokens`. `are_described` says that the tools were
-    /// [described](bursar_model::text::describe_tools) in a system message instead of
-    /// shown by the template.
+    /// Creates the rules for a chat with this `last` turn, if it has turns, and these prompt
+    /// `tokens`. `are_described` is `true` if the tools were
+    /// [described](bursar_model::text::describe_tools) in a system message instead of shown by the
+    /// template.
     ///
     /// # Errors
     /// [`ChatError::Tools`], [`ChatError::Text`].

@@ -89,10 +89,10 @@ impl Image {
         Image(self.0.within(own))
     }
 
-    /// Cuts the picture into at most `max` tiles, not counting the thumbnail. This is `max_patches`
-    /// of transformers' processor for InternVL, and `max_dynamic_patch` in InternVL's releases. A
-    /// picture with this limit is refused when the chat is sent if `max` is above the model's
-    /// envelope, or if the model does not cut pictures into tiles.
+    /// Cuts the picture into at most `max` tiles, not counting the thumbnail. `max` has the meaning
+    /// of `max_patches` in transformers' processor for InternVL, and of `max_dynamic_patch` in
+    /// InternVL's releases. A picture with this limit is refused when the chat is sent if `max` is
+    /// above the model's envelope, or if the model does not cut pictures into tiles.
     pub fn within_tiles(self, max: u32) -> Self {
         let own = ResizeLimits { tiles_max: Some(max), ..self.0.own_limits() };
         Image(self.0.within(own))
@@ -165,9 +165,9 @@ impl fmt::Debug for Content {
     }
 }
 
-/// A conversation with the settings for its reply. It is a plain value that can be stored, cloned
-/// and continued. Nothing is checked until the chat is sent to a model. Then anything outside the
-/// model's limits is refused, with the limit, the value and a hint.
+/// A conversation with the settings for its reply. A chat is an ordinary value that can be stored,
+/// cloned and continued. Nothing is checked until the chat is sent to a model. Then anything
+/// outside the model's limits is refused, with the limit, the value and a hint.
 ///
 /// ```
 /// use bursar_actors::chat::{Chat, Image};
@@ -222,8 +222,8 @@ impl Chat {
     /// Creates a chat from a prompt of tokens, which are used as they are: nothing is rendered or
     /// added. The placeholder token of the model's templates must occur once for each picture or
     /// video, or once for each step of a video if the model's prompts have text between steps (ADR
-    /// 18). Add the pictures with [`image`](Chat::image), in order. Use this for prompts that
-    /// another program tokenized, and for measurements.
+    /// 18). Add the pictures with [`image`](Chat::image), in order. This constructor is meant for
+    /// prompts that another program tokenized, and for measurements.
     ///
     /// ```
     /// use bursar_actors::chat::Chat;
@@ -238,7 +238,7 @@ impl Chat {
         self.turn(Role::System, vec![Content::Text(text.into())])
     }
 
-    /// Adds a user turn. A picture that is added next joins this turn and comes before its text.
+    /// Adds a user turn. A picture that is added next joins this turn and precedes its text.
     pub fn user(self, text: impl Into<String>) -> Self {
         self.turn(Role::User, vec![Content::Text(text.into())])
     }
@@ -363,8 +363,8 @@ impl Chat {
         self
     }
 
-    /// Sets whether the prompt ends with the beginning of an assistant turn. By default it does,
-    /// unless the last turn is [continued](Chat::continue_final_message).
+    /// Sets whether the prompt ends with the beginning of an assistant turn. By default, the prompt
+    /// ends with it, unless the last turn is [continued](Chat::continue_final_message).
     pub fn add_generation_prompt(mut self, does: impl Into<Option<bool>>) -> Self {
         self.begins_turn = does.into().or(self.begins_turn);
         self

@@ -24,14 +24,15 @@ use crate::{
 pub(super) struct RequestPictures {
     /// Hashes of the first pictures, whose tokens are in the prefix cache.
     computed: Arc<[PictureHash]>,
-    /// Pinned rows of the other pictures. `None` if there are no others.
+    /// Pinned rows of the other pictures. `None` if the tokens of all pictures are in the prefix
+    /// cache.
     pins: Option<Arc<PinnedSet>>,
 }
 
 impl RequestPictures {
-    /// Finds out which pictures of a request are in the prefix cache, and gets rows of the
-    /// vision cache for the others. `rank` orders this request among others. Returns `None`
-    /// if an actor died.
+    /// Finds out which pictures of a request are in the prefix cache, and gets rows of the vision
+    /// cache for the others. `rank` orders this request among all requests that wait for rows.
+    /// Returns `None` if an actor died.
     ///
     /// # Errors
     /// [`ChatError::Vision`] for a picture that cannot be read.
@@ -62,8 +63,8 @@ impl RequestPictures {
         }
     }
 
-    /// Hashes of the pictures of the first files, as far as the pictures are known and their tokens
-    /// are in the prefix cache. Empty if an actor has died.
+    /// Returns the hashes of all pictures in the leading files whose hashes are known and whose
+    /// tokens are in the prefix cache. Empty if an actor has died.
     async fn computed(
         serving: &Serving,
         vision: &ActorRef<VisionMessage>,
@@ -106,7 +107,7 @@ impl RequestPictures {
         self.computed.len()
     }
 
-    /// Keeps the rows of the other pictures pinned.
+    /// Returns the pins that keep the rows of the other pictures in the vision cache.
     pub(super) fn pins(&self) -> Option<Arc<PinnedSet>> {
         self.pins.clone()
     }

@@ -30,8 +30,8 @@ impl Chat {
     ///
     /// A more urgent chat is admitted before less urgent waiting chats, and may preempt less urgent
     /// running chats. A running chat is preempted for urgency at most twice. It then pauses and
-    /// loses no tokens. Every eighth admission goes to the chat that has waited longest, whatever
-    /// its priority, so that no chat waits forever (ADR 13).
+    /// loses no tokens. Every eighth admission goes to the chat that has waited longest, regardless
+    /// of its priority, so that no chat waits forever (ADR 13).
     ///
     /// ```
     /// use bursar_actors::chat::Chat;
@@ -44,8 +44,8 @@ impl Chat {
 
     /// Sets the tenant that the chat is charged to. Among waiting chats of equal priority, the
     /// tenant that has received the fewest tokens, relative to its weight in the model's
-    /// `tenant_weights`, is served first. A tenant that waits without others gets the whole model.
-    /// Chats without a tenant share one tenant.
+    /// `tenant_weights`, is served first. If only one tenant has waiting chats, it gets the whole
+    /// model. Chats without a tenant share one tenant.
     ///
     /// ```
     /// use bursar_actors::chat::Chat;
@@ -78,10 +78,10 @@ impl Chat {
         self
     }
 
-    /// Sets the time within which the first token of the reply must be ready, counted
-    /// from the request. A chat that can no longer meet it, estimated from the
-    /// duration of the model's steps, ends before it uses any memory of the model.
-    /// Default: the model's `first_token_deadline`.
+    /// Sets the time within which the first token of the reply must be ready, counted from the
+    /// request. If the duration of the model's steps shows that a chat can no longer meet this
+    /// deadline, the chat ends before it uses any memory of the model. Default: the model's
+    /// `first_token_deadline`.
     pub fn first_token_deadline(mut self, deadline: Duration) -> Self {
         self.standing.deadlines.first_token = Some(deadline);
         self

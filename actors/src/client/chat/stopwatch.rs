@@ -13,15 +13,15 @@ use crate::{
     sleep::Inside,
 };
 
-/// One accepted request, from the moment it was received. It holds the request's credit, so the
-/// request counts as running while this value lives. If this value is dropped before an end is
+/// One accepted request, from the moment it was received. This value owns the request's credit, so
+/// the request counts as running while the value exists. If this value is dropped before an end is
 /// recorded, the caller has disconnected or the deadline has passed.
 pub(super) struct Stopwatch {
     model: Label,
     /// `None` once the request has ended.
     credit: Option<Credit>,
     patience: Patience,
-    /// Keeps the model awake. The samples of a chat share it.
+    /// Keeps the model awake. All samples of a chat share this value.
     inside: Option<Arc<Inside>>,
     asked: Instant,
     /// When the request was submitted to the scheduler.
@@ -32,7 +32,7 @@ pub(super) struct Stopwatch {
     prompt_tokens: Option<usize>,
     /// Tokens of the reply so far.
     generated_tokens: usize,
-    /// When the first token was ready. `last` is the time of the latest one.
+    /// When the first token was ready. `last` is the time of the latest token.
     first: Option<Instant>,
     last: Option<Instant>,
     /// The histogram of token intervals, looked up once because a step may produce tokens
@@ -74,13 +74,13 @@ impl Stopwatch {
         self.inside = Some(inside);
     }
 
-    /// The request is submitted to the scheduler. Only the first submission is recorded; a request
-    /// submitted again after a death has already waited once.
+    /// Records that the request is submitted to the scheduler. Only the first submission is
+    /// recorded; a request submitted again after a death has already waited once.
     pub(super) fn queue(&mut self) {
         self.queued.get_or_insert_with(Instant::now);
     }
 
-    /// The request's first step has been planned.
+    /// Records that the request's first step has been planned.
     pub(super) fn start(&mut self) {
         if let (Some(queued), None) = (self.queued, self.begun) {
             self.begun = Some(Instant::now());
@@ -89,8 +89,8 @@ impl Stopwatch {
         }
     }
 
-    /// The prompt is computed. `cached` of its tokens were found in the prefix cache. Only
-    /// the first call counts.
+    /// Records that the prompt is computed, and that `cached` of its tokens were found in the
+    /// prefix cache. Only the first call counts.
     pub(super) fn prompt(&mut self, tokens: usize, cached: usize) {
         if self.prompt_tokens.replace(tokens).is_none() {
             metric::PROMPT_TOKENS_TOTAL.add(&self.model, tokens);
@@ -103,25 +103,25 @@ impl Stopwatch {
         metric::PICTURES_FOUND_COMPUTED_TOTAL.add(&self.model, pictures);
     }
 
-    /// A token of the reply was ready at `at`.
+    /// Records that a token of the reply was ready at `at`.
     pub(super) fn token(&mut self, at: Instant) {
         self.generated_tokens += 1;
         self.first.get_or_insert(at);
         self.patience.token();
         match self.last.replace(at) {
-            // Saturates because a step's time may lie before that of the latest token, which
-            // an earlier life received.
+            // The duration saturates at 0: if the request was submitted again after a death, a
+            // step's time may lie before the time of the latest token.
             Some(last) => self.intervals.record(at.saturating_duration_since(last)),
             None => metric::TIME_TO_FIRST_TOKEN_SECONDS.record(&self.model, at.saturating_duration_since(self.asked)),
         }
     }
 
-    /// The time at which the latest token was ready.
+    /// Returns the time at which the latest token was ready.
     pub(super) fn last_token(&self) -> Option<Instant> {
         self.last
     }
 
-    /// The actors that served the request died, and the request starts again.
+    /// Records that the actors that served the request died, and that the request starts again.
     pub(super) fn redo(&self) {
         metric::REQUESTS_REDONE_TOTAL.add(&self.model, 1);
     }
@@ -173,7 +173,7 @@ pub(super) fn count_missed(model: &Label, error: &ChatError, requests: usize) {
     }
 }
 
-/// The recorded end of a request that was answered with this error.
+/// Returns how the end of a request is recorded that was answered with this error.
 pub(super) fn end_of(error: &ChatError) -> RequestEnd {
     match (error, error.kind()) {
         (ChatError::Overloaded { .. }, _) => RequestEnd::Overloaded,

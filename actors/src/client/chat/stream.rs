@@ -12,7 +12,8 @@ use tokio::sync::mpsc;
 use super::{ChatError, ChatEvent};
 
 /// The events of one reply: text and the other requested events, then exactly one end, which is
-/// [`ChatEvent::Done`] or an error. Also a [`Stream`]. Dropping it cancels the request.
+/// [`ChatEvent::Done`] or an error. This type is also a [`Stream`]. Dropping the reply cancels the
+/// request.
 ///
 /// ```
 /// # use bursar_actors::{chat::{Chat, ChatError, ChatEvent}, engine::LoadOptions};
@@ -37,7 +38,7 @@ use super::{ChatError, ChatEvent};
 pub struct Reply {
     events: mpsc::Receiver<Result<ChatEvent, ChatError>>,
     ended: bool,
-    /// Completes when the reply must end early.
+    /// A future that completes when the reply must end early.
     cut: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
@@ -91,7 +92,8 @@ impl Reply {
                 Some(Err(ChatError::Stopped { reason: "the server is shutting down".into() }))
             }
         };
-        // A driver that ended without sending an end was dropped together with its tokio runtime.
+        // If the driver ended without sending an end, it was dropped together with its tokio
+        // runtime.
         let event = event.unwrap_or_else(|| Err(ChatError::Stopped { reason: "the runtime has ended".into() }));
         self.ended = matches!(event, Ok(ChatEvent::Done { .. }) | Err(_));
         Poll::Ready(Some(event))

@@ -10,13 +10,13 @@ use tokio::time::{Instant, timeout_at};
 use super::ChatError;
 use crate::deadline::{Deadline, Deadlines};
 
-/// The deadlines of one request. Clones share which deadlines have been met.
+/// The deadlines of one request. Clones share the record of deadlines that have been met.
 #[derive(Clone, Debug)]
 pub(super) struct Patience {
     asked: Instant,
     limits: Deadlines,
-    /// Whether the first step is planned. All samples of a chat share this, because samples that
-    /// wait for the first one's prompt have begun with it.
+    /// `true` once the first step is planned. All samples of a chat share this flag: when the first
+    /// sample begins, the samples that wait for its prompt count as begun too.
     has_begun: Arc<AtomicBool>,
     has_token: Arc<AtomicBool>,
 }
@@ -49,7 +49,7 @@ impl Patience {
         }
     }
 
-    /// The time left for each deadline that is not yet met.
+    /// Returns the time left for each deadline that is not yet met.
     pub(super) fn left(&self) -> Deadlines {
         let waited = self.asked.elapsed();
         self.limits.map(|deadline, limit| (!self.is_met(deadline)).then(|| limit.saturating_sub(waited)))

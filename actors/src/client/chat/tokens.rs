@@ -69,7 +69,7 @@ impl ModelHandle {
     }
 
     /// Returns the text of these tokens, including special tokens. Bytes that are not UTF-8 become
-    /// U+FFFD. An id that only pads the vocabulary has no text.
+    /// U+FFFD. An id that exists only as padding of the vocabulary has no text.
     ///
     /// # Errors
     /// [`ChatError::Sampling`], with the vocabulary's size, for an id outside the
@@ -83,9 +83,9 @@ impl ModelHandle {
         self.on_a_thread(decode).await
     }
 
-    /// Returns each token as the vocabulary spells it, as `convert_ids_to_tokens` of
-    /// transformers does. Byte-level tokens look odd. The string for an id that only pads
-    /// the vocabulary is empty.
+    /// Returns each token as the vocabulary spells it, as `convert_ids_to_tokens` of transformers
+    /// does. Byte-level tokens look odd. An id that exists only as padding of the vocabulary has an
+    /// empty string.
     ///
     /// # Errors
     /// See [`detokenize`](Self::detokenize).

@@ -10,14 +10,15 @@ pub struct ToolCall {
     pub name: String,
     /// The arguments: the JSON text of an object, if the call is complete.
     pub arguments: String,
-    /// Whether the call is complete: its arguments are the JSON of an object. They are not if the
-    /// reply was cut off within them, or if the model wrote something else. Complete arguments may
-    /// still break the tool's schema, unless the call was [forced](super::ToolChoice).
+    /// `true` if the call is complete: its arguments are the JSON text of an object. A call is
+    /// incomplete if the reply was cut off within the arguments, or if the model wrote something
+    /// else. Complete arguments may still violate the tool's schema, unless the call was
+    /// [forced](super::ToolChoice).
     pub is_whole: bool,
 }
 
 impl ToolCall {
-    /// The parsed arguments, if the call is complete.
+    /// Returns the parsed arguments, if the call is complete.
     pub fn parsed(&self) -> Option<Map<String, Value>> {
         serde_json::from_str(&self.arguments).ok()
     }
@@ -33,7 +34,7 @@ impl From<ToolCall> for Value {
 }
 
 /// An event of a tool call. A call begins, its arguments arrive in pieces, and it ends before the
-/// next call begins. Text may come between calls.
+/// next call begins. There may be text between calls.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ToolCallEvent {
     Begin {

@@ -17,13 +17,13 @@ pub enum ToolChoice {
     /// The model decides.
     #[default]
     Auto,
-    /// No calls: the tools are not shown to the model, and nothing in its reply is
+    /// The model calls no tools. The tools are not shown to the model, and nothing in its reply is
     /// parsed as a call.
     None,
     /// The model calls at least one tool. After its reasoning, if it reasons, the reply consists
     /// only of calls, with arguments that follow the tool's schema. Objects may have only the
-    /// properties that their schema names, unless it sets `additionalProperties`. Combining a
-    /// forced call with [`Chat::format`] is refused.
+    /// properties that their schema names, unless the schema sets `additionalProperties`. Combining
+    /// a forced call with [`Chat::format`] is refused.
     Required,
     /// The model calls the tool of this name, once, under the same rules.
     Named(String),
@@ -103,7 +103,7 @@ impl Hint for ToolError {
 }
 
 impl Chat {
-    /// Names of all tools that have one.
+    /// Returns the names of all tools that have a name.
     pub(super) fn tool_names(&self) -> Arc<[String]> {
         self.tools.iter().filter_map(name).map(str::to_owned).collect()
     }

@@ -24,7 +24,7 @@ impl From<&Holding> for Leased {
 /// A change of a device's memory or of the actors that use it. No event contains a
 /// prompt, picture or reply.
 ///
-/// Leases of host memory are reported only if they are refused, because each picture has one.
+/// A lease of host memory is reported only if it is refused, because each picture has such a lease.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -50,7 +50,8 @@ pub enum Event {
         from: Bytes,
         to: Bytes,
     },
-    /// The owner of a lease has died. The lease ends when the device has passed its last use.
+    /// The owner of a lease has died. The lease ends when the device has passed the last use of the
+    /// leased memory.
     LeaseRevoked(Leased),
     /// A lease has ended, and its bytes are free.
     LeaseFreed(Leased),
@@ -58,7 +59,7 @@ pub enum Event {
     CanaryGiven {
         bytes: Bytes,
         /// The GPU of the group with the least memory left. `None` for a single device, or if all
-        /// GPUs have the same.
+        /// GPUs have the same amount left.
         #[serde(skip_serializing_if = "Option::is_none")]
         card: Option<DeviceLabel>,
     },
@@ -69,8 +70,8 @@ pub enum Event {
         model: Label,
         from_blocks: usize,
         to_blocks: usize,
-        /// The GPU of the group with the least memory left, for which the cache shrinks on all
-        /// GPUs. `None` for a single device, or if all GPUs have the same.
+        /// The GPU of the group with the least memory left, because of which the cache shrinks on
+        /// all GPUs. `None` for a single device, or if all GPUs have the same amount left.
         #[serde(skip_serializing_if = "Option::is_none")]
         card: Option<DeviceLabel>,
     },
@@ -127,7 +128,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The event's name: `event` in JSON.
+    /// Returns the event's name, which is the field `event` in JSON.
     pub fn name(&self) -> &'static str {
         match self {
             Event::LeaseGranted(_) => "lease_granted",
@@ -153,7 +154,8 @@ impl Event {
     }
 }
 
-/// The class as in metrics, except that an external class includes the name that the user chose.
+/// Serializes the class as in metrics, except that an external class includes the name that the
+/// user chose.
 fn label<S: Serializer>(class: &Class, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&class.label().replace(' ', "_"))
 }

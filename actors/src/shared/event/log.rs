@@ -39,7 +39,8 @@ fn unix_seconds<S: Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, 
 /// The events of one device. Actors record events without waiting for readers.
 pub struct EventLog {
     state: Mutex<LogState>,
-    /// Has a separate lock, because a `tracing` subscriber may read events or be slow.
+    /// The spans have a separate lock, because a `tracing` subscriber may be slow or may read
+    /// events itself.
     spans: Mutex<Spans>,
 }
 
@@ -129,7 +130,8 @@ impl Events {
     /// the wait loses nothing.
     ///
     /// # Errors
-    /// [`Missed`], once each time the listener lagged too far. Later calls return later events.
+    /// [`Missed`], once for each time that the listener lagged too far. Later calls return later
+    /// events.
     pub async fn next(&mut self) -> Option<Result<Recorded, Missed>> {
         match self.receiver.recv().await {
             Ok(recorded) => Some(Ok(recorded)),
@@ -139,7 +141,7 @@ impl Events {
     }
 }
 
-/// The latest events of all devices as JSON, oldest first. With several devices, each event
+/// Returns the latest events of all devices as JSON, oldest first. With several devices, each event
 /// has a field `device`.
 pub fn latest_of<D: Serialize>(devices: impl ExactSizeIterator<Item = (D, Vec<Recorded>)>) -> Vec<Value> {
     let are_several = devices.len() > 1;

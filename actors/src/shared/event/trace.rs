@@ -15,7 +15,8 @@ const LEASES: &str = "bursar_actors::event::lease";
 #[derive(Default)]
 pub(super) struct Spans {
     leases: BTreeMap<LeaseId, Span>,
-    /// Deaths from which a model, or the runtime's own actors (`None`), have not yet recovered.
+    /// Spans of deaths from which a model, or the runtime's own actors (`None`), have not recovered
+    /// yet.
     restarts: BTreeMap<Option<Label>, Vec<Span>>,
 }
 

@@ -10,8 +10,8 @@ use std::{
 use bursar_model::flow::{ContentSpan, PrefixKey};
 use tokio::sync::broadcast;
 
-/// The most changes that wait for a listener. A listener that lags further misses the oldest
-/// changes. A change contains all events of a step.
+/// Maximum number of changes that wait to be read by a listener. A listener that lags further
+/// misses the oldest changes. One change contains all events of a step.
 const WAITING_MAX: usize = 1024;
 
 /// A whole block of keys and values in the prefix cache.
@@ -23,7 +23,7 @@ pub struct StoredBlock {
     pub parent: Option<PrefixKey>,
     /// The index of the block's first token in its sequence.
     pub first_token: usize,
-    /// The block's tokens, with placeholder tokens where pictures are.
+    /// The block's tokens, with placeholder tokens at the positions of pictures.
     pub tokens: Arc<[u32]>,
     /// The pictures with tokens in this block, and the indices of all their tokens in the sequence.
     pub pictures: Vec<ContentSpan>,
@@ -32,7 +32,7 @@ pub struct StoredBlock {
     pub salt: Option<Arc<str>>,
 }
 
-/// Prints no tokens and no salt, because they are the user's.
+/// Prints no tokens and no salt, because they belong to the user.
 impl fmt::Debug for StoredBlock {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = formatter.debug_struct("StoredBlock");
@@ -54,7 +54,8 @@ pub enum BlockEvent {
 /// Receives the events of each step.
 pub(crate) type BlockReceiver = broadcast::Receiver<Arc<[BlockEvent]>>;
 
-/// The prefix cache's blocks of one scheduler. The scheduler writes without waiting for readers.
+/// The blocks in the prefix cache of one scheduler. The scheduler writes without waiting for
+/// readers.
 #[derive(Default)]
 pub struct BlockLog(Mutex<LogState>);
 
@@ -86,7 +87,7 @@ impl BlockLog {
             }
         });
         if let Some(listeners) = told.listeners.as_ref().filter(|_| !events.is_empty()) {
-            // There may be no listener.
+            // The send fails if there is no listener, which is fine.
             drop(listeners.send(events.into()));
         }
     }

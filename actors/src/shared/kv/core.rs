@@ -1,11 +1,11 @@
-//! Which sequence holds which block, and the reusable content of free blocks: pure.
+//! Pure: the assignment of blocks to sequences, and the reusable content of free blocks.
 //!
 //! Whole blocks are named by their content. A name (a [`PrefixKey`]) also covers everything before
-//! the block, so a sequence that begins like another one can share its blocks. This is automatic
+//! the block, so two sequences with the same beginning can share its blocks. This is automatic
 //! prefix caching, as in vLLM and SGLang (RadixAttention, arXiv 2312.07104). Free blocks keep their
-//! content until they are reused. The least recently used block is reused first, and within one
-//! sequence the last block first. With a host tier (ADR 15), content is copied to host memory
-//! before its block is reused, and is copied back when a sequence begins with it.
+//! content until they are reused. The least recently used block is reused first. Among the blocks
+//! of one sequence, the last block is reused first. With a host tier (ADR 15), content is copied to
+//! host memory before its block is reused, and is copied back when a sequence begins with it.
 
 use std::{
     cmp::Reverse,
@@ -18,7 +18,7 @@ use bursar_model::flow::PrefixKey;
 
 use super::{BlockEvent, host::HostTier};
 
-/// The id of a sequence. An engine never reuses one.
+/// The id of a sequence. An engine never reuses an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId(pub u64);
 
@@ -39,8 +39,8 @@ pub struct BlockRequest {
     /// All tokens of the sequence. If some are found cached, fewer than `more` may
     /// be left to compute.
     pub tokens: usize,
-    /// For a sequence without blocks: the names of its first blocks, which it may share. They leave
-    /// at least one token to compute.
+    /// For a sequence without blocks: the names of its first blocks, which it may share. The named
+    /// blocks never contain the last token, so at least one token is left to compute.
     pub prefix: Vec<PrefixKey>,
 }
 
@@ -61,7 +61,7 @@ pub struct Table {
 pub struct Allotment {
     /// One table for each demand that was met, in order.
     pub tables: Vec<Table>,
-    /// Blocks missing for the first demand that was not met. 0 if all were met.
+    /// Blocks missing for the first demand that was not met. 0 if all demands were met.
     pub short_by: usize,
 }
 
@@ -81,11 +81,11 @@ pub struct KvUse {
 pub struct Beginning {
     /// Blocks on the device or in host memory.
     pub blocks: usize,
-    /// Blocks before the first one that is only in host memory.
+    /// Blocks before the first block that is only in host memory.
     pub resident: usize,
     /// Blocks that are only in host memory.
     pub missing: usize,
-    /// Whether there are enough free blocks to fetch the missing ones.
+    /// Whether there are enough free blocks to fetch the missing blocks into.
     pub has_room: bool,
 }
 
@@ -117,22 +117,23 @@ struct Block {
     references: u32,
     /// The name of the block's content, if the content may be shared.
     key: Option<PrefixKey>,
-    /// The clock when the block was last released.
+    /// The value of the pool's clock when the block was last released.
     idle_since: u64,
 }
 
 #[derive(Clone, Debug)]
 pub struct KvCore {
     pool: Vec<Block>,
-    /// Blocks without content. The lowest is used next, so that few pages are touched and the tail
-    /// of the pool is used last.
+    /// Blocks without content. The block with the lowest index is used next, so that few pages are
+    /// touched and the tail of the pool is used last.
     blank: BTreeSet<u32>,
-    /// Free blocks with content, by the time of their release. The first is reused next.
+    /// Free blocks with content, ordered by the time of their release. The first of them is reused
+    /// next.
     idle: BTreeSet<(u64, u32)>,
     named: BTreeMap<PrefixKey, u32>,
     tables: BTreeMap<SequenceId, Vec<u32>>,
     clock: u64,
-    /// `None`: content is lost when its block is reused.
+    /// The host tier. If it is `None`, content is lost when its block is reused.
     host: Option<HostTier>,
     /// Blocks that were allocated, with their old content, which must be copied to the host before
     /// anything is written to them.
@@ -161,7 +162,7 @@ impl KvCore {
         }
     }
 
-    /// Keeps up to `slots` blocks in host memory.
+    /// Adds a host tier that keeps up to `slots` blocks in host memory.
     #[must_use]
     pub fn with_host(mut self, slots: usize) -> Self {
         self.host = (slots > 0).then(|| HostTier::new(slots));
@@ -176,7 +177,7 @@ impl KvCore {
         self.host.as_ref().map_or(0, HostTier::blocks)
     }
 
-    /// Blocks in no table, with or without content.
+    /// Number of blocks in no table, with or without content.
     pub fn free_blocks(&self) -> usize {
         self.blank.len() + self.idle.len()
     }
@@ -189,27 +190,29 @@ impl KvCore {
         KvUse { blocks: self.blocks(), held: self.blocks() - self.free_blocks(), cached: self.idle.len() }
     }
 
-    /// Blocks that a sequence with this prefix would share with the sequences that hold them now.
+    /// Number of blocks that a sequence with this prefix would share with the sequences that hold
+    /// them now.
     pub fn held_prefix(&self, prefix: &[PrefixKey]) -> usize {
         let found = prefix.iter().map_while(|key| self.named.get(key));
         found.filter(|block| self.pool[**block as usize].references > 0).count()
     }
 
-    /// Blocks that a sequence with this prefix would find on the device or in host memory, whether
-    /// or not another sequence holds them.
+    /// Number of blocks that a sequence with this prefix would find on the device or in host
+    /// memory, whether or not another sequence holds them.
     pub fn known_prefix(&self, prefix: &[PrefixKey]) -> usize {
         let on_host = |key| self.host.as_ref().is_some_and(|host| host.slot(key).is_some());
         prefix.iter().take_while(|key| self.named.contains_key(key) || on_host(key)).count()
     }
 
-    /// Blocks saved by sharing: the total length of all tables, minus the blocks that are held.
+    /// Number of blocks saved by sharing: the total length of all tables, minus the blocks that are
+    /// held.
     pub fn shared_blocks(&self) -> usize {
         let in_tables: usize = self.tables.values().map(Vec::len).sum();
         in_tables - (self.blocks() - self.free_blocks())
     }
 
-    /// Meets demands in order. The first demand that cannot be met, and all
-    /// later ones, change nothing.
+    /// Meets demands in order. The first demand that cannot be met, and all later demands, change
+    /// nothing.
     pub fn allot(&mut self, demands: &[BlockRequest]) -> Allotment {
         let mut allotment = Allotment::default();
         for demand in demands {
@@ -225,7 +228,7 @@ impl KvCore {
         allotment
     }
 
-    /// Gives a sequence its blocks, or returns how many are missing.
+    /// Assigns blocks to a sequence, or returns how many blocks are missing.
     fn meet(&mut self, demand: &BlockRequest) -> Result<Table, usize> {
         let table = self.tables.get(&demand.sequence).cloned();
         let shared: Vec<u32> = match table {
@@ -257,8 +260,8 @@ impl KvCore {
         entry.references += 1;
     }
 
-    /// Returns a block to write to: a blank block, or the least recently used one,
-    /// whose content is forgotten.
+    /// Returns a block to write to: a blank block, or the least recently used block, whose content
+    /// is forgotten.
     fn take(&mut self) -> u32 {
         let block = self.blank.pop_first().unwrap_or_else(|| {
             let (_, block) = self.idle.pop_first().expect("counted before");
@@ -357,10 +360,11 @@ impl KvCore {
         found
     }
 
-    /// Gives a sequence without blocks the available blocks of `prefix`, and returns the copies
-    /// that bring the missing ones from the host. Until [`fetched`](Self::fetched) is called, no
-    /// step may use these blocks and no other sequence may share the blocks that the copies fill.
-    /// Returns `None` and changes nothing if no block is missing or there are too few free blocks.
+    /// Assigns the available blocks of `prefix` to a sequence without blocks, and returns the
+    /// copies that bring the missing blocks from the host. Until [`fetched`](Self::fetched) is
+    /// called, no step may use these blocks and no other sequence may share the blocks that the
+    /// copies fill. Returns `None` and changes nothing if no block is missing or there are too few
+    /// free blocks.
     pub fn fetch(&mut self, sequence: SequenceId, prefix: &[PrefixKey]) -> Option<Copies> {
         let found = self.beginning(prefix);
         let prefix = &prefix[..found.blocks];
@@ -404,10 +408,10 @@ impl KvCore {
         self.tables.contains_key(&sequence)
     }
 
-    /// Names blocks that a step has filled, from index `first` of the sequence's table on, so
-    /// that other sequences may share them. If another block already has a name, that block
-    /// stays the shared one. Unknown sequences are ignored. Returns the table indices of the
-    /// blocks that were named.
+    /// Names blocks that a step has filled, from index `first` of the sequence's table on, so that
+    /// other sequences may share them. If another block already has a name, sequences keep sharing
+    /// that other block. Unknown sequences are ignored. Returns the table indices of the blocks
+    /// that were named.
     pub fn name(&mut self, sequence: SequenceId, first: usize, keys: &[PrefixKey]) -> Vec<usize> {
         let Some(table) = self.tables.get(&sequence) else { return Vec::new() };
         let mut named = Vec::new();
@@ -445,11 +449,11 @@ impl KvCore {
         self.check();
     }
 
-    /// Makes all blocks from index `to` on blank. Each sequence with a block in that tail
-    /// is released, because blocks cannot be moved. No other sequence is. Returns the
-    /// released sequences, ordered by `place`. Their blocks below `to` keep their content
-    /// for now, and the last sequence's blocks keep it longest. With a host tier, the
-    /// content of the tail [leaves](Self::take_leaving).
+    /// Makes all blocks from index `to` on blank. Each sequence with a block in that tail is
+    /// released, because blocks cannot be moved. No other sequence is released. Returns the
+    /// released sequences, ordered by `place`. Their blocks below `to` keep their content for now,
+    /// and the blocks of the last sequence keep theirs longest. With a host tier, the content of
+    /// the tail [leaves](Self::take_leaving).
     pub fn vacate<P: Ord>(&mut self, to: usize, place: impl Fn(SequenceId) -> P) -> Vec<SequenceId> {
         let tail = to as u32..;
         let holds = |(_, blocks): &(&SequenceId, &Vec<u32>)| blocks.iter().any(|block| tail.contains(block));
@@ -466,9 +470,9 @@ impl KvCore {
         holders
     }
 
-    /// Shrinks the pool to `to` blocks. The tail is [vacated](Self::vacate) first, and the
-    /// youngest sequence is released first. Content of the tail that has not been copied to the
-    /// host by then is lost.
+    /// Shrinks the pool to `to` blocks. The tail is [vacated](Self::vacate) first, and its
+    /// sequences are released from the youngest to the oldest. Content of the tail that has not
+    /// been copied to the host before this call is lost.
     pub fn shrink(&mut self, to: usize) -> Vec<SequenceId> {
         let holders = self.vacate(to, Reverse);
         let gone = self.blank.split_off(&(to as u32));
@@ -485,8 +489,8 @@ impl KvCore {
         holders
     }
 
-    /// Grows the pool to `to` blocks. New blocks are blank. Does nothing if the pool
-    /// is that large already.
+    /// Grows the pool to `to` blocks. New blocks are blank. Does nothing if the pool is already
+    /// that large or larger.
     pub fn grow(&mut self, to: usize) {
         let before = self.blocks();
         self.blank.extend(before as u32..to as u32);

@@ -1,5 +1,5 @@
-//! Named blocks in host memory, the second tier of the prefix cache (vLLM calls it
-//! offloading, SGLang HiCache): pure.
+//! Pure: named blocks in host memory, the second tier of the prefix cache (vLLM calls it
+//! offloading, SGLang calls it HiCache).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +12,10 @@ use bursar_model::flow::PrefixKey;
 /// reused, from the moment of the decision.
 #[derive(Clone, Debug)]
 pub(super) struct HostTier {
-    /// The content of each slot, and the clock when it was last used.
+    /// The content of each slot, and the value of `clock` when the content was last used.
     slots: Vec<Option<(PrefixKey, u64)>>,
-    /// Slots that were never used. The lowest is used next, so that blocks that are adjacent on the
-    /// device are adjacent here.
+    /// Slots that were never used. The lowest slot is used next, so that blocks that are adjacent
+    /// on the device are also adjacent in host memory.
     blank: BTreeSet<u32>,
     named: BTreeMap<PrefixKey, u32>,
     /// Named slots by their last use.
@@ -45,7 +45,7 @@ impl HostTier {
         self.named.get(key).copied()
     }
 
-    /// Marks content as used now. Returns `false` if it is not in host memory.
+    /// Marks this content as used now. Returns `false` if the content is not in host memory.
     pub(super) fn touch(&mut self, key: &PrefixKey) -> bool {
         let Some(slot) = self.slot(key) else { return false };
         let (_, used) = self.slots[slot as usize].as_mut().expect("a named slot has content");

@@ -1,5 +1,5 @@
-//! Blocks of keys and values: which sequence holds which block, on the device or in host memory.
-//! These decisions are part of the scheduler's (ADR 8), so this module has no actor.
+//! Assignment of KV cache blocks to sequences, on the device and in host memory. The scheduler
+//! makes these decisions itself (ADR 8), so this module has no actor.
 
 mod block_log;
 mod core;

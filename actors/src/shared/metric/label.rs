@@ -14,7 +14,7 @@ pub type Words = fn() -> Vec<&'static str>;
 
 pub trait LabelValue {
     const NAME: &'static str;
-    /// All values. Empty if they are known only at run time.
+    /// All values. Empty if the values are known only at run time.
     const WORDS: Words = Vec::new;
     /// The value of the label. This call must be cheap.
     fn value(&self) -> SharedString;
@@ -150,7 +150,7 @@ impl LabelValue for Phase {
     }
 }
 
-/// A tenant that the model's options name, or `other`. A tenant that only requests name is
+/// A tenant that the model's options name, or `other`. A tenant that is named only in requests is
 /// never a label value.
 impl LabelValue for Tenant {
     const NAME: &'static str = "tenant";
@@ -273,7 +273,7 @@ impl LabelValue for Role {
     }
 }
 
-/// The reason for which a lease was refused, without its numbers.
+/// The reason for which a lease was refused, without numbers such as the missing bytes.
 impl LabelValue for Refusal {
     const NAME: &'static str = "reason";
     const WORDS: Words = || Refusal::NAMES.to_vec();

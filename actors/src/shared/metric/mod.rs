@@ -32,8 +32,8 @@ use std::time::Duration;
 use bursar_budgets::{Class, Device, Label, Memory};
 use metrics::SharedString;
 
-/// Interval at which each actor sets its gauges even if nothing has changed, for a recorder
-/// that was installed since.
+/// Interval at which each actor sets its gauges even if nothing has changed, because a recorder may
+/// have been installed since.
 pub(crate) const SHOWN_EVERY: Duration = Duration::from_secs(1);
 
 /// Describes each metric to the current recorder, with its help text and unit. Call this once,
@@ -53,14 +53,15 @@ pub fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> {
     TABLE.iter().filter(|row| row.kind == Kind::Histogram).map(|row| (row.name, row.buckets))
 }
 
-/// Sets the gauge with the version and build of this process. Called repeatedly, as for all gauges.
+/// Sets the gauge with the version and build of this process. Like all gauges, it is set
+/// repeatedly, because a recorder may have been installed since.
 pub(crate) fn show_build() {
     let build = if cfg!(debug_assertions) { "debug" } else { "release" };
     BUILD_INFO.set(&(Version(env!("CARGO_PKG_VERSION")), Build(build)), true);
 }
 
 /// Sets a model's gauges to 0 once none of its actors runs. Counters stay. The gauge of plan errors
-/// stays too, because a plan error is what ends a model.
+/// stays too, because a plan error ends a model and its size must stay visible.
 pub fn forget_model(model: &Label) {
     forget(Label::NAME, model.value());
 }

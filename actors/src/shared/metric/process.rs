@@ -1,5 +1,5 @@
-//! Metrics of the process itself, with the names that Prometheus' own libraries use. They are read
-//! at each scrape, on Linux only.
+//! Metrics of the process itself, with the names that Prometheus' own libraries use. The values are
+//! read at each scrape, on Linux only.
 
 #[cfg(target_os = "linux")]
 use super::{

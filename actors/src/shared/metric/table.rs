@@ -20,24 +20,23 @@ macro_rules! table {
             };
         )*
 
-        /// All metrics.
         pub const TABLE: &[Row] = &[$(*$item.row()),*];
     };
 }
 
-/// Edges for the time to the first token. They are vLLM's (`vllm/v1/metrics/loggers.py`), so that
-/// vLLM's dashboards work here.
+/// Edges for the time to the first token: the edges of vLLM (`vllm/v1/metrics/loggers.py`), so that
+/// vLLM's dashboards work with Bursar.
 const FIRST_TOKEN: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
     160.0, 640.0, 2560.0,
 ];
-/// Edges for the interval between tokens: vLLM's edges, and finer ones below them, because a step
+/// Edges for the interval between tokens: vLLM's edges, and finer edges below them, because a step
 /// may take only 4 ms.
 const BETWEEN_TOKENS: &[f64] = &[
     0.001, 0.002, 0.003, 0.004, 0.005, 0.0065, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,
     0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 ];
-/// Edges for whole requests: vLLM's edges, and finer ones below them, because most requests wait
+/// Edges for whole requests: vLLM's edges, and finer edges below them, because most requests wait
 /// for one step at most.
 const REQUEST: &[f64] = &[
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
@@ -47,7 +46,7 @@ const REQUEST: &[f64] = &[
 /// vLLM, up to one million.
 const LENGTH: &[f64] =
     &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
-/// Edges for the tokens of a step: vLLM's edges (`iteration_tokens_total`), and finer ones for
+/// Edges for the tokens of a step: vLLM's edges (`iteration_tokens_total`), and finer edges for
 /// decode batches.
 const STEP_SIZE: &[f64] =
     &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0];

@@ -15,9 +15,10 @@ impl BudgetState {
     /// The regular probe. Measures memory that other processes have taken or returned, repeats
     /// orders not obeyed yet, offers growth, and sets gauges.
     pub(super) fn look(&mut self) -> Result<(), DeviceError> {
-        // A model that is being sized takes memory before it leases it: graphs during capture,
-        // modules at their first use. That memory cannot be distinguished from memory of another
-        // process. Sizing requests a measurement itself once everything is leased.
+        // A model that is being sized allocates some memory before it leases that memory: graphs
+        // during capture, and modules at their first use. Until then, such memory cannot be
+        // distinguished from memory of another process. Sizing itself requests a measurement once
+        // everything is leased.
         let is_profiling = self.ledger.is_profiling();
         self.let_go();
         let memory = if is_profiling {
@@ -46,10 +47,10 @@ impl BudgetState {
         Ok(())
     }
 
-    /// Counts memory that this process took outside leases while a model was being sized as
-    /// overhead, such as library kernels loaded at their first use. The caller has leased
-    /// everything else that it took. If two models are being sized at once, the bytes cannot be
-    /// attributed, so nothing is counted.
+    /// Counts as overhead any memory that this process allocated outside leases while a model was
+    /// being sized, such as library kernels loaded at their first use. The caller has leased
+    /// everything else that it allocated. If two models are being sized at once, the bytes cannot
+    /// be attributed, so nothing is counted.
     pub(super) fn adopt_what_was_loaded(&mut self) {
         if self.ledger.profiling() == 1 && self.is_settled() {
             let came = self.drift().unwrap_or_default().saturating_sub(self.drifted);
@@ -58,8 +59,9 @@ impl BudgetState {
         }
     }
 
-    /// Counts memory of captured graphs as overhead. The driver keeps it in a pool for later
-    /// graphs. Later probes reduce the overhead when the driver has freed the memory.
+    /// Counts the memory of captured graphs as overhead when their lease ends, because the driver
+    /// keeps it in a pool for later graphs. Later probes reduce the overhead when the driver has
+    /// freed the memory.
     pub(super) fn keep(&mut self, bytes: Bytes) {
         if self.device.process_bytes().is_some() {
             self.mailbox.books().beside += bytes;
@@ -67,7 +69,7 @@ impl BudgetState {
         }
     }
 
-    /// Stops counting memory as overhead that this process no longer holds outside leases.
+    /// Reduces the overhead by memory that this process no longer holds outside leases.
     fn let_go(&mut self) {
         // User code may have leased memory that it has not allocated yet. Such a lease would hide
         // the same number of bytes held outside leases.
@@ -81,11 +83,10 @@ impl BudgetState {
         }
     }
 
-    /// Sends the ledger the smallest number of bytes that other processes can hold: used bytes
-    /// that are not ours. A lease of user code counts as used from the start, so it hides as
-    /// many foreign bytes until the code has allocated them. The driver answers within
-    /// microseconds, even while memory is being backed. Returns the driver's numbers, or `None`
-    /// if the device is lost.
+    /// Sends the ledger a lower bound of the bytes that other processes hold: used bytes that are
+    /// not ours. A lease of user code counts as used from the start, so it hides as many foreign
+    /// bytes until the code has allocated them. The driver answers within microseconds, even while
+    /// memory is being backed. Returns the driver's numbers, or `None` if the device is lost.
     ///
     /// While memory of ours is being backed or unbacked, our use lies between two numbers. The
     /// larger one is used, and foreign memory is never assumed to have shrunk.
@@ -127,7 +128,8 @@ impl BudgetState {
             seen => seen?,
         };
         if self.ledger.is_profiling() || !(is_settled && self.is_settled()) {
-            // There are no earlier values at the first measurement, so it is used unchanged.
+            // There are no earlier values at the first measurement, so that measurement is used
+            // unchanged.
             let known = self.gpus.iter().map(Some).chain(std::iter::repeat(None));
             let with = |(card, known): (gpus::Gpu, Option<&gpus::Gpu>)| match known {
                 Some(known) => card.with_others_of(known),
@@ -160,7 +162,7 @@ impl BudgetState {
     ///
     /// Without the driver's figure (`Device::process_bytes`), drift cannot be distinguished from
     /// foreign memory: both are used and neither is in our books. The ledger counts drift as
-    /// foreign in any case, so that rule 1 covers it.
+    /// foreign in any case, so that all used memory together never exceeds the device (rule 1).
     pub(super) fn drift(&self) -> Option<Bytes> {
         let held = self.beside()?;
         Some(held.saturating_sub(self.mailbox.books().beside))
@@ -214,7 +216,7 @@ impl BudgetState {
             available: account.available(),
             is_pressed: self.is_pressed() || self.ledger.waiting_for(Memory::Device) > 0,
         };
-        // Memory lent by an idle model is for models whose requests wait, so its lender must not
+        // Memory lent by an idle model is for models whose requests wait, so the lender must not
         // take it back now.
         let is_waiting = self.mailbox.lendable().iter().any(|lease| lease.need == KvDemand::WaitingForBlocks);
         let wanting: Vec<Wanting> = {

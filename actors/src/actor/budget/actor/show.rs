@@ -69,9 +69,9 @@ impl BudgetState {
         }
     }
 
-    /// Sets the gauges of the driver's numbers and, once a second, all gauges, for a
-    /// metrics recorder that was installed since. Probes are more frequent than that while
-    /// another process takes memory.
+    /// Sets the gauges of the driver's numbers. Once a second this also sets all other gauges,
+    /// because a metrics recorder may have been installed since. The limit of once a second matters
+    /// while another process takes memory, because probes are then more frequent.
     pub(super) fn show_look(&mut self, memory: DeviceMemory, drift: Option<Bytes>) {
         let device = &self.name;
         metric::DEVICE_TOTAL_BYTES.set(device, memory.total);
@@ -108,8 +108,8 @@ impl BudgetState {
         let device = &self.name;
         metric::OVERHEAD_BYTES.set(device, shown.overhead);
         metric::FOREIGN_BYTES.set(device, shown.foreign);
-        // Bytes of the canary that other processes have taken and no lease could make up for. Alert
-        // if this value stays above 0.
+        // Bytes that leases must still give up before all leases and the canary fit next to other
+        // processes. Alert if this value stays above 0.
         metric::OWED_BYTES.set(device, shown.owed);
         metric::DEFICIT_BYTES.set(device, shown.deficit);
         metric::CANARY_BYTES.set(device, shown.canary);

@@ -272,8 +272,8 @@ async fn a_frozen_gate_stays_frozen_and_lease_numbers_stay_unique() {
     drop((kept, mine));
 }
 
-/// Blocks calls of a device until it is dropped, also by a failing test,
-/// which would otherwise hang.
+/// Blocks calls of a device until this value is dropped. A failing test drops it too and therefore
+/// does not hang.
 struct Held(Arc<HostDevice>);
 
 impl Held {
@@ -329,7 +329,7 @@ async fn the_budget_and_its_successor_answer_during_pending_reclaims() {
 async fn unleased_bytes_are_counted_before_the_next_grant() {
     let mut bed = Bed::new().await;
     assert_eq!(bed.device.overhead_grows(Bytes::mib(10)), Bytes::mib(10));
-    // 50 MiB are left: 64 less the canary's 4 and the 10 of overhead.
+    // 50 MiB are left: 64 MiB minus 4 MiB for the canary and 10 MiB of overhead.
     let error = bed.budget.try_lease(Class::external("mine"), Bytes::mib(51)).await.expect_err("1 MiB too much");
     assert!(
         matches!(error, LeaseError::Refused(Refusal::TooLarge { short_by, .. }) if short_by == Bytes::mib(1)),

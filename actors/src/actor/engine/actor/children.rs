@@ -45,8 +45,8 @@ impl Children {
         self.cells().iter().position(|child| child.as_ref().is_some_and(|child| child.get_id() == cell.get_id()))
     }
 
-    /// The death of one of these children. Returns `None` if the dead actor is not a child any
-    /// more, because it was stopped for the restart of another child.
+    /// Returns the input that reports the death of one of these children. Returns `None` if the
+    /// dead actor is not a child any more, because it was stopped for the restart of another child.
     pub(super) fn death(&self, cell: &ActorCell, reason: String) -> Option<Input<ActorParts>> {
         let place = self.place(cell)?;
         Some(Input::ChildDied { actor: CHILDREN[place], first: place, reason })
@@ -56,7 +56,8 @@ impl Children {
 impl core::Children for Children {
     type Child = ActorCell;
 
-    /// Removes the children from `first` on. Returns those that may still be alive, last first.
+    /// Removes the children from `first` on. Returns the removed children that may still be alive,
+    /// last first.
     fn take_from(&mut self, first: usize) -> Vec<ActorCell> {
         let cells = self.cells();
         if first == 0 {
@@ -199,7 +200,8 @@ impl EngineState {
     }
 }
 
-/// Reports that the device refused memory to a lane, on behalf of the lane's serving actor.
+/// Returns a sink that reports to the engine, on behalf of a lane's serving actor, that the device
+/// refused memory to the lane.
 fn refusal_sink(myself: &ActorRef<EngineMessage>, which: WhichLane, generation: u64) -> RefusalSink {
     let myself = myself.clone();
     Arc::new(move |error| {

@@ -189,7 +189,8 @@ impl EngineState {
             Outcome::Died { .. } => AttemptEnd::Died,
             Outcome::Failed { .. } => AttemptEnd::Error,
         };
-        // An attempt that became ready and is refused memory later, while it serves, counts once.
+        // An attempt that became READY and was later refused memory while it served is counted only
+        // once.
         if report.phase != Phase::Serve || report.outcome == Outcome::Ready {
             metric::PROFILE_ATTEMPTS_TOTAL.add(&(model, end), 1);
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::profile::{AttemptReport, AttemptState, Attempts, Evidence, Outcome, Phase, ProfileError};
 
-/// The attempts, with a report for each attempt that has ended and for the one that serves.
+/// The attempts, with a report for each attempt that has ended and for the attempt that serves.
 #[derive(Debug)]
 pub struct AttemptLog {
     attempts: Attempts,
@@ -68,7 +68,8 @@ impl AttemptLog {
     }
 
     /// Records that the current attempt failed. An attempt that relied on a recorded profile is
-    /// followed by one that measures anew, regardless of the error, because that may succeed.
+    /// followed by an attempt that measures anew, regardless of the error, because the new attempt
+    /// may succeed.
     pub fn failed(&mut self, outcome: &Outcome, was_warm: bool, now: Duration) -> Verdict {
         let wait = if was_warm {
             self.attempts.forgone(now)
@@ -80,7 +81,8 @@ impl AttemptLog {
     }
 
     /// The latest evidence of refused memory. The last attempt may have failed with another error
-    /// only because earlier refusals had made it too small, so its cause is a lack of memory too.
+    /// only because earlier refusals had made it too small, so a lack of memory is the cause of
+    /// that error too.
     pub fn last_evidence(&self) -> Option<&Evidence> {
         self.reports.iter().rev().find_map(|report| match &report.outcome {
             Outcome::Refused { evidence } => Some(evidence),

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Actions to carry out, in order. If the doc of an effect says that an input follows, that input
-/// comes before any other.
+/// is processed before any other input.
 pub enum Effect<P: Parts> {
     /// Plan and load the model. The outcome is reported as [`Loaded`](super::Input::Loaded),
     /// [`LoadRefused`](super::Input::LoadRefused) or [`LoadFailed`](super::Input::LoadFailed).
@@ -34,7 +34,7 @@ pub enum Effect<P: Parts> {
     /// [`TakenBack`](super::Input::TakenBack) follows.
     TakeBack {
         attempt: u32,
-        /// The reason of the failure, which is passed on in that input.
+        /// The reason of the failure, which that input contains again.
         error: ProfileError,
     },
     /// Report the end of an attempt.
@@ -109,7 +109,7 @@ pub struct Advise<P: Parts> {
     pub plan: P::Plan,
     /// KV cache tokens that the last attempt asked for.
     pub target_tokens: usize,
-    /// The bytes that were missing at least.
+    /// Lower bound of the missing bytes.
     pub missing: Bytes,
 }
 

@@ -71,13 +71,14 @@ pub enum Input<P: Parts> {
     Pool(PoolInput),
     ChildDied {
         actor: Role,
-        /// The first serving actor that restarts because of this death. All later ones restart too.
+        /// The first serving actor that restarts because of this death. All later actors restart
+        /// too.
         first: usize,
         reason: String,
     },
     /// The wait before a restart has ended.
     Restart {
-        /// The number of the restart. It is outdated if another child has died meanwhile.
+        /// The number of the restart. The number is outdated if another child has died since.
         restart: u64,
     },
 }
@@ -98,7 +99,7 @@ pub struct Sized<P: Parts> {
     pub floor: usize,
     /// The number of blocks that were stress-tested.
     pub blocks: usize,
-    /// The largest number of blocks later, including borrowed memory.
+    /// The largest number of blocks to which the cache may grow later, including borrowed memory.
     pub limit: usize,
     /// The progress of the attempt.
     pub passed: AttemptState,

@@ -22,8 +22,8 @@ pub trait Parts {
 pub trait Children {
     type Child;
 
-    /// Removes the children from `first` on, and any others that cannot continue without them.
-    /// Returns the removed children that may still be alive, last first.
+    /// Removes the children from `first` on, and any other children that cannot continue without
+    /// them. Returns the removed children that may still be alive, last first.
     fn take_from(&mut self, first: usize) -> Vec<Self::Child>;
 }
 

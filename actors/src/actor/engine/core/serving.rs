@@ -42,8 +42,8 @@ pub struct Serving<P: Parts> {
 enum Actors<P: Parts> {
     /// All actors serve requests.
     Up(P::Children),
-    /// Some actors died and restart. After a wait, all actors from `first` on
-    /// start. The others continue.
+    /// Some actors died and will restart. After a wait, all actors from `first` on start. The other
+    /// actors continue.
     Restarting { restart: u64, first: usize, kept: P::Children },
     /// The actors are being started.
     Starting(Cause),
@@ -86,8 +86,8 @@ impl<P: Parts> Serving<P> {
             injected: None,
             actors: Actors::Stopped,
         };
-        // The budget gets the bounds before it answers for the gate, so that READY requires no
-        // further answer from it.
+        // The budget gets the bounds before it answers the change of the gate, so READY requires no
+        // further answer from the budget.
         serving.obey(step);
         step.effect(Effect::Freeze);
         serving.start(0, P::Children::default(), Cause::Attempt, step);
@@ -220,8 +220,8 @@ impl<P: Parts> Serving<P> {
         Phase::Serving(self)
     }
 
-    /// Whether the actor that was started for a lane in that generation is still the current one.
-    /// Otherwise it has been replaced or will be.
+    /// Whether the actor that was started for a lane in that generation is still the current actor.
+    /// If not, that actor has been replaced or will be replaced.
     fn serves_on(&self, which: WhichLane, generation: u64) -> bool {
         match (which, &self.actors) {
             (WhichLane::Step, Actors::Up(_)) => generation == self.starts,
@@ -241,7 +241,7 @@ impl<P: Parts> Serving<P> {
 
     /// Stops the serving actors. After the KV cache has shrunk by five per cent, their successors
     /// repeat the refused work. Weights, workspaces and graphs are kept. A pending restart is
-    /// merged into this one.
+    /// merged into the new restart.
     fn refused(mut self, which: WhichLane, generation: u64, error: LaneError, step: &mut Step<'_, P>) -> Phase<P> {
         if self.serves_on(which, generation) {
             step.effect(Effect::CheckDevice);

@@ -93,7 +93,7 @@ impl Bed {
         bed
     }
 
-    /// Creates an engine that serves with 100 blocks, and at least 16.
+    /// Creates an engine that serves with 100 blocks and never shrinks below 16 blocks.
     fn serving(rules: Rules) -> Self {
         let mut bed = Bed::sizing(rules, false);
         bed.sized(0).hear();

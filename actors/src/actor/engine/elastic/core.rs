@@ -9,7 +9,7 @@ pub enum Input {
     GiveUp(usize),
     /// The pool may grow to at most this many blocks.
     MayGrow(usize),
-    /// Whether the scheduler serves (`true`) or is being replaced.
+    /// `true` if the scheduler serves, `false` while it is being replaced.
     Serving(bool),
     /// Serving was refused memory and is stopped. Shrink to at most this many blocks,
     /// permanently. If the pool is already this small, shrink by five per cent, so that the
@@ -52,12 +52,12 @@ pub struct PoolCore {
     /// The largest number of blocks, including borrowed memory.
     limit: usize,
     serving: bool,
-    /// The smallest size that is ordered and not begun yet.
+    /// The smallest ordered size to which the pool has not begun to shrink yet.
     ordered: Option<usize>,
     under_way: Option<Change>,
     /// Whether the change in progress was interrupted and waits for a scheduler.
     interrupted: bool,
-    /// Whether serving waits until the current change and the ordered one have ended.
+    /// `true` while serving waits for the end of the current change and of the ordered change.
     quiet: bool,
 }
 
@@ -120,7 +120,7 @@ impl PoolCore {
             Input::Cap(most) => {
                 assert!(!self.serving, "a pool is capped while nobody serves");
                 (self.most, self.quiet) = (most.clamp(self.floor, self.most), true);
-                // A model that was refused memory borrows none.
+                // A model that was refused memory must not borrow memory.
                 self.limit = self.most;
                 let to = match self.most < self.blocks {
                     true => self.most,

@@ -25,8 +25,8 @@ pub(crate) fn advice(
     let (kv, page) = (question.options.kv(), question.place.page);
     let least = needs.memory_plan_with(least_blocks(&needs, &kv, page)).total();
     let available = least.saturating_sub(missing).min(room.unwrap_or(Bytes::MAX));
-    // A fraction that the user set applied to the memory that was available then. Now
-    // the minimum is enough.
+    // If the user set a fraction, it applied to the memory that was available during the attempt.
+    // For a suggestion, the smallest KV cache is enough, so the fraction is ignored.
     let options = question.options.clone().with_all_memory();
     let place = MemoryState { is_host: question.place.is_host, ..MemoryState::of_available(available, page) };
     let scarce = Question { options: &options, place, ..*question };

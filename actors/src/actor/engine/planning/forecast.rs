@@ -16,11 +16,11 @@ use crate::{
 pub struct Question<'q> {
     /// The model, planned or loaded.
     pub model: &'q Model,
-    /// The processor that resizes its pictures. `None` for a model without pictures.
+    /// The processor that resizes the model's pictures. `None` for a model without pictures.
     pub pictures: Option<&'q ImageProcessor>,
-    /// The target that it would run on.
+    /// The target that the model would run on.
     pub target: Target,
-    /// The options that it would be loaded with.
+    /// The options that the model would be loaded with.
     pub options: &'q LoadOptions,
     /// The device's memory as the model would find it.
     pub place: MemoryState,
@@ -42,8 +42,8 @@ impl<'q> Question<'q> {
         Ok((inputs, needs.with_host(self.options.swap_space)))
     }
 
-    /// KV cache tokens of a start, `None` if it does not fit. Unlike a [`Forecast`], this does not
-    /// look for changes that would help.
+    /// Returns the KV cache tokens of a start. `None` if the model does not fit. Unlike a
+    /// [`Forecast`], this does not look for changes that would help.
     ///
     /// # Errors
     /// The same as for [`needs`](Self::needs).
@@ -57,7 +57,7 @@ impl<'q> Question<'q> {
     ///
     /// # Errors
     /// The reason why the start will not become READY, and the changes that would help. Finding
-    /// those takes a few hundred plans.
+    /// these changes takes a few hundred plans.
     pub fn settled(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Result<usize, Box<Unfit>> {
         let settled = settle(needs, &inputs.envelope, &self.options.kv(), &self.place);
         settled.map_err(|lack| Box::new(Unfit { lack, suggestions: self.suggestions(inputs, needs) }))
@@ -71,15 +71,15 @@ pub struct Forecast {
     pub inputs: EffectiveLimits,
     /// KV cache tokens at READY. 0 if the model does not fit.
     pub kv_tokens: usize,
-    /// One line per claimant. If the model fits, the KV cache has its size at READY. Otherwise it
-    /// has the minimum, or the size that the user fixed.
+    /// One line per claimant. If the model fits, the KV cache has its size at READY. Otherwise the
+    /// KV cache has the minimum size, or the size that the user fixed.
     pub plan: MemoryPlan,
     /// Bytes of the device that can be leased.
     pub available: Bytes,
     /// Bytes left by all claimants, without the canary. 0 if the model does not fit.
     pub free: Bytes,
-    /// Why the model will not become READY even if no other process takes memory.
-    /// `None` if it will.
+    /// Why the model will not become READY even if no other process takes memory. `None` if it will
+    /// become READY.
     pub unfit: Option<Box<Unfit>>,
 }
 
@@ -117,7 +117,8 @@ impl Forecast {
     }
 }
 
-/// The smallest number of KV cache blocks for a start: the blocks of the probe, or of a fixed size.
+/// The smallest number of KV cache blocks for a start: the size that the user fixed, but at least
+/// the blocks of the probe.
 pub(super) fn least_blocks(needs: &MemoryRequirements, kv: &KvChoice, page: Bytes) -> usize {
     let pinned = kv.pinned_tokens(needs.kv_shape, page).unwrap_or(0);
     pinned.div_ceil(BLOCK_TOKENS).max(needs.probe_blocks)

@@ -1,5 +1,5 @@
-//! The smallest number of devices that a model fits on, by plan: numbers of ranks are
-//! tried from one on.
+//! Search for the smallest number of devices that a model fits on, by planning for one rank, for
+//! two ranks, and so on.
 
 use std::fmt;
 
@@ -56,7 +56,7 @@ impl fmt::Display for RanksTried {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MinRanks {
     pub model: String,
-    /// The smallest number that it fits on.
+    /// The smallest number of devices that the model fits on.
     pub ranks: usize,
     /// All smaller numbers, with the reason why each is too small.
     pub too_few: Vec<RanksTried>,
@@ -76,7 +76,7 @@ impl fmt::Display for MinRanks {
 #[error("{model} does not fit on any number of these devices ({})", listed(tried))]
 pub struct NoRanksFit {
     pub model: String,
-    /// Every number of devices, from one on.
+    /// Every number of devices that was tried, from one on.
     pub tried: Vec<RanksTried>,
 }
 
@@ -97,9 +97,9 @@ fn listed(tried: &[RanksTried]) -> String {
 pub struct PlacementQuery<'q> {
     /// The model's name, for messages.
     pub name: &'q str,
-    /// Its checkpoint, possibly without weights.
+    /// The model's checkpoint, possibly without weights.
     pub checkpoint: &'q Checkpoint,
-    /// The options that it would be loaded with.
+    /// The options that the model would be loaded with.
     pub options: &'q LoadOptions,
 }
 
@@ -125,7 +125,7 @@ impl PlacementQuery<'_> {
         Err(NoRanksFit { model, tried }.into())
     }
 
-    /// Why the model does not fit on `ranks` devices. `None` if it does.
+    /// Returns why the model does not fit on `ranks` devices. `None` if it fits.
     ///
     /// # Errors
     /// Any error of a plan.

@@ -45,11 +45,12 @@ impl fmt::Display for Change {
 /// A knob, and a value with which the plan would fit if no other knob is changed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suggestion {
-    /// Our name for the knob. [`TOTAL`] is the device's memory, which is not a knob of a model.
+    /// Bursar's name for the knob. [`TOTAL`] is the device's memory, which is not a knob of a
+    /// model.
     pub knob: &'static str,
-    /// The name under which the user set it, or our name if it was not set.
+    /// The name under which the user set the knob, or Bursar's name if the user did not set it.
     pub name: String,
-    /// Its current value, lowered to the limits of the model and its image processor.
+    /// The knob's current value, lowered to the limits of the model and its image processor.
     pub from: Change,
     /// The nearest value with which the plan fits while all other knobs stay the same. `None`
     /// if no value does.
@@ -58,7 +59,7 @@ pub struct Suggestion {
     /// value, and for the device's memory.
     pub setting: Option<Setting>,
     /// Bytes that the change makes available, because the model claims less or the device has more.
-    /// 0 if a fraction was too small, and not the device.
+    /// 0 if the device has enough memory and only a fraction was too small.
     pub frees: Bytes,
 }
 
@@ -78,13 +79,13 @@ impl Suggestion {
         Suggestion { knob, name, from, to, setting, frees: if to.is_some() { frees } else { Bytes::ZERO } }
     }
 
-    /// `options` with this knob at the suggested value. `None` if there is no value, and for the
-    /// device's memory and the canary, which are not options of a model.
+    /// Returns `options` with this knob at the suggested value. `None` if there is no value, and
+    /// for the device's memory and the canary, which are not options of a model.
     pub fn over(&self, options: &LoadOptions) -> Option<LoadOptions> {
         with(options, self.knob, self.to?)
     }
 
-    /// All suggestions in one sentence. `None` if there is no suggestion.
+    /// Returns all suggestions in one sentence. `None` if there is no suggestion.
     pub fn advice(all: &[Suggestion]) -> Option<String> {
         let helpful = all.iter().filter_map(|suggestion| match (&*suggestion.name, suggestion.to?) {
             (TOTAL, _) => Some(format!("free {} more of the device's memory", suggestion.frees)),
@@ -99,7 +100,7 @@ impl Suggestion {
     }
 }
 
-/// `options` with one knob set. `None` for a knob that is not one of these options.
+/// Returns `options` with one knob set to `to`. `None` for a knob that is not one of these options.
 fn with(options: &LoadOptions, knob: &str, to: Change) -> Option<LoadOptions> {
     let mut changed = options.clone();
     let LoadOptions { limits, .. } = &mut changed;
@@ -136,8 +137,8 @@ const PICTURE_TOKENS_LEAST: u64 = 16;
 /// Upper bound in MiB of the search for a capacity, which is more than any device has.
 const TOTAL_MIB_MOST: u64 = 1 << 30;
 
-/// The fraction of [`KvShare::expected_of`](crate::profile::KvShare::expected_of)
-/// for a host device.
+/// The fraction of memory that [`KvShare::expected_of`](crate::profile::KvShare::expected_of) uses
+/// on a host device.
 const HOST_FRACTION: f64 = 0.9;
 
 impl Question<'_> {
@@ -198,7 +199,7 @@ impl Search<'_> {
         if place.is_host { Suggestion { name: CAPACITY.to_owned(), ..total } } else { total }
     }
 
-    /// A smaller canary, if a smaller one is possible.
+    /// Suggests a smaller canary, if the canary can be smaller.
     fn canary(&self) -> Option<Suggestion> {
         let (place, kv) = (self.question.place, self.question.options.kv());
         let now = place.canary();
@@ -246,7 +247,7 @@ impl Search<'_> {
     }
 
     /// The suggestion for a fixed size of the KV cache: the largest smaller size that fits. If the
-    /// size is too small for one context, it is the size of the context.
+    /// fixed size is too small for one context, the size of one context is suggested.
     fn fixed(&self) -> Option<Suggestion> {
         let (shape, place, kv) = (self.needs.kv_shape, self.question.place, self.question.options.kv());
         let context = self.inputs.envelope.context_tokens.next_multiple_of(BLOCK_TOKENS) as u64;
@@ -273,8 +274,8 @@ impl Search<'_> {
         Some(self.suggestion("kv_bytes", Change::Size(now), to.map(Change::Size), frees))
     }
 
-    /// A larger fraction for the KV cache, if a fraction determines its size. A fraction that was
-    /// not set is a host device's default.
+    /// Suggests a larger fraction for the KV cache, if a fraction determines its size. If the user
+    /// set no fraction, the suggestion replaces the default of a host device.
     fn share(&self) -> Option<Suggestion> {
         let (place, kv) = (self.question.place, self.question.options.kv());
         let (knob, now) = match (kv.device_fraction, kv.memory_fraction) {

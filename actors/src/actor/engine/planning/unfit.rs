@@ -26,7 +26,7 @@ pub enum Lack {
     },
 }
 
-/// Why a start will not become READY. A plan and a start report it with the same text.
+/// Why a start will not become READY. A plan and a start report this error with the same text.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[error("the model does not fit: {lack}")]
 pub struct Unfit {

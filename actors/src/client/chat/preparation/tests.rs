@@ -78,7 +78,8 @@ fn picture((width, height): (u32, u32)) -> Image {
     Image::from_rgb(width, height, vec![90; 3 * (width * height) as usize]).expect("as many bytes as pixels")
 }
 
-/// A picture, sometimes with its own resize limits, some of them close together.
+/// A picture. Some pictures have their own resize limits, and some of these limits are close
+/// together.
 fn limited((width, height): (u32, u32)) -> Image {
     let (image, pixels) = (picture((width, height)), u64::from(width) * u64::from(height));
     match (width + height) % 5 {
@@ -209,8 +210,8 @@ fn for_a_prompt_in_tokens_an_explicit_format_tells_how_calls_are_read() {
     };
     let tokens = || Chat::from_tokens([5, 6, 7]);
     assert!(is_read(tokens().reply_format(hermes)));
-    // An output format can be combined with it, although the chat has no tools that
-    // a grammar could call.
+    // An output format can be combined with a reply format, although the chat has no tools that a
+    // grammar could call.
     assert!(is_read(tokens().reply_format(hermes).format(OutputFormat::Regex("a".into()))));
     assert!(!is_read(tokens().reply_format(hermes).tool_choice(ToolChoice::None)));
     assert!(!is_read(tokens()));

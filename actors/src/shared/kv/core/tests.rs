@@ -24,7 +24,8 @@ fn keys(name: u32, tokens: usize) -> Vec<PrefixKey> {
     keys.as_slice().to_vec()
 }
 
-/// The request of a new sequence of `tokens` tokens that begins like all others of this `name`.
+/// The request of a new sequence of `tokens` tokens that begins like all other sequences of this
+/// `name`.
 fn alike(sequence: SequenceId, name: u32, tokens: usize, more: usize) -> BlockRequest {
     BlockRequest { sequence, held: 0, more, tokens, prefix: keys(name, tokens - 1) }
 }
@@ -101,7 +102,7 @@ fn released_blocks_stay_cached_until_their_place_is_needed() {
     let again = kv.allot(&[alike(A, 7, 33, 33)]);
     assert_eq!(again.tables[0].held, 32);
     kv.release(A);
-    // Another sequence needs two blocks: the blank one, and the last cached one.
+    // Another sequence needs two blocks: the blank block, and the last cached block.
     kv.allot(&[demand(B, 0, 32)]);
     kv.release(B);
     assert_eq!(kv.allot(&[alike(A, 7, 33, 33)]).tables[0].held, 16, "the beginning is still there");
@@ -145,7 +146,7 @@ fn a_step_partly_served_by_shared_blocks_asks_for_the_rest() {
     let mut kv = KvCore::new(8);
     kv.allot(&[demand(A, 0, 48)]);
     fill(&mut kv, A, 7, 48);
-    // B has 50 tokens, 48 of them are cached, and the step has room for 20.
+    // B has 50 tokens. 48 of them are cached, and the step has room for 20 tokens.
     let table = &kv.allot(&[alike(B, 7, 50, 20)]).tables[0];
     assert_eq!((table.held, table.blocks.len()), (48, 4));
 }
@@ -242,7 +243,8 @@ proptest! {
                 continue;
             }
             if kind == 1 {
-                // Resizes the pool. Exactly the sequences that held a lost block are returned.
+                // Resizes the pool. The returned sequences are exactly those sequences that held a
+                // removed block.
                 let to = tokens / 5;
                 let before = kv.blocks();
                 let tables = kv.tables.clone();

@@ -33,8 +33,8 @@ impl Filled {
         Filled { bed, lease, segment, heard }
     }
 
-    /// Advances time by this many seconds. Returns the orders
-    /// received meanwhile, without repetitions.
+    /// Advances time by this many seconds. Returns the orders received during that time, without
+    /// repetitions.
     async fn pass(&self, seconds: u64) -> Vec<ResizeOrder> {
         for _ in 0..seconds {
             self.pass_for(Duration::from_secs(1)).await;
@@ -142,8 +142,8 @@ async fn bytes_free_for_ten_seconds_refill_the_canary_then_grow_caches() {
     filled.resize(MIB(54)).await;
     assert_eq!(filled.pass(30).await, [], "nothing is free but the canary");
     filled.bed.device.foreign_gives_back(MIB(3));
-    // The first probe that sees the memory is a second later, and the tenth probe
-    // after that offers growth.
+    // The first probe that sees the memory runs a second later. The tenth probe after that offers
+    // growth.
     let may = |to| ResizeOrder::MayGrow { to: MIB(to) };
     assert_eq!(filled.pass(10).await, []);
     assert_eq!(filled.pass(1).await, [may(57)]);
@@ -189,7 +189,7 @@ async fn unleased_bytes_of_a_model_being_sized_are_not_a_neighbours() {
     let filled = Filled::new().await;
     let request = Request::new(Owner::new("other", 0), Class::Weights, "other", MIB(1));
     let other = filled.bed.budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("there is room");
-    // Captured graphs take memory in the same way.
+    // These bytes stand for captured graphs, whose memory is allocated before it is leased.
     filled.bed.device.foreign_takes(MIB(5));
     assert_eq!(filled.pass(3).await, []);
     assert!(filled.bed.snapshot().await.foreign.is_zero());

@@ -102,9 +102,10 @@ fn what_has_not_left_a_tail_when_the_pool_shrinks_is_forgotten() {
     assert_eq!(kv.beginning(&keys(7, 32)), Beginning { blocks: 1, resident: 0, missing: 1, has_room: true });
 }
 
-/// Contents of device and host memory. Copies run as late as they may.
+/// Contents of device and host memory. Copies run as late as allowed.
 struct Memory {
-    /// The content of each block and each slot: the name, and the block's index in its sequence.
+    /// The content of each block: the name, and the block's index in its sequence. `host` has the
+    /// same data for each slot.
     device: Vec<Option<(u32, usize)>>,
     host: Vec<Option<(u32, usize)>>,
     copies: VecDeque<(bool, BlockCopy)>,
@@ -141,7 +142,8 @@ proptest! {
     ) {
         let mut kv = KvCore::new(9).with_host(slots);
         let mut memory = Memory { device: vec![None; 9], host: vec![None; slots], copies: VecDeque::new() };
-        // Name and tokens of each sequence, and the sequences that wait for copies.
+        // The name and the number of tokens of each sequence. `fetching` lists the sequences that
+        // wait for copies.
         let mut alive: BTreeMap<u64, (u32, usize)> = BTreeMap::new();
         let mut fetching: VecDeque<u64> = VecDeque::new();
         let mut known = BTreeSet::new();
