@@ -1,5 +1,5 @@
-//! Launches of the operations that read each row once. Each kernel has a file in `kernels/cuda/`,
-//! which ends with a description of the launch that it expects.
+//! Launches of the operations that read each row once. The file of each kernel in `kernels/cuda/`
+//! ends with a description of the launch that the kernel expects.
 
 use super::{
     Cuda,
@@ -35,8 +35,8 @@ pub(super) fn fill_random(cuda: &Cuda, call: ops::fill_random::Call<'_>) -> Resu
         DType::F8E4M3 => kernels.fill_random_e4m3,
         _ => kernels.fill_random,
     };
-    // SAFETY: these are the kernel's parameters, and the op layer has checked that the output
-    // has this many elements.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked that the
+    // output has this many elements.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
@@ -58,7 +58,7 @@ pub(super) fn patchify(cuda: &Cuda, call: ops::patchify::Call<'_>) -> Result<(),
         count(call.size.frames),
         call.out.address(),
     ];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().patchify, extent, arguments) }
 }
 
@@ -80,7 +80,7 @@ pub(super) fn position_grid(cuda: &Cuda, call: ops::position_grid::Call<'_>) -> 
         call.out.address(),
         pitch(&call.out),
     ];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().position_grid, extent, arguments) }
 }
 
@@ -97,16 +97,17 @@ pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), Kerne
         count(call.previous.rows()),
         call.out.address(),
     ];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().embed, extent, arguments) }
 }
 
-/// Threads per thread block for the norm of rows with `columns` columns.
+/// Returns the threads per thread block for the norm of rows with `columns` columns.
 pub(super) fn norm_threads(columns: usize) -> usize {
     columns.div_ceil(16).next_multiple_of(32).clamp(32, norm::THREADS_MAX)
 }
 
-/// Launches a norm of the rows of `x` `[rows, hidden]`, with a weight and for some norms a bias.
+/// Launches a norm of the rows of `x` `[rows, hidden]`. `weights` has the weight and, for
+/// some norms, the bias.
 fn normalise(
     cuda: &Cuda,
     kernel: Function,
@@ -120,7 +121,7 @@ fn normalise(
     let arguments = Arguments::default().with(x.address()).with(pitch(x));
     let arguments = weights.iter().fold(arguments, |all, weight| all.with(weight.address()));
     let arguments = arguments.with(count(out.rows())).with(columns(out)).with(epsilon).with(out.address());
-    // SAFETY: these are the kernels' parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernels' parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
@@ -138,8 +139,8 @@ pub(super) fn layer_norm(cuda: &Cuda, call: ops::layer_norm::Call<'_>) -> Result
     normalise(cuda, cuda.entry_points().layer_norm, &call.x, &[&call.weight, &call.bias], call.epsilon, &call.out)
 }
 
-/// In x, one thread block per row. In y, enough thread blocks to cover the columns; with few rows
-/// each thread block takes fewer columns.
+/// Returns an extent with one thread block per row in x, and enough thread blocks in y to cover the
+/// columns. With few rows, each thread block covers fewer columns.
 fn over_columns(rows: usize, columns: usize) -> Extent {
     let step = if rows < 128 { 2048 } else { 4096 };
     Extent { grid: [rows, columns.div_ceil(step), 1], block: [gate::THREADS, 1], shared: 0 }
@@ -152,7 +153,7 @@ pub(super) fn silu_mul(cuda: &Cuda, call: ops::silu_mul::Call<'_>) -> Result<(),
     let out = call.out.plain();
     let extent = over_columns(out.rows(), out.columns());
     let arguments = arguments![call.gate_up.address(), pitch(&call.gate_up), columns(out), out.address()];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().silu_mul, extent, arguments) }
 }
 
@@ -165,7 +166,7 @@ pub(super) fn gelu(cuda: &Cuda, call: ops::gelu::Call<'_>) -> Result<(), KernelE
         Gelu::Tanh => kernels.gelu_tanh,
         Gelu::Quick => kernels.gelu_quick,
     };
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
@@ -180,7 +181,7 @@ pub(super) fn gather_rows(cuda: &Cuda, call: ops::gather_rows::Call<'_>) -> Resu
         call.out.address(),
         pitch(&call.out),
     ];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe {
         cuda.launch(cuda.entry_points().gather_rows, Extent::line(call.rows.rows(), copy_rows::THREADS), arguments)
     }
@@ -197,7 +198,7 @@ pub(super) fn scatter_rows(cuda: &Cuda, call: ops::scatter_rows::Call<'_>) -> Re
         count(call.out.rows()),
         pitch(&call.out),
     ];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe {
         cuda.launch(cuda.entry_points().scatter_rows, Extent::line(call.rows.rows(), copy_rows::THREADS), arguments)
     }
@@ -215,7 +216,7 @@ pub(super) fn add_rows(cuda: &Cuda, call: ops::add_rows::Call<'_>) -> Result<(),
         count(call.out.rows()),
         pitch(&call.out),
     ];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().add_rows, Extent::line(call.to.rows(), copy_rows::THREADS), arguments) }
 }
 
@@ -225,6 +226,6 @@ pub(super) fn argmax(cuda: &Cuda, call: ops::argmax::Call<'_>) -> Result<(), Ker
     // In Hopper's machine code, a cluster of thread blocks shares a row.
     let blocks = if cuda.kernels.functions.is_machine_code() { argmax_numbers::CLUSTER } else { 1 };
     let arguments = arguments![call.x.address(), columns(&call.x), pitch(&call.x), call.out.address()];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel, Extent::line(call.x.rows() * blocks, argmax_numbers::THREADS), arguments) }
 }

@@ -24,7 +24,7 @@ const OUT_ALIGNMENT: usize = 8;
 /// Alignment in bytes of the bias.
 const BIAS_ALIGNMENT: u64 = 4;
 
-/// Whether the kernel supports the GEMM.
+/// Returns `true` if the kernel supports the GEMM.
 fn fits(product: GemmProblem, places: GemmOperands) -> bool {
     let row_bytes = |elements: usize| DType::F16.bytes(elements).as_usize();
     let starts =
@@ -42,12 +42,12 @@ fn fits(product: GemmProblem, places: GemmOperands) -> bool {
         && places.bias.is_none_or(|bias| bias.is_multiple_of(BIAS_ALIGNMENT))
 }
 
-/// Whether the device has this kernel and the kernel supports the GEMM.
+/// Returns `true` if the device has this kernel and the kernel supports the GEMM.
 pub(super) fn serves(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> bool {
     cuda.kernels.functions.is_machine_code() && fits(product, places)
 }
 
-/// Whether this kernel should compute the GEMM.
+/// Returns `true` if this kernel should compute the GEMM.
 pub(super) fn chosen(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> bool {
     serves(cuda, product, places)
         && match cuda.products_by {
@@ -57,20 +57,22 @@ pub(super) fn chosen(cuda: &Cuda, product: GemmProblem, places: GemmOperands) ->
         }
 }
 
-/// Number of tiles of `width` features.
+/// Returns the number of tiles of `width` features.
 fn tiles(product: GemmProblem, width: usize) -> usize {
     product.rows.div_ceil(CLUSTER * BLOCK_ROWS) * product.features().div_ceil(width)
 }
 
-/// Index in [`GATED_WIDTHS`] of the width that leaves the busiest cluster the fewest features.
-/// Among equal widths the widest is chosen, because it reads x least often.
+/// Returns the index in [`GATED_WIDTHS`] of the width that gives the busiest cluster the
+/// fewest features. If several widths are equally good, the widest is chosen, because it
+/// reads x least often.
 fn width(product: GemmProblem, processors: usize) -> usize {
     let clusters = (processors / CLUSTER).max(1);
     let busiest = |&choice: &usize| tiles(product, GATED_WIDTHS[choice]).div_ceil(clusters) * GATED_WIDTHS[choice];
     (0..GATED_WIDTHS.len()).rev().min_by_key(busiest).expect("there are some")
 }
 
-/// Thread blocks per launch: no more than there are tiles, and no more than run at once.
+/// Returns the number of thread blocks of a launch: at most one cluster per tile, and at most as
+/// many clusters as the device runs at once.
 fn blocks(product: GemmProblem, width: usize, processors: usize) -> usize {
     CLUSTER * tiles(product, width).min((processors / CLUSTER).max(1))
 }
@@ -78,9 +80,9 @@ fn blocks(product: GemmProblem, width: usize, processors: usize) -> usize {
 /// Launches the kernel.
 ///
 /// # Safety
-/// `places` match `product`, and [`serves`] returned true. No kernel that may still run at the
-/// launch writes the weight, because the first copies of weights do not wait for the preceding
-/// kernel. Nothing writes the weight until this kernel has ended.
+/// `places` must match `product`, and [`serves`] must have returned true. No kernel that may still
+/// run at the launch may write the weight, because the first copies of weights do not wait for the
+/// preceding kernel. Nothing may write the weight until this kernel has ended.
 pub(super) unsafe fn launch(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> Result<(), KernelError> {
     let map = |address: u64, of: Rows, tall: usize| {
         TensorMap::of_rows(address, cuda.kernels.target.activation, of, [tall, STEP_COLUMNS])
@@ -101,7 +103,7 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: GemmProblem, places: GemmOpera
     let kernel = cuda.entry_points().hopper.as_ref().expect("it is served").gate_up_middle[choice];
     let blocks = blocks(product, features, processors);
     let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };
-    // SAFETY: these are the kernel's parameters, and the caller guarantees that
+    // SAFETY: the arguments match the kernel's parameters, and the caller guarantees that
     // their addresses are valid.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }

@@ -19,25 +19,26 @@ pub(super) struct Functions {
     modules: Modules,
 }
 
-/// A kernel, and how it is launched.
+/// A loaded kernel.
 #[derive(Clone, Copy)]
 pub(super) struct Function {
     raw: sys::CUfunction,
-    /// The kernel may start before the preceding kernel has ended, and waits for it on the device.
+    /// `true` if the kernel may start before the preceding kernel has ended. Such a kernel waits
+    /// for the preceding kernel on the device.
     waits: bool,
 }
 
 // SAFETY: modules and functions belong to the context, and any thread that has entered the
 // context may use them.
 unsafe impl Send for Functions {}
-// SAFETY: nothing in it changes after loading, and any thread that has entered the context
+// SAFETY: nothing in `Functions` changes after loading, and any thread that has entered the context
 // may use the functions.
 unsafe impl Sync for Functions {}
 
 impl Functions {
-    /// Loads `images` and every kernel in them immediately. Otherwise the driver would load each
-    /// kernel, and allocate memory for it, at its first launch. `activation` is the type of
-    /// activations of all launches.
+    /// Loads `images`, including every kernel in them. Without this, the driver would load each
+    /// kernel, and allocate memory for it, at its first launch. `activation` is the activation
+    /// type of all launches.
     pub(super) fn load(device: &Arc<CudaDevice>, images: &ModuleImages, activation: DType) -> Result<Self, OpenError> {
         device.enter()?;
         let shared = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
@@ -64,12 +65,12 @@ impl Functions {
         &self.entry_points
     }
 
-    /// Maximum bytes of shared memory per thread block.
+    /// Returns the maximum bytes of shared memory per thread block.
     pub(super) fn shared_most(&self) -> usize {
         self.shared_most
     }
 
-    /// Address of the variable `name` in the module of the source file `file`.
+    /// Returns the address of the variable `name` in the module of the source file `file`.
     pub(super) fn variable(&self, file: &'static str, name: &CStr) -> Result<Address, OpenError> {
         // Search only this module: tools that watch the driver's calls would report each
         // unsuccessful search as an error.
@@ -82,14 +83,14 @@ impl Functions {
         Ok(Address(address))
     }
 
-    /// Whether this is Hopper's machine code rather than PTX that the driver
-    /// compiled. Some launches differ.
+    /// Returns `true` if the loaded code is Hopper's machine code, or `false` if the driver
+    /// compiled it from PTX. Some launches differ between the two.
     pub(super) fn is_machine_code(&self) -> bool {
         self.entry_points.hopper.is_some()
     }
 }
 
-/// The loaded modules with the names of their source files. Dropping this unloads them.
+/// The loaded modules with the names of their source files. The modules are unloaded on drop.
 struct Modules {
     device: Arc<CudaDevice>,
     loaded: Vec<(String, sys::CUmodule)>,
@@ -115,8 +116,8 @@ impl Drop for Modules {
         // If the context is lost, the modules are gone with it.
         if self.device.enter().is_ok() {
             for (_, module) in &self.loaded {
-                // SAFETY: each module was loaded once, and none of its kernels is running,
-                // because lanes end first.
+                // SAFETY: each module is unloaded only here, and none of its kernels is running,
+                // because all lanes have ended.
                 drop(CudaDevice::said("cuModuleUnload", unsafe { sys::cuModuleUnload(*module) }));
             }
         }
@@ -163,13 +164,14 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// A grid of `blocks` blocks in x, with `threads` threads per block.
+    /// Returns an extent of `blocks` thread blocks in x, with `threads` threads per block.
     pub(super) fn line(blocks: usize, threads: usize) -> Self {
         Extent { grid: [blocks, 1, 1], block: [threads, 1], shared: 0 }
     }
 }
 
-/// A type that kernels take by value. Its layout is what the device compiler expects.
+/// A type that kernels take by value. The type must have the memory layout that
+/// the device compiler expects.
 pub(super) trait Argument: Copy {}
 impl Argument for u32 {}
 impl Argument for u64 {}
@@ -202,8 +204,8 @@ impl Arguments {
     pub(super) fn with<A: Argument>(mut self, argument: A) -> Self {
         let words = size_of::<A>().div_ceil(size_of::<u64>());
         assert!(align_of::<A>() <= align_of::<u64>() && self.used + words <= WORDS, "a kernel has fewer parameters");
-        // SAFETY: the assertion leaves room for the argument, and its alignment is no
-        // stricter than a word's.
+        // SAFETY: the assertion has checked that the argument fits after the words in use, and that
+        // a word's alignment suffices for the argument.
         unsafe { self.words.as_mut_ptr().add(self.used).cast::<A>().write(argument) };
         self.places[self.count] = self.used;
         self.used += words;
@@ -223,10 +225,10 @@ impl Arguments {
         self
     }
 
-    /// The address of each argument, in the form that the driver expects.
+    /// Returns the address of each argument, in the form that the driver expects.
     fn pointers(&mut self) -> [*mut std::ffi::c_void; WORDS] {
         let words = self.words.as_mut_ptr();
-        // SAFETY: each place is the index of one of the words.
+        // SAFETY: each entry of `places` is an index into `words`.
         self.places.map(|place| unsafe { words.add(place).cast() })
     }
 }
@@ -237,8 +239,8 @@ macro_rules! arguments {
 }
 pub(super) use arguments;
 
-/// Converts a count or a pitch to the type that kernels take. Panics if the number does not fit,
-/// which the op layer has ruled out.
+/// Converts a count or a pitch to the type that kernels take. Panics if the number does not fit.
+/// The op layer has already refused such shapes.
 pub(super) fn count(number: usize) -> u32 {
     u32::try_from(number).expect("kernels count in 32 bits, and no shape here is larger")
 }
@@ -248,8 +250,8 @@ impl super::Cuda {
     /// empty grid launches nothing.
     ///
     /// # Safety
-    /// The arguments match the kernel's parameters in order and type, and all addresses
-    /// among them are valid.
+    /// The arguments must match the kernel's parameters in order and type, and all addresses among
+    /// them must be valid.
     pub(super) unsafe fn launch(
         &self,
         kernel: Function,
@@ -275,16 +277,16 @@ impl super::Cuda {
             numAttrs: u32::from(kernel.waits),
         };
         let mut pointers = arguments.pointers();
-        // SAFETY: the caller guarantees that the arguments match; the driver copies
-        // them before it returns.
+        // SAFETY: the caller guarantees that the arguments match the kernel's parameters. The
+        // driver copies the arguments before it returns.
         let launched =
             unsafe { sys::cuLaunchKernelEx(&config, kernel.raw, pointers.as_mut_ptr(), std::ptr::null_mut()) };
         Ok(CudaDevice::said("cuLaunchKernelEx", launched)?)
     }
 }
 
-/// The launch attribute that lets a kernel that waits on the device start before the preceding
-/// kernel has ended (programmatic dependent launch). This hides the launch latency.
+/// Returns the launch attribute for programmatic dependent launch: a kernel that waits on the
+/// device may start before the preceding kernel has ended. This hides the launch latency.
 fn early_start() -> sys::CUlaunchAttribute {
     // SAFETY: the struct consists of numbers, for which zero is valid.
     let mut attribute: sys::CUlaunchAttribute = unsafe { MaybeUninit::zeroed().assume_init() };

@@ -1,6 +1,6 @@
-//! GEMMs: by cuBLASLt, or by this project's kernels for few rows (up to 64), some hundred rows (up
-//! to 256) or many rows, where they were measured to be faster. Each GPU generation has separate
-//! kernels for FP8 weights.
+//! GEMMs: by cuBLASLt, or by one of this project's kernels if it was measured to be faster. There
+//! are kernels for few rows (up to 64), some hundred rows (up to 256) and many rows. Each GPU
+//! generation has separate kernels for FP8 weights.
 
 use bursar_budgets::Address;
 
@@ -37,8 +37,8 @@ pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), Ker
         // that their memory is valid.
         unsafe { products.multiply(blas, stream, activation, (product, places), autotunes)? };
         match rest {
-            // SAFETY: the op layer has checked the shapes; this kernel uses the workspace after the
-            // library's kernel has ended.
+            // SAFETY: the op layer has checked the shapes, and this kernel uses the workspace only
+            // after the library's kernel has ended.
             Some((rest, places)) => unsafe { linear_few::launch(cuda, rest, places, linear_few::CUTS[0]) },
             None => Ok(()),
         }
@@ -70,9 +70,9 @@ pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Re
         (None, Some(rounded)) if !operands.scheme.is_unquantized() => match rounded.quantization {
             Quantization::Groups => compute(&rounded.data, linear_many::Output::groups(rounded.scales.address())),
             Quantization::Fixed(scale) => compute(&rounded.data, linear_many::Output::fixed(scale)),
-            // The scale of a row is known only when all tiles of the row are
-            // computed. The plain output is therefore written to the memory of the
-            // gate's input, and rounded afterwards.
+            // The scale of a row is known only when all tiles of the row are computed.
+            // The unquantized output is therefore written to the memory of the gate's
+            // input, and rounded afterwards.
             Quantization::Rows => {
                 let rows = call.gate_up.rows();
                 let plain = Tensor::over(call.gate_up.address(), [rows, features].into(), call.gate_up.dtype());
@@ -130,14 +130,14 @@ pub(super) struct Operands<'a> {
     pub x: &'a Tensor<'a>,
     pub weight: &'a Tensor<'a>,
     pub weight_scales: Address,
-    /// Address 0 if the whole of x has the scale `x_scale`.
+    /// Address of the scales of x, or 0 if all of x has the scale `x_scale`.
     pub x_scales: Address,
     pub x_scale: f32,
 }
 
 impl<'a> Operands<'a> {
-    /// `None` if `x` is not quantized as the weight requires, or if the weight's blocks have fewer
-    /// rows than the kernels support.
+    /// Creates the operands. Returns `None` if `x` is not quantized as the weight requires, or if
+    /// the weight's blocks have fewer rows than the kernels support.
     pub(super) fn of(x: &'a Activations<'_>, weight: &'a Weight<'_>) -> Option<Self> {
         let Some(scales) = weight.scales.tensor() else {
             let (scheme, none) = (QuantScheme::Unquantized, Address(0));
@@ -168,7 +168,7 @@ impl<'a> Operands<'a> {
         })
     }
 
-    /// The shape of the GEMM, without a gate or accumulation.
+    /// Returns the shape of the GEMM, without a gate or accumulation.
     fn product(&self, bias: Option<&Tensor<'_>>, out: &Tensor<'_>) -> GemmProblem {
         GemmProblem {
             scheme: self.scheme,
@@ -199,8 +199,8 @@ impl<'a> Operands<'a> {
     }
 }
 
-/// The pitch to pass to the library. A single row may have any pitch, but the library requires a
-/// pitch of at least the row's length.
+/// Returns the pitch to pass to the library. A single row may have any pitch, but the library
+/// requires a pitch of at least the row's length.
 fn pitch(tensor: &Tensor<'_>) -> usize {
     tensor.pitch().max(tensor.columns())
 }

@@ -16,10 +16,10 @@ use super::{
 };
 use crate::{DType, KernelError};
 
-/// Alignment of rows in bytes: the size that a thread reads at once.
+/// Alignment of rows in bytes: the number of bytes that a thread reads at once.
 const ALIGNMENT: usize = 16;
 
-/// The kernels for the GEMM, if it is an E4M3 GEMM that they support.
+/// Returns the kernels for the GEMM, if it is an E4M3 GEMM that these kernels support.
 pub(super) fn serving(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> Option<&TiledE4m3<Function>> {
     let starts = [places.weight as usize, places.x as usize, product.in_features, product.x_pitch];
     let is_served = !product.scheme.is_unquantized()
@@ -32,7 +32,8 @@ pub(super) fn serving(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -
 /// Launches the kernel for the GEMM's number of rows.
 ///
 /// # Safety
-/// `places` match `product`, which has rows and features, and [`serving`] returned `kernels`.
+/// `places` must match `product`, `product` must have at least one row and one feature, and
+/// `kernels` must come from [`serving`].
 pub(super) unsafe fn launch(
     cuda: &Cuda,
     kernels: &TiledE4m3<Function>,
@@ -72,7 +73,7 @@ pub(super) unsafe fn launch(
             (kernels.many, Extent { grid, block: [MANY_THREADS, 1], shared: MANY_SHARED_BYTES })
         }
     };
-    // SAFETY: these are the kernels' parameters, and the caller guarantees that
+    // SAFETY: the arguments match the kernels' parameters, and the caller guarantees that
     // their addresses are valid.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }

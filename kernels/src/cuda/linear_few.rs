@@ -34,19 +34,19 @@ const ALIGNMENT: usize = 16;
 /// The implementation that computes GEMMs of any number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GemmBackend {
-    /// The implementation that autotuning measured to be fastest; cuBLASLt
-    /// where nothing was measured.
+    /// The implementation that autotuning measured to be fastest, or cuBLASLt
+    /// if nothing was measured.
     #[default]
     Measured,
-    /// This project's kernels wherever they support the GEMM, for comparison.
+    /// This project's kernels for every GEMM that they support, for comparison.
     Ours,
     /// cuBLASLt only, for comparison.
     Library,
 }
 
-/// Number of thread blocks that share a tile, if the device has enough. A larger number makes
-/// taller tiles, up to 128 rows, and more partial sums between thread blocks. With two, the sums
-/// stay within a cluster (`TEAM`).
+/// Number of thread blocks that share a tile, if the device has enough. A larger number means
+/// taller tiles, up to 128 rows, and more partial sums that thread blocks exchange. With two, the
+/// sums stay within a cluster (`TEAM`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Cut(usize);
 
@@ -68,8 +68,8 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Takes counters for `stream`. `None` if the device has no such kernel, or if eight other
-    /// streams hold all sets.
+    /// Takes a set of counters for `stream`. Returns `None` if the device does not have this
+    /// kernel, or if eight other streams use all sets.
     pub(super) fn take(
         functions: &Functions,
         sets: &Arc<CounterSets>,
@@ -100,7 +100,7 @@ impl Drop for Counters {
 struct Work {
     blocks: usize,
     tiles: usize,
-    /// Weight rows of the tallest tile, including rows of up.
+    /// Weight rows of the tallest tile. In a gated GEMM, this includes the up rows.
     tile_rows: usize,
     steps: usize,
 }
@@ -108,7 +108,7 @@ struct Work {
 impl Work {
     fn of(product: GemmProblem, cut: Cut, processors: usize) -> Work {
         let steps = product.in_features.div_ceil(STEP_COLUMNS * DType::F16.size() / product.scheme.size());
-        // Tiles are cut between features. In a gated GEMM they are cut between groups of eight
+        // Tiles are cut between features. In a gated GEMM, tiles are cut between groups of eight
         // features with their gates.
         let (groups, most, rows) = if product.gates {
             (product.out_features / 2 / GATE_ROWS, TILE_ROWS / 2 / GATE_ROWS, 2 * GATE_ROWS)
@@ -128,13 +128,13 @@ impl Work {
         }
     }
 
-    /// Bytes that thread blocks need for the partial sums of shared tiles.
+    /// Returns the bytes that thread blocks need for the partial sums of shared tiles.
     fn parts(&self, kernel_rows: FewRows) -> Bytes {
         DType::F32.bytes(2 * self.blocks * part_numbers(kernel_rows))
     }
 }
 
-/// Whether this kernel supports the GEMM.
+/// Returns `true` if this kernel supports the GEMM.
 pub(super) fn serves(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> bool {
     let Some(kernel_rows) = FewRows::holding(product.rows) else { return false };
     let row_bytes = |elements: usize| elements * product.scheme.size();
@@ -153,7 +153,7 @@ pub(super) fn serves(cuda: &Cuda, product: GemmProblem, places: GemmOperands) ->
         })
 }
 
-/// The cut to use, or `None` if this kernel should not compute the GEMM.
+/// Returns the cut to use, or `None` if this kernel should not compute the GEMM.
 pub(super) fn chosen(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> Option<Cut> {
     if !serves(cuda, product, places) {
         return None;
@@ -171,8 +171,8 @@ pub(super) fn chosen(cuda: &Cuda, product: GemmProblem, places: GemmOperands) ->
     }
 }
 
-/// The pitch of x for the tensor map. A single row may have any pitch, but TMA requires a multiple
-/// of 16 bytes even if it reads no second row.
+/// Returns the pitch of x for the tensor map. A single row may have any pitch, but TMA requires a
+/// multiple of 16 bytes even if there is no second row.
 fn x_pitch(product: GemmProblem) -> usize {
     if product.rows == 1 { product.in_features } else { product.x_pitch }
 }
@@ -180,9 +180,9 @@ fn x_pitch(product: GemmProblem) -> usize {
 /// Launches the kernel.
 ///
 /// # Safety
-/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight or its
-/// scales from before the launch until it has ended, because the first copies of both do not wait
-/// for the preceding kernel.
+/// `places` must match `product`, and [`serves`] must have returned true. No kernel that may still
+/// run at the launch may write the weight or its scales, because the first copies of both do not
+/// wait for the preceding kernel. Nothing may write them until this kernel has ended.
 pub(super) unsafe fn launch(
     cuda: &Cuda,
     product: GemmProblem,
@@ -230,7 +230,7 @@ pub(super) unsafe fn launch(
         arguments = with_scales(arguments, product, places);
     }
     let extent = Extent { grid: [work.blocks, 1, 1], block: [THREADS, 1], shared: shared_bytes(kernel_rows) };
-    // SAFETY: these are the kernel's parameters, and the caller guarantees that
+    // SAFETY: the arguments match the kernel's parameters, and the caller guarantees that
     // their addresses are valid.
     unsafe { cuda.launch(of_rows[kernel_rows], extent, arguments) }
 }
@@ -239,7 +239,7 @@ pub(super) unsafe fn launch(
 /// E4M3 GEMMs whose output is not aligned for any other kernel.
 ///
 /// # Safety
-/// As for [`launch`].
+/// The same as for [`launch`].
 pub(super) unsafe fn launch_in_turns(
     cuda: &Cuda,
     product: GemmProblem,
@@ -258,7 +258,7 @@ pub(super) unsafe fn launch_in_turns(
     Ok(())
 }
 
-/// The GEMM of `rows` rows, starting at row `first`, and its operands.
+/// Returns the GEMM of `rows` rows of `product`, starting at row `first`, and its operands.
 pub(super) fn rows_of(
     activation: DType,
     (product, places): (GemmProblem, GemmOperands),
@@ -292,8 +292,8 @@ pub(super) fn with_scales(arguments: Arguments, product: GemmProblem, places: Ge
         .with(count(height))
 }
 
-/// Tensor map of a gated weight: each eight rows of the gate are followed by the same
-/// eight rows of up.
+/// Tensor map of a gated weight: groups of eight gate rows alternate with the
+/// corresponding eight up rows.
 fn gated_map(
     product: GemmProblem,
     places: GemmOperands,

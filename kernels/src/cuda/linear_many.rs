@@ -1,11 +1,12 @@
 //! GEMMs of more than 256 rows, or of more than 64 rows with FP8 weights, by this project's kernels
-//! for Hopper (`kernels/cuda/linear_gated_hopper.cu`, `linear_many_e4m3.cu`). If a gate follows,
-//! its input is never written to memory.
+//! for Hopper (`kernels/cuda/linear_gated_hopper.cu`, `linear_many_e4m3.cu`). The input of a gate
+//! is never written to memory.
 //!
 //! Autotuning times each kernel once against cuBLASLt, on the operands of the pass. For a gated
-//! GEMM, the faster implementation is kept for this size and for smaller ones, like cuBLASLt's
+//! GEMM, the faster implementation is kept for this size and for smaller sizes, like cuBLASLt's
 //! algorithms. For an ungated GEMM, this project's kernel is at best a little faster, and much
-//! slower if its tall tiles leave SMs idle, so it is kept only for sizes slightly smaller.
+//! slower if its tall tiles leave SMs idle, so it is kept only for this size and for sizes down to
+//! three quarters of it.
 
 use bursar_budgets::Address;
 
@@ -26,37 +27,41 @@ use crate::{DType, FP8_BLOCK, KernelError};
 /// Pairs of row tiles that all thread blocks process before they move to the next columns.
 const GROUP: u32 = 16;
 
-/// Alignment in bytes of rows, which TMA requires, and of biases, which are read in pairs.
+/// Alignment in bytes of rows, which TMA requires.
 const ALIGNMENT: usize = 16;
+
+/// Alignment in bytes of biases, which are read in pairs.
 const BIAS_ALIGNMENT: u64 = 4;
 
-/// The number of output columns must be a multiple of this: TMA writes whole units of 16 bytes,
-/// even past the last column.
+/// The number of output columns must be a multiple of this number, because TMA writes whole units
+/// of 16 bytes, even past the last column.
 const COLUMNS: usize = 8;
 
-/// Runs per timing, and timings per implementation; the shortest timing counts.
+/// Runs per timing.
 const RUNS: usize = 4;
+
+/// Timings per implementation. The shortest timing counts.
 const TRIALS: usize = 2;
 
 /// The first version of the library that supports scales by rows and by blocks for E4M3 GEMMs.
 const SCALED_FROM: usize = 120_900;
 
 /// Minimum number of rows at which a GEMM is split so that the library computes all rows except the
-/// last one to three. For these rows this project's kernel reads the whole weight, which takes as
-/// long as about 140 rows of the library's part (4 TB/s, 1,100 TFLOP/s).
+/// last one to three. This project's kernel reads the whole weight for the last rows, which takes
+/// as long as the library takes for about 140 rows (4 TB/s, 1,100 TFLOP/s).
 const SPLIT_FROM: usize = 2048;
 
-/// This project's kernel must be at least 3 % faster, because two measurements of the same kernel
-/// differ by a few per cent.
+/// The time of this project's kernel must be less than this fraction of the library's time, because
+/// two measurements of the same kernel differ by a few per cent.
 const CLEARLY: f32 = 0.97;
 
-/// How the kernels write the output.
+/// Format of the output, and an action that follows the launch.
 #[derive(Clone, Copy)]
 pub(super) struct Output<'a> {
-    /// The output is E4M3. Only gated GEMMs support this.
+    /// `true` if the output is E4M3. Only gated GEMMs support E4M3 outputs.
     is_rounded: bool,
-    /// Address of the scales, one for each 128 columns of a row of an E4M3 output. If `None`, the
-    /// whole output has `scale`.
+    /// Address of the scales of an E4M3 output, one for each 128 columns of a row. If `None`, the
+    /// whole output has the scale `scale`.
     scales: Option<Address>,
     scale: f32,
     /// Called after the kernel is launched.
@@ -66,7 +71,8 @@ pub(super) struct Output<'a> {
 impl<'a> Output<'a> {
     pub(super) const PLAIN: Output<'static> = Output { is_rounded: false, scales: None, scale: 1.0, then: None };
 
-    /// An output in the activation type, which `then` reads.
+    /// Returns an output in the activation type. `then` is called after the launch
+    /// and reads the output.
     pub(super) fn followed_by(then: &'a dyn Fn() -> Result<(), KernelError>) -> Self {
         Output { then: Some(then), ..Output::PLAIN }
     }
@@ -84,7 +90,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Whether the kernels support the GEMM.
+/// Returns `true` if the kernels support the GEMM.
 fn fits(product: GemmProblem, places: GemmOperands, output: Output<'_>) -> bool {
     let bytes = product.scheme.size();
     let starts = [places.weight as usize, places.x as usize, places.out as usize];
@@ -99,15 +105,17 @@ fn fits(product: GemmProblem, places: GemmOperands, output: Output<'_>) -> bool 
         && places.bias.is_none_or(|bias| bias.is_multiple_of(BIAS_ALIGNMENT))
 }
 
-/// Thread blocks per launch: no more than there are tiles, and no more than run at once.
+/// Returns the number of thread blocks of a launch: at most one cluster per tile, and at most as
+/// many clusters as the device runs at once.
 fn blocks(product: GemmProblem, processors: usize) -> usize {
     let across = TILE_WEIGHTS / if product.gates { 2 } else { 1 };
     let tiles = product.rows.div_ceil(CLUSTER * TILE_ROWS) * product.features().div_ceil(across);
     CLUSTER * tiles.min(processors / CLUSTER)
 }
 
-/// Whether this project's kernel should compute the GEMM, which `other` computes too. During
-/// autotuning, the first call times both, after which the output is meaningless.
+/// Returns `true` if this project's kernel should compute the GEMM. `other` computes the same GEMM
+/// without this kernel. During autotuning, the first call for a GEMM times both, which leaves
+/// meaningless numbers in the output.
 ///
 /// # Errors
 /// Any error that the device reports for a measurement.
@@ -123,15 +131,15 @@ pub(super) fn chosen(
     }
     let is_unquantized = product.scheme.is_unquantized();
     match cuda.products_by {
-        // cuBLASLt has no E4M3 GEMM with a fixed scale, and has the other E4M3 GEMMs
+        // cuBLASLt does not support E4M3 GEMMs with a fixed scale, and supports other E4M3 GEMMs
         // only in some versions.
         GemmBackend::Library => return Ok(!is_unquantized && !library_has(cuda, product, places)?),
         GemmBackend::Ours => return Ok(true),
         GemmBackend::Measured => {}
     }
     // A gated GEMM can always be compared with an ungated GEMM followed by the gate. An ungated
-    // GEMM can only be compared with the library. A GEMM that is split is not measured; the
-    // measurement of a size that is not split also applies to it.
+    // GEMM can only be compared with the library. A GEMM that is split is not measured. The
+    // measurement of the next larger size that is not split applies to it.
     let is_whole = || parts(cuda, product, places).1.is_none();
     let has_other = || Ok::<_, KernelError>(product.gates || is_whole() && library_has(cuda, product, places)?);
     let is_measured = || cuda.kernels.blas.measured().contains_key(&product);
@@ -174,8 +182,8 @@ pub(super) fn chosen(
     Ok(cuda.kernels.blas.ours().range(product..=close).next().is_some())
 }
 
-/// Whether the kernels support a GEMM of few rows, which
-/// autotuning measures separately (`autotune.rs`).
+/// Returns `true` if the kernels support a GEMM of few rows. Autotuning measures
+/// such GEMMs separately (`autotune.rs`).
 pub(super) fn serves_few(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> bool {
     cuda.kernels.functions.is_machine_code()
         && product.rows <= FEW_ROWS
@@ -183,7 +191,8 @@ pub(super) fn serves_few(cuda: &Cuda, product: GemmProblem, places: GemmOperands
         && fits(product, places, Output::PLAIN)
 }
 
-/// Whether the library may be asked for the GEMM, or for all of its rows except the last ones.
+/// Returns `true` if the library may be asked for the GEMM, or for all of its rows except the
+/// last one to three.
 pub(super) fn is_by_library(cuda: &Cuda, product: GemmProblem, places: GemmOperands) -> bool {
     let ((product, places), rest) = parts(cuda, product, places);
     let has_scales = match product.scheme {
@@ -202,8 +211,8 @@ pub(super) fn is_by_library(cuda: &Cuda, product: GemmProblem, places: GemmOpera
         && rest.is_none_or(|(rest, places)| product.gates || linear_few::serves(cuda, rest, places))
 }
 
-/// Splits the GEMM into the part that cuBLASLt computes and the remaining rows, if there are any:
-/// with scales by blocks, cuBLASLt requires a multiple of four rows.
+/// Splits the GEMM into the rows that cuBLASLt computes and the remaining rows, if any. With scales
+/// by blocks, cuBLASLt requires a multiple of four rows.
 pub(super) fn parts(
     cuda: &Cuda,
     product: GemmProblem,
@@ -218,9 +227,10 @@ pub(super) fn parts(
     ((GemmProblem { rows: whole, ..product }, places), rest)
 }
 
-/// Whether the library may be asked for the GEMM and has an algorithm for it. If not, this
-/// project's kernels compute it. For a gated GEMM, this returns only whether the library may be
-/// asked: the library computes the ungated GEMM, about which it is asked separately.
+/// Returns `true` if the library may be asked for the GEMM and has an algorithm for it. Otherwise
+/// this project's kernels compute the GEMM. For an unquantized GEMM, the library is assumed to have
+/// an algorithm. For a gated GEMM, the search for an algorithm is omitted too, because the library
+/// would compute the ungated GEMM, which is checked by a separate call.
 ///
 /// # Errors
 /// The device is lost.
@@ -242,7 +252,8 @@ pub(super) fn library_has(cuda: &Cuda, product: GemmProblem, places: GemmOperand
 /// Launches the kernel, then calls `output.then`.
 ///
 /// # Safety
-/// `places` and `output` match `product`, and [`chosen`] returned true.
+/// `places` and `output` must match `product`, and the kernels must support the GEMM: [`chosen`] or
+/// [`serves_few`] has returned true.
 pub(super) unsafe fn launch(
     cuda: &Cuda,
     product: GemmProblem,
@@ -287,7 +298,7 @@ pub(super) unsafe fn launch(
     };
     let blocks = blocks(product, cuda.kernels.target.processors);
     let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };
-    // SAFETY: these are the kernel's parameters, and the caller guarantees that
+    // SAFETY: the arguments match the kernel's parameters, and the caller guarantees that
     // their addresses are valid.
     unsafe { cuda.launch(kernel, extent, arguments)? };
     output.then.map_or(Ok(()), |then| then())

@@ -21,8 +21,8 @@ use crate::{
 /// A rank's end of the link between the GPU ranks of a group.
 ///
 /// All ranks must launch the same operations in the same order. A rank that does not join in time
-/// breaks the link: the results of the other ranks are undefined from then on, and they get
-/// [`DeviceError::Lost`] when they next wait for results.
+/// breaks the link: the results of the other ranks are undefined from then on, and the other ranks
+/// get [`DeviceError::Lost`] when they next wait for results.
 pub struct CudaLink {
     exchange: Exchange,
     /// Maximum number of thread blocks of a launch.
@@ -52,39 +52,40 @@ pub(super) struct Rows {
 }
 
 /// Minimum size at which, with more than two ranks, the two-shot all-reduce (each rank sums its
-/// share and reads the others' shares) is faster than the one-shot all-reduce. On four H200s of
-/// one host, two-shot takes 23.1 us and one-shot 25.9 us for 1.75 MiB; for 1 MiB they take 19.6 us
-/// and 18.4 us (`tools/gpu/ranks.py`).
+/// share and reads the sums of the other ranks) is faster than the one-shot all-reduce. On four
+/// H200s of one host, two-shot takes 23.1 us and one-shot 25.9 us for 1.75 MiB; for 1 MiB, two-shot
+/// takes 19.6 us and one-shot 18.4 us (`tools/gpu/ranks.py`).
 const TWO_SHOTS_FROM: Bytes = Bytes::kib(1536);
 
 /// Minimum size at which, with more than two ranks, the all-reduce with a norm is faster in shares
-/// (ranks write their shares into each other's memory) than in one shot. In shares it takes 17.6 us
-/// and in one shot 19.6 us for 1 MiB; for 448 KiB, 13.4 us and 12.4 us.
+/// (ranks write their shares into each other's memory) than in one shot. For 1 MiB, shares take
+/// 17.6 us and one shot takes 19.6 us. For 448 KiB, shares take 13.4 us and one shot takes 12.4 us.
 const SHARES_FROM: Bytes = Bytes::kib(768);
 
 /// Minimum size of each collective if rows in shares are split over several collectives. Each of
-/// these takes 10 us longer than a one-shot collective of the same part.
+/// these collectives takes 10 us longer than a one-shot collective of the same size.
 const SEVERAL_SHARES_FROM: Bytes = Bytes::mib(3);
 
-/// Maximum size that is pushed at once to more than two ranks. For 7 KiB pushing takes 6.5 us and
-/// reading 6.8 us; for 16 KiB, 10.0 us and 7.8 us.
+/// Maximum size that is pushed at once to more than two ranks. For 7 KiB, pushing takes 6.5 us and
+/// reading takes 6.8 us. For 16 KiB, pushing takes 10.0 us and reading takes 7.8 us.
 const PUSHED_TO_MANY_MAX: Bytes = Bytes::kib(8);
 
-/// Maximum threads of a norm whose pieces have four rows; with more threads, pieces have two rows.
-/// In both cases a piece is at most 32 KiB. The kernel for four rows uses all registers of an SM,
-/// so it is used only for thread blocks that have more than two rows: with fewer rows a step is
-/// short, and the next GEMM begins to read its weights on the same SM meanwhile.
+/// Maximum threads of a norm whose pieces have four rows. With more threads, pieces have two
+/// rows. In both cases a piece is at most 32 KiB. The kernel for four rows uses all registers
+/// of an SM, so it is used only for thread blocks that have more than two rows. With fewer rows
+/// a step is short, and free registers let the next GEMM begin to read its weights on the same
+/// SM during the norm.
 const PIECES_OF_4_THREADS_MAX: usize = NORM_THREADS_MAX / 2;
 
-/// Bytes per row that a rank contributes to the maximum over all ranks: a number and its index.
+/// Bytes per row that a rank contributes to `best_of_ranks`: a number and its index.
 const BEST_BYTES: usize = 8;
 
 impl CudaLink {
     /// Bytes of the note that names a rank that did not join.
     pub(super) const NOTE: usize = 4;
 
-    /// Bytes of exchange memory that each rank leases for collectives of up to `largest` at once.
-    /// Larger operations are split into several collectives.
+    /// Returns the bytes of exchange memory that each rank leases for collectives of up to
+    /// `largest` bytes. Larger operations are split into several collectives.
     pub fn bytes(largest: Bytes) -> Bytes {
         Bytes(DATA_AT as u64) + largest.round_up(Bytes(UNIT as u64)) * 2
     }
@@ -95,7 +96,8 @@ impl CudaLink {
     /// The copy fails.
     ///
     /// # Safety
-    /// The memory has [`bytes`](CudaLink::bytes) that are backed, and nothing else uses them yet.
+    /// The memory must have the size that [`bytes`](CudaLink::bytes) returns and must be backed,
+    /// and nothing else may use it yet.
     pub unsafe fn clear(cuda: &Cuda, memory: Address) -> Result<(), KernelError> {
         // SAFETY: the caller guarantees that the memory is backed and that nothing else uses it.
         let mut control = unsafe { Tensor::persistent(memory, [DATA_AT], DType::U8) };
@@ -105,13 +107,13 @@ impl CudaLink {
 
     /// Creates the ends of a link between ranks, in the order of their indices. `memory` is each
     /// rank's exchange memory, of [`bytes`](CudaLink::bytes) of `largest`,
-    /// [cleared](CudaLink::clear). In each operation a rank waits up to `patience` for the others.
-    /// `processors` is the number of SMs of a device, and `sharing` is the number of ranks on one
-    /// device. Each of these ranks uses an equal part of the SMs, so that all thread blocks that
-    /// wait for other ranks can run at once.
+    /// [cleared](CudaLink::clear). In each operation a rank waits up to `patience` for the other
+    /// ranks. `processors` is the number of SMs of a device, and `sharing` is the number of ranks
+    /// on one device. Each of these ranks uses an equal part of the SMs, so that all thread blocks
+    /// that wait for other ranks can run at once.
     ///
     /// # Safety
-    /// Each memory is backed, begins on a page, is mapped by the devices of all ranks, and stays so
+    /// Each memory must begin on a page, and must be backed and mapped by the devices of all ranks
     /// until all work of all ranks has ended.
     ///
     /// # Panics
@@ -138,21 +140,21 @@ impl CudaLink {
         Rank::all(memory.len()).map(end).collect()
     }
 
-    /// This rank's position in the group.
+    /// Returns this rank's position in the group.
     pub fn rank(&self) -> Rank {
         Rank::new(self.exchange.rank as usize, self.exchange.ranks as usize)
     }
 
-    /// Number of rows of `row` bytes each that exchange memory holds at once.
+    /// Returns the number of rows of `row` bytes that fit in exchange memory at once.
     fn at_once(&self, row: usize) -> usize {
         self.exchange.half as usize / row.max(1)
     }
 
-    /// Number of rows per collective if `rows` rows are exchanged in shares, in collectives of
-    /// equal size. `None` if there are only two ranks, or if the collectives would be too small.
-    /// With N ranks, exchange memory then holds the sums of all rows of a collective and, from each
-    /// other rank, its partial rows of this rank's share: at most 1/N of the rows, plus one row for
-    /// each thread block. See `all_reduce.cu`.
+    /// Returns the number of rows per collective if `rows` rows are exchanged in shares, in
+    /// collectives of equal size. Returns `None` if there are only two ranks, or if the collectives
+    /// would be too small. Exchange memory must hold the sums of all rows of a collective. In
+    /// addition, it must hold the partial sums that each other rank has for this rank's share: with
+    /// N ranks, at most 1/N of the rows, plus one row for each thread block. See `all_reduce.cu`.
     fn at_once_in_shares(&self, rows: usize, row: usize) -> Option<usize> {
         let of = self.rank().of();
         let most = self.at_once(row).saturating_sub((of - 1) * self.blocks) * of / (2 * of - 1);
@@ -161,12 +163,12 @@ impl CudaLink {
         (of > 2 && most > 0 && at_once * row >= least.as_usize()).then_some(at_once)
     }
 
-    /// Address at which the device notes the rank that did not join.
+    /// Returns the address of the note, where the device records the rank that did not join.
     pub(super) fn failed_at(&self) -> Address {
         Address(self.exchange.control[self.rank().index()]).offset(Bytes(FAILED_AT as u64))
     }
 
-    /// Returns the error of a link whose note is `failed`.
+    /// Returns an error if the note `failed` names a rank that did not join.
     pub(super) fn check(failed: [u8; CudaLink::NOTE]) -> Result<(), DeviceError> {
         match u32::from_le_bytes(failed).checked_sub(1) {
             None => Ok(()),
@@ -178,7 +180,7 @@ impl CudaLink {
     }
 }
 
-/// Splits the rows into ranges of `at_once` rows. `None` if `at_once` is 0.
+/// Splits the rows into ranges of `at_once` rows. Returns `None` if `at_once` is 0.
 fn in_turns(rows: usize, at_once: usize) -> Option<impl Iterator<Item = Range<usize>>> {
     (at_once > 0).then(|| (0..rows).step_by(at_once).map(move |first| first..rows.min(first + at_once)))
 }
@@ -187,8 +189,8 @@ fn bytes_of_a_row(part: &Tensor<'_>) -> usize {
     part.dtype().bytes(part.columns()).as_usize()
 }
 
-/// Bytes of a unit. A row of either tensor must be a whole number of units and begin on a
-/// multiple of the unit.
+/// Returns the bytes of a unit. In both tensors, each row must be a whole number of units and begin
+/// on a multiple of a unit.
 fn unit(tensors: [&Tensor<'_>; 2]) -> usize {
     let is_whole = |tensor: &Tensor<'_>| {
         let [pitch, columns] = [tensor.pitch(), tensor.columns()].map(|count| tensor.dtype().bytes(count).as_usize());
@@ -203,9 +205,9 @@ fn rows(tensor: &Tensor<'_>, unit: usize) -> Rows {
 }
 
 impl Cuda {
-    /// Launches a kernel over the rows of `part` and `out`, as many rows at a time as
-    /// exchange memory holds. `whole` is the kernel for units of 16 bytes, `odd` the kernel
-    /// for units of 2 bytes.
+    /// Launches a kernel over the rows of `part` and `out`, as many rows at a time as fit in
+    /// exchange memory. `whole` is the kernel for units of 16 bytes, `odd` the kernel for
+    /// units of 2 bytes.
     fn exchange(
         &self,
         link: &CudaLink,
@@ -225,8 +227,8 @@ impl Cuda {
                 Some(accumulate) => arguments.with(u32::from(accumulate)),
                 None => arguments,
             };
-            // SAFETY: these are the kernel's parameters, the op layer has checked the shapes, and
-            // the creator of the link guarantees that its memory is valid.
+            // SAFETY: the arguments match the kernel's parameters, the op layer has checked the
+            // shapes, and the creator of the link guarantees that its memory is valid.
             unsafe { self.launch(if unit == UNIT { whole } else { odd }, extent, arguments)? };
         }
         Ok(())
@@ -293,8 +295,8 @@ pub(super) fn all_reduce_rms_norm(
             None => before.with(out.any().address()),
         }
         .with(count(some.len()));
-        // SAFETY: these are the kernels' parameters, the op layer has checked the shapes, and the
-        // creator of the link guarantees that its memory is valid.
+        // SAFETY: the arguments match the kernels' parameters, the op layer has checked the shapes,
+        // and the creator of the link guarantees that its memory is valid.
         unsafe { cuda.launch(kernel, extent, arguments)? };
     }
     Ok(())
@@ -307,12 +309,12 @@ pub(super) fn all_gather(cuda: &Cuda, link: &CudaLink, call: all_gather::Call<'_
     cuda.exchange(link, (OP, kernels), &call.part, &call.out, None)
 }
 
-/// Implements [`Backend::part`]. If this rank's device accepts no launch, the other ranks find out
-/// when their `patience` has passed.
+/// Implements [`Backend::abort_collectives`]. If this rank's device accepts no launch, the other
+/// ranks detect the failure when their `patience` has passed.
 pub(super) fn abort_collectives(cuda: &Cuda, link: &CudaLink) {
     if let (Some(hopper), Ok(())) = (&cuda.entry_points().hopper, cuda.enter()) {
-        // SAFETY: this is the kernel's parameter, and the creator of the link guarantees that
-        // its memory is valid.
+        // SAFETY: the argument matches the kernel's only parameter, and the creator of the link
+        // guarantees that its memory is valid.
         drop(unsafe { cuda.launch(hopper.part_from_ranks, Extent::line(1, 32), arguments![link.exchange]) });
     }
 }
@@ -331,8 +333,8 @@ pub(super) fn best_of_ranks(cuda: &Cuda, link: &CudaLink, call: best_of_ranks::C
             call.out.row_range(some.clone()).address(),
             count(some.len()),
         ];
-        // SAFETY: these are the kernel's parameters, the op layer has checked the shapes, and the
-        // creator of the link guarantees that its memory is valid.
+        // SAFETY: the arguments match the kernel's parameters, the op layer has checked the shapes,
+        // and the creator of the link guarantees that its memory is valid.
         unsafe { cuda.launch(hopper.best_of_ranks, extent, arguments)? };
     }
     Ok(())

@@ -119,7 +119,7 @@ impl CudaKernels {
         let mut functions = Err(OpenError::TooOld { found: target.capability });
         for images in images {
             // Decompress the modules before the memory measurement starts, because other models
-            // wait for their turn to be measured.
+            // must wait until the measurement ends.
             images.modules();
             functions = device.with_overhead("kernels", || Functions::load(device, images, target.activation));
             if !matches!(functions, Err(OpenError::Image { .. })) {
@@ -133,22 +133,22 @@ impl CudaKernels {
         Ok(Arc::new(CudaKernels { functions, blas, decode_counters, counter_sets, target, device }))
     }
 
-    /// The target that memory plans for these kernels must be made for.
+    /// Returns the target for which memory plans for these kernels must be made.
     pub fn target(&self) -> Target {
         Target::Cuda(self.target)
     }
 }
 
-/// Computes on a GPU in a separate stream. It belongs to one lane's thread.
+/// The backend of one lane on a GPU, with a separate stream. A `Cuda` belongs to the lane's thread.
 ///
-/// Every view passed to it must refer to memory of its device.
+/// Every view passed to a `Cuda` must refer to memory of its device.
 pub struct Cuda {
     target: Target,
     /// Counters for this project's GEMM kernels for few rows; `None` if the device has no such
-    /// kernels. Declared before the stream and the staging memory because its drop waits for the
-    /// stream, whose work still uses both.
+    /// kernels. This field is declared before the stream and the staging memory, because dropping
+    /// the counters waits for the stream's work, which uses both.
     counters: Option<Counters>,
-    /// Shared with the graphs that were captured in it.
+    /// The lane's stream, shared with the graphs that were captured in it.
     stream: Arc<Overhead<Stream>>,
     stage: RefCell<Overhead<Stage>>,
     products: RefCell<LaneGemms>,
@@ -156,7 +156,7 @@ pub struct Cuda {
     arrivals: StagingPool,
     /// `Some` for a lane that copies KV blocks to host memory and back.
     copies: Option<CopyStream>,
-    /// True while results are discarded, so that GEMMs may be measured.
+    /// True while autotuning is on: results are discarded, so GEMMs may be measured.
     autotunes: Cell<bool>,
     autotuner: RefCell<Autotuner>,
     clock: Clock,
@@ -167,8 +167,8 @@ pub struct Cuda {
     entered: Cell<Option<ThreadId>>,
     /// Link to the other ranks, if there are any.
     link: Option<RankLink>,
-    /// Must be the last field: dropping the last reference unloads the modules, and by then the
-    /// stream's work must have ended.
+    /// This must be the last field: dropping the last reference unloads the modules, and by then
+    /// the stream's work must have ended.
     kernels: Arc<CudaKernels>,
 }
 
@@ -218,9 +218,9 @@ impl Cuda {
         Cuda { products_by, ..self }
     }
 
-    /// Number of GEMMs met for the first time outside autotuning. Each took cuBLASLt's
-    /// first proposal and may have loaded one of cuBLASLt's kernels. The number is
-    /// zero after complete autotuning.
+    /// Returns the number of GEMMs that were first called outside autotuning. Each of these used
+    /// cuBLASLt's first proposal and may have loaded one of cuBLASLt's kernels. The number is zero
+    /// if autotuning was complete.
     pub fn guesses(&self) -> usize {
         self.products.borrow().guesses()
     }
@@ -238,8 +238,8 @@ impl Cuda {
         self.check_link()
     }
 
-    /// Checks that all ranks joined the collectives launched so far. If the device keeps the note
-    /// of a missing rank, this waits for the device to copy it.
+    /// Checks that all ranks joined the collectives launched so far. If the note of a missing rank
+    /// is in device memory, this function waits for a copy of the note.
     fn check_link(&self) -> Result<(), KernelError> {
         let Some(witness) = self.link.as_ref().and_then(RankLink::witness) else { return Ok(()) };
         if let Witness::Note(failed_at) = witness {
@@ -260,8 +260,8 @@ impl Cuda {
         Ok(())
     }
 
-    /// Like [`enter`](Cuda::enter), for a copy between host and device, which a
-    /// graph must not contain.
+    /// Does the same as [`enter`](Cuda::enter), for a copy between host and device. During a
+    /// capture it returns an error, because a graph must not contain such a copy.
     fn enter_to_copy(&self) -> Result<(), KernelError> {
         if self.captures.get() {
             let said = "a copy between host and device cannot be part of a graph".to_owned();
@@ -270,7 +270,7 @@ impl Cuda {
         self.enter()
     }
 
-    /// The kernels for this target's activation type.
+    /// Returns the kernels for this target's activation type.
     fn entry_points(&self) -> &EntryPoints<Function> {
         self.kernels.functions.entry_points()
     }

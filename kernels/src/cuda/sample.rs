@@ -16,19 +16,21 @@ use crate::{
 /// Rows per group. 64 rows fill every GPU; more rows would only need more scratch.
 const ROWS: usize = 64;
 
-/// Bytes of scratch through which the kernels pass on data, for a row of `slices` slices.
+/// Returns the bytes of scratch in which the kernels pass data to each other, for a
+/// row of `slices` slices.
 fn row_bytes(slices: usize) -> usize {
     (scheme::ROW_BYTES + scheme::SLICE_BYTES * slices).next_multiple_of(scheme::ROW_ALIGNMENT)
 }
 
-/// Elements from the start of one changed row to the start of the next. Rows are
-/// aligned to 16 bytes.
+/// Returns the number of elements from the start of one changed row to the start of the next. Rows
+/// are aligned to 16 bytes.
 fn changed_pitch(vocabulary: usize) -> usize {
     vocabulary.next_multiple_of(4)
 }
 
-/// Byte offsets of the parts of the scratch: the data that kernels pass on, the changed rows, and
-/// the tokens chosen by the previous step. The last entry is the end of the scratch.
+/// Returns the byte offsets of the parts of the scratch: the data that the kernels pass to each
+/// other, the changed rows, and the tokens chosen by the previous step. The last entry is the
+/// end of the scratch.
 fn parts(rows: usize, sequences: usize, vocabulary: usize) -> [Bytes; 4] {
     let at_once = rows.min(ROWS);
     let changed = Bytes((at_once * row_bytes(vocabulary.div_ceil(scheme::SLICE))) as u64);
@@ -52,7 +54,7 @@ pub(super) fn sample(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
         let arguments = arguments![call.chosen.address(), count(sequences), previous];
         let threads = scheme::PREVIOUS_THREADS;
         let extent = Extent::line(sequences.div_ceil(threads), threads);
-        // SAFETY: these are the kernel's parameters, and the scratch has space
+        // SAFETY: the arguments match the kernel's parameters, and the scratch has space
         // for the copied tokens.
         unsafe { cuda.launch(cuda.entry_points().sample_previous, extent, arguments)? };
     }
@@ -104,7 +106,7 @@ fn some_rows(cuda: &Cuda, call: &Call<'_>, first: usize, previous: Address) -> R
     let plan_arguments = arguments![count(vocabulary), requests, scratch];
     let gather_arguments = arguments![logits, pitch, changed, changed_pitch, count(vocabulary), requests, scratch];
     let kernels = cuda.entry_points();
-    // SAFETY: these are the kernels' parameters. The op layer has checked the shapes, and
+    // SAFETY: the arguments match the kernels' parameters. The op layer has checked the shapes, and
     // `SampleBatch::pack` made the indices.
     unsafe {
         cuda.launch(kernels.sample_slices, by_slice, slices_arguments)?;

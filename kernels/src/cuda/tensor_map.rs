@@ -11,7 +11,7 @@ use crate::DType;
 #[derive(Clone, Copy)]
 pub(super) struct TensorMap([u64; 16]);
 
-/// How the rows of a box are distributed over the banks of shared memory.
+/// The pattern by which the rows of a box are distributed over the banks of shared memory.
 #[derive(Clone, Copy)]
 pub(super) enum Swizzle {
     None,
@@ -51,7 +51,7 @@ impl TensorMap {
         TensorMap::new(Address(address), dtype, &layout)
     }
 
-    /// Creates a map of the tensor at `address`. The driver computes it on the
+    /// Creates a map of the tensor at `address`. The driver computes the map on the
     /// host, without the device.
     pub(super) fn new(address: Address, dtype: DType, layout: &Layout<'_>) -> Result<Self, DeviceError> {
         use sys::{
@@ -59,7 +59,7 @@ impl TensorMap {
             CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as Promotion,
             CUtensorMapSwizzle_enum as Pattern,
         };
-        /// The driver requires an alignment of 64 bytes.
+        /// A tensor map with the alignment that the driver requires, 64 bytes.
         #[repr(C, align(64))]
         struct Aligned(sys::CUtensorMap);
         let rank = layout.dimensions.len();

@@ -1,5 +1,5 @@
-//! Scales by blocks in the layouts that cuBLASLt reads (`kernels/cuda/turn_scales.cu`): the
-//! scales of x are transposed, so that scales of adjacent rows are adjacent; the scales of
+//! Scales by blocks in the layouts that cuBLASLt reads (`kernels/cuda/turn_scales.cu`). The
+//! scales of x are transposed, so that scales of adjacent rows are adjacent. The scales of
 //! each row of weight blocks are padded to a multiple of four. Both are written to the end
 //! of the GEMM's workspace.
 
@@ -19,23 +19,24 @@ const ALIGNMENT: u64 = 256;
 /// Alignment of a weight's scales, in bytes, if cuBLASLt reads them without a copy.
 const SCALES_ALIGNMENT: u64 = 16;
 
-/// The library requires a multiple of this number of rows of x, so that each row of the transposed
-/// scales is aligned for its copies.
+/// The library requires a multiple of this number of rows of x, because its copies require that
+/// each row of the transposed scales is aligned.
 pub(super) const ROWS: usize = 4;
 
 /// Addresses of a GEMM's converted scales in its workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Scratch {
     transposed: u64,
-    /// `None` if cuBLASLt reads the weight's scales without a copy.
+    /// Address of the weight's padded scales, or `None` if cuBLASLt reads the weight's
+    /// scales without a copy.
     padded: Option<u64>,
     /// Bytes of the workspace that remain.
     workspace_bytes: u64,
 }
 
 impl Scratch {
-    /// `None` if the library does not support such a GEMM, or if its scales would take more than
-    /// half of the workspace.
+    /// Places the converted scales in the workspace. Returns `None` if the library does not support
+    /// such a GEMM, or if its scales would take more than half of the workspace.
     fn within(product: GemmProblem, places: GemmOperands) -> Option<Scratch> {
         let has_layout = product.scheme == QuantScheme::E4m3Blocks { height: FP8_BLOCK }
             && product.rows.is_multiple_of(ROWS)
@@ -64,7 +65,7 @@ fn groups(product: GemmProblem) -> usize {
     product.in_features.div_ceil(FP8_BLOCK)
 }
 
-/// Bytes of a weight's padded scales.
+/// Returns the bytes of a weight's padded scales.
 fn weight_scales_bytes(product: GemmProblem) -> Bytes {
     DType::F32.bytes(blocks(product) * groups(product).next_multiple_of(PADDED))
 }
@@ -73,7 +74,7 @@ fn blocks(product: GemmProblem) -> usize {
     product.out_features.div_ceil(FP8_BLOCK)
 }
 
-/// Whether the library can be given the GEMM's scales.
+/// Returns `true` if the library supports the GEMM's scales, and they fit in the workspace.
 pub(super) fn fit(product: GemmProblem, places: GemmOperands) -> bool {
     Scratch::within(product, places).is_some()
 }
@@ -82,7 +83,7 @@ pub(super) fn fit(product: GemmProblem, places: GemmOperands) -> bool {
 /// the library needs. The operands of any other GEMM are returned unchanged.
 ///
 /// # Safety
-/// `places` match the product, and nothing else uses its workspace until the product has ended.
+/// `places` must match `product`, and nothing else may use the workspace until the GEMM has ended.
 ///
 /// # Panics
 /// If the scales of a GEMM with scales by blocks do not [`fit`].
@@ -110,14 +111,14 @@ pub(super) unsafe fn transposed(
         count(padded_groups),
     ];
     let kernel = cuda.entry_points().hopper.as_ref().expect("the library was asked for it").turn_scales;
-    // SAFETY: these are the kernel's parameters, and the caller guarantees that
+    // SAFETY: the arguments match the kernel's parameters, and the caller guarantees that
     // their addresses are valid.
     unsafe { cuda.launch(kernel, extent, arguments)? };
     Ok(as_asked(product, places))
 }
 
-/// The operands of a GEMM in the form that the library needs: the addresses of the scales after
-/// [`transposed`] has converted them, and the rest of the workspace.
+/// Returns the operands of a GEMM in the form that the library needs: with the addresses of the
+/// scales that [`transposed`] converts, and with the rest of the workspace.
 ///
 /// # Panics
 /// If the scales of a GEMM with scales by blocks do not [`fit`].

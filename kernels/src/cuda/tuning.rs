@@ -26,31 +26,31 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// Number of GEMMs with an algorithm.
+    /// Returns the number of GEMMs with an algorithm.
     pub fn products(&self) -> usize {
         self.fastest.len()
     }
 }
 
-/// The algorithm of each GEMM that all ranks of a model use: the one found by the first rank that
-/// measured the GEMM. If each rank chose separately, ranks would round the same GEMM differently,
-/// and the ranks of a mixture of experts would then choose different experts for a row.
+/// The results that all ranks of a model use: for each GEMM, the result of the first rank that
+/// measured it. If each rank chose separately, ranks would round the same GEMM differently, and the
+/// ranks of a mixture of experts would then choose different experts for a row.
 #[derive(Default)]
 pub(super) struct Agreement {
     algorithms: Mutex<BTreeMap<GemmProblem, GemmAlgorithm>>,
-    /// Whether this project's kernel computes the GEMM.
+    /// For each GEMM, `true` if this project's kernel computes it.
     ours: Mutex<BTreeMap<GemmProblem, bool>>,
 }
 
 impl Agreement {
-    /// The algorithm that all ranks use for `product`. `fastest` is the algorithm that
-    /// the calling rank found.
+    /// Returns the algorithm that all ranks use for `product`. `fastest` is the algorithm that the
+    /// calling rank measured to be fastest.
     pub(super) fn algorithm(&self, product: GemmProblem, fastest: GemmAlgorithm) -> GemmAlgorithm {
         first(&self.algorithms, product, fastest)
     }
 
-    /// Whether all ranks use this project's kernel for `product`. `is_faster` is the result that
-    /// the calling rank found.
+    /// Returns `true` if all ranks use this project's kernel for `product`. `is_faster` is the
+    /// result that the calling rank measured.
     pub(super) fn is_ours(&self, product: GemmProblem, is_faster: bool) -> bool {
         first(&self.ours, product, is_faster)
     }
@@ -61,28 +61,29 @@ impl Agreement {
     }
 }
 
-/// Returns the value that was found first for `product`. A poisoned lock is safe to use: an entry
-/// is written in one assignment.
+/// Returns the value that was recorded first for `product`, which may be `by_this_rank`. A poisoned
+/// lock is safe to use: an entry is written in one assignment.
 fn first<F: Copy>(found: &Mutex<BTreeMap<GemmProblem, F>>, product: GemmProblem, by_this_rank: F) -> F {
     *found.lock().unwrap_or_else(PoisonError::into_inner).entry(product).or_insert(by_this_rank)
 }
 
 impl CudaKernels {
-    /// The name of cuBLASLt with its version number. Algorithms are valid for one version only.
+    /// Returns the name of cuBLASLt with its version number. Algorithms are valid
+    /// for one version only.
     pub fn library(&self) -> String {
         format!("cuBLASLt {}", self.blas.version())
     }
 
-    /// The algorithms of all GEMMs that any lane has measured so far.
+    /// Returns the algorithms of all GEMMs that any lane has measured so far.
     pub fn tuning(&self) -> Tuning {
         let fastest = self.blas.measured().iter().map(|(product, way)| (*product, *way)).collect();
         let ours = self.blas.ours().iter().copied().collect();
         Tuning { fastest, ours }
     }
 
-    /// Replaces the results measured so far by `tuning`; GEMMs in `tuning` are not measured again.
-    /// If any entry cannot run here, all of `tuning` is ignored and everything is measured. Call
-    /// this on all ranks before any rank measures.
+    /// Replaces the results measured so far by `tuning`. GEMMs in `tuning` are not measured again.
+    /// If any entry cannot run on this device, all of `tuning` is ignored, and all GEMMs are
+    /// measured. Call this on all ranks before any rank measures.
     pub fn tune(&self, tuning: &Tuning) {
         let Tuning { fastest, ours } = if self.takes(tuning) { tuning.clone() } else { Tuning::default() };
         *self.blas.measured() = fastest.into_iter().collect();
@@ -90,12 +91,12 @@ impl CudaKernels {
         self.blas.agreement.forget();
     }
 
-    /// Whether every entry of `tuning` can run here.
+    /// Returns `true` if every entry of `tuning` can run on this device.
     pub fn takes(&self, tuning: &Tuning) -> bool {
         tuning.fastest.iter().all(|(product, way)| self.runs(*product, *way))
     }
 
-    /// Whether `way` can compute `product`. Alignment and workspace size are checked
+    /// Returns `true` if `way` can compute `product`. Alignment and workspace size are checked
     /// again at each call.
     fn runs(&self, product: GemmProblem, way: GemmAlgorithm) -> bool {
         match way {

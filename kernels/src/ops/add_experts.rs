@@ -5,9 +5,9 @@ use super::{check, route::Routing};
 use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 
 /// Computes `sum[row] = Σ weight of the choice * (x[place] @ weight[expert]^T)` over the choices of
-/// each row whose experts this rank holds. The sum is taken in the order of the choices' ranks, so
-/// that a row has the same bits whatever the other rows are. The result is added to the contents of
-/// `sum` if `accumulate` is set.
+/// each row whose experts this rank holds. The terms are added in the order of the choices' ranks,
+/// so that the bits of a row do not depend on the other rows. The result is added to the contents
+/// of `sum` if `accumulate` is set.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows * top, in_features]` activations, only in the format that the weight wants, in
@@ -17,13 +17,13 @@ pub struct Call<'a> {
     pub weight: Weight<'a>,
     /// The experts of each row.
     pub routing: Routing<'a>,
-    /// `[rows * top, out_features]` activations: space for each
-    /// expert's product. Undefined afterwards.
+    /// `[rows * top, out_features]` activations: space for the product of each choice. The
+    /// contents are undefined afterwards.
     pub products: Tensor<'a>,
     /// Scratch declared with
     /// [`Target::experts_scratch`](crate::Target::experts_scratch); may be empty.
     pub scratch: Tensor<'a>,
-    /// Add to the contents of `sum` instead of replacing them.
+    /// `true` to add to the contents of `sum` instead of replacing them.
     pub accumulate: bool,
     /// `[rows, out_features]` activations. A gap between rows is allowed.
     pub sum: Tensor<'a>,
@@ -36,7 +36,7 @@ impl<B: Backend> Scope<'_, B> {
     /// experts to `sum` `[rows, out_features]`.
     ///
     /// Space for all products is taken from the workspace even if the backend does not need it,
-    /// because a plan does not know what autotuning chose.
+    /// because a plan does not know which algorithm autotuning will choose.
     pub fn add_experts<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -62,7 +62,8 @@ impl<B: Backend> Scope<'_, B> {
         self.sum_of_experts((x.into(), weight.into()), routing, false, sum, |call| self.backend.add_experts(call))
     }
 
-    /// Checks the arguments, takes space, counts the work, and passes the call to `launch`.
+    /// Checks the arguments, allocates space from the workspace, counts the work, and passes
+    /// the call to `launch`.
     pub(super) fn sum_of_experts(
         &self,
         (x, weight): (Activations<'_>, Weight<'_>),

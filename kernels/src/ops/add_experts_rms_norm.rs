@@ -1,5 +1,5 @@
-//! The second half of a mixture, followed by the norm at the start of the next layer. The operation
-//! that computes the rows of the residual stream also normalizes them.
+//! The second half of a mixture of gated MLPs, fused with the norm at the start of the next layer.
+//! The operation that computes the rows of the residual stream also normalizes these rows.
 
 use super::{add_experts, check, rms_norm::RmsNorm, route::Routing};
 use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
@@ -8,11 +8,11 @@ use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 /// `out = sum / sqrt(mean(sum^2) + epsilon) * weight`, row by row, with the mean in `f32`.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// The sum over experts. It accumulates, and this rank holds all experts of its routing.
+    /// The sum over experts, with `accumulate` set. This rank has all experts of the routing.
     pub experts: add_experts::Call<'a>,
     /// `[out_features]`, floating point.
     pub weight: Tensor<'a>,
-    /// Added to the mean square.
+    /// Constant added to the mean square.
     pub epsilon: f32,
     /// `[rows, out_features]` in the requested formats.
     pub out: Activations<'a>,
@@ -27,7 +27,7 @@ impl<B: Backend> Scope<'_, B> {
     /// [`rms_norm_into`](Scope::rms_norm_into).
     ///
     /// # Panics
-    /// If this rank does not hold all experts: `sum` would then be only a partial sum.
+    /// If this rank does not have all experts, because `sum` would be only a partial sum.
     pub fn add_experts_rms_norm<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -42,7 +42,8 @@ impl<B: Backend> Scope<'_, B> {
         norm.check(OP, sum, out, self.target())?;
         check::writable(OP, "sum", sum);
         self.sum_of_experts((x.into(), weight.into()), routing, true, sum, |experts| {
-            // `sum_of_experts` counts the bytes of the sum, which is not read again.
+            // `sum_of_experts` has counted the bytes of `sum`, which is not read
+            // again for the norm.
             let mut work = Work::over(4 * experts.sum.shape().elements() as u64, &[norm.weight]);
             work.bytes += out.bytes();
             self.count(work);

@@ -1,27 +1,28 @@
-//! Addition of rows at given indices: it adds features of a vision encoder's middle layers to the
-//! picture tokens in the first layers of the language model.
+//! Addition of rows at given indices. Models use this operation to add features of a vision
+//! encoder's middle layers to the picture tokens in the first layers of the language model.
 
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// Computes `out[to[i]] += x[from[i]]` in f32, rounded once. Each row of `out` is
-/// named at most once.
+/// Computes `out[to[i]] += x[from[i]]` in f32, rounded once. Each row of `out` occurs at
+/// most once in `to`.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, columns]` activations.
     pub x: Tensor<'a>,
-    /// `[chosen]` u32, each below the rows of `x`.
+    /// `[chosen]` u32, each below the number of rows of `x`.
     pub from: Tensor<'a>,
-    /// `[chosen]` u32, each below the rows of `out`.
+    /// `[chosen]` u32, each below the number of rows of `out`.
     pub to: Tensor<'a>,
-    /// `[rows, columns]` activations. Rows that are not named keep their contents.
+    /// `[rows, columns]` activations. Rows that are not in `to` keep their contents.
     pub out: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Adds the rows of `x` `[n, columns]` that `from` `[chosen]` names to the rows of `out`
-    /// `[rows, columns]` that `to` `[chosen]` names. Both may have gaps between their rows.
+    /// Adds the rows of `x` `[n, columns]` at the indices `from` `[chosen]` to the rows
+    /// of `out` `[rows, columns]` at the indices `to` `[chosen]`. `x` and `out` may have
+    /// gaps between their rows.
     pub fn add_rows(
         &self,
         x: &Tensor<'_>,

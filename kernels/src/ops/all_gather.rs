@@ -1,11 +1,11 @@
-//! All-gather: the concatenated columns of all ranks, on each rank. It combines the logits of an
-//! output projection whose rows are divided among the ranks.
+//! All-gather: the concatenated columns of all ranks, on each rank. This collective combines the
+//! logits of an output projection whose rows are divided among the ranks.
 
 use super::check;
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
-/// Computes `out[:, rank * columns..][..columns] = part of that rank`. The order of calls and the
-/// waiting are as for [`all_reduce`](super::all_reduce::Call).
+/// Computes `out[:, rank * columns..][..columns] = part of that rank` for each rank. The rules for
+/// the order of calls and for waiting are the same as for [`all_reduce`](super::all_reduce::Call).
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, columns]` activations or f32: this rank's columns. A gap between rows is allowed.
@@ -16,7 +16,7 @@ pub struct Call<'a> {
 
 impl<B: Backend> Scope<'_, B> {
     /// Writes all ranks' `part` `[rows, columns]` side by side to `out` `[rows, ranks * columns]`,
-    /// in the order of the ranks' indices. Both hold activations, or f32, as logits do.
+    /// in the order of the ranks' indices. Both tensors contain activations, or f32 such as logits.
     ///
     /// # Errors
     /// The shapes disagree, or the device is lost because a rank did not join in time.

@@ -1,21 +1,21 @@
-//! All-reduce: the sum of the tensors of all ranks, on each rank. It combines the partial products
-//! of a weight whose columns are divided among the ranks.
+//! All-reduce: the sum of the tensors of all ranks, on each rank. This collective combines the
+//! partial products of a weight whose columns are divided among the ranks.
 
 use super::check;
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 /// Computes `out = Σ partial`, or adds the sum to `out` if `accumulate` is set. The partial results
 /// of all ranks are summed in f32 in the order of the ranks' indices, and rounded once. Therefore
-/// every rank gets the same bits, and the same bits every time. With [NCCL](crate::NcclLink) the
-/// library determines the order, and intermediate sums are rounded.
+/// all ranks get the same bits, and repeated calls give the same bits. With [NCCL](crate::NcclLink)
+/// the library determines the order, and intermediate sums are rounded.
 ///
 /// All ranks must call the same collectives with the same shapes in the same order. The collective
-/// ends when all ranks have read this rank's `partial`.
+/// ends on a rank when all ranks have read that rank's `partial`.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, columns]` activations: this rank's partial result. A gap between rows is allowed.
     pub partial: Tensor<'a>,
-    /// Add to the contents of `out` instead of replacing them.
+    /// `true` to add to the contents of `out` instead of replacing them.
     pub accumulate: bool,
     /// `[rows, columns]` activations. A gap between rows is allowed.
     pub out: Tensor<'a>,

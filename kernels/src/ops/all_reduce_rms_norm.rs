@@ -13,20 +13,21 @@ use crate::{Activations, Backend, KernelError, Scope, Tensor, Work};
 pub struct Call<'a> {
     /// `[rows, hidden]` activations: this rank's partial result. A gap between rows is allowed.
     pub partial: Tensor<'a>,
-    /// `[rows, hidden]` activations, equal on all ranks and changed in place. A gap
+    /// `[rows, hidden]` activations, equal on all ranks and updated in place. A gap
     /// between rows is allowed.
     pub residual: Tensor<'a>,
     /// `[hidden]`, floating point.
     pub weight: Tensor<'a>,
-    /// Added to the mean square.
+    /// Constant added to the mean square.
     pub epsilon: f32,
     /// `[rows, hidden]` in the requested formats.
     pub out: Activations<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Adds the sum of all ranks' `partial` `[rows, hidden]` to `residual` `[rows, hidden]`, and
-    /// writes its rows to `out`, normalized as in [`rms_norm_into`](Scope::rms_norm_into).
+    /// Adds the sum of all ranks' `partial` `[rows, hidden]` to `residual`
+    /// `[rows, hidden]`, and writes the rows of the sum to `out`,
+    /// normalized as in [`rms_norm_into`](Scope::rms_norm_into).
     ///
     /// # Errors
     /// The shapes disagree, or the device is lost because a rank did not join in time.
@@ -50,7 +51,7 @@ impl<B: Backend> Scope<'_, B> {
     }
 }
 
-/// Calls the two operations in turn.
+/// Calls `all_reduce` and then `rms_norm`.
 pub(crate) fn in_two<B: Backend + ?Sized>(backend: &B, call: Call<'_>) -> Result<(), KernelError> {
     let Call { partial, residual, weight, epsilon, out } = call;
     backend.all_reduce(all_reduce::Call { partial, accumulate: true, out: residual.view() })?;

@@ -1,15 +1,15 @@
-//! Argmax: the index of each row's largest element, for a greedy choice without copying the
+//! Argmax: the index of each row's largest element, for greedy decoding without copying the
 //! logits to the host.
 
 use crate::{Backend, DType, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// The result for a row that holds only NaN.
+/// The result for a row that has only NaN.
 pub const NO_CHOICE: u32 = u32::MAX;
 
 /// Computes `out[i]`, the first index of the largest element of row `i`. NaN is never chosen over a
-/// number. A row of only NaN gives [`NO_CHOICE`].
+/// number. The result for a row that has only NaN is [`NO_CHOICE`].
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, columns]` activations or f32.
@@ -19,8 +19,8 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// The first index of the largest element in each row of `x`
-    /// `[rows, columns]`; returns `[rows]` u32.
+    /// Returns the first index of the largest element in each row of `x`
+    /// `[rows, columns]`, as `[rows]` u32.
     pub fn argmax(&self, x: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
         let mut out = self.take([x.rows()], DType::U32)?;
         self.argmax_into(x, &mut out)?;

@@ -8,25 +8,25 @@ use crate::{Backend, KernelError, KvLayer, KvShape, ScaledLayer, Scope, Tensor, 
 
 use super::check;
 
-/// Assignment of rows to sequences, and the blocks that hold each sequence's keys and values.
+/// Assignment of rows to sequences, and the blocks that contain each sequence's keys and values.
 #[derive(Debug)]
 pub struct PagedSequences<'m> {
     /// `[sequences + 1]` u32: sequence `s` has the rows `query_starts[s]..query_starts[s + 1]`.
     /// Together the sequences cover all rows from 0.
     pub query_starts: Tensor<'m>,
     /// `[sequences]` u32: tokens in the cache, including this step's rows. A
-    /// sequence with one row and length 0 is padding. Its output is zeros, and
-    /// it counts towards [`single_rows`](Self::single_rows).
+    /// sequence with one row and length 0 is padding. The output of padding is
+    /// zeros. Padding counts towards [`single_rows`](Self::single_rows).
     pub context_lengths: Tensor<'m>,
     /// `[sequences, blocks_max]` u32: the blocks of each sequence, in order. Unused
     /// entries are not read.
     pub block_tables: Tensor<'m>,
-    /// Number of leading sequences that have exactly one row, as decoding sequences do.
-    /// Backends with a separate kernel for such sequences use it. A value below the true number
-    /// is slower but correct.
+    /// Number of leading sequences that have exactly one row, as decoding sequences do. Backends
+    /// with a separate kernel for such sequences use it. With a value below the true number, the
+    /// result is correct but slower to compute.
     pub single_rows: usize,
-    /// Number of pairs of a query and a key that the query sees, over all sequences. The arithmetic
-    /// is proportional to it.
+    /// Number of pairs of a query and a key that the query sees, over all sequences. The amount of
+    /// arithmetic is proportional to this number.
     pub query_key_pairs: u64,
 }
 
@@ -40,12 +40,12 @@ pub struct Call<'a> {
     pub heads: usize,
     /// Factor on the dot products of queries and keys.
     pub scale: f32,
-    /// The layer's keys and values, including this step's. If every sequence has one row, the
-    /// tokens before that row may be read before the preceding operation has ended, because they
-    /// were written before this step.
+    /// The layer's keys and values, including those that this step has written. If every sequence
+    /// has one row, the tokens before that row may be read before the preceding operation has
+    /// ended, because they were written before this step.
     pub layer: &'a KvLayer,
-    /// `[2, kv_heads]` f32 for a layer of E4M3: the scales of the keys and of the
-    /// values of each head.
+    /// `[2, kv_heads]` f32 for a layer of E4M3 elements: the scales of each head's keys, then the
+    /// scales of each head's values.
     pub scales: Option<Tensor<'a>>,
     pub sequences: &'a PagedSequences<'a>,
     /// Scratch declared with [`Target::paged_scratch`](crate::Target::paged_scratch).
@@ -55,9 +55,9 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Attention of `queries` `[tokens, heads * head_dim]` over the blocks of `cache`, where each
-    /// row sees the tokens of its sequence up to itself. Scores are multiplied by `scale`, usually
-    /// `head_dim^-0.5`. Returns `[tokens, heads * head_dim]`.
+    /// Computes attention of `queries` `[tokens, heads * head_dim]` over the blocks of `cache`.
+    /// Each row sees the tokens of its sequence up to and including its own token. Scores are
+    /// multiplied by `scale`, usually `head_dim^-0.5`. Returns `[tokens, heads * head_dim]`.
     pub fn attention_paged<'a>(
         &self,
         queries: &Tensor<'_>,
@@ -117,10 +117,10 @@ impl<B: Backend> Scope<'_, B> {
     }
 }
 
-/// The cost of a call. The context lengths are on the device, so the number of keys to read is
-/// derived from the pairs. The result is exact if all sequences have equally many rows (`n` rows
-/// over a context of `c` see `n * c - n * (n - 1) / 2` keys), as in a decoding step or one prefill.
-/// In a mixed step it is an estimate.
+/// Returns the work of a call. The context lengths are on the device, so the number of keys to read
+/// is derived from `query_key_pairs`. The result is exact if all sequences have equally many rows
+/// (`n` rows over a context of `c` see `n * c - n * (n - 1) / 2` keys), as in a decoding step or
+/// one prefill. In a mixed step it is an estimate.
 fn work(sequences: &PagedSequences<'_>, cache: ScaledLayer<'_>, queries: &Tensor<'_>, out: &Tensor<'_>) -> Work {
     let (count, rows) = (sequences.context_lengths.rows() as u64, queries.rows() as u64);
     let keys = (count * sequences.query_key_pairs).checked_div(rows).unwrap_or(0) + rows.saturating_sub(count) / 2;

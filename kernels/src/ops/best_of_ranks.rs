@@ -1,14 +1,14 @@
-//! The index of each row's largest element among the columns of all ranks, for a greedy
-//! choice without gathering logits.
+//! The index of each row's largest element among the columns of all ranks, for greedy
+//! decoding without gathering logits.
 
 use super::{argmax, check};
 use crate::{Backend, KernelError, RankShard, Scope, Tensor, Work};
 
-/// For each row `i`, picks the largest of the elements that the ranks found in their own
-/// columns. `out[i]` is its index among the concatenated columns of all ranks. Among equal
-/// elements, the lowest index wins. A rank whose columns have only NaN is ignored, and a row
-/// that has only NaN on all ranks gives [`NO_CHOICE`](argmax::NO_CHOICE). The order of calls and
-/// the waiting are as for [`all_reduce`](super::all_reduce::Call).
+/// For each row `i`, picks the largest of the elements that the ranks found in their own columns.
+/// `out[i]` is the index of this element among the concatenated columns of all ranks. Among equal
+/// elements, the lowest index wins. A rank whose columns have only NaN is ignored. If a row has
+/// only NaN on all ranks, the result is [`NO_CHOICE`](argmax::NO_CHOICE). The rules for the order
+/// of calls and for waiting are the same as for [`all_reduce`](super::all_reduce::Call).
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, columns]` f32: this rank's columns. A gap between rows is allowed.
@@ -20,13 +20,14 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Whether there are several ranks and each needs only its own columns to choose.
+    /// Returns `true` if there are several ranks, and each rank needs only its
+    /// own columns to choose.
     pub fn chooses_among_ranks(&self) -> bool {
         !self.rank().is_alone() && self.backend.chooses_among_ranks()
     }
 
-    /// The first index of the largest element in each row of all ranks' concatenated columns, into
-    /// `out` `[rows]` u32. If the ranks [choose](Scope::chooses_among_ranks) together, `x`
+    /// Writes the first index of the largest element in each row of all ranks' concatenated columns
+    /// to `out` `[rows]` u32. If the ranks [choose](Scope::chooses_among_ranks) together, `x`
     /// `[rows, columns.count]` f32 has this rank's columns, and the ranks exchange 8 bytes per row.
     /// Otherwise `x` has the columns of all ranks.
     ///

@@ -18,13 +18,14 @@ pub struct BlockCopy {
 
 /// Copies in a fixed order: first all copies to the host, then all copies to the device.
 ///
-/// Passes that start later write only after the copies to the host. Copies to the device are
-/// complete only once the host has learned so, and until then no pass may use their blocks. Data
-/// that is copied to the host must have been written by passes whose end the host has already seen.
-/// Copies that were started earlier run first.
+/// Passes that start later do not write before the copies to the host are done. Copies to the
+/// device are complete only when the host has observed their completion. Until then, no pass may
+/// use the copied blocks. Data that is copied to the host must have been written by passes whose
+/// completion the host has already observed. Copies that were started earlier run first.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// Addresses of blocks and slots: one entry per layer of the cache, or one for a cache of rows.
+    /// Addresses of blocks and slots: one entry per layer of the KV cache, or a single entry for
+    /// a cache of rows.
     pub pieces: &'a [Pieces],
     /// Ranges of blocks to copy to slots.
     pub to_host: Vec<BlockRange>,
@@ -32,7 +33,7 @@ pub struct Call<'a> {
     pub to_device: Vec<BlockRange>,
 }
 
-/// The addresses of a layer's blocks and of its slots. Both are contiguous.
+/// The addresses of a layer's blocks and slots. Blocks are contiguous, and so are slots.
 #[derive(Clone, Copy, Debug)]
 pub struct Pieces {
     /// Address of the first block.
@@ -49,11 +50,12 @@ impl Pieces {
     }
 
     pub(crate) fn slot(&self, slot: u32) -> *mut u8 {
-        // `wrapping_add`, because `copy` below checks the slot against the bounds.
+        // `wrapping_add` is sufficient, because `copy` below has checked that the
+        // slot is in bounds.
         self.host.wrapping_add(self.bytes(slot).as_usize())
     }
 
-    /// Bytes of `count` adjacent blocks.
+    /// Returns the bytes of `count` adjacent blocks.
     pub(crate) fn bytes(&self, count: u32) -> Bytes {
         self.bytes * u64::from(count)
     }
@@ -70,12 +72,12 @@ pub struct BlockRange {
     pub count: u32,
 }
 
-/// Copies in progress. The value may be dropped before they end.
+/// Copies in progress. The value may be dropped before the copies end.
 pub trait Copying {
-    /// Whether [`wait`](Copying::wait) would return at once. This method never blocks.
+    /// Returns `true` if [`wait`](Copying::wait) would return at once. This method never blocks.
     fn has_come(&self) -> bool;
 
-    /// Waits until all copies are done, and returns how long the device took for them.
+    /// Waits until all copies are done, and returns the time that the device took for the copies.
     ///
     /// # Errors
     /// Any error that the device reports for the copies.
@@ -131,7 +133,7 @@ pub fn copy_blocks<B: Backend>(
 /// The same as for [`copy_blocks`].
 ///
 /// # Panics
-/// If the length of a row is not that of a slot, or a row or slot is out of bounds.
+/// If rows and slots differ in length, or a row or slot is out of bounds.
 pub fn copy_rows<B: Backend>(
     backend: &B,
     cache: &Tensor<'_>,

@@ -6,26 +6,27 @@ use super::check;
 
 /// Computes `out[i] = table[ids[i]]`, converted to activations. `ids[i]` is the
 /// [code](crate::InputToken::code) of a token. The id of a token that the host has not seen is
-/// `previous[row]`. If that entry is [`NO_CHOICE`](super::argmax::NO_CHOICE), no token was chosen,
-/// and the output row is all zeros. The row of a token that is not in `tokens` is all zeros too.
+/// `previous[row]`. If that entry is [`NO_CHOICE`](super::argmax::NO_CHOICE), no token was
+/// chosen, and the output row is all zeros. For a token that is not in `tokens`, the output row
+/// is all zeros too.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[tokens.count, hidden]`, floating point.
     pub table: Tensor<'a>,
-    /// The tokens of the vocabulary whose rows the table holds.
+    /// The tokens of the vocabulary that have a row in the table.
     pub tokens: RankShard,
     /// `[tokens]` u32: codes of tokens. Known ids are below the vocabulary, and unseen tokens name
     /// a row of `previous`.
     pub ids: Tensor<'a>,
-    /// `[rows]` u32, each below the vocabulary or [`NO_CHOICE`](super::argmax::NO_CHOICE). It is
-    /// empty if no token is unseen.
+    /// `[rows]` u32, each below the vocabulary or [`NO_CHOICE`](super::argmax::NO_CHOICE). The
+    /// tensor is empty if all ids are known.
     pub previous: Tensor<'a>,
     /// `[tokens, hidden]` activations.
     pub out: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Looks up `ids` `[tokens]` in `table` `[vocabulary, hidden]`; returns `[tokens, hidden]`. The
+    /// Looks up `ids` `[tokens]` in `table` `[vocabulary, hidden]`. Returns `[tokens, hidden]`. The
     /// ids of unseen tokens are read from `previous` `[rows]`.
     pub fn embed(
         &self,
@@ -36,8 +37,8 @@ impl<B: Backend> Scope<'_, B> {
         self.embed_share(table, RankShard::all(table.rows()), ids, previous)
     }
 
-    /// Like [`embed`](Scope::embed), where `table` `[tokens.count, hidden]` holds only a share of
-    /// the vocabulary. The rows of other tokens are zeros.
+    /// Like [`embed`](Scope::embed), but `table` `[tokens.count, hidden]` has only a share of the
+    /// vocabulary. The rows of all other tokens are zeros.
     pub fn embed_share(
         &self,
         table: &Tensor<'_>,

@@ -12,10 +12,10 @@ use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, 
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, in_features]` activations, only in the format that the weight wants. A gap between
-    /// plain rows is allowed.
+    /// unquantized rows is allowed.
     pub x: Activations<'a>,
-    /// `[experts * 2 * features, in_features]`, contiguous: for each expert that this rank
-    /// holds, gate, then up.
+    /// `[experts * 2 * features, in_features]`, contiguous: for each expert of this rank, the gate
+    /// rows, then the up rows.
     pub weight: Weight<'a>,
     /// The experts of each row.
     pub routing: Routing<'a>,
@@ -23,7 +23,7 @@ pub struct Call<'a> {
     /// [`Target::experts_scratch`](crate::Target::experts_scratch); may be empty.
     pub scratch: Tensor<'a>,
     /// Scratch declared with [`Target::gated_rows_scratch`](crate::Target::gated_rows_scratch).
-    /// Empty if `out` has plain rows.
+    /// Empty if `out` has unquantized rows.
     pub gated: Tensor<'a>,
     /// `[rows * top, features]` in the requested formats, in the routing's sorted order.
     pub out: Activations<'a>,
@@ -42,7 +42,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(self.gated_experts_as(x, weight, routing, ActivationFormat::PLAIN)?.plain.expect("it was asked for"))
     }
 
-    /// Like [`gated_experts`](Scope::gated_experts), in `format`.
+    /// Like [`gated_experts`](Scope::gated_experts), but returns the result in `format`.
     pub fn gated_experts_as<'a>(
         &self,
         x: impl Into<Activations<'a>>,

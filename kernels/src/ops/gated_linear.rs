@@ -11,14 +11,14 @@ use super::check;
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, in_features]` activations, only in the format that the weight wants. A gap between
-    /// plain rows is allowed.
+    /// unquantized rows is allowed.
     pub x: Activations<'a>,
     /// `[2 * features, in_features]`, contiguous: gate, then up.
     pub weight: Weight<'a>,
     /// `[2 * features]`, floating point.
     pub bias: Option<Tensor<'a>>,
-    /// `[rows, 2 * features]` activations: space for the
-    /// intermediate product. Undefined afterwards.
+    /// `[rows, 2 * features]` activations: space for the intermediate product. The
+    /// contents are undefined afterwards.
     pub gate_up: Tensor<'a>,
     /// Scratch declared with
     /// [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
@@ -30,13 +30,13 @@ pub struct Call<'a> {
 const OP: &str = "gated_linear";
 
 impl<B: Backend> Scope<'_, B> {
-    /// SiLU of the first half of `x @ weight^T + bias` times the second half, with
-    /// `x` `[rows, in_features]`, `weight` `[2 * features, in_features]` and
-    /// `bias` `[2 * features]`; returns `[rows, features]`.
+    /// Computes `x @ weight^T + bias`, and multiplies the SiLU of the first half of the columns by
+    /// the second half. `x` is `[rows, in_features]`, `weight` is `[2 * features, in_features]` and
+    /// `bias` is `[2 * features]`. Returns `[rows, features]`.
     ///
-    /// This method combines [`linear`](Scope::linear) and [`silu_mul`](Scope::silu_mul). The
-    /// intermediate product is taken from the workspace even if the backend does not need it,
-    /// because a plan does not know what autotuning chose.
+    /// This method combines [`linear`](Scope::linear) and [`silu_mul`](Scope::silu_mul). Space for
+    /// the intermediate product is taken from the workspace even if the backend does not need it,
+    /// because a plan does not know which algorithm autotuning will choose.
     pub fn gated_linear<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -47,7 +47,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out.plain.expect("it was asked for"))
     }
 
-    /// Like [`gated_linear`](Scope::gated_linear), in `format`.
+    /// Like [`gated_linear`](Scope::gated_linear), but returns the result in `format`.
     pub fn gated_linear_as<'a>(
         &self,
         x: impl Into<Activations<'a>>,

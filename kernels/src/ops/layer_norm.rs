@@ -14,7 +14,7 @@ pub struct Call<'a> {
     pub weight: Tensor<'a>,
     /// `[hidden]`, floating point.
     pub bias: Tensor<'a>,
-    /// Added to the variance.
+    /// Constant added to the variance.
     pub epsilon: f32,
     /// `[rows, hidden]` activations.
     pub out: Tensor<'a>,
@@ -22,7 +22,7 @@ pub struct Call<'a> {
 
 impl<B: Backend> Scope<'_, B> {
     /// Normalizes the rows of `x` `[rows, hidden]` to mean 0 and variance 1, scales them by
-    /// `weight` `[hidden]` and shifts them by `bias` `[hidden]`; returns `[rows, hidden]`.
+    /// `weight` `[hidden]` and shifts them by `bias` `[hidden]`. Returns `[rows, hidden]`.
     pub fn layer_norm(
         &self,
         x: &Tensor<'_>,

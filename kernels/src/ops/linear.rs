@@ -6,8 +6,8 @@ use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 
 use super::check;
 
-/// Computes `out = x @ weight^T + bias`, or adds it to `out` if `accumulate` is set.
-/// Sums are in `f32`.
+/// Computes `out = x @ weight^T + bias`, or adds the result to `out` if `accumulate` is set. Sums
+/// are computed in `f32`.
 ///
 /// With an FP8 weight and quantized activations, products of E4M3 numbers are summed in
 /// f32 within each group of columns that has a scale, and each sum is multiplied by the
@@ -15,18 +15,18 @@ use super::check;
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, in_features]` activations, only in the format that the weight wants. A gap between
-    /// plain rows is allowed.
+    /// unquantized rows is allowed.
     pub x: Activations<'a>,
     /// `[out_features, in_features]`, contiguous.
     pub weight: Weight<'a>,
     /// `[out_features]`, floating point.
     pub bias: Option<Tensor<'a>>,
-    /// Add to the contents of `out` instead of replacing them.
+    /// `true` to add to the contents of `out` instead of replacing them.
     pub accumulate: bool,
     /// Scratch declared with
     /// [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
     pub scratch: Tensor<'a>,
-    /// `[rows, out_features]` activations. f32 is allowed too unless `accumulate` is set.
+    /// `[rows, out_features]` activations. f32 is also allowed if `accumulate` is not set.
     pub out: Tensor<'a>,
 }
 
@@ -39,8 +39,8 @@ struct Operands<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// `x @ weight^T + bias`: `x` `[rows, in_features]`, `weight` `[out_features, in_features]`,
-    /// `bias` `[out_features]`; returns `[rows, out_features]`.
+    /// Computes `x @ weight^T + bias` for `x` `[rows, in_features]`, `weight`
+    /// `[out_features, in_features]` and `bias` `[out_features]`. Returns `[rows, out_features]`.
     pub fn linear<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -55,7 +55,7 @@ impl<B: Backend> Scope<'_, B> {
     }
 
     /// Like [`linear`](Scope::linear), but writes to `out` `[rows, out_features]`, which belongs to
-    /// an outer scope. `out` holds activations, or f32 for logits.
+    /// an outer scope. `out` contains activations, or f32 for logits.
     pub fn linear_into<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -88,8 +88,8 @@ impl<B: Backend> Scope<'_, B> {
         self.launch(operands, true, sum)
     }
 
-    /// Quantizes activations if the weight wants it, takes scratch, counts the work and calls the
-    /// backend. Arguments are already checked.
+    /// Quantizes activations if the weight requires this, allocates scratch, counts the work and
+    /// calls the backend. Arguments are already checked.
     fn launch(&self, operands: Operands<'_>, accumulate: bool, out: &Tensor<'_>) -> Result<(), KernelError> {
         let Operands { x, weight, bias } = operands;
         let (out_features, in_features) = (weight.rows(), weight.columns());

@@ -1,19 +1,20 @@
-//! The end of autotuning: timing of the products that it met, at small row counts.
+//! The end of autotuning: timing of the products called so far, at small row counts.
 
 use crate::{Backend, DType, KernelError, Scope, Tensor};
 
 /// Memory that a backend may measure in.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[bytes]` u8 with arbitrary contents: all memory that is left in the workspace.
+    /// `[bytes]` u8 with arbitrary contents: all free memory of the workspace.
     pub memory: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Lets the backend time the products that autotuning has met, using all memory that is left in
-    /// the workspace. Call it between [`autotune(true)`](Backend::autotune) and `autotune(false)`,
-    /// after the pass has given its memory back. No product is measured twice. Afterwards the
-    /// workspace's high-water mark equals its capacity.
+    /// Lets the backend time the products that were called since autotuning began, in all
+    /// memory that is left in the workspace. Call this method between
+    /// [`autotune(true)`](Backend::autotune) and `autotune(false)`, after the pass has
+    /// released its memory. No product is measured twice. Afterwards the workspace's
+    /// high-water mark equals its capacity.
     ///
     /// # Errors
     /// The device is lost.

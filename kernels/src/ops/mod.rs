@@ -1,5 +1,5 @@
-//! Operations, one file each: the contract, the checks, the output that it takes, and its
-//! cost. Backends only compute.
+//! Operations. The file of an operation has its contract, its checks, the allocation of its output
+//! and its cost. Backends only compute.
 //!
 //! The `Call` structs passed to backends are `#[non_exhaustive]`, so other crates cannot build one
 //! without the checks in the methods here.

@@ -1,4 +1,4 @@
-//! Learned positions on a square grid, interpolated between its points: the position embeddings
+//! Learned position embeddings of a square grid, interpolated between its points: the embeddings
 //! that Qwen3-VL's vision encoder adds to its patches (transformers 5.17,
 //! `vision_utils.py::get_vision_interpolation_indices_and_weights`, bilinear, corners aligned).
 
@@ -6,11 +6,11 @@ use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::{check, patchify::LAYOUT_NUMBERS};
 
-/// Computes `out[i]` as the table at
+/// Interpolates `out[i]` from the table at the position
 /// `(row * (side - 1) / (rows - 1), column * (side - 1) / (columns - 1))`: the sum of the four
 /// surrounding points, weighted by nearness. The corners of the picture coincide with the
-/// corners of the grid. The only row of a picture with one row lies on the grid's first row,
-/// and likewise for columns.
+/// corners of the grid. If a picture has only one row, this row lies on the grid's first row.
+/// The same holds for columns.
 ///
 /// Everything is computed in f32 in this order, and then rounded once. On each axis:
 ///

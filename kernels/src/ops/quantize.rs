@@ -1,5 +1,6 @@
-//! Quantization of activations to E4M3, where the operation that computes them cannot do it: the
-//! output of attention, and plain activations that are passed to an FP8 weight.
+//! Quantization of activations to E4M3, for activations that were not quantized by the operation
+//! that computed them: the output of attention, and unquantized activations that are multiplied
+//! by an FP8 weight.
 
 use crate::{ActivationFormat, Activations, Backend, KernelError, Quantization, Rounded, Scope, Tensor, Work};
 
@@ -7,12 +8,12 @@ use super::check;
 
 /// For each row and each of its groups, computes `scale = largest magnitude / 448` in f32, at least
 /// the smallest normal number, and `data = x / scale`, rounded to the nearest with ties to even,
-/// and clamped to a magnitude of 448. NaN stays NaN and is ignored for the scale.
+/// and clamped to a magnitude of 448. NaN stays NaN, and the scale ignores NaN.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, columns]` activations. A gap between rows is allowed.
     pub x: Tensor<'a>,
-    /// `[rows, columns]` and its scales.
+    /// `[rows, columns]` E4M3 and its scales.
     pub out: Rounded<'a>,
 }
 
@@ -25,7 +26,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
-    /// Like [`quantize`](Scope::quantize), but writes to `out`, which was taken for the result.
+    /// Like [`quantize`](Scope::quantize), but writes to `out`, which was allocated for the result.
     /// Does nothing if `out` has no quantized format.
     pub(super) fn round(&self, x: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
         let Some(out) = &out.rounded else { return Ok(()) };

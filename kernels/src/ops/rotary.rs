@@ -18,15 +18,16 @@ pub struct Rope<'m> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PairAxes {
     /// `sections[axis]` consecutive pairs follow each axis, and the sections together cover all
-    /// pairs. There is one entry for positions with one axis.
+    /// pairs. If positions have one axis, there is one entry.
     Sections(Vec<usize>),
-    /// Pairs 1, 4, 7, ... below `3 * .0` follow the second axis, pairs 2, 5, 8, ... below `3 * .1`
-    /// the third, and all other pairs the first (Qwen3-VL, arXiv 2511.21631).
+    /// Pairs 1, 4, 7, ... below `3 * .0` follow the second axis, and pairs 2, 5, 8,
+    /// ... below `3 * .1` follow the third axis. All other pairs follow the first
+    /// axis (Qwen3-VL, arXiv 2511.21631).
     Interleaved(usize, usize),
 }
 
 impl PairAxes {
-    /// Number of axes that a position must have.
+    /// Returns the number of axes that a position must have.
     pub fn count(&self) -> usize {
         match self {
             PairAxes::Sections(sections) => sections.len(),
@@ -34,7 +35,7 @@ impl PairAxes {
         }
     }
 
-    /// The axis of each of `pairs` pairs.
+    /// Returns the axis of each of `pairs` pairs.
     pub fn of_pairs(&self, pairs: usize) -> Vec<usize> {
         match self {
             PairAxes::Sections(sections) => {
@@ -52,7 +53,7 @@ impl PairAxes {
         }
     }
 
-    /// Whether each of `pairs` pairs has an axis, and no further pairs have one.
+    /// Returns `true` if the axes are defined for exactly `pairs` pairs.
     fn fit(&self, pairs: usize) -> bool {
         match self {
             PairAxes::Sections(sections) => sections.iter().sum::<usize>() == pairs,
@@ -105,7 +106,7 @@ impl<B: Backend> Scope<'_, B> {
     }
 }
 
-/// `positions` and `rope` must fit the rows of `x`.
+/// Checks that `positions` and `rope` fit the rows of `x`.
 pub(super) fn check_rope(
     op: &'static str,
     x: &Tensor<'_>,
@@ -130,8 +131,9 @@ mod tests {
 
     #[test]
     fn interleaved_axes_are_those_of_qwen3_vl() {
-        // `Qwen3VLTextRotaryEmbedding.recomposition_frequencies`, transformers 5.17: first all
-        // pairs follow time, then every third pair follows height, and every third width.
+        // `Qwen3VLTextRotaryEmbedding.recomposition_frequencies`, transformers 5.17: at
+        // first all pairs follow time. Then every third pair is changed to height, and every
+        // third pair to width.
         for (pairs, [_, second, third]) in [(64, [24, 20, 20]), (16, [6, 5, 5]), (64, [64, 0, 0])] {
             let mut expected = vec![0; pairs];
             (1..3 * second).step_by(3).for_each(|pair| expected[pair] = 1);

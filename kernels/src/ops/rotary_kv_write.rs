@@ -1,5 +1,5 @@
-//! Rotation of queries and keys together with the write of keys and values into the cache's blocks.
-//! Each element is read once.
+//! Rotary embedding of queries and keys, fused with the write of keys and values into KV cache
+//! blocks. Each element is read once.
 
 use bursar_budgets::Bytes;
 
@@ -10,7 +10,8 @@ use super::{
     rotary::{PairAxes, Rope, check_rope},
 };
 
-/// A slot that is not written, so that a batch's padding leaves the cache unchanged.
+/// The slot number of a row whose keys and values are not written. Padding rows have this slot, so
+/// that they leave the cache unchanged.
 pub const NO_SLOT: u32 = u32::MAX;
 
 /// Norms of each query and key head before rotation (RMS, as in Qwen3, arXiv 2505.09388).
@@ -20,13 +21,13 @@ pub struct HeadNorms<'m> {
     pub query: Tensor<'m>,
     /// `[head_dim]`, the type of `query`.
     pub key: Tensor<'m>,
-    /// Added to the mean square.
+    /// Constant added to the mean square.
     pub epsilon: f32,
 }
 
-/// Rotates queries in place, as [`rotary`](Scope::rotary) does. Keys are rotated too, and are
-/// written with the values of their row to token `slots[row] % 16` of block `slots[row] / 16`,
-/// unless the slot is [`NO_SLOT`]. The contents of the key columns are undefined afterwards.
+/// Rotates queries in place, as [`rotary`](Scope::rotary) does. Keys are rotated too. The keys and
+/// values of a row are written to token `slots[row] % 16` of block `slots[row] / 16`, unless the
+/// slot is [`NO_SLOT`]. The contents of the key columns are undefined afterwards.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[tokens, (heads + 2 * kv_heads) * head_dim]` activations: queries, keys, values. A gap
@@ -44,16 +45,16 @@ pub struct Call<'a> {
     /// `[tokens]` u32, each below `16 * blocks` or [`NO_SLOT`].
     pub slots: Tensor<'a>,
     pub layer: &'a KvLayer,
-    /// `[2, kv_heads]` f32 for a layer of E4M3. The keys and values of a head are divided by their
-    /// scales and rounded once, to the nearest. Magnitudes that are then above 448 are clamped to
-    /// 448, and NaN stays NaN.
+    /// `[2, kv_heads]` f32 for a layer of E4M3 elements. The keys and values of a head are divided
+    /// by their scales and rounded once, to the nearest. Magnitudes above 448 after the division
+    /// are clamped to 448, and NaN stays NaN.
     pub scales: Option<Tensor<'a>>,
 }
 
 impl<B: Backend> Scope<'_, B> {
     /// Normalizes each query and key head if there are `norms`, rotates the queries and keys of
     /// `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]` by `positions` `[axes, tokens]`, and
-    /// writes keys and values into `cache` at `slots` `[tokens]`. Afterwards only the queries
+    /// writes keys and values into `cache` at `slots` `[tokens]`. After the call, only the queries
     /// in `qkv` are valid.
     #[expect(clippy::too_many_arguments, reason = "one pass over memory does three things")]
     pub fn rotary_kv_write<'a>(

@@ -1,9 +1,9 @@
-//! Routing of tokens to experts: softmax over the router's logits, the largest `top` of them
-//! (Shazeer et al. 2017, arXiv 1701.06538), and all choices sorted by expert, so that each
+//! Routing of tokens to experts: softmax over the router's logits, the choice of the `top` largest
+//! (Shazeer et al. 2017, arXiv 1701.06538), and a sort of all choices by expert, so that each
 //! expert's rows are contiguous.
 //!
-//! All tensors have the size of the step's tokens times `top`, whatever is chosen, so a
-//! plan needs no guess.
+//! The sizes of all tensors depend only on the numbers of tokens and experts and on `top`, not on
+//! the choices, so a plan computes them exactly.
 
 use bursar_budgets::Bytes;
 
@@ -16,13 +16,13 @@ pub const EXPERTS_MAX: usize = 512;
 /// Maximum number of experts of a token.
 pub const TOP_MAX: usize = 32;
 
-/// The router's choices. Choice `row * top + rank` is the expert at this rank of
-/// the row, likeliest first.
+/// The router's choices. Choice `row * top + rank` is the expert number `rank` of the row, in
+/// descending order of likelihood.
 ///
 /// Choices are sorted by expert, and the choices of one expert by row. An index in the sorted order
 /// is called a place.
 pub struct Routing<'s> {
-    /// Experts of a row.
+    /// Number of experts per row.
     pub top: usize,
     /// `[rows, top]` f32: the factor of each expert's result in the row's sum.
     pub weights: Tensor<'s>,
@@ -32,13 +32,13 @@ pub struct Routing<'s> {
     pub places: Tensor<'s>,
     /// `[experts + 1]` u32: the first place of each expert, and at the end the number of places.
     pub starts: Tensor<'s>,
-    /// The experts whose weights this rank holds. Later operations skip the choices of other
+    /// The experts whose weights are on this rank. Later operations skip the choices of all other
     /// experts, which other ranks compute.
     pub held: RankShard,
 }
 
 impl<'s> Routing<'s> {
-    /// The same choices on a rank that holds only the weights of the experts in `held`.
+    /// Returns the same choices for a rank that has only the weights of the experts in `held`.
     ///
     /// # Panics
     /// If `held` is a share of a different number of experts, or is empty.
@@ -47,12 +47,12 @@ impl<'s> Routing<'s> {
         Routing { held, ..self }
     }
 
-    /// Number of routed rows.
+    /// Returns the number of routed rows.
     pub fn rows(&self) -> usize {
         self.weights.rows()
     }
 
-    /// Number of experts of the layer.
+    /// Returns the number of experts of the layer.
     pub fn experts(&self) -> usize {
         self.starts.rows() - 1
     }
@@ -68,7 +68,8 @@ impl<'s> Routing<'s> {
         }
     }
 
-    /// Bytes of an expert-wise weight that a pass reads, as estimated before rows are routed.
+    /// Returns the bytes of the experts' weight that a pass reads, which is an estimate because the
+    /// rows are not routed yet.
     pub(super) fn weight_bytes(&self, weight: &Weight<'_>) -> Bytes {
         let chosen = self.held.count as f64 * share_chosen(self.experts(), self.top, self.rows());
         let each = weight.bytes().0 as f64 / self.held.count as f64;
@@ -76,8 +77,8 @@ impl<'s> Routing<'s> {
     }
 }
 
-/// The expected share of experts that at least one of `rows` rows chooses, if each row
-/// independently chooses any `top`.
+/// Returns the expected share of experts that at least one of `rows` rows chooses, if each row
+/// independently chooses `top` experts at random.
 fn share_chosen(experts: usize, top: usize, rows: usize) -> f64 {
     1.0 - (1.0 - top as f64 / experts as f64).powf(rows as f64)
 }
@@ -88,22 +89,23 @@ fn share_chosen(experts: usize, top: usize, rows: usize) -> f64 {
 pub struct Call<'a> {
     /// `[rows, experts]` f32. A gap between rows is allowed.
     pub logits: Tensor<'a>,
-    /// Whether a row's weights are scaled to add up to 1. Otherwise they are the probabilities of
-    /// the softmax over all experts.
+    /// `true` if a row's weights are scaled to add up to 1. Otherwise the weights are the
+    /// probabilities of the softmax over all experts.
     pub renormalised: bool,
     /// Scratch declared with [`Target::route_scratch`](crate::Target::route_scratch); may be empty.
     pub scratch: Tensor<'a>,
     pub out: Routing<'a>,
-    /// `[experts]` u32: the number of each expert's choices is added to it, and wraps.
+    /// `[experts]` u32 counters, to which the number of each expert's choices
+    /// is added, with wrapping.
     pub loads: Tensor<'a>,
-    /// `[rows]` u32. The choices of a row without a slot
+    /// `[rows]` u32: the KV cache slot of each row. The choices of a row without a slot
     /// ([`NO_SLOT`](super::rotary_kv_write::NO_SLOT)) are not counted.
     pub slots: Option<Tensor<'a>>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Chooses `top` experts for each row of `logits` `[rows, experts]` f32, and counts the choices
-    /// in `loads` `[experts]` u32, which wraps.
+    /// Chooses `top` experts for each row of `logits` `[rows, experts]` f32, and adds the number of
+    /// each expert's choices to `loads` `[experts]` u32, with wrapping.
     ///
     /// # Errors
     /// The shapes disagree, there are more than [`EXPERTS_MAX`] experts, or
@@ -130,7 +132,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
-    /// Checks the arguments, takes space for the choices, and counts the work.
+    /// Checks the arguments, allocates space for the choices, and counts the work.
     pub(super) fn routing(
         &self,
         logits: &Tensor<'_>,

@@ -19,15 +19,15 @@ const VOCABULARY_MAX: usize = 1 << 19;
 pub struct Call<'a> {
     /// `[rows, vocabulary]` f32.
     pub logits: Tensor<'a>,
-    /// `[words]` u32, contiguous: a packed batch, aligned to 8 bytes. There may be
-    /// unused words after it.
+    /// `[words]` u32, contiguous: a packed batch, aligned to 8 bytes. Unused words
+    /// may follow the batch.
     pub asked: Tensor<'a>,
     /// The positions of the parts of `asked` and of the report, and the number of rows.
     pub layout: SampleLayout,
     /// Scratch declared with [`Target::sample_scratch`](crate::Target::sample_scratch).
     pub scratch: Tensor<'a>,
     /// `[sequences]` u32, contiguous, at least as many as rows. Produced tokens that the host does
-    /// not know yet are read from here before any of the first `rows` entries is written.
+    /// not know yet are read from this tensor before any of the first `rows` entries is written.
     pub chosen: Tensor<'a>,
     /// `[words]` u32, contiguous, at least as long as the layout requires; see [`outcomes`].
     pub report: Tensor<'a>,
@@ -45,9 +45,10 @@ pub struct Outcome {
     pub top: Vec<(u32, f32)>,
 }
 
-/// Reads the first rows of `chosen` and the report of [`sample_into`](Scope::sample_into); returns
-/// one outcome per row. The likeliest tokens are empty if `report` ends before them. Panics if
-/// `report` has any other length, or if `chosen` has fewer entries than there are rows.
+/// Reads the first rows of `chosen` and the report of [`sample_into`](Scope::sample_into),
+/// and returns one outcome per row. If `report` ends before the likeliest tokens, their
+/// lists are empty. Panics if `report` has any other length, or if `chosen` has fewer
+/// entries than there are rows.
 pub fn outcomes(chosen: &[u32], report: &[u32], layout: SampleLayout) -> Vec<Outcome> {
     let [faults, own, ids, logarithms] = layout.report_parts();
     let has_top = report.len() == layout.report_words();
@@ -76,10 +77,10 @@ impl<B: Backend> Scope<'_, B> {
     /// keep them at fixed addresses.
     ///
     /// A row may have a [given](crate::sampling::SampleRow::given) token, such as the next token of
-    /// a prompt. Then nothing is chosen, and only the row's report is computed.
+    /// a prompt. In that case no token is chosen, and only the row's report is computed.
     ///
-    /// Before the call, `chosen` still holds the previous step's tokens. Produced tokens that the
-    /// host does not know yet are read from there.
+    /// Before the call, `chosen` must still contain the previous step's tokens. Produced tokens
+    /// that the host does not know yet are read from `chosen`.
     ///
     /// [`SampleBatch::pack`]: crate::sampling::SampleBatch::pack
     pub fn sample_into(

@@ -2,11 +2,11 @@
 //!
 //! The library proposes algorithms from a model of the device, and on small batches its first
 //! proposal is often not the fastest. During autotuning (in the stress before READY, whose results
-//! are discarded), each new GEMM of many rows runs all proposals and keeps the fastest. At the end
-//! of autotuning, the GEMMs met so far are measured with few rows (`autotune.rs`). Afterwards, a
-//! size that was not measured uses the algorithm of the next larger measured size that supports
-//! it, so no kernel of the library is loaded while serving. Only a GEMM that autotuning never met
-//! takes the first proposal.
+//! are discarded), all proposals are tried for each new GEMM of many rows, and the fastest is kept.
+//! At the end of autotuning, the GEMMs called so far are measured with few rows (`autotune.rs`).
+//! Afterwards, a size that was not measured uses the algorithm of the next larger measured size
+//! that supports it, so no kernel of the library is loaded while serving. Only a GEMM that was
+//! never called during autotuning uses the first proposal.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,16 +32,19 @@ const PROPOSALS: usize = 12;
 /// A proposal this many times slower than the fastest in the first round is dropped.
 const OUT_OF_REACH: f32 = 1.25;
 
-/// Proposals left after the first round, and the rounds in which they take turns. They alternate
-/// because a kernel runs faster after a kernel that heats the device less; timing each proposal in
-/// one block would measure their order.
+/// Maximum number of proposals left after the first round.
 const FINALISTS: usize = 4;
+
+/// Rounds in which the finalists alternate. They alternate because a kernel runs faster after a
+/// kernel that heats the device less. If all runs of a proposal were consecutive, the result would
+/// depend on the order of the proposals.
 const ROUNDS: usize = 4;
 
-/// Milliseconds after which no further round starts: runs this long vary little.
+/// After this many milliseconds of timing, no further round starts, because runs
+/// this long vary little.
 const LONG_ENOUGH: f32 = 30.0;
 
-/// Maximum number of rows for which reading the weight bounds the GEMM.
+/// Maximum number of rows for which a GEMM is bound by reading its weight.
 pub(in super::super) const FEW_ROWS: usize = 256;
 
 /// Placeholder for the address of the scales, with the same alignment.
@@ -58,8 +61,8 @@ const KEPT_MAX: usize = 4096;
 pub(in super::super) struct GemmProblem {
     #[serde(rename = "numbers")]
     pub scheme: QuantScheme,
-    /// Half of the features are gates for the other half, so only half as
-    /// many features are written.
+    /// `true` if half of the features are gates for the other half. Only half as many
+    /// features are then written.
     pub gates: bool,
     pub out_features: usize,
     pub in_features: usize,
@@ -135,10 +138,11 @@ pub(in super::super) struct GemmOperands {
     pub weight: u64,
     pub x: u64,
     pub bias: Option<u64>,
-    /// Addresses of the weight's scales and of the scales of x, if there are any. A single scale
-    /// for all of x is in `x_scale`.
+    /// Address of the weight's scales, if the weight has scales.
     pub weight_scales: u64,
+    /// Address of the scales of x, if x has several scales.
     pub x_scales: u64,
+    /// The scale of x, if one scale applies to all of x.
     pub x_scale: f32,
     pub out: u64,
     pub workspace: u64,
@@ -161,7 +165,7 @@ struct Known {
     is_measured: bool,
 }
 
-/// A GEMM as cuBLASLt's descriptors.
+/// The cuBLASLt descriptors of a GEMM.
 pub(in super::super) struct Described {
     product: GemmProblem,
     desc: Object,
@@ -175,7 +179,7 @@ impl LaneGemms {
         Ok(LaneGemms { known: BTreeMap::new(), refused: BTreeSet::new(), clock: Clock::new(device)?, guesses: 0 })
     }
 
-    /// Number of GEMMs outside autotuning whose algorithm was not measured.
+    /// Returns the number of GEMMs outside autotuning whose algorithm was not measured.
     pub(in super::super) fn guesses(&self) -> usize {
         self.guesses
     }
@@ -194,12 +198,12 @@ impl LaneGemms {
         self.refused.clear();
     }
 
-    /// Whether the library has an algorithm for the GEMM: an algorithm that was measured for this
-    /// or another size, or any algorithm if `may_guess` is true. During autotuning the GEMM is
-    /// measured, after which the output is meaningless.
+    /// Returns `true` if the library has an algorithm for the GEMM: an algorithm that was measured
+    /// for this or another size, or any algorithm if `may_guess` is true. During autotuning, this
+    /// call also measures the GEMM, which leaves meaningless numbers in the output.
     ///
     /// # Safety
-    /// `places` match the product.
+    /// `places` must match the product.
     pub(in super::super) unsafe fn has(
         &mut self,
         blas: &Blas,
@@ -231,7 +235,7 @@ impl LaneGemms {
     /// Launches a GEMM in the stream.
     ///
     /// # Safety
-    /// `places` match the product.
+    /// `places` must match the product.
     pub(in super::super) unsafe fn multiply(
         &mut self,
         blas: &Blas,
@@ -249,8 +253,8 @@ impl LaneGemms {
         unsafe { known.described.multiply(blas, stream, places, &known.algorithm) }
     }
 
-    /// Whether the GEMM's algorithm is known. During autotuning, an algorithm for many rows counts
-    /// only if it was measured.
+    /// Returns `true` if the GEMM's algorithm is known. During autotuning, an algorithm for many
+    /// rows counts only if it was measured.
     fn is_known(&self, product: &GemmProblem, autotunes: bool) -> bool {
         let measures = autotunes && product.rows > FEW_ROWS;
         self.known.get(product).is_some_and(|known| !measures || known.is_measured)
@@ -306,7 +310,7 @@ impl LaneGemms {
         let (mut timed, mut refused) = (Vec::with_capacity(algorithms.len()), None);
         for algorithm in algorithms {
             // Warm-up: the first run loads the algorithm's kernels and is not timed. If one
-            // algorithm fails to run, the others are still tried.
+            // algorithm fails to run, the remaining algorithms are still tried.
             match run(algorithm) {
                 Ok(()) => timed.push((0.0, *algorithm)),
                 Err(error) if error.is_lost() => return Err(error),
@@ -345,7 +349,7 @@ fn no_algorithm(product: GemmProblem) -> DeviceError {
     }
 }
 
-/// The library's algorithm measured for exactly this GEMM.
+/// Returns the library's algorithm that was measured for exactly this GEMM, if any.
 fn measured_for(blas: &Blas, product: GemmProblem) -> Option<Algorithm> {
     match blas.measured().get(&product) {
         Some(GemmAlgorithm::Library(algorithm)) => Some(*algorithm),
@@ -353,8 +357,8 @@ fn measured_for(blas: &Blas, product: GemmProblem) -> Option<Algorithm> {
     }
 }
 
-/// The algorithm of the next larger measured GEMM that supports this one too, otherwise of
-/// the next smaller one.
+/// Returns the algorithm of the next larger measured size whose algorithm also supports this size.
+/// If there is no such size, smaller sizes are tried in descending order.
 fn tuned_for(blas: &Blas, described: &Described, places: GemmOperands) -> Option<Algorithm> {
     let (measured, product) = (blas.measured(), described.product);
     let alike = |rows| GemmProblem { rows, ..product };
@@ -369,7 +373,7 @@ fn tuned_for(blas: &Blas, described: &Described, places: GemmOperands) -> Option
 }
 
 impl Blas {
-    /// The fastest algorithm of this GEMM, or of the next larger size that was measured.
+    /// Returns the fastest algorithm measured for this GEMM, or for the next larger measured size.
     pub(in super::super) fn algorithm_of(&self, product: GemmProblem) -> Option<GemmAlgorithm> {
         let most = GemmProblem { rows: usize::MAX, ..product };
         self.measured().range(product..=most).next().map(|(_, way)| *way)
@@ -377,7 +381,7 @@ impl Blas {
 }
 
 impl Described {
-    /// Rows of this project are columns of cuBLASLt, which computes
+    /// Creates the descriptors. A row of this project is a column of cuBLASLt, which computes
     /// `out^T [out, rows] = weight^T^T [out, in] @ x^T [in, rows]`.
     pub(in super::super) fn of(blas: &Blas, activation: DType, product: GemmProblem) -> Result<Described, DeviceError> {
         let activation = if activation == DType::BF16 { number::R_16BF } else { number::R_16F };
@@ -421,8 +425,8 @@ impl Described {
         })
     }
 
-    /// Whether an algorithm that was measured for another size or in another start supports
-    /// this GEMM within `workspace_bytes`.
+    /// Returns `true` if an algorithm that was measured for another size, or in another start of
+    /// the model, supports this GEMM within `workspace_bytes`.
     pub(in super::super) fn is_served_by(&self, blas: &Blas, algorithm: &Algorithm, workspace_bytes: usize) -> bool {
         blas.serves(&self.operands(), algorithm, workspace_bytes)
     }
@@ -431,7 +435,7 @@ impl Described {
         Operands { desc: &self.desc, weight: &self.weight, x: &self.x, out: &self.out }
     }
 
-    /// cuBLASLt's proposals, best guess first. There is at least one, otherwise this is an error.
+    /// Returns cuBLASLt's proposals, best guess first, or an error if there are no proposals.
     pub(in super::super) fn proposals(&self, blas: &Blas, places: GemmOperands) -> Result<Vec<Algorithm>, DeviceError> {
         // The pointers to the bias and the scales are part of the description.
         self.point_at(blas, places)?;
@@ -451,7 +455,7 @@ impl Described {
     /// Launches the GEMM in the stream.
     ///
     /// # Safety
-    /// `places` match the product.
+    /// `places` must match the product.
     pub(in super::super) unsafe fn multiply(
         &self,
         blas: &Blas,

@@ -34,7 +34,7 @@ use crate::{
 /// rank after the first, and once more when it is added to the output. All ranks get the same bits.
 /// The bits are reproducible as long as NCCL chooses the same algorithm. All ranks must launch the
 /// same operations in the same order. A rank that does not join in time, or that is dropped, breaks
-/// the link: the results of the other ranks are undefined from then on, and they get
+/// the link: the results of the other ranks are undefined from then on, and the other ranks get
 /// [`DeviceError::Lost`] when they next wait for results.
 pub struct NcclLink {
     rank: Rank,
@@ -53,14 +53,14 @@ pub struct NcclLink {
 struct Group {
     shared: Arc<Shared>,
     watches: Option<JoinHandle<()>>,
-    /// Dropped after the thread has ended. Gives the communicators back and subtracts their memory
-    /// from each device's overhead.
+    /// The communicators, dropped after the thread has ended. The drop gives the communicators back
+    /// to NCCL and subtracts their memory from each device's overhead.
     _counted: Counted,
 }
 
 type Counted = Box<dyn Any + Send + Sync>;
 
-/// The communicators of a group. Dropping this returns them to NCCL.
+/// The communicators of a group, which are given back to NCCL on drop.
 struct Communicators(Arc<Shared>);
 
 impl Drop for Communicators {
@@ -72,13 +72,13 @@ impl Drop for Communicators {
 impl Drop for Group {
     fn drop(&mut self) {
         self.shared.end();
-        // The thread does not panic; even if it did, the communicators must be given back.
+        // Ignore a panic of the thread: the communicators must be given back in any case.
         drop(self.watches.take().map(JoinHandle::join));
     }
 }
 
-/// Maximum rows of one collective. The row numbers up to here are stored in the part of exchange
-/// memory where a [`CudaLink`](super::super::CudaLink) has its control data.
+/// Maximum rows of one collective. The row numbers 0 to `ROWS_MAX - 1` are stored in the region of
+/// exchange memory where a [`CudaLink`](super::super::CudaLink) has its control data.
 const ROWS_MAX: usize = 1 << 16;
 const _: () = assert!(ROWS_MAX * size_of::<u32>() <= DATA_AT);
 
@@ -97,11 +97,12 @@ impl NcclLink {
     /// dropped, before the last end is dropped.
     ///
     /// # Errors
-    /// NCCL refuses, or has no memory; two ranks share a GPU, which NCCL does not support.
+    /// NCCL refuses a call or cannot allocate memory, or two ranks share a GPU, which
+    /// NCCL does not support.
     ///
     /// # Safety
-    /// Each memory is backed, begins on a page, is open to the devices of all ranks that can reach
-    /// it, and stays so until all work of all ranks has ended.
+    /// Each memory must begin on a page. Until all work of all ranks has ended, it must be backed,
+    /// and open to the devices of all ranks that can reach it.
     pub unsafe fn between(
         nccl: &Nccl,
         kernels: &[&Arc<CudaKernels>],
@@ -123,7 +124,7 @@ impl NcclLink {
             let asked = devices.clone();
             let lost = move || asked.iter().position(|device| device.memory().is_err_and(|error| error.is_lost()));
             let watches = Watch::over(calls, &communicators, patience, Box::new(lost));
-            // From here on the communicators are given back if a later step fails.
+            // From this line on, the communicators are given back if a later step fails.
             let given_back = Communicators(watches[0].shared().clone());
             let data: Vec<_> = memory.iter().map(|memory| data_at(*memory)).collect();
             warm_up((calls, &given_back.0), &devices, &communicators, &data, half, patience)?;
@@ -150,7 +151,7 @@ impl NcclLink {
         Ok(ends.map(end).collect())
     }
 
-    /// This rank's position in the group.
+    /// Returns this rank's position in the group.
     pub fn rank(&self) -> Rank {
         self.rank
     }
@@ -181,8 +182,8 @@ impl NcclLink {
             copy_rows(&cuda.stream, ByteRows::of(&partial), sums, [count, width])?;
             self.launch(cuda, "ncclAllReduce", |calls, communicator, stream| {
                 let (elements, kind) = (count * columns, number_of(dtype));
-                // SAFETY: `count` rows were copied there before, and the communicator and
-                // the stream are alive.
+                // SAFETY: the `count` rows at `data` were written by the preceding copy, and the
+                // communicator and the stream are alive.
                 unsafe { (calls.all_reduce)(data.0, data.0, elements, kind, number::SUM, communicator, stream) }
             })?;
             if call.accumulate {
@@ -209,7 +210,7 @@ impl NcclLink {
         cuda.enter()?;
         let (rows, ranks, data) = (call.part.rows(), self.rank.of(), data_at(self.memory));
         let width = bytes(call.part.dtype(), call.part.columns());
-        // Both halves together hold the parts of all ranks. A row that is too wide for this
+        // Both halves together receive the parts of all ranks. A row that is too wide for this
         // is gathered in pieces.
         let [rows_at_once, piece] = gathered_at_once(2 * self.half, ranks, width);
         if piece == 0 && width > 0 {
@@ -224,8 +225,8 @@ impl NcclLink {
                 let (own, size) = (of_rank(self.rank.index()), [count, wide]);
                 copy_rows(&cuda.stream, ByteRows::of(&call.part).at_row(first).at_byte(column), own, size)?;
                 self.launch(cuda, "ncclAllGather", |calls, communicator, stream| {
-                    // SAFETY: this rank's part was copied there before, and there is space for the
-                    // parts of all ranks.
+                    // SAFETY: this rank's part was written by the preceding copy, and there is
+                    // space at `data` for the parts of all ranks.
                     unsafe { (calls.all_gather)(own.start.0, data.0, sent, number::UINT8, communicator, stream) }
                 })?;
                 for rank in 0..ranks {
@@ -283,11 +284,11 @@ fn refuse_shared(devices: &[Arc<CudaDevice>]) -> Result<(), DeviceError> {
     }
 }
 
-/// Writes the row numbers into the part of exchange memory where a link through kernels
+/// Writes the row numbers into the region of exchange memory where a `CudaLink`
 /// has its control data.
 ///
 /// # Safety
-/// The memory is exchange memory, and nothing uses it yet.
+/// `memory` must be exchange memory that nothing uses yet.
 unsafe fn number_rows(kernels: &Arc<CudaKernels>, memory: Address) -> Result<(), OpenError> {
     let cuda = Cuda::new(kernels)?;
     let scheme: Vec<u8> = (0..ROWS_MAX as u32).flat_map(u32::to_ne_bytes).collect();
@@ -338,13 +339,15 @@ fn warm_up(
     for size in FIRST.into_iter().chain([half]).map(|size| size.min(half)) {
         together("ncclAllReduce", &|rank, one, stream| {
             let (at, elements) = (data[rank].0, size / DType::BF16.size());
-            // SAFETY: a half holds this many elements, and the communicators and streams are alive.
+            // SAFETY: a half has space for this many elements, and the communicators
+            // and streams are alive.
             unsafe { (calls.all_reduce)(at, at, elements, number::BFLOAT16, number::SUM, one.0, stream) }
         })?;
         together("ncclAllGather", &|rank, one, stream| {
             let sent = size.min(2 * half / data.len());
             let own = data[rank].0 + (rank * sent) as u64;
-            // SAFETY: both halves together hold `sent` bytes of each rank.
+            // SAFETY: both halves together have space for `sent` bytes of each rank, and the
+            // communicators and streams are alive.
             unsafe { (calls.all_gather)(own, data[rank].0, sent, number::UINT8, one.0, stream) }
         })?;
     }
@@ -356,7 +359,7 @@ fn warm_up(
     while !ends.iter().all(Event::is_past) {
         if began.elapsed() > patience {
             let said = format!("the first collectives did not complete within {} s", patience.as_secs_f64());
-            // Otherwise the collectives would still wait for each other when
+            // Without this call, the collectives would still wait for each other when
             // the streams are dropped.
             shared.break_off(&[], said.clone());
             return Err(DeviceError::Driver { call: "ncclAllReduce", said });
@@ -366,8 +369,8 @@ fn warm_up(
     streams.iter().try_for_each(Stream::wait)
 }
 
-/// Returns what `make` makes. Its memory counts as overhead of all of these devices
-/// until it is dropped.
+/// Calls `make` and returns its result. The memory that `make` allocates counts as overhead of all
+/// of these devices until the result is dropped.
 fn counted(
     devices: &[Arc<CudaDevice>],
     make: &mut dyn FnMut() -> Result<Communicators, DeviceError>,
