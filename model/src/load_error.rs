@@ -4,10 +4,17 @@ use bursar_budgets::Hint;
 use bursar_kernels::KernelError;
 use thiserror::Error;
 
-use crate::{
-    blocks::ConfigError, checkpoint::QuantizationError, error::CheckpointError, registry::UnknownArchitecture,
-    weights::WeightError,
-};
+use crate::{blocks::ConfigError, checkpoint::QuantizationError, error::CheckpointError, weights::WeightError};
+
+/// No family supports the checkpoint's architecture.
+#[derive(Debug, Error)]
+#[error("the architecture {found:?} is not supported; expected one of {known}")]
+pub struct UnknownArchitecture {
+    /// `architectures` of the checkpoint.
+    pub found: Vec<String>,
+    /// All supported architectures, separated by commas.
+    pub known: String,
+}
 
 /// A checkpoint could not be loaded as a model.
 #[derive(Debug, Error)]

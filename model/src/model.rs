@@ -16,7 +16,7 @@ use rayon::prelude::*;
 use crate::{
     Depth,
     blocks::{decoder::StepCaches, vision::share_out},
-    checkpoint::{Checkpoint, RandomTensor, TensorInfo, random_checkpoint::DEVIATION},
+    checkpoint::{Checkpoint, RandomTensor, TensorInfo, random_tensor::DEVIATION},
     flow::{CacheFormat, LogitsOf, ResizedImage, StepBatch, StepLayout},
     load_error::LoadError,
     registry::{EncoderBatch, Family, FamilyConfig},

@@ -113,6 +113,12 @@ pub enum CheckpointError {
     Sampling(#[from] SamplingError),
 }
 
+impl CheckpointError {
+    pub(super) fn unreadable(file: &str, error: &std::io::Error) -> Self {
+        CheckpointError::Unreadable { file: file.into(), kind: error.kind() }
+    }
+}
+
 impl Hint for CheckpointError {
     type Text = String;
 

@@ -1,7 +1,26 @@
 //! Storage formats of a tensor's elements in a file: separate elements, or ggml's
 //! blocks of quantized elements.
 
-use super::tensors::TensorType;
+/// The element types of weights that are supported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TensorType {
+    BF16,
+    F16,
+    F32,
+    /// FP8 (E4M3), which needs separate scales.
+    F8E4M3,
+}
+
+impl TensorType {
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            TensorType::BF16 | TensorType::F16 => 2,
+            TensorType::F32 => 4,
+            TensorType::F8E4M3 => 1,
+        }
+    }
+}
 
 /// The storage of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     checkpoint::{
         Fp8Scheme, QuantizationMethod, RoundedBy, ScaledBy, StoredFp8, TensorInfo, TensorType, WeightFormats,
-        random_checkpoint::DEVIATION,
+        random_tensor::DEVIATION,
     },
     flow::CacheFormat,
 };

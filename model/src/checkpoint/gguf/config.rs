@@ -5,11 +5,11 @@
 use serde_json::{Map, Value, json};
 
 use super::header::{Header, Setting};
-use super::tensors::{matrices_type, stored};
-use super::{GgufArchitecture, Settings, rope_factors};
+use super::rope_factors;
+use super::settings::{GgufArchitecture, Settings};
+use super::storage::{matrices_type, stored};
 use crate::checkpoint::error::CheckpointError;
-use crate::checkpoint::stored::Stored;
-use crate::checkpoint::tensors::TensorType;
+use crate::checkpoint::stored::{Stored, TensorType};
 
 /// Settings that have an equivalent key in `config.json`.
 const NAMED: [(&str, &str); 7] = [
