@@ -29,7 +29,8 @@ pub use hub::{HubError, HubModel, HubOptions};
 pub use open::Checkpoint;
 pub use origin::CheckpointOrigin;
 pub use quantization::{
-    Fp8Scheme, QuantizationError, QuantizationMethod, RoundedBy, ScaledBy, StoredFp8, WeightFormats, WeightQuantization,
+    QuantizationError, QuantizationMethod, QuantizationScheme, RoundedBy, ScaledBy, StoredQuantization, WeightFormats,
+    WeightQuantization,
 };
 pub use random_tensor::RandomTensor;
 pub use stored::{BlockType, Stored, TensorType};

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use memmap2::Mmap;
+use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
-use safetensors::{Dtype, SafeTensors};
 
 use super::error::CheckpointError;
 use super::stored::{Stored, TensorType};
@@ -124,13 +124,7 @@ impl Shard {
 fn places(metadata: &Metadata, data: usize) -> BTreeMap<String, StoredTensor> {
     let place = |name: String| {
         let info = metadata.info(&name)?;
-        let dtype = match info.dtype {
-            Dtype::BF16 => Ok(TensorType::BF16),
-            Dtype::F16 => Ok(TensorType::F16),
-            Dtype::F32 => Ok(TensorType::F32),
-            Dtype::F8_E4M3 => Ok(TensorType::F8E4M3),
-            other => Err(Unread::Type(format!("{other:?}"))),
-        };
+        let dtype = TensorType::of(info.dtype).ok_or_else(|| Unread::Type(format!("{:?}", info.dtype)));
         let stored = dtype.map(|dtype| (Stored::Plain(dtype), dtype));
         let (start, end) = info.data_offsets;
         let bytes = data + start..data + end;

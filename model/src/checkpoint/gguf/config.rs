@@ -120,7 +120,7 @@ fn of_tensors(header: &Header<'_>, fields: &mut Map<String, Value>) {
         TensorType::F32 if header.tensors.iter().all(|tensor| is_whole(tensor.kind)) => "float32",
         // Quantized blocks do not show the original type. These architectures
         // are trained in bfloat16.
-        TensorType::F32 | TensorType::BF16 | TensorType::F8E4M3 => "bfloat16",
+        _ => "bfloat16",
     };
     fields.insert("dtype".to_owned(), dtype.into());
 }
