@@ -38,8 +38,9 @@ impl Model {
     /// Like [`plan`](Self::plan), for the shard of the model that belongs to `rank`.
     ///
     /// # Errors
-    /// See [`plan`](Self::plan); [`WeightError::Ranks`] and [`WeightError::Cut`] if the model cannot
-    /// be divided among this many ranks.
+    /// See [`plan`](Self::plan); [`WeightError::Ranks`](crate::weights::WeightError::Ranks) and
+    /// [`WeightError::Cut`](crate::weights::WeightError::Cut) if the model cannot be divided among
+    /// this many ranks.
     pub fn plan_rank(checkpoint: &Checkpoint, target: &Target, rank: Rank) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
         let formats = checkpoint.weight_formats()?;

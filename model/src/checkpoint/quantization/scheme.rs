@@ -1,6 +1,5 @@
 //! Quantization schemes: the elements of a weight, the parts of it that share a scale, and the
-//! rounding of its activations. A new format of weights is a scheme here and a loader that reads its
-//! settings.
+//! rounding of its activations.
 
 use std::fmt;
 
