@@ -1,4 +1,5 @@
-//! The source of a checkpoint's files: a folder, the binary, a GGUF file, or settings without weights.
+//! The source of a checkpoint's files: a folder, the binary, a GGUF file,
+//! or settings without weights.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

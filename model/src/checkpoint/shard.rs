@@ -69,8 +69,8 @@ impl Shard {
         Shard { file: file.to_owned(), content, header, tensors }
     }
 
-    /// Finds the tensors of a safetensors file and checks its header: it must parse, tensors must not
-    /// overlap, leave gaps or reach beyond the file, and sizes must match shapes.
+    /// Finds the tensors of a safetensors file and checks its header: it must parse, tensors must
+    /// not overlap, leave gaps or reach beyond the file, and sizes must match shapes.
     ///
     /// # Errors
     /// [`CheckpointError::Header`].

@@ -10,8 +10,8 @@ use super::{
 
 impl WeightMap<'_> {
     /// Claims the scales of a layer's cached keys and values, `[2, kv_heads.count]` f32, if the
-    /// cache is quantized. The scales are from the checkpoint, which has one scale for all heads or one
-    /// scale for each head. For a layer without scales, the result is 1, as in vLLM.
+    /// cache is quantized. The scales are from the checkpoint, which has one scale for all heads or
+    /// one scale for each head. For a layer without scales, the result is 1, as in vLLM.
     pub fn cache_scales(
         &mut self,
         attention: &str,

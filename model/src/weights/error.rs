@@ -127,8 +127,8 @@ pub enum WeightError {
 }
 
 impl WeightError {
-    /// The error for a tensor that holds `found`, but should hold quantized numbers if `is_quantized`,
-    /// and other numbers if not.
+    /// The error for a tensor that holds `found`, but should hold quantized numbers if
+    /// `is_quantized`, and other numbers if not.
     pub(super) fn unexpected_format(name: &str, found: DType, is_quantized: bool) -> Self {
         let expected = if is_quantized {
             "quantization_config says that it is FP8"

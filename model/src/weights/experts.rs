@@ -88,8 +88,8 @@ impl WeightMap<'_> {
         self.scaled_matrices(name, data, quantized, matrices)
     }
 
-    /// Returns the weights of experts. Refuses quantized weights for which the target has no kernels,
-    /// unless the map is only for a plan.
+    /// Returns the weights of experts. Refuses quantized weights for which the target has no
+    /// kernels, unless the map is only for a plan.
     fn served_experts(&self, experts: usize, both: [Weight<'static>; 2]) -> Result<[Weight<'static>; 2], WeightError> {
         for weight in &both {
             let block_rows = match &weight.scales {

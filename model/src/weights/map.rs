@@ -58,8 +58,8 @@ impl<'c> WeightMap<'c> {
     /// as counted after the last claim. The memory must stay backed for as long as a tensor of
     /// the map is used.
     pub unsafe fn at(checkpoint: &'c Checkpoint, target: Target, formats: WeightFormats, base: Address) -> Self {
-        // SAFETY: the caller guarantees that all bytes of the claims are backed from `base` on, for as
-        // long as their tensors are used.
+        // SAFETY: the caller guarantees that all bytes of the claims are backed from `base` on, for
+        // as long as their tensors are used.
         let segment = unsafe { SegmentLayout::at(base) };
         WeightMap { segment, ..WeightMap::dry(checkpoint, target, formats) }
     }

@@ -11,8 +11,8 @@ use crate::checkpoint::{
 #[derive(Clone, Copy)]
 pub(super) struct Quantized {
     pub scheme: QuantizationScheme,
-    /// The suffix of the names of its scales, if the checkpoint has them. Otherwise they are computed
-    /// while the weight is read.
+    /// The suffix of the names of its scales, if the checkpoint has them. Otherwise they are
+    /// computed while the weight is read.
     pub stored: Option<&'static str>,
 }
 
@@ -68,11 +68,11 @@ impl<'c> ModuleFormats<'c> {
         Ok(found)
     }
 
-    /// Whether a module outside the decoder is unquantized although no list names it: the file has
-    /// numbers of a wider type than quantized ones and no scale. Lists of ModelOpt before 0.39 do not
-    /// name the vision tower, and vLLM (0.26, `modelopt.py`) treats the tower as unquantized. If the
-    /// file is not available, this is assumed only for ModelOpt and after
-    /// [`expect_plain_tower`](Self::expect_plain_tower).
+    /// Whether a module outside the decoder is unquantized although no list names it: the
+    /// file has numbers of a wider type than quantized ones and no scale. Lists of ModelOpt
+    /// before 0.39 do not name the vision tower, and vLLM (0.26, `modelopt.py`) treats the
+    /// tower as unquantized. If the file is not available, this is assumed only for
+    /// ModelOpt and after [`expect_plain_tower`](Self::expect_plain_tower).
     fn is_found_plain(&self, module: &str, stored: &StoredQuantization) -> bool {
         let (weight, tensors) = (format!("{module}.weight"), &self.checkpoint.tensors);
         if tensors.random(&weight, 0).is_some() {
@@ -83,8 +83,8 @@ impl<'c> ModuleFormats<'c> {
         is_wide && !tensors.contains(&format!("{module}.{}", stored.scale))
     }
 
-    /// Refuses a tensor of type `found` that is quantized and should not be quantized, or that is not
-    /// quantized and should be. `is_stored` is whether the file should have quantized numbers.
+    /// Refuses a tensor of type `found` that is quantized and should not be quantized, or that is
+    /// not quantized and should be. `is_stored` is whether the file should have quantized numbers.
     ///
     /// # Errors
     /// [`WeightError::Format`] and [`WeightError::AlwaysPlain`].

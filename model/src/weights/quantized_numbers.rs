@@ -1,5 +1,5 @@
-//! Quantized numbers of weights, in E4M3: quantization while weights are read, valid scales, and random
-//! weights.
+//! Quantized numbers of weights, in E4M3: quantization while weights are read, valid
+//! scales, and random weights.
 
 use bursar_kernels::{DType, E4m3, e4m3_scale, largest_magnitude, ops::fill_random::LARGEST_DEVIATIONS};
 use rayon::prelude::*;

@@ -28,8 +28,9 @@ impl SegmentLayout {
     /// A layout of the segment that starts at `base`.
     ///
     /// # Safety
-    /// `base` must be the start of at least [`used`](Self::used) bytes of backed memory, as counted
-    /// after the last copy. The memory must stay backed for as long as a tensor of the layout is used.
+    /// `base` must be the start of at least [`used`](Self::used) bytes of backed memory, as
+    /// counted after the last copy. The memory must stay backed for as long as a tensor of
+    /// the layout is used.
     pub unsafe fn at(base: Address) -> Self {
         SegmentLayout { base, ..SegmentLayout::dry() }
     }

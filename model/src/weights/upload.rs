@@ -1,5 +1,5 @@
-//! Upload of weights: each copy of a weight map is read from the checkpoint, converted and written to
-//! the device.
+//! Upload of weights: each copy of a weight map is read from the checkpoint, converted and
+//! written to the device.
 
 use std::{cmp::Reverse, ops::ControlFlow};
 
@@ -255,8 +255,8 @@ fn upload_quantized<B: Backend>(
 /// Copies `source` to the address `to`.
 fn fill<B: Backend>(backend: &B, source: &[u8], to: Address) -> Result<(), LoadError> {
     // The copy ignores the element type.
-    // SAFETY: `to` is inside a copy of a weight map, and the caller of `WeightMap::at` guarantees that
-    // the map's segment is backed.
+    // SAFETY: `to` is inside a copy of a weight map, and the caller of `WeightMap::at`
+    // guarantees that the map's segment is backed.
     let mut out = unsafe { Tensor::persistent(to, [source.len()], DType::U8) };
     Ok(transfer::fill(backend, source, &mut out)?)
 }

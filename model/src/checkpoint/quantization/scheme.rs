@@ -70,10 +70,10 @@ impl QuantizationScheme {
         QuantizationScheme { elements: DType::F8E4M3, weights, activations }
     }
 
-    /// Number of rows of a scale block of a weight with these parts, each with its number of rows. A
-    /// block is at most as high as in a checkpoint. Each part of a weight must begin with a block, so
-    /// the result is the largest power of two, up to 128, that divides the start of every part.
-    /// Usually all parts have whole blocks of 128 rows.
+    /// Number of rows of a scale block of a weight with these parts, each with its number of rows.
+    /// A block is at most as high as in a checkpoint. Each part of a weight must begin with a
+    /// block, so the result is the largest power of two, up to 128, that divides the start of every
+    /// part. Usually all parts have whole blocks of 128 rows.
     pub fn block_rows(self, parts: impl Iterator<Item = usize>) -> usize {
         if self.weights != ScaledBy::Block {
             return 1;
