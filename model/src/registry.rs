@@ -10,6 +10,7 @@ use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::patchify::PatchSi
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+pub use crate::load_error::UnknownArchitecture;
 use crate::{
     Depth, LoadError, MergeSize,
     blocks::{ConfigError, DecoderConfig, decoder::Decoder, vision::EmbeddingLayout},
@@ -26,16 +27,6 @@ use crate::{
     weights::{WeightError, WeightMap},
     workload::{Workload, covered},
 };
-
-/// No family supports the checkpoint's architecture.
-#[derive(Debug, Error)]
-#[error("the architecture {found:?} is not supported; expected one of {known}")]
-pub struct UnknownArchitecture {
-    /// `architectures` of the checkpoint.
-    pub found: Vec<String>,
-    /// All supported architectures, separated by commas.
-    pub known: String,
-}
 
 /// No shape has this name.
 #[derive(Debug, Error)]

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::decoder_config::ConfigError;
+use super::config_error::ConfigError;
 
 /// Keys with which other families, and modified models of this family, select a different
 /// computation. Keys of rotary positions are matched by prefix instead, because every family has

@@ -13,7 +13,7 @@ use bursar_kernels::{
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::decoder_config::{ConfigError, WIDTH_MAX};
+use super::config_error::{ConfigError, WIDTH_MAX};
 use crate::weights::{WeightError, WeightMap};
 
 /// The experts of a decoder, and which of its layers have them.

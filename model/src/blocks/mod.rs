@@ -1,6 +1,7 @@
 //! Layers that several families use. They know shapes and weights, but not
 //! the names in checkpoints.
 
+mod config_error;
 pub mod config_keys;
 pub mod decoder;
 mod decoder_config;
@@ -16,5 +17,6 @@ pub mod rope_scaling;
 pub mod step_inputs;
 pub mod vision;
 
-pub use decoder_config::{AxesRule, Biases, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, WIDTH_MAX};
+pub use config_error::{ConfigError, WIDTH_MAX};
+pub use decoder_config::{AxesRule, Biases, DecoderConfig, DecoderDefaults, LayerKind};
 pub use decoder_share::DecoderShare;

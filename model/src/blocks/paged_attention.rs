@@ -19,7 +19,8 @@ pub struct PagedAttention {
     pub out: Linear,
     /// Norms of each query and key head, if the model has them.
     pub norms: Option<HeadNorms>,
-    /// `[2, kv_heads]` f32: scales of the cached keys and values of each head, if the cache is FP8.
+    /// `[2, kv_heads]` f32: scales of the cached keys and values of each head, if
+    /// the cache is quantized.
     pub cache_scales: Option<Tensor<'static>>,
     pub heads: usize,
     /// Factor that attention scores are multiplied by.

@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{config_keys, decoder_config::ConfigError, rope_scaling::RopeScaling};
+use super::{config_error::ConfigError, config_keys, rope_scaling::RopeScaling};
 
 #[derive(Debug, Default, PartialEq)]
 pub struct RopeConfig {

@@ -3,6 +3,7 @@
 use bursar_budgets::Hint;
 use thiserror::Error;
 
+use super::stored::TensorType;
 use crate::processor::error::ProcessorError;
 use crate::sampling::error::SamplingError;
 use crate::text::error::TextError;
@@ -81,7 +82,7 @@ pub enum CheckpointError {
     #[error("there is no tensor {tensor}")]
     MissingTensor { tensor: String, nearest: Vec<String> },
     /// A tensor has an element type that is not supported.
-    #[error("the tensor {tensor} has the type {found}; supported: BF16, F16, F32 and F8_E4M3")]
+    #[error("the tensor {tensor} has the type {found}; supported: {}", TensorType::NAMES)]
     TensorType {
         tensor: String,
         /// Its type in the file.
@@ -111,6 +112,12 @@ pub enum CheckpointError {
     /// The generation defaults of the checkpoint are not valid.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+}
+
+impl CheckpointError {
+    pub(super) fn unreadable(file: &str, error: &std::io::Error) -> Self {
+        CheckpointError::Unreadable { file: file.into(), kind: error.kind() }
+    }
 }
 
 impl Hint for CheckpointError {
@@ -153,7 +160,7 @@ impl Hint for CheckpointError {
                 format!("check the checkpoint's release; the nearest names are {}", nearest.join(", "))
             }
             CheckpointError::TensorType { .. } => {
-                "load a checkpoint that is not quantized, or one in FP8 (E4M3)".into()
+                format!("load a checkpoint that is not quantized, or one in {}", TensorType::QUANTIZED)
             }
             #[cfg(feature = "hub")]
             CheckpointError::Hub(error) => error.hint(),

@@ -7,67 +7,21 @@
 
 mod cache;
 mod error;
+mod options;
 mod transfer;
 
 use std::path::PathBuf;
 
 use self::cache::HubCache;
 use self::transfer::Remote;
-use super::checkpoint_files::{ADDED_TOKENS, OPTIONAL, TEXT_BYTES_MAX, TOKENIZER, VOCABULARY};
 use super::error::CheckpointError;
-use super::origin::FetchWatch;
-use super::tensors::{INDEX, IndexFile, SINGLE};
+use super::fetch_watch::FetchWatch;
+use super::layout::{ADDED_TOKENS, INDEX, IndexFile, OPTIONAL, SINGLE, TEXT_BYTES_MAX, TOKENIZER, VOCABULARY};
 pub use error::HubError;
+pub use options::HubOptions;
 
 /// The default branch of every repository.
 const MAIN: &str = "main";
-const ENDPOINT: &str = "https://huggingface.co";
-
-/// The hub's address, credentials, and the cache for its files.
-#[derive(Clone, PartialEq, Eq)]
-pub struct HubOptions {
-    /// The hub's address, `https://huggingface.co` by default.
-    pub endpoint: String,
-    /// Access token for gated and private models. The default is the token that `hf auth login`
-    /// stores next to the cache.
-    pub token: Option<String>,
-    /// The folder of the cache, `~/.cache/huggingface/hub` by default.
-    pub cache: Option<PathBuf>,
-    /// A branch, tag or commit. A revision after the id's `@` takes precedence.
-    pub revision: Option<String>,
-    /// The address of a proxy for all requests.
-    pub proxy: Option<String>,
-    /// Whether only the cache is used, without any request to the hub.
-    pub is_offline: bool,
-}
-
-/// The public hub and the user's own cache.
-impl Default for HubOptions {
-    fn default() -> Self {
-        HubOptions {
-            endpoint: ENDPOINT.into(),
-            token: None,
-            cache: None,
-            revision: None,
-            proxy: None,
-            is_offline: false,
-        }
-    }
-}
-
-/// Omits the token and the proxy's address, which may contain a password.
-impl std::fmt::Debug for HubOptions {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("HubOptions")
-            .field("endpoint", &self.endpoint)
-            .field("has_token", &self.token.is_some())
-            .field("cache", &self.cache)
-            .field("revision", &self.revision)
-            .field("has_proxy", &self.proxy.is_some())
-            .finish()
-    }
-}
 
 /// A model on the hub. Nothing is checked and no request is made before [`fetch`](Self::fetch).
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,31 +1,38 @@
 //! Checkpoints: unmodified Hugging Face folders (on disk or embedded in the binary), GGUF files,
 //! and settings with random weights.
 
-pub mod checkpoint_files;
+pub mod checkpoint_source;
 pub(crate) mod error;
+mod fetch_watch;
 pub mod fingerprint;
 pub mod gguf;
 #[cfg(feature = "hub")]
 pub mod hub;
+mod layout;
 pub mod open;
 pub mod origin;
 mod pytorch;
 pub mod quantization;
-pub mod random_checkpoint;
+pub mod random_tensor;
 pub mod shard;
 pub mod stored;
-pub mod tensors;
+mod tensor_index;
+mod tensor_info;
+mod text_files;
 
-pub use checkpoint_files::{CheckpointSource, EmbeddedFile};
+pub use checkpoint_source::{CheckpointSource, EmbeddedFile, RandomCheckpoint};
+pub use fetch_watch::FetchWatch;
 pub use fingerprint::CheckpointFingerprint;
 pub use gguf::{GgufArchitecture, GgufFile};
 #[cfg(feature = "hub")]
 pub use hub::{HubError, HubModel, HubOptions};
 pub use open::Checkpoint;
-pub use origin::{CheckpointOrigin, FetchWatch};
+pub use origin::CheckpointOrigin;
 pub use quantization::{
-    Fp8Scheme, QuantizationError, QuantizationMethod, RoundedBy, ScaledBy, StoredFp8, WeightFormats, WeightQuantization,
+    QuantizationError, QuantizationMethod, QuantizationScheme, RoundedBy, ScaledBy, StoredQuantization, WeightFormats,
+    WeightQuantization,
 };
-pub use random_checkpoint::{RandomCheckpoint, RandomTensor};
-pub use stored::{BlockType, Stored};
-pub use tensors::{TensorIndex, TensorInfo, TensorType};
+pub use random_tensor::RandomTensor;
+pub use stored::{BlockType, Stored, TensorType};
+pub use tensor_index::TensorIndex;
+pub use tensor_info::TensorInfo;

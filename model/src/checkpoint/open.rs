@@ -7,11 +7,13 @@ use std::sync::Arc;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
-use super::checkpoint_files::{CheckpointSource, TextFiles};
+use super::checkpoint_source::CheckpointSource;
 use super::error::CheckpointError;
 use super::fingerprint::CheckpointFingerprint;
 use super::quantization::{MODELOPT, QuantizationError, SETTINGS, WeightFormats, WeightQuantization, stored_formats};
-use super::tensors::{TensorIndex, TensorInfo};
+use super::tensor_index::TensorIndex;
+use super::tensor_info::TensorInfo;
+use super::text_files::TextFiles;
 use crate::flow::CacheFormat;
 use crate::processor::{ImageProcessor, ImageProcessorConfig, VideoProcessor, config::TILING_KEYS};
 use crate::sampling::GenerationDefaults;

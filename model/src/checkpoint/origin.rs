@@ -3,31 +3,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bursar_budgets::Bytes;
-
-use super::checkpoint_files::CheckpointSource;
+use super::checkpoint_source::CheckpointSource;
 use super::error::CheckpointError;
+use super::fetch_watch::FetchWatch;
 use super::gguf::{GgufArchitecture, GgufFile};
 #[cfg(feature = "hub")]
 use super::hub::HubModel;
-
-/// Follows the progress of a fetch, and can cancel it.
-pub trait FetchWatch {
-    /// Reports that `bytes` of the `bytes_total` bytes of `file` have arrived. Called every 4 MiB,
-    /// and at the start and the end of a file.
-    fn fetched(&self, file: &str, bytes: Bytes, bytes_total: Bytes);
-    /// Returns `true` to stop the fetch. Called between pieces of 256 KiB.
-    fn is_cancelled(&self) -> bool;
-}
-
-/// Ignores progress and never cancels.
-impl FetchWatch for () {
-    fn fetched(&self, _: &str, _: Bytes, _: Bytes) {}
-
-    fn is_cancelled(&self) -> bool {
-        false
-    }
-}
 
 /// A local checkpoint, or a checkpoint that must be fetched first.
 #[derive(Clone, Debug)]

@@ -7,13 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use memmap2::Mmap;
+use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
-use safetensors::{Dtype, SafeTensors};
 
-use super::checkpoint_files::{CheckpointSource, embedded, unreadable};
 use super::error::CheckpointError;
-use super::stored::Stored;
-use super::tensors::{TensorInfo, TensorType};
+use super::stored::{Stored, TensorType};
+use super::tensor_info::TensorInfo;
 
 /// Bytes before the header of a safetensors file: the header's length as a little-endian u64.
 const LENGTH_BYTES: usize = 8;
@@ -70,19 +69,17 @@ impl Shard {
         Shard { file: file.to_owned(), content, header, tensors }
     }
 
-    /// Maps a shard and checks its header: it must parse, tensors must not overlap, leave gaps or
-    /// reach beyond the file, and sizes must match shapes. `None` if there is no such file, or only
-    /// a Git LFS pointer.
+    /// Finds the tensors of a safetensors file and checks its header: it must parse, tensors must
+    /// not overlap, leave gaps or reach beyond the file, and sizes must match shapes.
     ///
     /// # Errors
-    /// [`CheckpointError::Unreadable`] or [`CheckpointError::Header`].
-    pub fn open(source: &CheckpointSource, file: &str) -> Result<Option<Self>, CheckpointError> {
-        let Some(content) = Content::open(source, file)? else { return Ok(None) };
+    /// [`CheckpointError::Header`].
+    pub(super) fn of_safetensors(file: &str, content: Content) -> Result<Self, CheckpointError> {
         let (header_bytes, metadata) = SafeTensors::read_metadata(content.bytes())
             .map_err(|error| CheckpointError::Header { file: file.into(), reason: error.to_string() })?;
         let header = LENGTH_BYTES..LENGTH_BYTES + header_bytes;
         let tensors = places(&metadata, header.end);
-        Ok(Some(Shard::new(file, content, header, tensors)))
+        Ok(Shard::new(file, content, header, tensors))
     }
 
     pub fn file(&self) -> &str {
@@ -127,13 +124,7 @@ impl Shard {
 fn places(metadata: &Metadata, data: usize) -> BTreeMap<String, StoredTensor> {
     let place = |name: String| {
         let info = metadata.info(&name)?;
-        let dtype = match info.dtype {
-            Dtype::BF16 => Ok(TensorType::BF16),
-            Dtype::F16 => Ok(TensorType::F16),
-            Dtype::F32 => Ok(TensorType::F32),
-            Dtype::F8_E4M3 => Ok(TensorType::F8E4M3),
-            other => Err(Unread::Type(format!("{other:?}"))),
-        };
+        let dtype = TensorType::of(info.dtype).ok_or_else(|| Unread::Type(format!("{:?}", info.dtype)));
         let stored = dtype.map(|dtype| (Stored::Plain(dtype), dtype));
         let (start, end) = info.data_offsets;
         let bytes = data + start..data + end;
@@ -143,28 +134,22 @@ fn places(metadata: &Metadata, data: usize) -> BTreeMap<String, StoredTensor> {
 }
 
 impl Content {
-    /// Maps a file of a checkpoint. `None` if the file does not exist, or is only
-    /// a Git LFS pointer.
-    pub(super) fn open(source: &CheckpointSource, file: &str) -> Result<Option<Self>, CheckpointError> {
-        let content = match source {
-            CheckpointSource::Embedded(files) => embedded(files, file).map(Content::Embedded),
-            CheckpointSource::Random(_) | CheckpointSource::Gguf(_) => None,
-            CheckpointSource::Folder(folder) => Content::map(&folder.join(file), file)?,
-        };
-        Ok(content.filter(|content| !content.bytes().starts_with(POINTER)))
-    }
-
     /// Maps the file at `path`, which errors call `file`. Returns `None` if the
     /// file does not exist.
     pub(super) fn map(path: &Path, file: &str) -> Result<Option<Self>, CheckpointError> {
         match File::open(path) {
             Ok(opened) => {
-                let mapped = map(&opened).map_err(|error| unreadable(file, &error))?;
+                let mapped = map(&opened).map_err(|error| CheckpointError::unreadable(file, &error))?;
                 Ok(Some(Content::Mapped(Arc::new(mapped))))
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(unreadable(file, &error)),
+            Err(error) => Err(CheckpointError::unreadable(file, &error)),
         }
+    }
+
+    /// Whether this is only a Git LFS pointer.
+    pub(super) fn is_pointer(&self) -> bool {
+        self.bytes().starts_with(POINTER)
     }
 
     pub(super) fn bytes(&self) -> &[u8] {

@@ -1,7 +1,56 @@
 //! Storage formats of a tensor's elements in a file: separate elements, or ggml's
 //! blocks of quantized elements.
 
-use super::tensors::TensorType;
+use bursar_kernels::DType;
+use safetensors::Dtype;
+
+/// The element types of weights that are supported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TensorType {
+    BF16,
+    F16,
+    F32,
+    /// FP8 (E4M3), which needs separate scales.
+    F8E4M3,
+}
+
+impl TensorType {
+    /// The names of all types, for messages.
+    pub(super) const NAMES: &str = "BF16, F16, F32 and F8_E4M3";
+    /// The names of the quantized types, for messages.
+    pub(super) const QUANTIZED: &str = "FP8 (E4M3)";
+
+    /// The type with this name in safetensors files; `None` if it is not supported.
+    pub(super) fn of(dtype: Dtype) -> Option<Self> {
+        match dtype {
+            Dtype::BF16 => Some(TensorType::BF16),
+            Dtype::F16 => Some(TensorType::F16),
+            Dtype::F32 => Some(TensorType::F32),
+            Dtype::F8_E4M3 => Some(TensorType::F8E4M3),
+            _ => None,
+        }
+    }
+
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            TensorType::BF16 | TensorType::F16 => 2,
+            TensorType::F32 => 4,
+            TensorType::F8E4M3 => 1,
+        }
+    }
+}
+
+impl From<TensorType> for DType {
+    fn from(found: TensorType) -> Self {
+        match found {
+            TensorType::BF16 => DType::BF16,
+            TensorType::F16 => DType::F16,
+            TensorType::F32 => DType::F32,
+            TensorType::F8E4M3 => DType::F8E4M3,
+        }
+    }
+}
 
 /// The storage of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -14,6 +14,17 @@ pub enum CacheFormat {
 }
 
 impl CacheFormat {
+    /// Whether keys and values are quantized, so that they have scales.
+    pub fn is_quantized(self) -> bool {
+        self != CacheFormat::Plain
+    }
+
+    /// The name of a cache that `target` has no kernels for; `None` if it has
+    /// kernels for this cache.
+    pub(crate) fn unserved(self, target: &Target) -> Option<&'static str> {
+        (self.is_quantized() && !target.has_fp8_cache()).then_some("FP8 keys and values")
+    }
+
     /// The element type on `target`.
     pub fn dtype(self, target: &Target) -> DType {
         match self {

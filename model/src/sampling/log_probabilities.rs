@@ -7,7 +7,6 @@ use bursar_kernels::{
 };
 
 use super::error::SamplingError;
-use super::sampler::check_logits;
 use crate::flow::token::{LogProbabilities, LogProbability};
 
 /// Maximum number of likeliest tokens that a request may ask for, as in OpenAI's API and vLLM.
@@ -55,4 +54,21 @@ pub(super) fn check_top(top: usize) -> Result<(), SamplingError> {
     } else {
         Err(SamplingError::TooManyLogProbabilities { asked: top, limit: TOP_LOG_PROBABILITIES_MAX })
     }
+}
+
+/// Refuses logits from which no token can be chosen.
+///
+/// # Errors
+/// [`SamplingError::NoLogits`], [`SamplingError::BadLogit`], [`SamplingError::NothingAllowed`].
+pub(super) fn check_logits(logits: &[f32]) -> Result<(), SamplingError> {
+    if logits.is_empty() {
+        return Err(SamplingError::NoLogits);
+    }
+    if let Some(token) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+        return Err(SamplingError::BadLogit { token });
+    }
+    if logits.iter().all(|&logit| logit == f32::NEG_INFINITY) {
+        return Err(SamplingError::NothingAllowed { logits: logits.len() });
+    }
+    Ok(())
 }

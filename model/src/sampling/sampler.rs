@@ -15,7 +15,7 @@ use bursar_kernels::{
 
 use super::error::SamplingError;
 use super::grammar::Grammar;
-use super::log_probabilities::{check_top, log_probabilities, reported};
+use super::log_probabilities::{check_logits, check_top, log_probabilities, reported};
 use super::parameters::{SamplingParams, check_listed};
 use super::past::{Past, Tokens};
 use crate::flow::token::Token;
@@ -234,17 +234,4 @@ impl Sampler {
             given: None,
         }
     }
-}
-
-pub(super) fn check_logits(logits: &[f32]) -> Result<(), SamplingError> {
-    if logits.is_empty() {
-        return Err(SamplingError::NoLogits);
-    }
-    if let Some(token) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
-        return Err(SamplingError::BadLogit { token });
-    }
-    if logits.iter().all(|&logit| logit == f32::NEG_INFINITY) {
-        return Err(SamplingError::NothingAllowed { logits: logits.len() });
-    }
-    Ok(())
 }

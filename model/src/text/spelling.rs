@@ -1,9 +1,9 @@
 //! Spelling: the bytes of text that each token of a vocabulary represents.
 
 use serde_json::Value;
+use tokenizers::DecoderWrapper;
 
 use super::error::TextError;
-use super::tokenizer::Tokenizer;
 
 /// The way in which a tokenizer's tokens spell text, read from its decoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,13 +21,13 @@ pub enum Spelling {
 }
 
 impl Spelling {
-    /// The spelling of a tokenizer's vocabulary.
+    /// The spelling of the vocabulary of a tokenizer with this decoder.
     ///
     /// # Errors
     /// [`TextError::Spelling`] if the tokenizer has no decoder, or its decoder does more than
     /// join tokens (WordPiece, CTC).
-    pub fn of(tokenizer: &Tokenizer) -> Result<Self, TextError> {
-        let decoder = tokenizer.decoder().and_then(|decoder| serde_json::to_value(decoder).ok());
+    pub fn of(decoder: Option<&DecoderWrapper>) -> Result<Self, TextError> {
+        let decoder = decoder.and_then(|decoder| serde_json::to_value(decoder).ok());
         let decoder = decoder.ok_or(TextError::Spelling)?;
         let steps = match decoder["decoders"].as_array() {
             Some(steps) => steps.iter().collect(),
@@ -91,6 +91,7 @@ fn single_byte(token: &str) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::Tokenizer;
 
     #[test]
     fn byte_level_characters_stand_for_all_bytes_once() {
@@ -124,13 +125,13 @@ mod tests {
             {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
             {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}"#;
         let expected = Spelling::Plain { replaced: vec![("▁".into(), " ".into())], bytes: true };
-        assert_eq!(expected, Spelling::of(&tokenizer(llama)).expect("a spelling"));
+        assert_eq!(expected, tokenizer(llama).spelling().expect("a spelling"));
         let metaspace = r#"{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true}"#;
         let expected = Spelling::Plain { replaced: vec![("▁".into(), " ".into())], bytes: false };
-        assert_eq!(expected, Spelling::of(&tokenizer(metaspace)).expect("a spelling"));
+        assert_eq!(expected, tokenizer(metaspace).spelling().expect("a spelling"));
         let word_piece = r###"{"type": "WordPiece", "prefix": "##", "cleanup": true}"###;
         for unknown in [word_piece, "null", r#"{"type": "Fuse"}"#] {
-            assert!(matches!(Spelling::of(&tokenizer(unknown)), Err(TextError::Spelling)), "{unknown}");
+            assert!(matches!(tokenizer(unknown).spelling(), Err(TextError::Spelling)), "{unknown}");
         }
     }
 }

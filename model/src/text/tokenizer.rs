@@ -199,7 +199,7 @@ impl Tokenizer {
     /// The bytes of text that a token represents, which may be part of a character. `None` if the
     /// token is unknown, or if [`Spelling`] does not support this kind of tokenizer.
     pub fn bytes_of(&self, id: u32) -> Option<Vec<u8>> {
-        let spelling = self.shared.spelling.get_or_init(|| Spelling::of(self).ok()).as_ref()?;
+        let spelling = self.shared.spelling.get_or_init(|| self.spelling().ok()).as_ref()?;
         let added = self.added_tokens();
         match added.binary_search_by_key(&id, |token| token.id) {
             Ok(at) => Some(added[at].content.as_bytes().to_vec()),
@@ -217,9 +217,12 @@ impl Tokenizer {
         added.binary_search_by_key(&id, |token| token.id).is_ok_and(|at| added[at].special)
     }
 
-    /// The file's decoder, which defines how tokens spell text.
-    pub(super) fn decoder(&self) -> Option<&tokenizers::DecoderWrapper> {
-        self.shared.inner.get_decoder()
+    /// The way in which the vocabulary spells text, which the file's decoder defines.
+    ///
+    /// # Errors
+    /// See [`Spelling::of`].
+    pub fn spelling(&self) -> Result<Spelling, TextError> {
+        Spelling::of(self.shared.inner.get_decoder())
     }
 
     /// The guard that keeps users from writing special tokens.

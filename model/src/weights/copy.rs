@@ -24,8 +24,16 @@ pub struct WeightCopy {
     pub scale: Option<String>,
     /// Whether the file has each matrix of the tensor with its axes swapped.
     pub swapped: bool,
-    /// The scales to compute, if the elements are quantized to FP8 while they are read.
+    /// The scales to compute, if the elements are quantized while they are read.
     pub rounded: Option<MadeScales>,
+}
+
+impl WeightCopy {
+    /// A copy of all of `source`, without changes. The segment's layout sets the address.
+    pub(super) fn of(source: WeightSource, kept: DType, row: (usize, usize), bytes: Bytes) -> Self {
+        let to = Address(0);
+        WeightCopy { to, bytes, row, kept, source, cut: None, scale: None, swapped: false, rounded: None }
+    }
 }
 
 /// Scales that are computed while weights are read.
@@ -53,7 +61,7 @@ pub enum WeightSource {
     Constant(Vec<f32>),
     /// Zero padding between tensors.
     Zeros,
-    /// The checkpoint's scales of FP8 numbers with this name.
+    /// The checkpoint's scales of quantized numbers with this name.
     WeightScales(String, SpreadScales),
     /// This number in every element.
     Same(f32),

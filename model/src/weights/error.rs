@@ -1,6 +1,7 @@
 //! Errors about tensors of a checkpoint that do not match its configuration, or that a target or
 //! a rank cannot use.
 
+use bursar_budgets::Hint;
 use bursar_kernels::DType;
 use thiserror::Error;
 
@@ -125,6 +126,68 @@ pub enum WeightError {
     Ranks(#[from] RanksError),
 }
 
+impl WeightError {
+    /// The error for a tensor that holds `found`, but should hold quantized numbers if
+    /// `is_quantized`, and other numbers if not.
+    pub(super) fn unexpected_format(name: &str, found: DType, is_quantized: bool) -> Self {
+        let expected = if is_quantized {
+            "quantization_config says that it is FP8"
+        } else {
+            "quantization_config says that it is not quantized"
+        };
+        WeightError::Format { name: name.to_owned(), expected, found }
+    }
+}
+
+impl Hint for WeightError {
+    type Text = String;
+
+    fn hint(&self) -> String {
+        match self {
+            WeightError::Checkpoint(error) => error.hint(),
+            WeightError::Ranks(error) => {
+                let possible: Vec<_> = error.possible.iter().map(ToString::to_string).collect();
+                format!("use a number of ranks that divides all of it: {}", possible.join(", "))
+            }
+            WeightError::Cut { .. } => "use fewer ranks, or a checkpoint that is not quantized".to_owned(),
+            WeightError::Unserved { .. } => {
+                "leave quantization out if it is set, load another checkpoint of the model, or load it on a CPU"
+                    .to_owned()
+            }
+            WeightError::Format { .. } | WeightError::PartlyQuantized { .. } => {
+                "check quantization_config and its list of modules that are not quantized against the checkpoint's \
+                 release"
+                    .to_owned()
+            }
+            WeightError::ScaledFp8 { .. } | WeightError::AlwaysPlain { .. } => {
+                "load a release in which it is not quantized, or one in bf16 with quantization set to fp8".to_owned()
+            }
+            WeightError::ScaleShape { .. } => {
+                "check quantization_config, which says how many numbers share a scale, against the checkpoint's release"
+                    .to_owned()
+            }
+            WeightError::AttentionScale { .. } => {
+                "load a release that has scales only of keys and values, or remove the scales of queries and \
+                 probabilities from the file: the weights do not need them"
+                    .to_owned()
+            }
+            WeightError::Scale { .. } => "download the file again; it is damaged or was quantized wrongly".to_owned(),
+            WeightError::Extra { .. } => {
+                "check config.json against the checkpoint's release; a tensor that no layer reads is an error here, \
+                 though other runtimes may ignore it"
+                    .to_owned()
+            }
+            WeightError::Untied { name, .. } => {
+                format!("set `tie_word_embeddings` to false if {name} is the model's own, or remove it from the file")
+            }
+            WeightError::Shape { .. } | WeightError::Mixed { .. } => {
+                "download the checkpoint again; the folder mixes files of different \
+                                      checkpoints"
+                    .to_owned()
+            }
+        }
+    }
+}
 /// The model cannot be divided among the requested number of ranks.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{what} cannot be divided among {ranks} ranks: there are {count}")]

@@ -15,7 +15,7 @@ const AT_ONCE: usize = 1 << 10;
 /// Rounds the numbers of a file (little-endian, of type `found`) to the nearest numbers of type
 /// `kept`, at most `most` numbers at a time. The buffer `buffer` grows as needed. `each` receives
 /// one part after the other.
-pub(crate) fn rounded_parts<E>(
+pub(super) fn rounded_parts<E>(
     source: &[u8],
     (found, kept): (DType, DType),
     most: usize,
@@ -31,7 +31,7 @@ pub(crate) fn rounded_parts<E>(
 
 /// The first `bytes` bytes of `buffer`, which grows if it is smaller. The bytes
 /// keep their old content.
-pub(crate) fn buffer_for(buffer: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
+pub(super) fn buffer_for(buffer: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
     buffer.resize(buffer.len().max(bytes), 0);
     &mut buffer[..bytes]
 }

@@ -1,10 +1,11 @@
-//! Multiplication of rows by a vector of the checkpoint: a layer's output scale, which is folded
-//! into the projection before it.
+//! Scales of the checkpoint: a layer's output scale, which is folded into the projection before it,
+//! and the scales of quantized weights.
 
+use bursar_kernels::DType;
 use rayon::prelude::*;
 
 use super::{
-    map::dtype,
+    SpreadScales,
     rounding::{buffer_for, widen_all, widen_scaled_to_bytes},
     unpacking::unpacked_parts,
 };
@@ -24,13 +25,13 @@ const BY_A_THREAD: usize = 1 << 14;
 /// # Panics
 /// If the number of rows differs from the number of elements of `scale`. The weight map has already
 /// checked that they are equal.
-pub(crate) fn scaled_parts<E>(
+pub(super) fn scaled_parts<E>(
     found: &TensorInfo<'_>,
     scale: &TensorInfo<'_>,
     buffer: &mut Vec<u8>,
     mut each: impl FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let (scale, from) = (numbers(scale), dtype(found.dtype));
+    let (scale, from) = (numbers(scale), DType::from(found.dtype));
     let columns = found.shape.iter().product::<usize>() / scale.len();
     let (row, wide) = (columns * from.size(), columns * size_of::<f32>());
     let (mut scales, mut unpacked) = (scale.as_slice(), Vec::new());
@@ -49,8 +50,8 @@ pub(crate) fn scaled_parts<E>(
 }
 
 /// All elements of a tensor as f32.
-pub(crate) fn numbers(found: &TensorInfo<'_>) -> Vec<f32> {
-    let (from, mut wide) = (dtype(found.dtype), Vec::new());
+pub(super) fn numbers(found: &TensorInfo<'_>) -> Vec<f32> {
+    let (from, mut wide) = (DType::from(found.dtype), Vec::new());
     let each = |part: &[u8]| {
         let at = wide.len();
         wide.resize(at + part.len() / from.size(), 0.0);
@@ -59,4 +60,18 @@ pub(crate) fn numbers(found: &TensorInfo<'_>) -> Vec<f32> {
     };
     let Ok(()) = unpacked_parts(found, &mut Vec::new(), each);
     wide
+}
+
+/// The scales of `found` in the order of the weight's blocks.
+pub(super) fn spread(found: &TensorInfo<'_>, how: SpreadScales) -> Vec<f32> {
+    let (all, [down, across]) = (numbers(found), how.shape);
+    let mut out = Vec::with_capacity(how.count * how.rows * across);
+    for matrix in all.chunks_exact(down * across) {
+        for row in 0..how.rows {
+            let row = row / how.times;
+            let at = |column: usize| if how.swapped { column * down + row } else { row * across + column };
+            out.extend((0..across).map(|column| matrix[at(column)]));
+        }
+    }
+    out
 }

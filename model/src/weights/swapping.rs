@@ -19,7 +19,7 @@ const TOGETHER: usize = 64 << 20;
 ///
 /// # Panics
 /// If `found` does not have three axes. The weight map has already checked this.
-pub(crate) fn swapped_parts<E>(
+pub(super) fn swapped_parts<E>(
     found: &TensorInfo<'_>,
     buffer: &mut Vec<u8>,
     mut each: impl FnMut(&[u8]) -> Result<(), E>,

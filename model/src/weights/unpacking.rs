@@ -5,7 +5,6 @@ use rayon::prelude::*;
 
 use super::{
     blocks::widen_blocks_to_bytes,
-    map::dtype,
     rounding::{buffer_for, widen_to_bytes},
 };
 use crate::checkpoint::{Stored, TensorInfo};
@@ -19,7 +18,7 @@ const BY_A_THREAD: usize = 1 << 14;
 /// Calls `each` with the elements of `found` as its `dtype`, in order, in whole rows. If the file
 /// has the elements in this form, `each` receives all of them at once and in place. Otherwise they
 /// are unpacked in `buffer`, which grows to 32 MiB or one row.
-pub(crate) fn unpacked_parts<E>(
+pub(super) fn unpacked_parts<E>(
     found: &TensorInfo<'_>,
     buffer: &mut Vec<u8>,
     mut each: impl FnMut(&[u8]) -> Result<(), E>,
@@ -45,7 +44,7 @@ pub(crate) fn unpacked_parts<E>(
 fn unpack(row: &[u8], found: &TensorInfo<'_>, out: &mut [u8]) {
     match found.stored {
         Stored::Plain(plain) if plain == found.dtype => out.copy_from_slice(row),
-        Stored::Plain(plain) => widen_to_bytes(row, dtype(plain), out),
+        Stored::Plain(plain) => widen_to_bytes(row, plain.into(), out),
         Stored::Blocks(kind) => widen_blocks_to_bytes(kind, row, out),
     }
 }

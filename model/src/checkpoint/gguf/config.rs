@@ -5,11 +5,11 @@
 use serde_json::{Map, Value, json};
 
 use super::header::{Header, Setting};
-use super::tensors::{matrices_type, stored};
-use super::{GgufArchitecture, Settings, rope_factors};
+use super::rope_factors;
+use super::settings::{GgufArchitecture, Settings};
+use super::storage::{matrices_type, stored};
 use crate::checkpoint::error::CheckpointError;
-use crate::checkpoint::stored::Stored;
-use crate::checkpoint::tensors::TensorType;
+use crate::checkpoint::stored::{Stored, TensorType};
 
 /// Settings that have an equivalent key in `config.json`.
 const NAMED: [(&str, &str); 7] = [
@@ -120,7 +120,7 @@ fn of_tensors(header: &Header<'_>, fields: &mut Map<String, Value>) {
         TensorType::F32 if header.tensors.iter().all(|tensor| is_whole(tensor.kind)) => "float32",
         // Quantized blocks do not show the original type. These architectures
         // are trained in bfloat16.
-        TensorType::F32 | TensorType::BF16 | TensorType::F8E4M3 => "bfloat16",
+        _ => "bfloat16",
     };
     fields.insert("dtype".to_owned(), dtype.into());
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::checkpoint::checkpoint_files::TEXT_BYTES_MAX;
+use crate::checkpoint::layout::TEXT_BYTES_MAX;
 
 // Limits for the content of a header: more than any real file needs, and few
 // enough to bound memory.

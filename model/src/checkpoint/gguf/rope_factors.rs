@@ -6,12 +6,11 @@ use std::f64::consts::TAU;
 
 use serde_json::{Value, json};
 
-use super::Settings;
 use super::header::Header;
-use super::tensors::{bytes, stored};
+use super::settings::Settings;
+use super::storage::{bytes, stored};
 use crate::checkpoint::error::CheckpointError;
-use crate::checkpoint::stored::Stored;
-use crate::checkpoint::tensors::TensorType;
+use crate::checkpoint::stored::{Stored, TensorType};
 
 /// The tensor with the divisors.
 pub(super) const TENSOR: &str = "rope_freqs.weight";

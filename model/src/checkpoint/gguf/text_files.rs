@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::Settings;
-use crate::checkpoint::checkpoint_files::TOKENIZER;
+use super::settings::Settings;
 use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::layout::TOKENIZER;
 use crate::text::{CONTROL, SPLITTERS, TokenLists};
 
 const MODEL: &str = "tokenizer.ggml.model";

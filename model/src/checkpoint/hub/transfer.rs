@@ -11,7 +11,7 @@ use ureq::{Agent, Body};
 
 use super::cache::{Blob, failed};
 use super::{HubError, HubOptions};
-use crate::checkpoint::origin::FetchWatch;
+use crate::checkpoint::fetch_watch::FetchWatch;
 
 /// Maximum number of bytes per read.
 const PIECE_BYTES: usize = 256 << 10;

@@ -9,23 +9,20 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use self::pickle::{Node, Pickle, Value};
-use super::checkpoint_files::CheckpointSource;
 use super::error::CheckpointError;
 use super::shard::{Content, Shard, StoredTensor, Unread};
-use super::stored::Stored;
-use super::tensors::TensorType;
+use super::stored::{Stored, TensorType};
 
 /// Size limit of a pickle, enough for about 50,000 tensors. Each byte of a pickle may create a
 /// value of 32 bytes.
 const PICKLE_BYTES_MAX: usize = 8 << 20;
 
-/// Maps a file and finds its tensors. `None` if there is no such file, or only a Git LFS pointer.
+/// Finds the tensors of a file.
 ///
 /// # Errors
-/// [`CheckpointError::Unreadable`]; [`CheckpointError::Header`] for a damaged file;
-/// [`CheckpointError::Setting`] for a file of torch before 1.6.
-pub(super) fn open(source: &CheckpointSource, file: &str) -> Result<Option<Shard>, CheckpointError> {
-    let Some(content) = Content::open(source, file)? else { return Ok(None) };
+/// [`CheckpointError::Header`] for a damaged file; [`CheckpointError::Setting`] for a file of torch
+/// before 1.6.
+pub(super) fn shard(file: &str, content: Content) -> Result<Shard, CheckpointError> {
     if !content.bytes().starts_with(b"PK") {
         let (setting, value) = ("the format".to_owned(), "not a zip archive".to_owned());
         let supported = "what torch.save writes since 1.6".to_owned();
@@ -33,7 +30,7 @@ pub(super) fn open(source: &CheckpointSource, file: &str) -> Result<Option<Shard
     }
     let (pickle, tensors) =
         tensors(content.bytes()).map_err(|reason| CheckpointError::Header { file: file.to_owned(), reason })?;
-    Ok(Some(Shard::new(file, content, pickle, tensors)))
+    Ok(Shard::new(file, content, pickle, tensors))
 }
 
 /// The byte range of the pickle, and the location of every tensor.

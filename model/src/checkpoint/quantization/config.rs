@@ -3,7 +3,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Fp8Scheme, Modules, QuantizationError, QuantizationMethod, RoundedBy, ScaledBy, StoredFp8};
+use super::choice::QuantizationMethod;
+use super::error::QuantizationError;
+use super::formats::StoredQuantization;
+use super::modules::Modules;
+use super::scheme::{QuantizationScheme, RoundedBy, ScaledBy};
 
 /// Maximum number of characters of a value in an error message.
 const SHOWN: usize = 60;
@@ -31,7 +35,7 @@ const FLOAT_QUANTIZED: [&str; 2] = ["float-quantized", "naive-quantized"];
 pub(crate) fn stored_formats(
     (config, place): (&Map<String, Value>, &str),
     modelopt: Option<&Value>,
-) -> Result<Option<StoredFp8>, QuantizationError> {
+) -> Result<Option<StoredQuantization>, QuantizationError> {
     if let Some(part) = Fields::part(CONFIG, "", config, SETTINGS)? {
         let part = Fields { place: format!("{place}."), ..part };
         let own = Fields::part(part.file, &part.place, part.fields, MODELOPT_PART)?;
@@ -57,7 +61,7 @@ pub(crate) fn stored_formats(
 }
 
 /// Reads the FP8 format of transformers, as in Qwen's releases (5.17, `FineGrainedFP8Config`).
-fn block(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
+fn block(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError> {
     part.among("fmt", &[json!("e4m3"), Value::Null], "e4m3")?;
     part.among("activation_scheme", &[json!("dynamic"), Value::Null], "dynamic")?;
     part.among("weight_block_size", &[json!([128, 128])], "[128, 128]")?;
@@ -72,13 +76,13 @@ fn block(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
         "ignored_layers",
     ])?;
     let plain = part.modules(&["modules_to_not_convert", "ignored_layers"])?;
-    let (method, scheme) = (QuantizationMethod::Fp8, Fp8Scheme::BLOCK);
-    Ok(StoredFp8 { method, scheme, scale: "weight_scale_inv", plain })
+    let (method, scheme) = (QuantizationMethod::Fp8, QuantizationScheme::BLOCK);
+    Ok(StoredQuantization { method, scheme, scale: "weight_scale_inv", plain })
 }
 
 /// Reads the FP8 format of compressed-tensors as llm-compressor writes it: one group
 /// of all linear layers.
-fn compressed(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
+fn compressed(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError> {
     part.among("format", &FLOAT_QUANTIZED.map(Value::from), "float-quantized")?;
     part.among("quantization_status", &[json!("compressed"), json!("frozen"), Value::Null], "compressed")?;
     part.refuse_others(&[
@@ -124,28 +128,26 @@ fn compressed(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
     weights.among("dynamic", &[json!(false), Value::Null], "false")?;
     let is_dynamic = activations.fields.get("dynamic") == Some(&json!(true));
     let scheme = match (weights.text("strategy"), activations.text("strategy"), is_dynamic) {
-        (Some("channel"), Some("token"), true) => Fp8Scheme::CHANNEL,
-        (Some("tensor"), Some("token"), true) => Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Row },
-        (Some("channel"), Some("tensor"), false) => Fp8Scheme { weights: ScaledBy::Row, activations: RoundedBy::Fixed },
-        (Some("tensor"), Some("tensor"), false) => {
-            Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Fixed }
-        }
+        (Some("channel"), Some("token"), true) => QuantizationScheme::CHANNEL,
+        (Some("tensor"), Some("token"), true) => QuantizationScheme::fp8(ScaledBy::Tensor, RoundedBy::Row),
+        (Some("channel"), Some("tensor"), false) => QuantizationScheme::fp8(ScaledBy::Row, RoundedBy::Fixed),
+        (Some("tensor"), Some("tensor"), false) => QuantizationScheme::fp8(ScaledBy::Tensor, RoundedBy::Fixed),
         (Some("block"), Some("group"), true) => {
             weights.among("block_structure", &[json!([128, 128])], "[128, 128]")?;
             activations.among("group_size", &[json!(128)], "128")?;
-            Fp8Scheme::BLOCK
+            QuantizationScheme::BLOCK
         }
         (Some("channel" | "tensor"), _, _) => {
             return Err(activations.refused("strategy", "token if it is dynamic, else tensor"));
         }
         _ => return Err(weights.refused("strategy", "channel, tensor, and block with groups of activations")),
     };
-    if scheme != Fp8Scheme::BLOCK {
+    if scheme != QuantizationScheme::BLOCK {
         weights.among("block_structure", &[Value::Null], "null")?;
         [&weights, &activations].iter().try_for_each(|part| part.among("group_size", &[Value::Null], "null"))?;
     }
     let (method, plain) = (QuantizationMethod::CompressedTensors, part.modules(&["ignore"])?);
-    Ok(StoredFp8 { method, scheme, scale: "weight_scale", plain })
+    Ok(StoredQuantization { method, scheme, scale: "weight_scale", plain })
 }
 
 /// Checks the scaling of keys and values, if `kv_cache_scheme` defines it: a layer has one scale
@@ -165,7 +167,7 @@ fn check_cache_scheme(
 }
 
 /// Reads the FP8 format of ModelOpt, as in NVIDIA's releases.
-fn tensor(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
+fn tensor(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError> {
     let is_by_channel = match part.text("quant_algo") {
         Some("FP8" | "fp8") => false,
         Some("FP8_PER_CHANNEL_PER_TOKEN" | "fp8_per_channel_per_token") => true,
@@ -185,12 +187,12 @@ fn tensor(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
         "producer",
     ])?;
     let scheme = if is_by_channel {
-        Fp8Scheme::CHANNEL
+        QuantizationScheme::CHANNEL
     } else {
-        Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Fixed }
+        QuantizationScheme::fp8(ScaledBy::Tensor, RoundedBy::Fixed)
     };
     let (method, plain) = (QuantizationMethod::ModelOpt, part.modules(&["ignore", "exclude_modules"])?);
-    Ok(StoredFp8 { method, scheme, scale: "weight_scale", plain })
+    Ok(StoredQuantization { method, scheme, scale: "weight_scale", plain })
 }
 
 /// Checks the groups that ModelOpt writes into `config.json`. Each group repeats that all numbers
@@ -315,7 +317,7 @@ fn shown(value: &Value) -> String {
 mod tests {
     use super::*;
 
-    fn read(config: Value, modelopt: Option<Value>) -> StoredFp8 {
+    fn read(config: Value, modelopt: Option<Value>) -> StoredQuantization {
         let config = config.as_object().expect("an object");
         stored_formats((config, SETTINGS), modelopt.as_ref()).expect("it is served").expect("it is FP8")
     }
@@ -326,7 +328,7 @@ mod tests {
             "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
         });
         let found = read(json!({ "quantization_config": settings }), None);
-        assert_eq!((found.scheme, found.scale), (Fp8Scheme::BLOCK, "weight_scale_inv"));
+        assert_eq!((found.scheme, found.scale), (QuantizationScheme::BLOCK, "weight_scale_inv"));
         assert!(!found.plain.has("model.layers.0.mlp.up_proj"));
         let mut settings = settings;
         settings["ignored_layers"] = json!(["model.layers.0.mlp.up_proj"]);
@@ -353,13 +355,13 @@ mod tests {
         let groups = json!({ "strategy": "group", "dynamic": true, "group_size": 128 });
         let blocks = json!({ "strategy": "block", "block_structure": [128, 128] });
         let [channel, tensor] = ["channel", "tensor"].map(|strategy| json!({ "strategy": strategy, "dynamic": false }));
-        let scheme = |weights, activations| Fp8Scheme { weights, activations };
+        let scheme = QuantizationScheme::fp8;
         for (weights, activations, expected) in [
-            (&channel, &token, Fp8Scheme::CHANNEL),
+            (&channel, &token, QuantizationScheme::CHANNEL),
             (&tensor, &token, scheme(ScaledBy::Tensor, RoundedBy::Row)),
             (&channel, &fixed, scheme(ScaledBy::Row, RoundedBy::Fixed)),
             (&tensor, &fixed, scheme(ScaledBy::Tensor, RoundedBy::Fixed)),
-            (&blocks, &groups, Fp8Scheme::BLOCK),
+            (&blocks, &groups, QuantizationScheme::BLOCK),
         ] {
             let found = read(settings(weights.clone(), activations.clone()), None);
             assert_eq!((found.scheme, found.scale), (expected, "weight_scale"), "{weights} {activations}");
@@ -368,7 +370,7 @@ mod tests {
 
     #[test]
     fn modelopts_settings_stand_in_either_file() {
-        let fixed = Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Fixed };
+        let fixed = QuantizationScheme::fp8(ScaledBy::Tensor, RoundedBy::Fixed);
         let of_all = json!({ "dynamic": false, "num_bits": 8, "type": "float" });
         let part = json!({
             "quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"], "producer": { "name": "modelopt" },
@@ -396,7 +398,7 @@ mod tests {
             "quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "exclude_modules": ["lm_head"],
             "config_groups": { "group_0": { "weights": of_weights, "input_activations": of_all } },
         });
-        assert_eq!(in_config(by_channel.clone()).scheme, Fp8Scheme::CHANNEL);
+        assert_eq!(in_config(by_channel.clone()).scheme, QuantizationScheme::CHANNEL);
         by_channel["quant_algo"] = json!("FP8");
         let config = json!({ "quantization_config": by_channel });
         stored_formats((config.as_object().expect("an object"), SETTINGS), None).expect_err("its groups say otherwise");
@@ -415,6 +417,6 @@ mod tests {
             "ignore": ["lm_head"], "config_groups": { "group_0": group },
         });
         let found = read(json!({ "quantization_config": settings }), None);
-        assert_eq!(found.scheme, Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Fixed });
+        assert_eq!(found.scheme, QuantizationScheme::fp8(ScaledBy::Tensor, RoundedBy::Fixed));
     }
 }

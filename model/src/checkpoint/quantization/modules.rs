@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use regex::Regex;
 
-use super::QuantizationError;
+use super::error::QuantizationError;
 
 /// The modules that a list names.
 ///

@@ -3,7 +3,7 @@
 use bursar_budgets::Hint;
 use thiserror::Error;
 
-use super::schema_rules::SchemaPlace;
+use super::schema_place::SchemaPlace;
 use crate::text::error::PrivateText;
 
 /// A form that was refused, or a grammar that failed. No variant shows generated text. Quotes of

@@ -5,7 +5,7 @@ use std::{collections::HashSet, fmt, slice};
 
 use serde_json::{Map, Value, json};
 
-use super::{look_ahead::without_look_ahead, schema_rules::SchemaPlace};
+use super::{look_ahead::without_look_ahead, schema_place::SchemaPlace};
 
 /// The `format`s of strings that the grammar compiler enforces. Other formats are annotations (JSON
 /// Schema 2020-12, Validation, 7.2.1).

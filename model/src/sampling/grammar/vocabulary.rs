@@ -5,7 +5,7 @@ use std::sync::Arc;
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
 use super::error::GrammarError;
-use crate::text::{Spelling, Tokenizer};
+use crate::text::Tokenizer;
 
 /// Maximum bytes of all tokens: the trie can address 2^22 nodes and has at most one node per byte.
 const BYTES_MAX: usize = (1 << 22) - 1;
@@ -48,7 +48,7 @@ impl Vocabulary {
 /// The bytes of each id: empty for special tokens, end tokens, ids without a token, and
 /// tokens over 1,000 bytes.
 fn words(tokenizer: &Tokenizer, logits: usize, end_tokens: &[u32]) -> Result<Vec<Vec<u8>>, GrammarError> {
-    let spelling = Spelling::of(tokenizer).map_err(|_| GrammarError::Spelling)?;
+    let spelling = tokenizer.spelling().map_err(|_| GrammarError::Spelling)?;
     let spell = |id| tokenizer.token_of(id).map(|token| spelling.bytes(&token)).unwrap_or_default();
     let mut words: Vec<Vec<u8>> = (0..logits as u32).map(spell).collect();
     let special = tokenizer.added_tokens().iter().filter(|token| token.special).map(|token| token.id);

@@ -1,14 +1,14 @@
-//! Quantization of weights to FP8 while they are read. In each row, block or matrix, the
-//! largest magnitude becomes 448.
+//! Quantized numbers of weights, in E4M3: quantization while weights are read, valid
+//! scales, and random weights.
 
-use bursar_kernels::{DType, E4m3, FP8_BLOCK, e4m3_scale, largest_magnitude};
+use bursar_kernels::{DType, E4m3, e4m3_scale, largest_magnitude, ops::fill_random::LARGEST_DEVIATIONS};
 use rayon::prelude::*;
 
 use super::{
-    MadeScales,
+    MadeScales, WeightError,
     rounding::{buffer_for, widen_all},
 };
-use crate::checkpoint::ScaledBy;
+use crate::checkpoint::{ScaledBy, random_tensor::DEVIATION};
 
 /// Number of elements that are quantized at a time, as far as the size of blocks allows.
 const AT_ONCE: usize = 1 << 22;
@@ -16,9 +16,10 @@ const AT_ONCE: usize = 1 << 22;
 /// Number of elements that are widened at a time, few enough to fit into the cache of a CPU core.
 const WIDENED: usize = 1 << 10;
 
-/// Quantizes rows of `columns` numbers of type `found`. `each` receives the FP8 numbers and the
-/// scales, some rows at a time. `rows` must begin with a block or a matrix.
-pub(crate) fn rounded_to_fp8<E>(
+/// Quantizes rows of `columns` numbers of type `found`. In each row, block or matrix, the largest
+/// magnitude becomes 448. `each` receives the E4M3 numbers and the scales, some rows at a time.
+/// `rows` must begin with a block or a matrix.
+pub(super) fn quantized_parts<E>(
     rows: &[u8],
     (found, columns): (DType, usize),
     made: MadeScales,
@@ -44,7 +45,7 @@ pub(crate) fn rounded_to_fp8<E>(
                 vec![scale; rows.len() / row]
             }
             ScaledBy::Row | ScaledBy::Block => {
-                let width = if made.by == ScaledBy::Block { FP8_BLOCK } else { columns };
+                let width = made.by.group_columns(columns);
                 let mut scales = vec![0.0; rows.len().div_ceil(unit * row) * columns.div_ceil(width)];
                 let places = codes.par_chunks_mut(unit * columns).zip(rows.par_chunks(unit * row));
                 let scales_of = scales.par_chunks_mut(columns.div_ceil(width));
@@ -96,9 +97,44 @@ fn encode(row: &[u8], found: DType, scale: f32, codes: &mut [u8]) {
     }
 }
 
+/// The kind of numbers that a scale belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ScaleOf {
+    /// Blocks or output channels of weights. Some of them may have only zeros.
+    Parts,
+    Matrix,
+    /// Activations, keys or values, which are divided by the scale.
+    Activations,
+}
+
+/// Refuses a number that is not a valid scale. The largest E4M3 number times a scale must be finite
+/// in f32. A scale that activations are divided by must be a normal number, because the quotients
+/// would otherwise become infinite.
+pub(super) fn check_scale(name: &str, value: f32, of: ScaleOf) -> Result<(), WeightError> {
+    let is_scale = value.is_finite() && (value > 0.0 || value == 0.0 && of == ScaleOf::Parts);
+    let expected = match of {
+        ScaleOf::Parts if !is_scale => "a number of at least 0",
+        _ if !is_scale => "a number above 0",
+        _ if !(value * E4m3::MAX).is_finite() => "a number that fits f32 when multiplied by 448",
+        ScaleOf::Activations if value < f32::MIN_POSITIVE => "at least 1.18e-38, the smallest normal number",
+        _ => return Ok(()),
+    };
+    Err(WeightError::Scale { name: name.to_owned(), value, expected })
+}
+
+/// Standard deviation of random elements of type `kept`. E4M3 numbers are drawn over the full range
+/// of the type, and [`RANDOM_SCALE`] brings the weights to the same deviation as other weights.
+pub(super) fn random_deviation(kept: DType) -> f32 {
+    if kept == DType::F8E4M3 { E4m3::MAX / LARGEST_DEVIATIONS } else { DEVIATION }
+}
+
+/// The scale of random E4M3 weights.
+pub(super) const RANDOM_SCALE: f32 = DEVIATION * LARGEST_DEVIATIONS / E4m3::MAX;
+
 #[cfg(test)]
 mod tests {
     use bursar_budgets::Address;
+    use bursar_kernels::FP8_BLOCK;
 
     use super::*;
 
@@ -107,7 +143,7 @@ mod tests {
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         let made = MadeScales { to: Address(0), by, height };
         let (mut codes, mut scales) = (Vec::new(), Vec::new());
-        rounded_to_fp8(&bytes, (DType::F32, columns), made, &mut vec![0xff; 3], |some, of_some| {
+        quantized_parts(&bytes, (DType::F32, columns), made, &mut vec![0xff; 3], |some, of_some| {
             codes.extend_from_slice(some);
             scales.extend_from_slice(of_some);
             Ok::<_, ()>(())

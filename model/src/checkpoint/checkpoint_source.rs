@@ -1,6 +1,9 @@
-//! The source of a checkpoint's files, and functions that read the small files.
+//! The source of a checkpoint's files: a folder, the binary, a GGUF file,
+//! or settings without weights.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
@@ -9,11 +12,8 @@ use serde_json::Value;
 
 use super::error::CheckpointError;
 use super::gguf::GgufFile;
-use super::random_checkpoint::RandomCheckpoint;
-use super::tensors::EXTENSION;
-
-/// Size limit of a config or vocabulary file in bytes. The largest known tokenizer.json has 33 MB.
-pub(super) const TEXT_BYTES_MAX: u64 = 128 << 20;
+use super::layout::{EXTENSION, TEXT_BYTES_MAX};
+use super::shard::Content;
 
 /// A checkpoint in Hugging Face's layout, or a checkpoint that is converted to this layout.
 #[derive(Clone, Debug)]
@@ -60,12 +60,14 @@ impl CheckpointSource {
                 let bytes = match std::fs::metadata(&path) {
                     Ok(metadata) => metadata.len(),
                     Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-                    Err(error) => return Err(unreadable(file, &error)),
+                    Err(error) => return Err(CheckpointError::unreadable(file, &error)),
                 };
                 if bytes > TEXT_BYTES_MAX {
                     return Err(CheckpointError::TooLarge { file: file.into(), bytes, bytes_max: TEXT_BYTES_MAX });
                 }
-                std::fs::read(&path).map(|content| Some(Cow::Owned(content))).map_err(|error| unreadable(file, &error))
+                std::fs::read(&path)
+                    .map(|content| Some(Cow::Owned(content)))
+                    .map_err(|error| CheckpointError::unreadable(file, &error))
             }
         }
     }
@@ -92,6 +94,19 @@ impl CheckpointSource {
         })
     }
 
+    /// Maps a file of weights. `None` if there is no such file, or only a Git LFS pointer.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Unreadable`].
+    pub(super) fn map(&self, file: &str) -> Result<Option<Content>, CheckpointError> {
+        let content = match self {
+            CheckpointSource::Embedded(files) => embedded(files, file).map(Content::Embedded),
+            CheckpointSource::Random(_) | CheckpointSource::Gguf(_) => None,
+            CheckpointSource::Folder(folder) => Content::map(&folder.join(file), file)?,
+        };
+        Ok(content.filter(|content| !content.is_pointer()))
+    }
+
     /// The sorted names of a folder's tensor files, without adapter files. The list is empty for a
     /// source that is not a folder.
     ///
@@ -102,7 +117,7 @@ impl CheckpointSource {
         let entries = match std::fs::read_dir(folder) {
             Ok(entries) => entries,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(unreadable(&self.place(), &error)),
+            Err(error) => return Err(CheckpointError::unreadable(&self.place(), &error)),
         };
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let is_of_tensors =
@@ -137,107 +152,7 @@ fn stored_type(config: &Value) -> Option<DType> {
     }
 }
 
-/// A tokenizer in one file.
-pub(super) const TOKENIZER: &str = "tokenizer.json";
-// The files that replace a missing tokenizer.json: the vocabulary, the merges, and the added
-// tokens. A newer `tokenizer_config.json` also contains the added tokens.
-pub(super) const VOCABULARY: [&str; 2] = ["vocab.json", "merges.txt"];
-pub(super) const ADDED_TOKENS: &str = "added_tokens.json";
-/// Small files that a checkpoint may have in addition to `config.json` and its vocabulary.
-pub(super) const OPTIONAL: [&str; 8] = [
-    "generation_config.json",
-    "tokenizer_config.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "hf_quant_config.json",
-];
-/// The optional files that belong to the tokenizer.
-const OF_TOKENIZER: [&str; 3] = ["tokenizer_config.json", "chat_template.jinja", "chat_template.json"];
-
-/// The small files of a checkpoint except `config.json`.
-#[derive(Debug)]
-pub(super) struct TextFiles {
-    place: String,
-    files: Vec<(&'static str, Option<Cow<'static, [u8]>>)>,
-}
-
-impl TextFiles {
-    /// Reads the files that exist. The tokenizer's files are read from `tokenizer` if it is given.
-    /// The files that replace `tokenizer.json` are read only if it is missing.
-    ///
-    /// # Errors
-    /// See [`CheckpointSource::read`].
-    pub(super) fn read(
-        source: &CheckpointSource,
-        tokenizer: Option<&CheckpointSource>,
-    ) -> Result<Self, CheckpointError> {
-        let mut names = vec![TOKENIZER];
-        names.extend(OPTIONAL);
-        let of_tokenizer = tokenizer.unwrap_or(source);
-        let read = |name: &'static str| {
-            let is_of_checkpoint = OPTIONAL.contains(&name) && !OF_TOKENIZER.contains(&name);
-            Ok((name, if is_of_checkpoint { source.read(name)? } else { of_tokenizer.read(name)? }))
-        };
-        let mut files = names.into_iter().map(read).collect::<Result<Vec<_>, CheckpointError>>()?;
-        if files[0].1.is_none() {
-            let parts = VOCABULARY.into_iter().chain([ADDED_TOKENS]).map(read);
-            files.extend(parts.collect::<Result<Vec<_>, CheckpointError>>()?);
-        }
-        Ok(TextFiles { place: of_tokenizer.place(), files })
-    }
-
-    /// Every file name that was looked up, with its content if the file exists.
-    pub(super) fn named(&self) -> impl Iterator<Item = (&str, Option<&[u8]>)> {
-        self.files.iter().map(|(name, content)| (*name, content.as_deref()))
-    }
-
-    /// The id of an added token, from any file that has it.
-    pub(super) fn added_token(&self, content: &str) -> Option<u32> {
-        let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
-        let by_content = || id(self.json("added_tokens.json")?.get(content)?);
-        let by_id = || {
-            let settings = self.json("tokenizer_config.json")?;
-            let tokens = settings.get("added_tokens_decoder")?.as_object()?;
-            tokens.iter().find(|(_, token)| token["content"] == content)?.0.parse().ok()
-        };
-        let in_list = || {
-            let whole = self.json(TOKENIZER)?;
-            id(&whole.get("added_tokens")?.as_array()?.iter().find(|token| token["content"] == content)?["id"])
-        };
-        by_content().or_else(by_id).or_else(in_list)
-    }
-
-    /// The text of the tokenizer's end token.
-    pub(super) fn end_token(&self) -> Option<String> {
-        let settings = self.json("tokenizer_config.json")?;
-        let token = settings.get("eos_token")?;
-        token.as_str().or_else(|| token.get("content")?.as_str()).map(str::to_owned)
-    }
-
-    fn json(&self, name: &str) -> Option<Value> {
-        serde_json::from_slice(self.get(name)?).ok()
-    }
-
-    /// A file's content, if it exists.
-    pub(super) fn get(&self, name: &str) -> Option<&[u8]> {
-        self.named().find(|(known, _)| *known == name)?.1
-    }
-
-    /// The content of a file that replaces `tokenizer.json`. If the file is missing, the error
-    /// names `tokenizer.json`, which users know.
-    ///
-    /// # Errors
-    /// [`CheckpointError::MissingFile`].
-    pub(super) fn require(&self, part: &str) -> Result<&[u8], CheckpointError> {
-        let missing = || CheckpointError::MissingFile { place: self.place.clone(), file: TOKENIZER.into() };
-        self.get(part).ok_or_else(missing)
-    }
-}
-
-pub(super) fn embedded(files: &'static [(&'static str, EmbeddedFile)], file: &str) -> Option<&'static [u8]> {
+fn embedded(files: &'static [(&'static str, EmbeddedFile)], file: &str) -> Option<&'static [u8]> {
     let (_, content) = files.iter().find(|(name, _)| *name == file)?;
     Some(match *content {
         EmbeddedFile::Plain(content) => content,
@@ -245,6 +160,73 @@ pub(super) fn embedded(files: &'static [(&'static str, EmbeddedFile)], file: &st
     })
 }
 
-pub(super) fn unreadable(file: &str, error: &std::io::Error) -> CheckpointError {
-    CheckpointError::Unreadable { file: file.into(), kind: error.kind() }
+/// An untrained checkpoint: settings and vocabulary in memory or in a folder, and a seed for the
+/// weights. Tensors are drawn directly on the device, so the host never has a copy or a file of
+/// them. The checkpoint has the speed and the memory of its shape, but its replies mean nothing.
+#[derive(Clone)]
+pub struct RandomCheckpoint {
+    name: String,
+    seed: u64,
+    routing_skew: Option<f32>,
+    /// A checkpoint whose files take precedence over `files`.
+    folder: Option<CheckpointSource>,
+    files: BTreeMap<&'static str, Vec<u8>>,
+}
+
+impl RandomCheckpoint {
+    /// A checkpoint of `files`, keyed by file name, without stored weights. Equal
+    /// seeds give equal weights.
+    pub fn new(name: impl Into<String>, seed: u64, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
+        let files = files.into_iter().collect();
+        RandomCheckpoint { name: name.into(), seed, routing_skew: None, folder: None, files }
+    }
+
+    /// The checkpoint of `folder` without its weights. `files` replace the files
+    /// that the folder lacks.
+    pub fn over(folder: CheckpointSource, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
+        let name = folder.place();
+        RandomCheckpoint { folder: Some(folder), ..RandomCheckpoint::new(name, 0, files) }
+    }
+
+    /// The name of the model's shape.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The seed of all weights.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The same checkpoint, with routers that prefer some experts, as the routers of trained
+    /// mixtures do for text. By Zipf's law, the expert of rank `r` is chosen in proportion to
+    /// `r^-exponent`, but by at most 45 % of all rows. Without a skew, experts are chosen evenly,
+    /// which reads the most weights.
+    pub fn with_routing_skew(self, exponent: f32) -> Self {
+        RandomCheckpoint { routing_skew: Some(exponent), ..self }
+    }
+
+    /// The exponent of Zipf's law by which experts are chosen; `None` if experts are chosen evenly.
+    pub fn routing_skew(&self) -> Option<f32> {
+        self.routing_skew
+    }
+
+    /// The folder, or the shape's name, for messages.
+    pub(super) fn place(&self) -> String {
+        match &self.folder {
+            Some(folder) => folder.place(),
+            None => format!("({}, random)", self.name),
+        }
+    }
+
+    pub(super) fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>, CheckpointError> {
+        let found = self.folder.as_ref().map_or(Ok(None), |folder| folder.read(file))?;
+        Ok(found.or_else(|| self.files.get(file).map(|content| Cow::Owned(content.clone()))))
+    }
+}
+
+impl fmt::Debug for RandomCheckpoint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "RandomCheckpoint({}, seed {})", self.name, self.seed)
+    }
 }

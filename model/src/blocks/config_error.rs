@@ -1,0 +1,46 @@
+//! Errors of a `config.json`, and the check of its sizes.
+
+use thiserror::Error;
+
+/// Limit of a width, greater than the width of any model. Products of a configuration's numbers do
+/// not overflow up to this limit.
+pub const WIDTH_MAX: usize = 1 << 20;
+
+/// A `config.json` from which no model can be built.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// A field is missing or has the wrong type.
+    #[error("config.json: {0}")]
+    Field(#[from] serde_json::Error),
+    /// A field has a value that this crate does not support.
+    #[error("config.json: {field} is {value}; supported: {supported}")]
+    Unsupported {
+        /// The field's path in the file.
+        field: String,
+        value: String,
+        supported: &'static str,
+    },
+    /// A field changes what the model computes, and this crate does not support it.
+    #[error("config.json: {field} is {value}; this changes what the model computes and is not supported")]
+    Unknown {
+        /// The field's path in the file.
+        field: String,
+        /// The value, truncated to 60 characters.
+        value: String,
+    },
+    /// Two fields contradict each other.
+    #[error("config.json: {0}")]
+    Contradiction(String),
+}
+
+impl ConfigError {
+    /// Refuses a size that is 0 or greater than `most`. With a larger size, products would overflow
+    /// or tensors would be absurdly large.
+    pub fn check_size(field: &'static str, value: usize, most: usize) -> Result<(), ConfigError> {
+        if (1..=most).contains(&value) {
+            Ok(())
+        } else {
+            Err(ConfigError::Contradiction(format!("{field} is {value}; expected from 1 to {most}")))
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The settings of a GGUF file, by name, and the architectures that are read.
+
+use std::collections::BTreeMap;
+
+use super::header::Setting;
+use crate::checkpoint::error::CheckpointError;
+
+/// A family's description of its GGUF files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GgufArchitecture {
+    /// `general.architecture`, the prefix of the settings, and `model_type`
+    /// in the generated `config.json`.
+    pub name: &'static str,
+    /// `architectures` in the generated `config.json`.
+    pub class: &'static str,
+    /// Whether the rows of queries and keys are ordered for rotary pairs of adjacent elements.
+    pub has_paired_rows: bool,
+}
+
+/// The settings of a file, by name.
+pub(super) struct Settings<'f> {
+    pub file: &'f str,
+    pub values: &'f BTreeMap<&'f str, Setting<'f>>,
+}
+
+impl<'f> Settings<'f> {
+    /// Refuses files that are not a complete model.
+    pub fn check(&self) -> Result<(), CheckpointError> {
+        if let Some(kind) = self.text("general.type")?
+            && kind != "model"
+        {
+            return Err(self.refused("general.type", kind, "model"));
+        }
+        match self.number("split.count")? {
+            None | Some(0 | 1) => Ok(()),
+            Some(count) => Err(self.refused("split.count", count, "one file, as `llama-gguf-split --merge` makes it")),
+        }
+    }
+
+    pub fn architecture(&self, known: &[GgufArchitecture]) -> Result<GgufArchitecture, CheckpointError> {
+        const NAME: &str = "general.architecture";
+        let name = self.required(NAME, self.text(NAME)?)?;
+        let found = known.iter().find(|architecture| architecture.name == name);
+        let names = || known.iter().map(|known| known.name).collect::<Vec<_>>().join(", ");
+        found.copied().ok_or_else(|| self.refused(NAME, name, &names()))
+    }
+
+    pub fn get(&self, name: &str) -> Option<Setting<'f>> {
+        self.values.get(name).copied()
+    }
+
+    /// A setting that is a count or an id.
+    pub fn number(&self, name: &str) -> Result<Option<u64>, CheckpointError> {
+        let number = |value| match value {
+            Setting::Unsigned(number) => Ok(number),
+            Setting::Signed(number) => u64::try_from(number).map_err(|_| value),
+            value => Err(value),
+        };
+        self.read(name, number, "a whole number")
+    }
+
+    pub fn float(&self, name: &str) -> Result<Option<f64>, CheckpointError> {
+        let float = |value| match value {
+            Setting::Float(number) if number.is_finite() => Ok(number),
+            Setting::Unsigned(number) => Ok(number as f64),
+            value => Err(value),
+        };
+        self.read(name, float, "a finite number")
+    }
+
+    pub fn text(&self, name: &str) -> Result<Option<&'f str>, CheckpointError> {
+        self.read(name, |value| if let Setting::Text(text) = value { Ok(text) } else { Err(value) }, "a text")
+    }
+
+    /// A setting that is a list of texts.
+    pub fn texts(&self, name: &str) -> Result<Option<Vec<&'f str>>, CheckpointError> {
+        let text = |value| if let Setting::Text(text) = value { Some(text) } else { None };
+        let texts = |value| match value {
+            Setting::List(list) => list.iter().map(text).collect::<Option<_>>().ok_or(value),
+            value => Err(value),
+        };
+        self.read(name, texts, "a list of texts")
+    }
+
+    /// A setting that is a list of whole numbers.
+    pub fn numbers(&self, name: &str) -> Result<Option<Vec<i64>>, CheckpointError> {
+        let number = |value| match value {
+            Setting::Signed(number) => Some(number),
+            Setting::Unsigned(number) => i64::try_from(number).ok(),
+            _ => None,
+        };
+        let numbers = |value| match value {
+            Setting::List(list) => list.iter().map(number).collect::<Option<_>>().ok_or(value),
+            value => Err(value),
+        };
+        self.read(name, numbers, "a list of whole numbers")
+    }
+
+    fn read<T>(
+        &self,
+        name: &str,
+        read: impl FnOnce(Setting<'f>) -> Result<T, Setting<'f>>,
+        wanted: &str,
+    ) -> Result<Option<T>, CheckpointError> {
+        self.get(name).map(read).transpose().map_err(|value| self.refused(name, value, wanted))
+    }
+
+    pub fn required<T>(&self, name: &str, value: Option<T>) -> Result<T, CheckpointError> {
+        value.ok_or_else(|| self.refused(name, "absent", "a file that has it"))
+    }
+
+    pub fn refused(&self, setting: &str, value: impl ToString, supported: &str) -> CheckpointError {
+        let (file, [setting, value]) = (self.file.to_owned(), [setting.to_owned(), value.to_string()].map(cut_short));
+        CheckpointError::Setting { file, setting, value, supported: supported.to_owned() }
+    }
+}
+
+/// Truncates a text of the file for an error message, because it may have megabytes.
+fn cut_short(text: String) -> String {
+    text.chars().take(SHOWN_MAX).collect()
+}
+
+/// Maximum number of characters of a text of the file in an error message.
+const SHOWN_MAX: usize = 200;

@@ -1,0 +1,119 @@
+//! The quantization that a user asks for, and the tools that quantize checkpoints.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Serialize, Serializer};
+
+use super::scheme::{QuantizationScheme, RoundedBy, ScaledBy};
+
+/// The quantization that a user asks for: how to quantize an unquantized checkpoint while it loads,
+/// or the name of the checkpoint's own format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WeightQuantization {
+    /// The checkpoint's own FP8 format, or FP8 per channel if the checkpoint is not quantized.
+    #[default]
+    Fp8,
+    /// FP8 with one scale per output channel, and one per row of activations.
+    Fp8PerChannel,
+    /// FP8 with one scale per block of 128 x 128, and one per 128 columns of a row of activations.
+    Fp8PerBlock,
+    /// FP8 with one scale per matrix, and one per row of activations.
+    Fp8PerTensor,
+    /// The checkpoint's own FP8 format, written by compressed-tensors.
+    CompressedTensors,
+    /// The checkpoint's own FP8 format, written by ModelOpt.
+    ModelOpt,
+}
+
+impl WeightQuantization {
+    /// The values that quantize weights while they load, in the order of a help text.
+    pub const ROUNDING: [WeightQuantization; 4] = [
+        WeightQuantization::Fp8,
+        WeightQuantization::Fp8PerChannel,
+        WeightQuantization::Fp8PerBlock,
+        WeightQuantization::Fp8PerTensor,
+    ];
+    /// The values that only name the tool that quantized a checkpoint.
+    pub const STORED: [WeightQuantization; 2] = [WeightQuantization::CompressedTensors, WeightQuantization::ModelOpt];
+
+    /// The name, which is the same as in vLLM.
+    pub fn name(self) -> &'static str {
+        match self {
+            WeightQuantization::Fp8 => "fp8",
+            WeightQuantization::Fp8PerChannel => "fp8_per_channel",
+            WeightQuantization::Fp8PerBlock => "fp8_per_block",
+            WeightQuantization::Fp8PerTensor => "fp8_per_tensor",
+            WeightQuantization::CompressedTensors => QuantizationMethod::CompressedTensors.name(),
+            WeightQuantization::ModelOpt => QuantizationMethod::ModelOpt.name(),
+        }
+    }
+
+    /// The scheme in which weights are quantized while they load; `None` for a choice that only
+    /// names the checkpoint's format.
+    pub(super) fn scheme(self) -> Option<QuantizationScheme> {
+        match self {
+            WeightQuantization::Fp8 | WeightQuantization::Fp8PerChannel => Some(QuantizationScheme::CHANNEL),
+            WeightQuantization::Fp8PerBlock => Some(QuantizationScheme::BLOCK),
+            WeightQuantization::Fp8PerTensor => Some(QuantizationScheme::fp8(ScaledBy::Tensor, RoundedBy::Row)),
+            WeightQuantization::CompressedTensors | WeightQuantization::ModelOpt => None,
+        }
+    }
+
+    /// The choice that quantizes weights in `scheme` while they load.
+    pub(super) fn of(scheme: QuantizationScheme) -> Option<Self> {
+        // The first entry is skipped because it is another name of the second.
+        Self::ROUNDING[1..].iter().copied().find(|one| one.scheme() == Some(scheme))
+    }
+
+    /// Whether this choice agrees with the format that a checkpoint has.
+    pub(super) fn names(self, method: QuantizationMethod, scheme: QuantizationScheme) -> bool {
+        match self {
+            WeightQuantization::Fp8 => true,
+            WeightQuantization::CompressedTensors => method == QuantizationMethod::CompressedTensors,
+            WeightQuantization::ModelOpt => method == QuantizationMethod::ModelOpt,
+            _ => self.scheme() == Some(scheme),
+        }
+    }
+}
+
+impl FromStr for WeightQuantization {
+    type Err = ();
+
+    fn from_str(name: &str) -> Result<Self, ()> {
+        let mut all = Self::ROUNDING.into_iter().chain(Self::STORED);
+        all.find(|one| one.name() == name.trim()).ok_or(())
+    }
+}
+
+impl Serialize for WeightQuantization {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl fmt::Display for WeightQuantization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The tool that quantized a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QuantizationMethod {
+    /// The FP8 format of transformers, as in releases of Qwen and DeepSeek.
+    Fp8,
+    /// llm-compressor and other tools that write compressed-tensors.
+    CompressedTensors,
+    ModelOpt,
+}
+
+impl QuantizationMethod {
+    /// The name of the tool in `quant_method`.
+    pub fn name(self) -> &'static str {
+        match self {
+            QuantizationMethod::Fp8 => "fp8",
+            QuantizationMethod::CompressedTensors => "compressed-tensors",
+            QuantizationMethod::ModelOpt => "modelopt",
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Claims of quantized weights: elements and scales, which are either in the checkpoint or computed
+//! while it is read.
+
+use bursar_budgets::Address;
+use bursar_kernels::{DType, RankShard, Tensor, Weight, WeightScales};
+
+use super::{
+    MadeScales, SpreadScales, WeightCopy, WeightError, WeightMap, WeightSource,
+    cut::{Cut, whole_units},
+    map::WeightLayout,
+    module_formats::Quantized,
+    quantized_numbers::{RANDOM_SCALE, ScaleOf, check_scale},
+    scaling::numbers,
+};
+use crate::checkpoint::{
+    QuantizationScheme, RoundedBy, ScaledBy, TensorInfo,
+    quantization::{needs_scales, unserved_weight},
+};
+
+/// The scale of activations for a checkpoint without weights, which has no scales either.
+const UNKNOWN_SCALE: f32 = 1.0;
+
+/// Matrices that a checkpoint has in one tensor. At most one of the three shares is
+/// less than the whole.
+#[derive(Clone, Copy)]
+pub(super) struct Matrices {
+    pub count: RankShard,
+    pub rows: RankShard,
+    pub columns: RankShard,
+    /// Whether the file has the axes of each matrix swapped.
+    pub swapped: bool,
+}
+
+impl WeightMap<'_> {
+    /// Claims `module.weight` of the given modules, each with its number of rows, as one
+    /// weight with concatenated rows. Fixed scales of activations are read for `inputs`, which
+    /// has at least these modules.
+    pub(super) fn weight(
+        &mut self,
+        modules: &[(String, RankShard)],
+        inputs: &[String],
+        in_features: RankShard,
+        place: WeightLayout,
+    ) -> Result<Weight<'static>, WeightError> {
+        let parts: Vec<_> = modules.iter().map(|(name, rows)| (format!("{name}.weight"), *rows)).collect();
+        let shape = [modules.iter().map(|(_, rows)| rows.count).sum(), in_features.count];
+        let names = modules.iter().map(|(name, _)| name.as_str());
+        let quantized = if place.is_always_plain { None } else { self.formats.of(names)? };
+        let Some(quantized) = quantized else {
+            return Ok(Weight::plain(self.stacked(&parts, shape.into(), in_features, place)?));
+        };
+        let (first, scheme) = (self.copies().len(), quantized.scheme);
+        let place =
+            WeightLayout { kept: Some(scheme.elements), is_stored_quantized: quantized.stored.is_some(), ..place };
+        let data = self.stacked(&parts, shape.into(), in_features, place)?;
+        let height = scheme.block_rows(modules.iter().map(|(_, rows)| rows.count + place.rows));
+        let across = scheme.weights.scales_of_row(data.columns());
+        self.segment.align();
+        let start = self.segment.end();
+        let mut copies = self.copies()[first..].iter().enumerate().filter(|(_, copy)| copy.source.name().is_some());
+        let data_copies: Vec<_> =
+            modules.iter().map(|_| first + copies.next().expect("a copy for each part").0).collect();
+        for ((module, rows), copy) in modules.iter().zip(data_copies) {
+            let one = Matrices { count: 1.into(), rows: *rows, columns: in_features, swapped: false };
+            let shape = [rows.count.div_ceil(height), across];
+            match (&self.copies()[copy].source, quantized.stored) {
+                (WeightSource::Random(..), _) => {
+                    self.scales(shape, WeightSource::Same(RANDOM_SCALE), None);
+                }
+                (_, Some(end)) => self.stored_scales(&format!("{module}.{end}"), quantized, one, height)?,
+                (_, None) => self.made_scales(copy, quantized, shape, height, rows.count),
+            }
+            let more = (rows.count + place.rows).div_ceil(height) - shape[0];
+            if more > 0 {
+                self.scales([more, across], WeightSource::Zeros, None);
+            }
+        }
+        let names = inputs.iter().map(|name| format!("{name}.input_scale"));
+        self.scaled(data, quantized, start, height, names.collect())
+    }
+
+    /// Returns the weight for `data`, the matrices of the tensor `name`. That tensor must be
+    /// the most recent claim.
+    pub(super) fn scaled_matrices(
+        &mut self,
+        name: &str,
+        data: Tensor<'static>,
+        quantized: Option<Quantized>,
+        matrices: Matrices,
+    ) -> Result<Weight<'static>, WeightError> {
+        let Some(quantized) = quantized else { return Ok(Weight::plain(data)) };
+        let copy = self.copies().len() - 1;
+        let (count, of_each) = (matrices.count.count, matrices.rows.count);
+        let height = quantized.scheme.block_rows((0..count).map(|_| of_each));
+        let across = quantized.scheme.weights.scales_of_row(data.columns());
+        self.segment.align();
+        let start = self.segment.end();
+        match quantized.stored {
+            Some(end) => {
+                let [whole, short] = [end, end.trim_start_matches("weight_")].map(|end| format!("{name}_{end}"));
+                self.stored_scales(if self.has(&whole) { &whole } else { &short }, quantized, matrices, height)?;
+            }
+            None => {
+                let rows = (count * of_each).div_ceil(height);
+                self.made_scales(copy, quantized, [rows, across], height, of_each);
+            }
+        }
+        self.scaled(data, quantized, start, height, vec![format!("{name}_input_scale")])
+    }
+
+    /// Returns the weight for `data`. Its scales begin at `start` in the segment.
+    fn scaled(
+        &mut self,
+        data: Tensor<'static>,
+        quantized: Quantized,
+        start: Address,
+        height: usize,
+        input_scales: Vec<String>,
+    ) -> Result<Weight<'static>, WeightError> {
+        let block_rows = (quantized.scheme.weights == ScaledBy::Block).then_some(height);
+        self.refuse_unserved(unserved_weight(&self.target, [data.rows(), data.columns()], block_rows))?;
+        let scales = match quantized.scheme.weights {
+            ScaledBy::Block => {
+                let shape = [data.rows().div_ceil(height), quantized.scheme.weights.scales_of_row(data.columns())];
+                WeightScales::Blocks { scales: self.segment.tensor(start, shape, DType::F32), height }
+            }
+            ScaledBy::Row | ScaledBy::Tensor => WeightScales::Rows {
+                scales: self.segment.tensor(start, [data.rows()], DType::F32),
+                activations: match quantized.scheme.activations {
+                    RoundedBy::Fixed => Some(self.input_scale(input_scales)?),
+                    RoundedBy::Group | RoundedBy::Row => None,
+                },
+            },
+        };
+        Ok(Weight { data, scales })
+    }
+
+    /// Claims scales `[rows, columns]` with values from `source`, of which `cut` is read.
+    fn scales(&mut self, [rows, columns]: [usize; 2], source: WeightSource, cut: Option<Cut>) {
+        let copy = WeightCopy::of(source, DType::F32, (columns, 0), DType::F32.bytes(rows * columns));
+        self.segment.place(WeightCopy { cut, ..copy });
+    }
+
+    /// Claims scales that are computed while the rows of copy number `copy` are read.
+    fn made_scales(&mut self, copy: usize, quantized: Quantized, shape: [usize; 2], height: usize, matrix_rows: usize) {
+        let by = quantized.scheme.weights;
+        let height = if by == ScaledBy::Tensor { matrix_rows } else { height };
+        self.segment.quantize(copy, MadeScales { to: self.segment.end(), by, height });
+        self.scales(shape, WeightSource::Made, None);
+    }
+
+    /// Claims the checkpoint's scales `name` of matrices, for blocks of `height` rows.
+    fn stored_scales(
+        &mut self,
+        name: &str,
+        quantized: Quantized,
+        of: Matrices,
+        height: usize,
+    ) -> Result<(), WeightError> {
+        let found = self.checkpoint.tensor(name)?;
+        let (down, across, times, rows) = match quantized.scheme.weights {
+            ScaledBy::Block => {
+                let block = (QuantizationScheme::BLOCK_SIDE, "blocks with one scale");
+                let (down, across) = (whole_units(name, of.rows, block)?, whole_units(name, of.columns, block)?);
+                (down, across, QuantizationScheme::BLOCK_SIDE / height, of.rows.count.div_ceil(height))
+            }
+            ScaledBy::Row => (of.rows, 1.into(), 1, of.rows.count),
+            ScaledBy::Tensor => (1.into(), 1.into(), of.rows.count, of.rows.count),
+        };
+        let swapped = of.swapped && quantized.scheme.weights == ScaledBy::Block;
+        let [one, other] = if swapped { [across, down] } else { [down, across] };
+        check_shape(name, &found, of.count.whole, [one.whole, other.whole])?;
+        if needs_scales(found.dtype.into()) {
+            let (name, expected, found) = (name.to_owned(), "it holds scales", found.dtype.into());
+            return Err(WeightError::Format { name, expected, found });
+        }
+        let is_above_zero = quantized.scheme.weights == ScaledBy::Tensor;
+        let (count, shape) = (of.count.count, [down.count, across.count]);
+        let spread = SpreadScales { count, shape, swapped, times, rows, is_above_zero };
+        // A tensor of several matrices is cut between matrices only.
+        let lines = if of.count.whole == 1 { one } else { of.count.times(one.whole) };
+        let cut = Cut::of(lines, other, &[lines.whole, other.whole]);
+        self.scales([count * rows, across.count], WeightSource::WeightScales(name.to_owned(), spread), cut);
+        Ok(())
+    }
+
+    /// The largest scale of activations among the parts of a GEMM, which is used for all of these
+    /// parts, as in vLLM. The scales of all experts are included, even if other ranks hold them, so
+    /// that replies do not depend on the number of ranks.
+    pub(super) fn input_scale(&mut self, names: Vec<String>) -> Result<f32, WeightError> {
+        let mut largest = 0.0f32;
+        for name in names {
+            if self.checkpoint.tensors.random(&name, 0).is_some() {
+                return Ok(UNKNOWN_SCALE);
+            }
+            let found = self.checkpoint.tensor(&name)?;
+            check_shape(&name, &found, 1, [1, 1])?;
+            let value = numbers(&found)[0];
+            check_scale(&name, value, ScaleOf::Activations)?;
+            largest = largest.max(value);
+            self.names.mark_read(name);
+        }
+        Ok(largest)
+    }
+
+    /// Refuses values that are not valid scales. Call this after the last claim. It
+    /// reads the checkpoint's scales.
+    ///
+    /// # Errors
+    /// [`WeightError::Scale`].
+    pub fn refuse_bad_scales(&self) -> Result<(), WeightError> {
+        for copy in self.copies() {
+            if let WeightSource::WeightScales(name, spread) = &copy.source {
+                let found = numbers(&self.checkpoint.tensor(name)?);
+                let of = if spread.is_above_zero { ScaleOf::Matrix } else { ScaleOf::Parts };
+                found.into_iter().try_for_each(|value| check_scale(name, value, of))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks that scales are `count` matrices of `shape`. Axes with one element may be left out.
+fn check_shape(name: &str, found: &TensorInfo<'_>, count: usize, shape: [usize; 2]) -> Result<(), WeightError> {
+    let inner = |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|extent| *extent != 1).collect() };
+    let expected = [count, shape[0], shape[1]];
+    if inner(found.shape) == inner(&expected) {
+        return Ok(());
+    }
+    let expected = expected[usize::from(count == 1)..].to_vec();
+    Err(WeightError::ScaleShape { name: name.to_owned(), expected, found: found.shape.to_vec() })
+}

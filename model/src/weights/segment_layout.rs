@@ -1,0 +1,96 @@
+//! The layout of a weight segment: the address of each claim, and the copies that fill it.
+
+use bursar_budgets::{Address, Bytes};
+use bursar_kernels::{DType, Shape, Tensor};
+
+use super::{MadeScales, RoutingSkew, WeightCopy, WeightSource};
+use crate::checkpoint::RandomTensor;
+
+/// Each tensor starts at a multiple of this many bytes, as tensor-core loads require.
+const ALIGNMENT: Bytes = Bytes(256);
+
+/// The base address of a layout that only measures. It is never read or written.
+const NOWHERE: Address = Address(1 << 40);
+
+/// Assigns addresses in the segment, one copy after the other.
+pub(super) struct SegmentLayout {
+    base: Address,
+    used: Bytes,
+    copies: Vec<WeightCopy>,
+}
+
+impl SegmentLayout {
+    /// A layout that only measures. No computation may access its tensors.
+    pub fn dry() -> Self {
+        SegmentLayout { base: NOWHERE, used: Bytes(0), copies: Vec::new() }
+    }
+
+    /// A layout of the segment that starts at `base`.
+    ///
+    /// # Safety
+    /// `base` must be the start of at least [`used`](Self::used) bytes of backed memory, as
+    /// counted after the last copy. The memory must stay backed for as long as a tensor of
+    /// the layout is used.
+    pub unsafe fn at(base: Address) -> Self {
+        SegmentLayout { base, ..SegmentLayout::dry() }
+    }
+
+    /// Whether this layout only measures, so that kernels for its weights need not exist.
+    pub fn is_dry(&self) -> bool {
+        self.base == NOWHERE
+    }
+
+    /// Bytes of all copies so far, with alignment and padding.
+    pub fn used(&self) -> Bytes {
+        self.used
+    }
+
+    /// All copies, in the order of their addresses.
+    pub fn copies(&self) -> &[WeightCopy] {
+        &self.copies
+    }
+
+    /// Skips bytes, so that the next copy begins at an address that tensors may have.
+    pub fn align(&mut self) {
+        self.used = self.used.round_up(ALIGNMENT);
+    }
+
+    /// The address of the next copy.
+    pub fn end(&self) -> Address {
+        self.base.offset(self.used)
+    }
+
+    /// Adds a copy, and returns the address that it gets.
+    pub fn place(&mut self, copy: WeightCopy) -> Address {
+        let to = self.end();
+        self.used += copy.bytes;
+        self.copies.push(WeightCopy { to, ..copy });
+        to
+    }
+
+    /// The tensor at an address of this segment.
+    pub fn tensor(&self, to: Address, shape: impl Into<Shape>, dtype: DType) -> Tensor<'static> {
+        // SAFETY: the caller of `at` guarantees that the segment is backed while its tensors are
+        // used. No computation accesses the tensors of a layout that only measures.
+        unsafe { Tensor::persistent(to, shape, dtype) }
+    }
+
+    /// Makes the last copy, which is a router, prefer some experts if it is drawn at random.
+    pub fn skew_last(&mut self, skew: RoutingSkew) {
+        if let Some(copy) = self.copies.last_mut()
+            && let WeightSource::Random(name, RandomTensor::Drawn { seed }) = &copy.source
+        {
+            copy.source = WeightSource::SkewedRouter(name.clone(), *seed, skew);
+        }
+    }
+
+    /// Multiplies the rows of the copies from number `first` on by the checkpoint's vector `scale`.
+    pub fn scale_rows_from(&mut self, first: usize, scale: &str) {
+        self.copies[first..].iter_mut().for_each(|copy| copy.scale = Some(scale.to_owned()));
+    }
+
+    /// Quantizes copy number `copy` while it is read, and computes its scales.
+    pub fn quantize(&mut self, copy: usize, scales: MadeScales) {
+        self.copies[copy].rounded = Some(scales);
+    }
+}
