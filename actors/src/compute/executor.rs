@@ -205,7 +205,7 @@ impl Executor {
                 if ranks_of_a_device(devices(device_of_all)) > 1 {
                     // To load one of its kernels, cuBLASLt waits for running kernels, which may in
                     // turn wait for this rank.
-                    cuda = cuda.with_products_by(GemmBackend::Ours);
+                    cuda = cuda.with_gemm_backend(GemmBackend::Ours);
                 }
                 let runner = ModelRunner::new(cuda, workspace.clone(), model.clone(), memory.clone());
                 on_gpus.push((runner, device.timeline()));
@@ -233,11 +233,11 @@ impl Executor {
             // lane uses it yet.
             unsafe { CudaLink::clear(&cuda, *address) }.map_err(of_device)?;
         }
-        let Target::Cuda(CudaTarget { processors, .. }) = self.target() else { unreachable!("these are GPUs") };
+        let Target::Cuda(CudaTarget { sms, .. }) = self.target() else { unreachable!("these are GPUs") };
         let sharing = ranks_of_a_device(devices(device));
         // SAFETY: the memory is open to all ranks and cleared, and the runners of all ranks keep it
         // alive until their work has ended.
-        let links = unsafe { CudaLink::between(&addresses, exchange.largest(), PATIENCE, processors, sharing) };
+        let links = unsafe { CudaLink::between(&addresses, exchange.largest(), PATIENCE, sms, sharing) };
         Ok(links.into_iter().map(RankLink::from).collect())
     }
 

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     const HOST: Target = Target::Cpu { threads: 1 };
-    const GPU: Target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
+    const GPU: Target = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
 
     const OLDER: Target = Target::Cuda(CudaTarget { capability: (8, 9), processors: 142, activation: DType::BF16 });
 

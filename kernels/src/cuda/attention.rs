@@ -1,31 +1,33 @@
 //! Launches of attention: many rows on tensor cores, and single rows split along their contexts.
 
 use super::{
-    Cuda,
-    contract::{HeadDim, HopperEntryPoints, PackedHeadDim, attention_decode, attention_hopper, attention_prefill},
+    arguments::{Arguments, Extent, arguments, count},
+    contract::{
+        self, HeadDim, HopperEntryPoints, PackedHeadDim, attention_decode, attention_hopper, attention_prefill,
+    },
     decode_launch::DecodeLaunch,
     e4m3_cache::{e4m3_cache, scales_address},
-    launch::{Arguments, Extent, Function, arguments, count},
-    linear_few,
+    functions::Function,
+    lane::Cuda,
     tensor_map::{Layout, Swizzle, TensorMap},
 };
 use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, ops};
 
 /// The extent of Hopper's attention over the KV cache: at most as many thread blocks as the device
 /// runs at once. Each thread block takes one job after another.
-fn paged_extent(is_e4m3: bool, jobs: usize, processors: usize) -> Extent {
+fn paged_extent(is_e4m3: bool, jobs: usize, sms: usize) -> Extent {
     use attention_hopper::{PAGED_E4M3_SHARED_BYTES, PAGED_E4M3_THREADS, PAGED_SHARED_BYTES, PAGED_THREADS};
     let (threads, shared) =
         if is_e4m3 { (PAGED_E4M3_THREADS, PAGED_E4M3_SHARED_BYTES) } else { (PAGED_THREADS, PAGED_SHARED_BYTES) };
-    Extent { shared, ..Extent::line(jobs.min(processors), threads) }
+    Extent { shared, ..Extent::line(jobs.min(sms), threads) }
 }
 
 /// The extent of Hopper's attention within packed sequences: at most as many thread blocks as the
 /// device runs at once. Each thread block takes one job after another.
-fn packed_extent(head_dim: PackedHeadDim, jobs: usize, processors: usize) -> Extent {
+fn packed_extent(head_dim: PackedHeadDim, jobs: usize, sms: usize) -> Extent {
     let (threads, shared) =
         (attention_hopper::packed_threads(head_dim), attention_hopper::packed_shared_bytes(head_dim));
-    Extent { shared, ..Extent::line(jobs.min(processors), threads) }
+    Extent { shared, ..Extent::line(jobs.min(sms), threads) }
 }
 
 /// The error for a head dimension that has no kernels. The op layer has already refused such calls.
@@ -55,11 +57,10 @@ pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result
 /// Decodes the first `sequences` sequences, which have one row each.
 fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) -> Result<(), KernelError> {
     let (shape, group) = (call.layer.shape, call.heads / call.layer.shape.kv_heads);
-    let (processors, shared_most) = (cuda.kernels.target.processors, cuda.kernels.functions.shared_most());
+    let (sms, shared_most) = (cuda.kernels.target.sms, cuda.kernels.functions.shared_most());
     let head_dim = paged_head_dim(call)?;
     let ring = attention_decode::ring_bytes(head_dim);
-    let launch =
-        DecodeLaunch::of(sequences, call.heads, shape.kv_heads, processors).within(shared_most, ring, processors);
+    let launch = DecodeLaunch::of(sequences, call.heads, shape.kv_heads, sms).within(shared_most, ring, sms);
     let partials = launch.part_numbers(head_dim) * DType::F32.size();
     assert!(partials <= call.scratch.bytes().as_usize(), "the target declares what decoding takes");
     assert!(launch.workers <= attention_decode::COUNTERS, "no device has so many multiprocessors");
@@ -67,7 +68,8 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
     // contexts can be read early.
     let past_is_there = sequences == call.sequences.context_lengths.rows();
     // This project's GEMMs of few rows read their weights with the L2 evict-first hint.
-    let others_read_once = call.queries.rows() <= linear_few::ROWS_MAX && cuda.kernels.functions.is_machine_code();
+    let others_read_once =
+        call.queries.rows() <= contract::linear_few::ROWS_MAX && cuda.kernels.functions.is_machine_code();
     let flags = u32::from(past_is_there) * attention_decode::PAST_IS_THERE
         + u32::from(others_read_once) * attention_decode::OTHERS_READ_ONCE;
     let arguments = arguments![
@@ -102,7 +104,7 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
 
 /// Computes the sequences from `first_sequence` on.
 fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: usize) -> Result<(), KernelError> {
-    let (shape, processors) = (call.layer.shape, cuda.kernels.target.processors);
+    let (shape, sms) = (call.layer.shape, cuda.kernels.target.sms);
     let sequences = call.sequences.context_lengths.rows();
     // Each sequence before `first_sequence` has one row.
     let (rows, left) = (call.queries.rows() - first_sequence, sequences - first_sequence);
@@ -115,7 +117,7 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
     let hopper = cuda.entry_points().hopper.as_ref().filter(|_| is_hopper);
     let jobs = shape.kv_heads * tiles(attention_hopper::PAGED_QUERIES, vectors, left);
     let keys = (call.sequences.query_key_pairs / call.queries.rows() as u64) as usize;
-    let splits = (processors / jobs).min(keys / attention_hopper::SPLIT_KEYS);
+    let splits = (sms / jobs).min(keys / attention_hopper::SPLIT_KEYS);
     let split = hopper.filter(|_| splits > 1);
     let e4m3 = e4m3_cache(cuda, "attention_paged", call.layer)?;
     let (arguments, kernel, extent) = if let Some(hopper) = hopper {
@@ -125,7 +127,7 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
             None => (hopper.attention_paged, hopper.attention_paged_split),
         };
         let (kernel, jobs) = if split.is_some() { (split_kernel, jobs * splits) } else { (whole_kernel, jobs) };
-        (arguments, kernel, paged_extent(e4m3.is_some(), jobs, processors))
+        (arguments, kernel, paged_extent(e4m3.is_some(), jobs, sms))
     } else {
         let arguments = arguments![call.out.address(), call.queries.address(), call.layer.address];
         let blocks = shape.kv_heads * tiles(attention_prefill::TILE_QUERIES, vectors, left);
@@ -238,7 +240,7 @@ pub(super) fn packed(cuda: &Cuda, call: ops::attention_packed::Call<'_>) -> Resu
         let map = packed_map(&call.qkv, call.heads, head_dim)?;
         let arguments = arguments![map, call.out.address(), call.qkv.address()];
         let jobs = call.heads * tiles(attention_hopper::packed_queries(head_dim), rows, stretches);
-        let extent = packed_extent(head_dim, jobs, cuda.kernels.target.processors);
+        let extent = packed_extent(head_dim, jobs, cuda.kernels.target.sms);
         (arguments, hopper.attention_packed[head_dim], extent)
     } else {
         let blocks = call.heads * tiles(attention_prefill::TILE_QUERIES, rows, stretches);

@@ -10,7 +10,7 @@ use bursar_budgets::{CudaDevice, DeviceError, Overhead};
 use cudarc::driver::sys;
 
 use super::{
-    Cuda,
+    lane::Cuda,
     stream::{Clock, Event, Stream},
 };
 use crate::{

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use bursar_budgets::{Address, Bytes, CudaDevice, DeviceError};
 use cudarc::driver::sys;
 
-use super::{Cuda, stream::Stream};
+use super::{lane::Cuda, stream::Stream};
 use crate::{DType, HostLink, KernelError, Rank, Tensor, host_link::Brought, ops::all_gather};
 
 /// A rank's end of a link between GPU ranks that meet on the host, as host

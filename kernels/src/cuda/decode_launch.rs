@@ -37,19 +37,19 @@ pub(super) struct DecodeLaunch {
 impl DecodeLaunch {
     /// The launch for `sequences` sequences of one row each, on a device with Hopper's
     /// shared memory per SM.
-    pub(super) fn of(sequences: usize, heads: usize, kv_heads: usize, processors: usize) -> Self {
+    pub(super) fn of(sequences: usize, heads: usize, kv_heads: usize, sms: usize) -> Self {
         let runs = sequences * kv_heads * (heads / kv_heads).div_ceil(attention_decode::TILE_QUERIES);
-        let of_warps = |warps, piece| DecodeLaunch { warps, workers: processors * WARPS / warps, piece };
+        let of_warps = |warps, piece| DecodeLaunch { warps, workers: sms * WARPS / warps, piece };
         if runs <= FEW_RUNS {
             return of_warps(8, SHORT_PIECE);
         }
-        if 3 * runs <= processors * WARPS / SHARED_WARPS {
+        if 3 * runs <= sms * WARPS / SHARED_WARPS {
             return of_warps(SHARED_WARPS, SHORT_PIECE);
         }
         // Minimum percentage of the thread blocks that must have a run. With fewer warps per thread
         // block, idle thread blocks keep the read bandwidth below its maximum.
         let fills = |warps: usize, percent: usize| {
-            let blocks = processors * WARPS / warps;
+            let blocks = sms * WARPS / warps;
             runs <= blocks && 100 * runs >= percent * blocks
         };
         let whole = [(8, 70), (2, 85), (1, 90)].into_iter().find(|(warps, percent)| fills(*warps, *percent));
@@ -58,13 +58,13 @@ impl DecodeLaunch {
 
     /// The same launch within `shared` bytes of shared memory per thread block, for rings of `ring`
     /// bytes: with fewer warps, and with one thread block per SM.
-    pub(super) fn within(self, shared: usize, ring: usize, processors: usize) -> Self {
+    pub(super) fn within(self, shared: usize, ring: usize, sms: usize) -> Self {
         if WARPS * ring <= shared {
             return self;
         }
         // With one thread block per SM, there are not enough thread blocks for each run to have
         // one, so thread blocks have at least as many warps as for equal shares.
-        DecodeLaunch { warps: self.warps.max(SHARED_WARPS).min(shared / ring), workers: processors, piece: self.piece }
+        DecodeLaunch { warps: self.warps.max(SHARED_WARPS).min(shared / ring), workers: sms, piece: self.piece }
     }
 
     /// f32 numbers of the partial results that thread blocks leave for one another.

@@ -2,12 +2,13 @@
 //! which ends with a description of the launch that it expects.
 
 use super::{
-    Cuda,
+    arguments::{Arguments, Extent, arguments, count},
     contract::{
         argmax as argmax_numbers, copy_rows, gate, norm, patchify as patchify_numbers, position_grid as grid_numbers,
         random,
     },
-    launch::{Arguments, Extent, Function, arguments, count},
+    functions::Function,
+    lane::Cuda,
     quantize,
 };
 use crate::{
@@ -116,7 +117,7 @@ fn normalise(
     out: &Tensor<'_>,
 ) -> Result<(), KernelError> {
     // A thread block reuses its weights over many rows.
-    let extent = Extent::line(out.rows().min(8 * cuda.kernels.target.processors), norm_threads(out.columns()));
+    let extent = Extent::line(out.rows().min(8 * cuda.kernels.target.sms), norm_threads(out.columns()));
     let arguments = Arguments::default().with(x.address()).with(pitch(x));
     let arguments = weights.iter().fold(arguments, |all, weight| all.with(weight.address()));
     let arguments = arguments.with(count(out.rows())).with(columns(out)).with(epsilon).with(out.address());

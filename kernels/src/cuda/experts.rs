@@ -4,16 +4,15 @@
 use bursar_budgets::{Address, Bytes, DeviceError};
 
 use super::{
-    Cuda,
-    blas::QuantScheme,
+    arguments::{Arguments, Extent, arguments, count},
     contract::{
         Experts, PLACES, experts as scheme, experts_few as few, linear_many as many, route as routing,
         route_normed as normed,
     },
     elementwise,
-    launch::{Arguments, Extent, Function, arguments, count},
-    linear::{self, Operands},
-    linear_few::GemmBackend,
+    functions::Function,
+    gemm::{self, GemmBackend, Operands, QuantScheme},
+    lane::Cuda,
     quantize,
     tensor_map::{Layout, Rows, Swizzle, TensorMap},
 };
@@ -76,9 +75,9 @@ fn slots_of(call: &ops::route::Call<'_>) -> Address {
 pub(super) fn rms_norm_route(cuda: &Cuda, call: ops::rms_norm_route::Call<'_>) -> Result<(), KernelError> {
     let ops::rms_norm_route::Call { norm, product, routing } = call;
     let hopper = cuda.entry_points().hopper.as_ref();
-    let Some(hopper) = hopper.filter(|_| cuda.products_by != GemmBackend::Library && is_few(&norm, &product)) else {
+    let Some(hopper) = hopper.filter(|_| cuda.gemm.backend != GemmBackend::Library && is_few(&norm, &product)) else {
         elementwise::rms_norm(cuda, norm)?;
-        linear::linear(cuda, product)?;
+        gemm::linear(cuda, product)?;
         return route(cuda, routing);
     };
     let (rows, hidden, out) = (norm.x.rows(), norm.x.columns(), &routing.out);
@@ -318,7 +317,7 @@ impl ExpertGemm<'_> {
         let tile = if self.is_gated { many::TILE_WEIGHTS / 2 } else { many::TILE_WEIGHTS };
         let places =
             self.choices().div_ceil(many::CLUSTER * many::TILE_ROWS) + self.routing.held.count.min(self.choices());
-        let clusters = (places * self.features.div_ceil(tile)).min(cuda.kernels.target.processors / many::CLUSTER);
+        let clusters = (places * self.features.div_ceil(tile)).min(cuda.kernels.target.sms / many::CLUSTER);
         let extent =
             Extent { grid: [many::CLUSTER * clusters, 1, 1], block: [many::THREADS, 1], shared: many::SHARED_BYTES };
         Ok(Some((weight, extent)))
@@ -372,7 +371,7 @@ impl Few {
         let tile = if is_gated { few::TILE_ROWS / 2 } else { few::TILE_ROWS };
         let items = (choices.div_ceil(PLACES[size]) + experts.min(choices)) * features.div_ceil(tile);
         let extent = Extent {
-            grid: [items.min(of_one * cuda.kernels.target.processors), 1, 1],
+            grid: [items.min(of_one * cuda.kernels.target.sms), 1, 1],
             block: [few::THREADS, 1],
             shared: x_bytes + stages * few::STAGE_BYTES,
         };

@@ -6,11 +6,12 @@ use std::{ops::Range, time::Duration};
 use bursar_budgets::{Address, Bytes, DeviceError};
 
 use super::{
-    Cuda,
+    arguments::{Argument, Extent, arguments, count},
     contract::all_reduce::{
         BLOCKS_MAX, DATA_AT, FAILED_AT, NORM_THREADS_MAX, ODD_UNIT, PUSHED_UNITS, RANKS_MAX, THREADS, UNIT,
     },
-    launch::{Extent, Function, arguments, count},
+    functions::Function,
+    lane::Cuda,
     quantize,
 };
 use crate::{
@@ -42,6 +43,8 @@ pub(super) struct Exchange {
     apart: u32,
 }
 
+impl Argument for Exchange {}
+
 /// Address, columns and pitch of rows. Columns and pitch are counted in units.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -50,6 +53,8 @@ pub(super) struct Rows {
     columns: u32,
     pitch: u32,
 }
+
+impl Argument for Rows {}
 
 /// Minimum size at which, with more than two ranks, the two-shot all-reduce (each rank sums its
 /// share and reads the others' shares) is faster than the one-shot all-reduce. On four H200s of
@@ -106,7 +111,7 @@ impl CudaLink {
     /// Creates the ends of a link between ranks, in the order of their indices. `memory` is each
     /// rank's exchange memory, of [`bytes`](CudaLink::bytes) of `largest`,
     /// [cleared](CudaLink::clear). In each operation a rank waits up to `patience` for the others.
-    /// `processors` is the number of SMs of a device, and `sharing` is the number of ranks on one
+    /// `sms` is the number of SMs of a device, and `sharing` is the number of ranks on one
     /// device. Each of these ranks uses an equal part of the SMs, so that all thread blocks that
     /// wait for other ranks can run at once.
     ///
@@ -120,7 +125,7 @@ impl CudaLink {
         memory: &[Address],
         largest: Bytes,
         patience: Duration,
-        processors: usize,
+        sms: usize,
         sharing: usize,
     ) -> Vec<CudaLink> {
         assert!((1..=RANKS_MAX).contains(&memory.len()), "{} ranks", memory.len());
@@ -133,7 +138,7 @@ impl CudaLink {
         let end = |rank: Rank| {
             let (rank, ranks, apart) = (count(rank.index()), count(rank.of()), u32::from(sharing == 1));
             let exchange = Exchange { control, data, half, patience, rank, ranks, apart };
-            CudaLink { exchange, blocks: (processors / sharing).clamp(1, BLOCKS_MAX) }
+            CudaLink { exchange, blocks: (sms / sharing).clamp(1, BLOCKS_MAX) }
         };
         Rank::all(memory.len()).map(end).collect()
     }
@@ -342,10 +347,10 @@ pub(super) fn best_of_ranks(cuda: &Cuda, link: &CudaLink, call: best_of_ranks::C
 mod tests {
     use super::*;
 
-    fn link(of: usize, largest: Bytes, processors: usize) -> CudaLink {
+    fn link(of: usize, largest: Bytes, sms: usize) -> CudaLink {
         let memory = vec![Address(0); of];
         // SAFETY: nothing is launched.
-        let ends = unsafe { CudaLink::between(&memory, largest, Duration::ZERO, processors, 1) };
+        let ends = unsafe { CudaLink::between(&memory, largest, Duration::ZERO, sms, 1) };
         ends.into_iter().next().expect("a rank")
     }
 
@@ -353,8 +358,8 @@ mod tests {
     fn shares_fit_a_half_and_are_large() {
         let row = 7168;
         for of in 2..=RANKS_MAX {
-            for (tokens, processors) in [(128, 132), (512, 132), (1100, 132), (2048, 66), (8448, 132), (8448, 16)] {
-                let link = link(of, Bytes(tokens * row as u64), processors);
+            for (tokens, sms) in [(128, 132), (512, 132), (1100, 132), (2048, 66), (8448, 132), (8448, 16)] {
+                let link = link(of, Bytes(tokens * row as u64), sms);
                 for rows in (1..=tokens as usize).step_by(37) {
                     let Some(at_once) = link.at_once_in_shares(rows, row) else { continue };
                     let grid = at_once.min(link.blocks);

@@ -4,7 +4,7 @@
 use bursar_budgets::Address;
 
 use super::{
-    Cuda,
+    arguments::{Arguments, Extent, arguments, count},
     contract::{
         HopperEntryPoints,
         fp8::{
@@ -12,7 +12,8 @@ use super::{
             VECTOR,
         },
     },
-    launch::{Arguments, Extent, Function, arguments, count},
+    functions::Function,
+    lane::Cuda,
 };
 use crate::{Activations, KernelError, Quantization, Rounded, Tensor, ops};
 
@@ -60,7 +61,7 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activat
 pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
     let rounded = out.rounded.as_ref().expect("it is asked for");
     let (rows, columns, before) = (out.rows(), out.columns(), input(gate_up));
-    let is_few = rows * GATE_BLOCKS <= 4 * cuda.kernels.target.processors;
+    let is_few = rows * GATE_BLOCKS <= 4 * cuda.kernels.target.sms;
     let kernels = cuda.entry_points();
     let kernel = match (&kernels.hopper, long(cuda, gate_up, rounded)) {
         (Some(hopper), _) if is_few => Kernel::cluster_each(hopper.silu_mul_rounded_few, rows, columns),
@@ -99,7 +100,7 @@ impl Kernel {
     fn many(cuda: &Cuda, by_held: [Function; 2], held: usize, x: &Tensor<'_>) -> Self {
         let threads = threads(x.columns() / VECTOR);
         let at_once = (THREADS_MAX * (4 - held) / threads).min(16);
-        let blocks = x.rows().min(at_once * cuda.kernels.target.processors);
+        let blocks = x.rows().min(at_once * cuda.kernels.target.sms);
         Kernel { function: by_held[held - 1], blocks, threads }
     }
 }
@@ -113,7 +114,7 @@ fn threads(vectors: usize) -> usize {
 fn many<'a>(cuda: &'a Cuda, x: &Tensor<'_>, columns: usize) -> Option<(&'a HopperEntryPoints<Function>, usize)> {
     let hopper = cuda.entry_points().hopper.as_ref()?;
     let held = (columns / VECTOR).div_ceil(THREADS_MAX);
-    ((1..=2).contains(&held) && x.rows() > cuda.kernels.target.processors && is_whole(x)).then_some((hopper, held))
+    ((1..=2).contains(&held) && x.rows() > cuda.kernels.target.sms && is_whole(x)).then_some((hopper, held))
 }
 
 /// Threads per thread block for the kernels that keep a long row of `x` in registers until its
@@ -123,7 +124,7 @@ fn many<'a>(cuda: &'a Cuda, x: &Tensor<'_>, columns: usize) -> Option<(&'a Hoppe
 fn long(cuda: &Cuda, x: &Tensor<'_>, out: &Rounded<'_>) -> Option<usize> {
     let vectors = out.data.columns() / VECTOR;
     let is_long = (2 * THREADS_MAX + 1..=LONG_HELD * LONGER_THREADS_MAX).contains(&vectors);
-    let is_many = x.rows() > 4 * cuda.kernels.target.processors;
+    let is_many = x.rows() > 4 * cuda.kernels.target.sms;
     let is_kept = out.quantization == Quantization::Rows && is_long && is_many && is_whole(x);
     is_kept.then(|| vectors.div_ceil(LONG_HELD).next_multiple_of(32))
 }

@@ -3,7 +3,12 @@
 
 use bursar_budgets::{Address, DeviceError};
 
-use super::{CopyLink, Cuda, CudaLink, NcclLink, link, nccl::Watch};
+use super::{
+    copy_link::CopyLink,
+    lane::Cuda,
+    link::{self, CudaLink},
+    nccl::{NcclLink, Watch},
+};
 use crate::{
     KernelError, Rank,
     ops::{all_gather, all_reduce, all_reduce_rms_norm, best_of_ranks},

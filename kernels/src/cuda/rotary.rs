@@ -1,10 +1,10 @@
 //! Launches of rotary position embedding, separate and fused with the write to the KV cache.
 
 use super::{
-    Cuda,
+    arguments::{Argument, Extent, arguments, count},
     contract::rotary::{AXES_MAX, NORMED_HEADS_MAX, THREADS_MAX},
     e4m3_cache::{e4m3_cache, scales_address},
-    launch::{Extent, arguments, count},
+    lane::Cuda,
 };
 use crate::{
     KernelError,
@@ -18,6 +18,8 @@ pub(super) struct Sections {
     pairs: [u32; AXES_MAX],
     is_interleaved: u32,
 }
+
+impl Argument for Sections {}
 
 impl Sections {
     /// Panics on more axes than the kernels support; no model has that many.

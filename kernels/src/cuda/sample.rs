@@ -3,9 +3,9 @@
 use bursar_budgets::{Address, Bytes};
 
 use super::{
-    Cuda,
+    arguments::{Extent, arguments, count},
     contract::sampling as scheme,
-    launch::{Extent, arguments, count},
+    lane::Cuda,
 };
 use crate::{
     DType, KernelError,

@@ -22,7 +22,7 @@ pub struct CudaTarget {
     /// Compute capability, for example (9, 0) for an H200.
     pub capability: (u32, u32),
     /// Number of SMs (streaming multiprocessors).
-    pub processors: usize,
+    pub sms: usize,
     /// The type of activations, weights and the KV cache: bf16 where the tensor cores support it
     /// (from compute capability 8.0 on), otherwise f16. It is f16 on every GPU if requested.
     pub activation: DType,
@@ -39,9 +39,9 @@ impl CudaTarget {
             number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
-        let processors = number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+        let sms = number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
         let activation = if capability >= (8, 0) { DType::BF16 } else { DType::F16 };
-        Ok(CudaTarget { capability, processors, activation })
+        Ok(CudaTarget { capability, sms, activation })
     }
 
     /// Bytes of scratch for the partial results that attention stores before it merges them: for
@@ -52,11 +52,11 @@ impl CudaTarget {
     /// most one part of a tile per SM, if there is a kernel that splits them.
     pub(crate) fn paged_scratch(&self, shape: KvShape, heads: usize, single_rows: usize, rows: usize) -> Bytes {
         let Some(head_dim) = HeadDim::of(shape.head_dim) else { return Bytes::ZERO };
-        let launch = DecodeLaunch::of(single_rows, heads, shape.kv_heads, self.processors);
+        let launch = DecodeLaunch::of(single_rows, heads, shape.kv_heads, self.sms);
         let decoding = if single_rows > 0 { launch.part_numbers(head_dim) } else { 0 };
         let has_split = self.capability == (9, 0) && shape.head_dim == attention_hopper::PAGED_HEAD_DIM;
         let splits = has_split && rows > single_rows;
-        let split = if splits { self.processors * attention_hopper::PAGED_PART_NUMBERS } else { 0 };
+        let split = if splits { self.sms * attention_hopper::PAGED_PART_NUMBERS } else { 0 };
         DType::F32.bytes(decoding.max(split))
     }
 

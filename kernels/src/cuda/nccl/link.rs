@@ -12,11 +12,12 @@ use bursar_budgets::{Address, Bytes, CudaDevice, Device, DeviceError};
 use cudarc::driver::sys::CUstream;
 
 use super::super::{
-    Cuda, CudaKernels,
     contract::all_reduce::{DATA_AT, UNIT},
     copy_link::{ByteRows, bytes, copy_rows},
     elementwise,
     error::OpenError,
+    kernels::CudaKernels,
+    lane::Cuda,
     stream::{Event, Stream},
 };
 use super::{

@@ -1,4 +1,4 @@
-//! The loaded device code, and launches of its kernels.
+//! The loaded device code and its kernels.
 
 use std::{collections::HashMap, ffi::CStr, mem::MaybeUninit, sync::Arc};
 
@@ -10,7 +10,7 @@ use super::{
     error::OpenError,
     module_images::{ModuleImage, ModuleImages},
 };
-use crate::{DType, KernelError};
+use crate::DType;
 
 /// The loaded device code of one device.
 pub(super) struct Functions {
@@ -22,9 +22,9 @@ pub(super) struct Functions {
 /// A kernel, and how it is launched.
 #[derive(Clone, Copy)]
 pub(super) struct Function {
-    raw: sys::CUfunction,
+    pub(super) raw: sys::CUfunction,
     /// The kernel may start before the preceding kernel has ended, and waits for it on the device.
-    waits: bool,
+    pub(super) waits: bool,
 }
 
 // SAFETY: modules and functions belong to the context, and any thread that has entered the
@@ -149,146 +149,4 @@ fn prepare(function: sys::CUfunction, shared_most: i32) -> Result<String, Device
         CudaDevice::said("cuFuncGetName", sys::cuFuncGetName(name.as_mut_ptr(), function))?;
         Ok(CStr::from_ptr(name.assume_init()).to_string_lossy().into_owned())
     }
-}
-
-/// Grid, block and dynamic shared memory of a launch.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Extent {
-    /// Thread blocks in x, y and z.
-    pub grid: [usize; 3],
-    /// Threads per block in x and y.
-    pub block: [usize; 2],
-    /// Bytes of dynamic shared memory per block.
-    pub shared: usize,
-}
-
-impl Extent {
-    /// A grid of `blocks` blocks in x, with `threads` threads per block.
-    pub(super) fn line(blocks: usize, threads: usize) -> Self {
-        Extent { grid: [blocks, 1, 1], block: [threads, 1], shared: 0 }
-    }
-}
-
-/// A type that kernels take by value. Its layout is what the device compiler expects.
-pub(super) trait Argument: Copy {}
-impl Argument for u32 {}
-impl Argument for u64 {}
-impl Argument for f32 {}
-impl Argument for Address {}
-impl Argument for super::link::Exchange {}
-impl Argument for super::link::Rows {}
-impl Argument for super::rotary::Sections {}
-impl Argument for super::tensor_map::TensorMap {}
-
-/// Maximum number of arguments of a launch, and of the 8-byte words that they occupy.
-const WORDS: usize = 64;
-
-/// The arguments of a launch, in the order of the kernel's parameters.
-pub(super) struct Arguments {
-    words: [u64; WORDS],
-    /// Index of the first word of each argument.
-    places: [usize; WORDS],
-    count: usize,
-    used: usize,
-}
-
-impl Default for Arguments {
-    fn default() -> Self {
-        Arguments { words: [0; WORDS], places: [0; WORDS], count: 0, used: 0 }
-    }
-}
-
-impl Arguments {
-    pub(super) fn with<A: Argument>(mut self, argument: A) -> Self {
-        let words = size_of::<A>().div_ceil(size_of::<u64>());
-        assert!(align_of::<A>() <= align_of::<u64>() && self.used + words <= WORDS, "a kernel has fewer parameters");
-        // SAFETY: the assertion leaves room for the argument, and its alignment is no
-        // stricter than a word's.
-        unsafe { self.words.as_mut_ptr().add(self.used).cast::<A>().write(argument) };
-        self.places[self.count] = self.used;
-        self.used += words;
-        self.count += 1;
-        self
-    }
-
-    /// Appends all arguments of another list.
-    pub(super) fn followed_by(mut self, other: Arguments) -> Self {
-        assert!(self.used + other.used <= WORDS, "a kernel has fewer parameters");
-        self.words[self.used..][..other.used].copy_from_slice(&other.words[..other.used]);
-        for (place, word) in self.places[self.count..].iter_mut().zip(&other.places[..other.count]) {
-            *place = self.used + word;
-        }
-        self.used += other.used;
-        self.count += other.count;
-        self
-    }
-
-    /// The address of each argument, in the form that the driver expects.
-    fn pointers(&mut self) -> [*mut std::ffi::c_void; WORDS] {
-        let words = self.words.as_mut_ptr();
-        // SAFETY: each place is the index of one of the words.
-        self.places.map(|place| unsafe { words.add(place).cast() })
-    }
-}
-
-/// Builds a launch's [`Arguments`] from a list.
-macro_rules! arguments {
-    ($($argument:expr),* $(,)?) => { $crate::cuda::launch::Arguments::default()$(.with($argument))* };
-}
-pub(super) use arguments;
-
-/// Converts a count or a pitch to the type that kernels take. Panics if the number does not fit,
-/// which the op layer has ruled out.
-pub(super) fn count(number: usize) -> u32 {
-    u32::try_from(number).expect("kernels count in 32 bits, and no shape here is larger")
-}
-
-impl super::Cuda {
-    /// Launches a kernel with arguments in the order of its parameters. An
-    /// empty grid launches nothing.
-    ///
-    /// # Safety
-    /// The arguments match the kernel's parameters in order and type, and all addresses
-    /// among them are valid.
-    pub(super) unsafe fn launch(
-        &self,
-        kernel: Function,
-        extent: Extent,
-        mut arguments: Arguments,
-    ) -> Result<(), KernelError> {
-        if extent.grid.contains(&0) {
-            return Ok(());
-        }
-        let [x, y, z] = extent.grid.map(count);
-        let [wide, tall] = extent.block.map(count);
-        let mut early = early_start();
-        let config = sys::CUlaunchConfig {
-            gridDimX: x,
-            gridDimY: y,
-            gridDimZ: z,
-            blockDimX: wide,
-            blockDimY: tall,
-            blockDimZ: 1,
-            sharedMemBytes: count(extent.shared),
-            hStream: self.stream.raw(),
-            attrs: &mut early,
-            numAttrs: u32::from(kernel.waits),
-        };
-        let mut pointers = arguments.pointers();
-        // SAFETY: the caller guarantees that the arguments match; the driver copies
-        // them before it returns.
-        let launched =
-            unsafe { sys::cuLaunchKernelEx(&config, kernel.raw, pointers.as_mut_ptr(), std::ptr::null_mut()) };
-        Ok(CudaDevice::said("cuLaunchKernelEx", launched)?)
-    }
-}
-
-/// The launch attribute that lets a kernel that waits on the device start before the preceding
-/// kernel has ended (programmatic dependent launch). This hides the launch latency.
-fn early_start() -> sys::CUlaunchAttribute {
-    // SAFETY: the struct consists of numbers, for which zero is valid.
-    let mut attribute: sys::CUlaunchAttribute = unsafe { MaybeUninit::zeroed().assume_init() };
-    attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    attribute.value.programmaticStreamSerializationAllowed = 1;
-    attribute
 }

@@ -1,22 +1,15 @@
 //! cuBLASLt's functions, as declared in `cublasLt.h` of CUDA 12.4 to 13.0.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    error::Error,
-    ffi::c_void,
-    path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{error::Error, ffi::c_void, path::PathBuf, sync::Arc};
 
 use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, DeviceMemory};
 use cudarc::driver::sys::CUstream;
 use libloading::Library;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    super::{error::OpenError, tuning::Agreement},
-    products::{GemmAlgorithm, GemmProblem},
-    search::{BlasSearch, NAMES},
+use super::super::super::{
+    error::OpenError,
+    search::{BLAS_NAMES, BlasSearch},
 };
 
 /// An opaque pointer to one of the library's objects.
@@ -26,7 +19,7 @@ pub(super) type Handle = *mut c_void;
 /// library, according to the manual on `cublasLtMatmulAlgo_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in super::super) struct Algorithm([u64; 8]);
+pub(in crate::cuda) struct Algorithm([u64; 8]);
 
 /// One result of the library's heuristic.
 #[repr(C)]
@@ -121,23 +114,16 @@ calls! {
 }
 
 /// The library with a handle, shared by all lanes of a device.
-pub(in super::super) struct Blas {
+pub(in crate::cuda) struct Blas {
     calls: Arc<Calls>,
     handle: Handle,
     device: Arc<CudaDevice>,
-    /// The algorithms measured on this device, for all lanes, including lanes that replace
-    /// a lane that died.
-    measured: Mutex<BTreeMap<GemmProblem, GemmAlgorithm>>,
-    /// Ungated GEMMs of many rows for which this project's kernel is faster.
-    ours: Mutex<BTreeSet<GemmProblem>>,
-    /// Agreement with the other ranks of a model.
-    pub(in super::super) agreement: Arc<Agreement>,
 }
 
 // SAFETY: the library documents that several threads may use a handle at the same time.
 unsafe impl Send for Blas {}
-// SAFETY: the library documents that several threads may use a handle at the same time; locks
-// guard all other state.
+// SAFETY: the library documents that several threads may use a handle at the same time, and
+// nothing else changes.
 unsafe impl Sync for Blas {}
 
 /// An object created by the library: a description, a layout or a preference.
@@ -180,11 +166,7 @@ pub(super) struct Memory {
 
 impl Blas {
     /// Finds and loads the library, and creates a handle.
-    pub(in super::super) fn open(
-        device: &Arc<CudaDevice>,
-        search: &BlasSearch,
-        agreement: &Arc<Agreement>,
-    ) -> Result<Self, OpenError> {
+    pub(in crate::cuda) fn open(device: &Arc<CudaDevice>, search: &BlasSearch) -> Result<Self, OpenError> {
         device.enter()?;
         // Keep the library open as long as the device's context: closing it would leave what it
         // loaded on the device, and opening it again would load that a second time.
@@ -193,33 +175,13 @@ impl Blas {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the handle is writable, and the context is current.
         said("cublasLtCreate", unsafe { (calls.create)(&mut handle) })?;
-        let (device, agreement) = (device.clone(), agreement.clone());
-        Ok(Blas { calls, handle, device, measured: Mutex::default(), ours: Mutex::default(), agreement })
+        Ok(Blas { calls, handle, device: device.clone() })
     }
 
     /// The version as a number, such as 130,002 for 13.0.2.
-    pub(in super::super) fn version(&self) -> usize {
+    pub(in crate::cuda) fn version(&self) -> usize {
         // SAFETY: the function has no arguments and may be called at any time.
         unsafe { (self.calls.version)() }
-    }
-
-    /// All algorithms measured so far.
-    pub(in super::super) fn measured(&self) -> MutexGuard<'_, BTreeMap<GemmProblem, GemmAlgorithm>> {
-        // A poisoned lock is safe to use: an entry is written in one assignment.
-        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Records the algorithm that the ranks agree on for `product`, and returns it. `fastest` is
-    /// the algorithm that this rank measured to be fastest.
-    pub(in super::super) fn found(&self, product: GemmProblem, fastest: GemmAlgorithm) -> GemmAlgorithm {
-        let agreed = self.agreement.algorithm(product, fastest);
-        self.measured().insert(product, agreed);
-        agreed
-    }
-
-    /// Ungated GEMMs of many rows for which this project's kernel is faster.
-    pub(in super::super) fn ours(&self) -> MutexGuard<'_, BTreeSet<GemmProblem>> {
-        self.ours.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn desc(&self) -> Result<Object, DeviceError> {
@@ -378,7 +340,7 @@ fn find(candidates: &[PathBuf], folders: &[PathBuf]) -> Result<Calls, OpenError>
     }
     Err(match bad {
         Some((library, reason)) => OpenError::BadBlas { library, reason },
-        None => OpenError::NoBlas { names: NAMES.to_vec(), folders: folders.to_vec() },
+        None => OpenError::NoBlas { names: BLAS_NAMES.to_vec(), folders: folders.to_vec() },
     })
 }
 
@@ -429,12 +391,12 @@ mod tests {
     #[test]
     fn a_machine_without_cublaslt_is_told_where_it_was_looked_for_and_what_to_install() {
         let nowhere = PathBuf::from("/nowhere/lib");
-        let candidates = NAMES.map(|name| nowhere.join(name));
+        let candidates = BLAS_NAMES.map(|name| nowhere.join(name));
         let error = find(&candidates, &[nowhere]).map(drop).expect_err("it is not there");
         assert!(matches!(error, OpenError::NoBlas { .. }), "{error:?}");
         let said = error.to_string();
         assert!(said.starts_with("cuBLASLt was not found") && said.contains("/nowhere/lib"), "{said}");
-        assert!(NAMES.iter().all(|name| said.contains(name)), "{said}");
+        assert!(BLAS_NAMES.iter().all(|name| said.contains(name)), "{said}");
         let hint = error.hint().expect("there is something to do");
         assert!(hint.contains("pip install nvidia-cublas") && hint.contains("BURSAR_CUDA_LIB"), "{hint}");
     }

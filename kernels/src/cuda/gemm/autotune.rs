@@ -8,34 +8,37 @@
 //! a small kernel. Everything measured here has run here, so no GEMM of up to 256 rows has to
 //! load a kernel later.
 
-use std::{collections::BTreeMap, mem};
+use std::mem;
 
 use bursar_budgets::{Address, CudaDevice};
 use cudarc::driver::sys;
 
 use super::{
-    Cuda,
-    blas::{Described, FEW_ROWS, GemmAlgorithm, GemmOperands, GemmProblem, QuantScheme},
-    elementwise, gate_up_middle,
-    linear_few::{self, CUTS, GemmBackend},
-    linear_many,
-    target::CUDA_LINEAR_SCRATCH,
+    super::{elementwise, lane::Cuda, target::CUDA_LINEAR_SCRATCH},
+    algorithm::GemmAlgorithm,
+    blas::Described,
+    large_m::Output,
+    launch,
+    linear::linear,
+    met::{LayerWeight, MetGemms},
+    plan::{GemmBackend, GemmPlan, library_supports},
+    problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS, QuantScheme},
+    scale_scratch,
+    table::Kernel,
+    tiles::Cut,
     transposed_scales,
 };
-use crate::{AUTOTUNED_LAYERS, Activations, DType, FP8_BLOCK, KernelError, Shape, Tensor, Weight, ops};
+use crate::{Activations, DType, FP8_BLOCK, KernelError, Shape, Tensor, Weight, ops};
 
 /// Row counts to measure. Up to 64 they are 1 and the counts that this project's kernels are
 /// compiled for: between two of these counts the same kernel runs and takes equally long. Above 64
 /// they are multiples of the tile height, 64 rows.
-const MEASURED_ROWS: [usize; 8] = [1, 8, 16, 32, 64, 128, 192, FEW_ROWS];
+const MEASURED_ROWS: [usize; 8] = [1, 8, 16, 32, 64, 128, 192, MEMORY_BOUND_ROWS];
 
 /// Row counts for a GEMM that no pass has met with few rows. Such a GEMM belongs either to the
 /// vision tower, where only the smallest picture on its own has few rows, or to a prompt, and will
 /// be met with fewer rows when decoding is autotuned.
-const SELDOM_FEW: [usize; 2] = [64, FEW_ROWS];
-
-/// Maximum number of weights in one trial: one per layer that autotuning should run through.
-const WEIGHTS_MAX: usize = AUTOTUNED_LAYERS;
+const SELDOM_FEW: [usize; 2] = [64, MEMORY_BOUND_ROWS];
 
 /// Weights of this many bytes have left the L2 cache when they are read again: the cache
 /// holds half of them.
@@ -68,66 +71,29 @@ const TRIALS: usize = 3;
 /// of 64 rows with the shapes of a 7B model (`tools/gpu/products.py`).
 const HEAD_START: f32 = 1.5e-3;
 
-/// The GEMMs met during autotuning.
-#[derive(Default)]
-pub(super) struct Autotuner {
-    /// GEMMs by shape, with `rows` set to 0.
-    met: BTreeMap<GemmProblem, Met>,
-}
-
-/// Addresses of one layer's weight, bias and weight scales, and the fixed
-/// scale for its activations.
-#[derive(Clone, Copy, PartialEq)]
-struct LayerWeight {
-    weight: u64,
-    bias: Option<u64>,
-    scales: u64,
-    x_scale: f32,
-}
-
-#[derive(Default)]
-struct Met {
-    /// Weights of up to `WEIGHTS_MAX` layers.
-    weights: Vec<LayerWeight>,
-    has_few_rows: bool,
-}
-
-impl Autotuner {
-    /// Records a GEMM and its weight.
-    pub(super) fn meet(&mut self, product: GemmProblem, places: GemmOperands) {
-        let met = self.met.entry(GemmProblem { rows: 0, ..product }).or_default();
-        let GemmOperands { weight, bias, weight_scales: scales, x_scale, .. } = places;
-        let weight = LayerWeight { weight, bias, scales, x_scale };
-        met.has_few_rows |= product.rows <= FEW_ROWS;
-        if met.weights.len() < WEIGHTS_MAX && !met.weights.contains(&weight) {
-            met.weights.push(weight);
-        }
-    }
-}
-
 /// Measures each GEMM met that has not been measured yet.
-pub(super) fn measure(cuda: &Cuda, call: ops::measure::Call<'_>) -> Result<(), KernelError> {
+pub(in super::super) fn measure(cuda: &Cuda, call: ops::measure::Call<'_>) -> Result<(), KernelError> {
     cuda.enter()?;
-    let Autotuner { met } = mem::take(&mut *cuda.autotuner.borrow_mut());
+    let MetGemms { met } = mem::take(&mut *cuda.gemm.met.borrow_mut());
     // A gated GEMM is compared with the ungated one, which is therefore measured first.
     for gates in [false, true] {
         for (alike, met) in met.iter().filter(|(alike, _)| alike.gates == gates) {
             let measured = if met.has_few_rows { &MEASURED_ROWS[..] } else { &SELDOM_FEW };
             for &rows in measured {
-                let product = GemmProblem { rows, ..*alike };
-                if cuda.kernels.blas.measured().contains_key(&product) {
+                let problem = GemmProblem { rows, ..*alike };
+                if cuda.kernels.tuned.measured().contains_key(&problem) {
                     continue;
                 }
                 // A GEMM that does not fit here does not fit in a pass either.
-                let Some(trial) = Trial::within(cuda, product, &met.weights, &call.memory) else { break };
+                let Some(trial) = Trial::within(cuda, problem, &met.weights, &call.memory) else { break };
                 if let Some(fastest) = trial.fastest()? {
-                    let agreed = cuda.kernels.blas.found(product, fastest);
+                    let agreed = cuda.kernels.tuned.found(problem, fastest);
                     if agreed != fastest {
                         trial.run_once(agreed)?;
                     }
                 }
             }
-            cuda.products.borrow_mut().forget_few(*alike);
+            cuda.gemm.library.borrow_mut().forget_few(*alike);
         }
     }
     Ok(())
@@ -148,7 +114,7 @@ fn may_win(guessed: f32, ours: f32) -> bool {
 /// One GEMM of one size, and memory to time it in.
 struct Trial<'t> {
     cuda: &'t Cuda,
-    product: GemmProblem,
+    problem: GemmProblem,
     weights: &'t [LayerWeight],
     /// Address and bytes of the memory for the trial. All of it may be overwritten.
     room: (Address, usize),
@@ -164,7 +130,7 @@ impl<'t> Trial<'t> {
     /// Creates a trial in `room`. `None` if `room` is too small.
     fn within(
         cuda: &'t Cuda,
-        product: GemmProblem,
+        problem: GemmProblem,
         weights: &'t [LayerWeight],
         room: &Tensor<'_>,
     ) -> Option<Trial<'t>> {
@@ -177,15 +143,15 @@ impl<'t> Trial<'t> {
         };
         let activation = cuda.kernels.target.activation;
         let scratch = take(CUDA_LINEAR_SCRATCH.as_usize());
-        let x = take(activation.bytes(product.rows * product.x_pitch).as_usize());
-        let x_scales = take(DType::F32.bytes(product.rows * product.in_features.div_ceil(FP8_BLOCK)).as_usize());
-        let out_type = if product.out_is_f32 { DType::F32 } else { activation };
-        let out = take(out_type.bytes(product.rows * product.out_pitch).as_usize());
-        let between = if product.gates { product.rows * product.out_features } else { 0 };
+        let x = take(activation.bytes(problem.rows * problem.x_pitch).as_usize());
+        let x_scales = take(DType::F32.bytes(problem.rows * problem.in_features.div_ceil(FP8_BLOCK)).as_usize());
+        let out_type = if problem.out_is_f32 { DType::F32 } else { activation };
+        let out = take(out_type.bytes(problem.rows * problem.out_pitch).as_usize());
+        let between = if problem.gates { problem.rows * problem.out_features } else { 0 };
         let gate_up = take(activation.bytes(between).as_usize());
         let has_room = end - start <= room.bytes().0;
         let room = (room.address(), room.bytes().as_usize());
-        has_room.then_some(Trial { cuda, product, weights, room, scratch, x, x_scales, out, gate_up })
+        has_room.then_some(Trial { cuda, problem, weights, room, scratch, x, x_scales, out, gate_up })
     }
 
     /// The fastest algorithm, or `None` if no algorithm runs.
@@ -194,17 +160,17 @@ impl<'t> Trial<'t> {
         let activation = self.cuda.kernels.target.activation;
         let mut described = None;
         let mut others = Vec::new();
-        if self.product.gates && !self.product.scheme.is_unquantized() {
+        if self.problem.gates && !self.problem.scheme.is_unquantized() {
             // There is no kernel for gated E4M3 GEMMs of few rows.
-            return Ok(Some(GemmAlgorithm::Apart));
+            return Ok(Some(GemmAlgorithm::Unfused));
         }
-        if !linear_many::is_by_library(self.cuda, self.product, self.places(0)) {
+        if !library_supports(&self.cuda.gemm.gpu, activation, self.problem, self.operands(0)) {
             // Only this project's kernels can compute the GEMM.
-        } else if self.product.gates {
-            others.push(GemmAlgorithm::Apart);
+        } else if self.problem.gates {
+            others.push(GemmAlgorithm::Unfused);
         } else {
-            let product = described.insert(Described::of(blas, activation, self.product)?);
-            match product.proposals(blas, transposed_scales::as_asked(self.product, self.places(0))) {
+            let problem = described.insert(Described::of(blas, activation, self.problem)?);
+            match problem.proposals(blas, scale_scratch::for_library(self.problem, self.operands(0))) {
                 Ok(algorithms) => others.extend(algorithms.into_iter().map(GemmAlgorithm::Library)),
                 Err(error) if error.is_lost() => return Err(error.into()),
                 // The library has no algorithm for this size, which may never be needed.
@@ -223,56 +189,57 @@ impl<'t> Trial<'t> {
         timed.truncate(FINALISTS);
         timed.iter_mut().for_each(|(shortest, _)| *shortest = f32::INFINITY);
         for _ in 0..TRIALS {
-            for (shortest, way) in &mut timed {
-                *shortest = shortest.min(self.time(described.as_ref(), *way, TURNS)?);
+            for (shortest, algorithm) in &mut timed {
+                *shortest = shortest.min(self.time(described.as_ref(), *algorithm, TURNS)?);
             }
         }
-        Ok(timed.into_iter().min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, way)| way))
+        Ok(timed.into_iter().min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, algorithm)| algorithm))
     }
 
     /// Runs an algorithm that another rank found once, so that its kernels are loaded.
-    fn run_once(&self, way: GemmAlgorithm) -> Result<(), KernelError> {
+    fn run_once(&self, algorithm: GemmAlgorithm) -> Result<(), KernelError> {
         let kernels = &self.cuda.kernels;
-        let described = match way {
-            GemmAlgorithm::Library(_) => Some(Described::of(&kernels.blas, kernels.target.activation, self.product)?),
-            GemmAlgorithm::Apart => None,
+        let described = match algorithm {
+            GemmAlgorithm::Library(_) => Some(Described::of(&kernels.blas, kernels.target.activation, self.problem)?),
+            GemmAlgorithm::Unfused => None,
             ours if self.ours().contains(&ours) => None,
             _ => return Err(KernelError::NoKernel { op: "linear" }),
         };
-        self.run(described.as_ref(), way, 0)?;
+        self.run(described.as_ref(), algorithm, 0)?;
         Ok(self.cuda.stream.wait()?)
     }
 
     /// This project's kernels that support the GEMM.
     fn ours(&self) -> Vec<GemmAlgorithm> {
         let mut ours = Vec::new();
-        if self.cuda.products_by == GemmBackend::Library {
+        if self.cuda.gemm.backend == GemmBackend::Library {
             return ours;
         }
-        if linear_few::serves(self.cuda, self.product, self.places(0)) {
-            ours.extend(CUTS.map(GemmAlgorithm::Few));
+        let supports = |kernel| self.cuda.gemm.gpu.supports(kernel, self.problem, self.operands(0));
+        if supports(Kernel::SmallM) {
+            ours.extend(Cut::ALL.map(GemmAlgorithm::SmallM));
         }
-        if gate_up_middle::serves(self.cuda, self.product, self.places(0)) {
-            ours.push(GemmAlgorithm::Middle);
+        if supports(Kernel::MediumM) {
+            ours.push(GemmAlgorithm::MediumM);
         }
-        if linear_many::serves_few(self.cuda, self.product, self.places(0)) {
-            ours.push(GemmAlgorithm::Many);
+        if !self.problem.gates && supports(Kernel::LargeM) {
+            ours.push(GemmAlgorithm::LargeM);
         }
         ours
     }
 
-    /// The algorithms in `ways` that run, with their milliseconds.
+    /// The algorithms in `algorithms` that run, with their milliseconds.
     fn try_each(
         &self,
         described: Option<&Described>,
-        ways: &[GemmAlgorithm],
+        algorithms: &[GemmAlgorithm],
     ) -> Result<Vec<(f32, GemmAlgorithm)>, KernelError> {
         let mut timed = Vec::new();
-        for way in ways {
+        for algorithm in algorithms {
             // Warm-up: the first run loads the algorithm's kernels and is not timed. An algorithm
             // that fails to run is left out.
-            match self.run(described, *way, 0).and_then(|()| Ok(self.cuda.stream.wait()?)) {
-                Ok(()) => timed.push((self.time(described, *way, FIRST_TURNS)?, *way)),
+            match self.run(described, *algorithm, 0).and_then(|()| Ok(self.cuda.stream.wait()?)) {
+                Ok(()) => timed.push((self.time(described, *algorithm, FIRST_TURNS)?, *algorithm)),
                 Err(KernelError::Device(error)) if !error.is_lost() => {}
                 Err(error) => return Err(error),
             }
@@ -282,8 +249,8 @@ impl<'t> Trial<'t> {
 
     /// Mean milliseconds of the GEMM over at most `turns` runs, with weights that are not in the L2
     /// cache, minus the algorithm's head start.
-    fn time(&self, described: Option<&Described>, way: GemmAlgorithm, turns: usize) -> Result<f32, KernelError> {
-        let weight_bytes = self.product.scheme.size() * self.product.out_features * self.product.in_features;
+    fn time(&self, described: Option<&Described>, algorithm: GemmAlgorithm, turns: usize) -> Result<f32, KernelError> {
+        let weight_bytes = self.problem.scheme.size() * self.problem.out_features * self.problem.in_features;
         let mut turns = turns.min(READ_MAX / weight_bytes).max(1);
         if self.weights.len() * weight_bytes < COLD_BYTES {
             turns = turns.min(self.weights.len());
@@ -292,66 +259,61 @@ impl<'t> Trial<'t> {
             let written = unsafe { sys::cuMemsetD8Async(address, 0, bytes, self.cuda.stream.raw()) };
             CudaDevice::said("cuMemsetD8Async", written)?;
         }
-        let milliseconds = self.cuda.clock.time(&self.cuda.stream, || {
+        let milliseconds = self.cuda.gemm.clock.time(&self.cuda.stream, || {
             (0..turns).try_for_each(|turn| {
                 self.stand_between()?;
-                self.run(described, way, turn % self.weights.len())
+                self.run(described, algorithm, turn % self.weights.len())
             })
         })?;
-        let head_start = if matches!(way, GemmAlgorithm::Few(_)) { HEAD_START } else { 0.0 };
+        let head_start = if matches!(algorithm, GemmAlgorithm::SmallM(_)) { HEAD_START } else { 0.0 };
         Ok(milliseconds / turns as f32 - head_start)
     }
 
     /// Runs a small kernel that writes the GEMM's input.
     fn stand_between(&self) -> Result<(), KernelError> {
-        let (cuda, shape) = (self.cuda, [self.product.rows, self.product.in_features]);
+        let (cuda, shape) = (self.cuda, [self.problem.rows, self.problem.in_features]);
         let x = Tensor::over(Address(self.x), shape.into(), cuda.kernels.target.activation);
         elementwise::gelu(cuda, ops::gelu::Call { x, kind: ops::gelu::Gelu::Erf })
     }
 
     /// Launches the GEMM with weight number `turn`.
-    fn run(&self, described: Option<&Described>, way: GemmAlgorithm, turn: usize) -> Result<(), KernelError> {
-        let (cuda, places) = (self.cuda, self.places(turn));
-        match (way, described) {
+    fn run(&self, described: Option<&Described>, algorithm: GemmAlgorithm, turn: usize) -> Result<(), KernelError> {
+        let (cuda, operands) = (self.cuda, self.operands(turn));
+        let plan = match (algorithm, described) {
             (GemmAlgorithm::Library(algorithm), Some(described)) => {
                 // SAFETY: the memory of the trial holds the operands, and the weights stay in
                 // place until autotuning ends.
                 unsafe {
-                    let places = transposed_scales::transposed(cuda, self.product, places)?;
-                    described.multiply(&cuda.kernels.blas, &cuda.stream, places, &algorithm)?;
+                    let operands = transposed_scales::transpose(cuda, self.problem, operands)?;
+                    described.multiply(&cuda.kernels.blas, &cuda.stream, operands, &algorithm)?;
                 }
-                Ok(())
+                return Ok(());
             }
-            // SAFETY: the memory of the trial holds the operands, the weights stay in place until
-            // autotuning ends, and `serves` returned true.
-            (GemmAlgorithm::Few(cut), _) => unsafe { linear_few::launch(cuda, self.product, places, cut) },
-            // SAFETY: the memory of the trial holds the operands, the weights stay in place until
-            // autotuning ends, and `serves` returned true.
-            (GemmAlgorithm::Middle, _) => unsafe { gate_up_middle::launch(cuda, self.product, places) },
-            // SAFETY: the memory of the trial holds the operands, the weights stay in place until
-            // autotuning ends, and `serves_few` returned true.
-            (GemmAlgorithm::Many, _) => unsafe {
-                linear_many::launch(cuda, self.product, places, linear_many::Output::PLAIN)
-            },
-            (GemmAlgorithm::Apart | GemmAlgorithm::Library(_), _) => self.run_apart(places),
-        }
+            (GemmAlgorithm::SmallM(cut), _) => GemmPlan::SmallM(cut),
+            (GemmAlgorithm::MediumM, _) => GemmPlan::MediumM,
+            (GemmAlgorithm::LargeM, _) => GemmPlan::LargeM,
+            (GemmAlgorithm::Unfused | GemmAlgorithm::Library(_), _) => return self.run_unfused(operands),
+        };
+        // SAFETY: the memory of the trial holds the operands, the weights stay in place until
+        // autotuning ends, and the table says that the kernel supports the GEMM.
+        unsafe { launch::launch(cuda, plan, self.problem, operands, Output::PLAIN) }
     }
 
-    /// Runs the ungated GEMM and then the gate, as a pass does.
-    fn run_apart(&self, places: GemmOperands) -> Result<(), KernelError> {
-        let GemmProblem { rows, out_features, in_features, out_pitch, x_pitch, .. } = self.product;
+    /// Runs the ungated GEMM and then the gate, as a pass does without a fused kernel.
+    fn run_unfused(&self, operands: GemmOperands) -> Result<(), KernelError> {
+        let GemmProblem { rows, out_features, in_features, out_pitch, x_pitch, .. } = self.problem;
         let activation = self.cuda.kernels.target.activation;
         let tensor = |address: u64, shape: [usize; 2], dtype| Tensor::over(Address(address), shape.into(), dtype);
         let (x, out) =
-            (tensor(places.x, [rows, x_pitch], activation), tensor(places.out, [rows, out_pitch], activation));
-        let scratch = tensor(self.scratch, [1, places.workspace_bytes / DType::F32.size()], DType::F32);
+            (tensor(operands.x, [rows, x_pitch], activation), tensor(operands.out, [rows, out_pitch], activation));
+        let scratch = tensor(self.scratch, [1, operands.workspace_bytes / DType::F32.size()], DType::F32);
         let gate_up = tensor(self.gate_up, [rows, out_features], activation);
-        let bias = places.bias.map(|bias| Tensor::over(Address(bias), Shape::new(&[out_features]), activation));
-        super::linear::linear(
+        let bias = operands.bias.map(|bias| Tensor::over(Address(bias), Shape::new(&[out_features]), activation));
+        linear(
             self.cuda,
             ops::linear::Call {
                 x: Activations::of_plain(x.column_range(0..in_features)),
-                weight: Weight::plain(tensor(places.weight, [out_features, in_features], activation)),
+                weight: Weight::plain(tensor(operands.weight, [out_features, in_features], activation)),
                 bias,
                 accumulate: false,
                 scratch,
@@ -367,16 +329,17 @@ impl<'t> Trial<'t> {
         )
     }
 
-    fn places(&self, turn: usize) -> GemmOperands {
+    fn operands(&self, turn: usize) -> GemmOperands {
         let LayerWeight { weight, bias, scales, x_scale } = self.weights[turn];
         GemmOperands {
             weight,
             x: self.x,
             bias,
             weight_scales: scales,
-            x_scales: if self.product.scheme == QuantScheme::E4m3Fixed { 0 } else { self.x_scales },
+            x_scales: if self.problem.scheme == QuantScheme::E4m3Fixed { 0 } else { self.x_scales },
             x_scale,
             out: self.out,
+            out_is_e4m3: false,
             workspace: self.scratch,
             workspace_bytes: CUDA_LINEAR_SCRATCH.as_usize(),
         }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// File names of cuBLASLt, newest version first. The few functions used here are the
 /// same in all versions.
-pub(super) const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
+pub(super) const BLAS_NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
 
 /// Folders in which cuBLASLt, and NCCL if it is needed, are searched for, in addition
 /// to the system's folders.
@@ -67,12 +67,12 @@ impl BlasSearch {
 
     /// Files to try for cuBLASLt, in order.
     pub(super) fn candidates(&self) -> Vec<PathBuf> {
-        self.files(&NAMES)
+        self.files(&BLAS_NAMES)
     }
 
     /// Files to try, in order: first the files with these names in the folders, then the bare
     /// names, for which the system searches.
-    pub(in super::super) fn files(&self, names: &[&'static str]) -> Vec<PathBuf> {
+    pub(super) fn files(&self, names: &[&'static str]) -> Vec<PathBuf> {
         let in_folders = self.folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
         let in_folders = in_folders.filter(|file| file.is_file());
         in_folders.chain(names.iter().map(PathBuf::from)).collect()
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(search.folders(), [named.clone(), wheel.clone()]);
         let found = search.candidates();
         assert_eq!(found[..2], [named.join("libcublasLt.so.13"), wheel.join("libcublasLt.so.13")]);
-        assert_eq!(found[2..], NAMES.map(PathBuf::from), "and the system's own search at last");
+        assert_eq!(found[2..], BLAS_NAMES.map(PathBuf::from), "and the system's own search at last");
         std::fs::remove_dir_all(place).unwrap();
     }
 }
