@@ -222,7 +222,7 @@ impl<'t> Trial<'t> {
         if supports(Kernel::MediumM) {
             ours.push(GemmAlgorithm::MediumM);
         }
-        if !self.problem.gates && supports(Kernel::LargeM) {
+        if !self.problem.gates && !self.problem.scheme.is_unquantized() && supports(Kernel::LargeM) {
             ours.push(GemmAlgorithm::LargeM);
         }
         ours

@@ -130,6 +130,10 @@ impl<M: Measurements> Planner<'_, M> {
             return Ok(false);
         }
         let is_unquantized = problem.scheme.is_unquantized();
+        // Its tall tiles are slow for so few rows, where cuBLASLt supports every unquantized GEMM.
+        if is_unquantized && problem.rows <= MEMORY_BOUND_ROWS && self.backend != GemmBackend::Ours {
+            return Ok(false);
+        }
         match self.backend {
             // cuBLASLt has no E4M3 GEMM with a fixed scale, and has the other E4M3 GEMMs
             // only in some versions.
@@ -305,7 +309,7 @@ mod tests {
         let by = |backend, problem| plan(backend, Found::default(), problem);
         for (problem, ours) in [
             (problem(8, 4608, 3584), SMALL_M),
-            (problem(100, 4608, 3584), WHOLE),
+            (problem(100, 4608, 3584), Some(GemmPlan::LargeM)),
             (problem(300, 4608, 3584), Some(GemmPlan::LargeM)),
             (e4m3(QuantScheme::E4m3Rows, 300), Some(GemmPlan::LargeM)),
         ] {

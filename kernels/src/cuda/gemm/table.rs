@@ -106,7 +106,7 @@ const TMA: usize = 16;
 /// and biases are read in pairs.
 const LARGE_M: Capability = Capability {
     kernel: Kernel::LargeM,
-    rows: MEMORY_BOUND_ROWS + 1..=usize::MAX,
+    rows: SMALL_M_ROWS + 1..=usize::MAX,
     can_write_f32: false,
     features_multiple: 8,
     input_alignment: TMA,
@@ -114,9 +114,6 @@ const LARGE_M: Capability = Capability {
     bias_alignment: 4,
     ..ANY
 };
-
-/// The large-m kernels for E4M3 start where the small-m kernel ends.
-const LARGE_M_E4M3: Capability = Capability { schemes: Schemes::E4m3, rows: SMALL_M_ROWS + 1..=usize::MAX, ..LARGE_M };
 
 /// cuBLASLt with scales by rows or blocks. Version 12.9 is the first that has these.
 const LIBRARY_E4M3: Capability =
@@ -147,8 +144,8 @@ const CAPABILITIES: [Capability; 11] = [
     },
     LARGE_M,
     Capability { gates: true, can_accumulate: false, ..LARGE_M },
-    LARGE_M_E4M3,
-    Capability { gates: true, can_accumulate: false, ..LARGE_M_E4M3 },
+    Capability { schemes: Schemes::E4m3, ..LARGE_M },
+    Capability { schemes: Schemes::E4m3, gates: true, can_accumulate: false, ..LARGE_M },
     Capability { kernel: Kernel::TiledE4m3, schemes: Schemes::E4m3, input_alignment: TMA, ..ANY },
     ANY,
     Capability { schemes: Schemes::E4m3Rows, ..LIBRARY_E4M3 },
@@ -244,8 +241,8 @@ mod tests {
             assert_eq!(aligned(gated(rows, 18_944, 3584)), [SmallM]);
         }
         for rows in [65, 256] {
-            assert_eq!(aligned(problem(rows, 4608, 3584)), [Library]);
-            assert_eq!(aligned(gated(rows, 18_944, 3584)), [MediumM]);
+            assert_eq!(aligned(problem(rows, 4608, 3584)), [LargeM, Library]);
+            assert_eq!(aligned(gated(rows, 18_944, 3584)), [MediumM, LargeM]);
         }
         for rows in [257, 8192] {
             assert_eq!(aligned(problem(rows, 4608, 3584)), [LargeM, Library]);
