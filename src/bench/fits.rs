@@ -63,7 +63,7 @@ impl Fits {
     /// Returns the grid that the encoder gets for a picture. The picture must not need resizing,
     /// except into tiles, and its request must fit the context with its reply.
     pub fn picture(&self, width: u32, height: u32, reply: usize) -> Result<MediaGrid, String> {
-        let processors = self.sms.as_ref().ok_or("the model does not take pictures")?;
+        let processors = self.processors.as_ref().ok_or("the model does not take pictures")?;
         let plan = processors.pictures.plan(width, height).map_err(|error| error.to_string())?;
         if plan.tiles.is_none() && plan.resized != plan.source {
             return Err(format!("the picture would be resized to {} x {}", plan.resized.width, plan.resized.height));
