@@ -14,6 +14,7 @@
 
 mod activations;
 mod backend;
+pub mod calls;
 mod cpu;
 mod cuda;
 mod dtype;

@@ -70,7 +70,7 @@ impl<'m> Tensor<'m> {
         Tensor { address, shape, pitch: shape.columns(), dtype, writable: true, memory: PhantomData }
     }
 
-    /// A second view of the same memory, for a `Call` to hold.
+    /// A second view of the same memory, for a struct of [`calls`](crate::calls) to hold.
     pub(crate) fn view(&self) -> Tensor<'_> {
         Tensor { ..*self }
     }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     DType, Tensor,
-    ops::linear::Call,
+    calls::Linear,
     target::{CPU_PANEL_ROWS, cpu_linear_share},
 };
 
@@ -18,7 +18,7 @@ use crate::{
 /// rows, packing would not pay off.
 const FEW_ROWS: usize = 4;
 
-pub(super) fn linear(threads: &Threads, call: Call<'_>) {
+pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
     if call.weight.dtype() == DType::F8E4M3 {
         return fp8::linear(threads, call);
     }
@@ -57,7 +57,7 @@ fn panel_weight<'a>(panel: &'a Tensor<'a>, scratch: &'a mut [f32]) -> &'a [f32] 
 }
 
 /// Computes the panel's columns of the output, or adds to them.
-fn multiply_many(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
+fn multiply_many(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
     let (rows, in_features) = (call.x.rows(), call.weight.columns());
     assert_eq!(weight.len(), columns.len() * in_features, "a whole panel");
     let x = Matrix { start: start_of(call.x.plain()), strides: [call.x.plain().pitch(), 1] };
@@ -72,7 +72,7 @@ fn multiply_many(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
 
 /// Like `multiply_many`, by dot products.
 #[inline(always)]
-fn multiply_few(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
+fn multiply_few(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
     let (x, out) = (Rows::<f32>::of(call.x.plain()), Output::of(&call.out));
     for row in 0..call.x.rows() {
         // SAFETY: no other panel writes these columns.
@@ -86,7 +86,7 @@ fn multiply_few(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
 
 /// Adds the panel's part of the bias to its columns of the output while they are in cache.
 #[inline(always)]
-fn add_bias(call: &Call<'_>, columns: Range<usize>, bias: &[f32]) {
+fn add_bias(call: &Linear<'_>, columns: Range<usize>, bias: &[f32]) {
     let out = Output::of(&call.out);
     for row in 0..call.x.rows() {
         // SAFETY: no other panel writes these columns.

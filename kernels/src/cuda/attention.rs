@@ -11,7 +11,7 @@ use super::{
     lane::Cuda,
     tensor_map::{Layout, Swizzle, TensorMap},
 };
-use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, ops};
+use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, calls};
 
 /// The extent of Hopper's attention over the KV cache: at most as many thread blocks as the device
 /// runs at once. Each thread block takes one job after another.
@@ -36,7 +36,7 @@ fn refused(op: &'static str, head_dim: usize, rows: &Tensor<'_>) -> KernelError 
     KernelError::Shape { op, what: "heads", expected, found: rows.shape() }
 }
 
-fn paged_head_dim(call: &ops::attention_paged::Call<'_>) -> Result<HeadDim, KernelError> {
+fn paged_head_dim(call: &calls::AttentionPaged<'_>) -> Result<HeadDim, KernelError> {
     let head_dim = call.layer.shape.head_dim;
     HeadDim::of(head_dim).ok_or_else(|| refused("attention_paged", head_dim, &call.queries))
 }
@@ -46,7 +46,7 @@ fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
     (vectors + (tile - 1) * sequences) / tile
 }
 
-pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn paged(cuda: &Cuda, call: calls::AttentionPaged<'_>) -> Result<(), KernelError> {
     let singles = call.sequences.single_rows;
     if singles > 0 {
         decode(cuda, &call, singles)?;
@@ -55,7 +55,7 @@ pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result
 }
 
 /// Decodes the first `sequences` sequences, which have one row each.
-fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) -> Result<(), KernelError> {
+fn decode(cuda: &Cuda, call: &calls::AttentionPaged<'_>, sequences: usize) -> Result<(), KernelError> {
     let (shape, group) = (call.layer.shape, call.heads / call.layer.shape.kv_heads);
     let (sms, shared_most) = (cuda.kernels.target.sms, cuda.kernels.functions.shared_most());
     let head_dim = paged_head_dim(call)?;
@@ -103,7 +103,7 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
 }
 
 /// Computes the sequences from `first_sequence` on.
-fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: usize) -> Result<(), KernelError> {
+fn prefill(cuda: &Cuda, call: &calls::AttentionPaged<'_>, first_sequence: usize) -> Result<(), KernelError> {
     let (shape, sms) = (call.layer.shape, cuda.kernels.target.sms);
     let sequences = call.sequences.context_lengths.rows();
     // Each sequence before `first_sequence` has one row.
@@ -168,7 +168,7 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
 fn combine(
     cuda: &Cuda,
     hopper: &HopperEntryPoints<Function>,
-    call: &ops::attention_paged::Call<'_>,
+    call: &calls::AttentionPaged<'_>,
     first_sequence: usize,
     jobs: usize,
     splits: usize,
@@ -196,7 +196,7 @@ fn combine(
 }
 
 /// Tensor map of the KV cache. One piece is the keys or the values of sixteen tokens of one head.
-fn cache_map(call: &ops::attention_paged::Call<'_>) -> Result<TensorMap, KernelError> {
+fn cache_map(call: &calls::AttentionPaged<'_>) -> Result<TensorMap, KernelError> {
     let shape = call.layer.shape;
     let pieces = (call.layer.blocks * 2 * shape.kv_heads) as u64;
     let layout = if shape.dtype == DType::F8E4M3 {
@@ -219,7 +219,7 @@ fn cache_map(call: &ops::attention_paged::Call<'_>) -> Result<TensorMap, KernelE
     Ok(TensorMap::new(call.layer.address, shape.dtype, &layout)?)
 }
 
-pub(super) fn packed(cuda: &Cuda, call: ops::attention_packed::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn packed(cuda: &Cuda, call: calls::AttentionPacked<'_>) -> Result<(), KernelError> {
     let (rows, stretches) = (call.qkv.rows(), call.starts.rows() - 1);
     if rows == 0 {
         return Ok(());

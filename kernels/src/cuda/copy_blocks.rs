@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     KernelError,
-    ops::copy_blocks::{BlockRange, Call, Copying, Pieces},
+    calls::{BlockRange, CopyBlocks, Copying, Pieces},
 };
 
 /// Maximum number of copies that an actor has in flight; each copy has a clock.
@@ -109,7 +109,7 @@ impl CopyStream {
 /// Copies one piece for each layer and contiguous range, many pieces per driver call. The driver
 /// then keeps all of the copies in flight; separate calls would take about 2.5 us each in addition
 /// to the transfer time.
-pub(super) fn copy_blocks(cuda: &Cuda, call: Call<'_>) -> Result<Box<dyn Copying>, KernelError> {
+pub(super) fn copy_blocks(cuda: &Cuda, call: CopyBlocks<'_>) -> Result<Box<dyn Copying>, KernelError> {
     cuda.enter_to_copy()?;
     let copies = cuda.copies.as_ref().expect("a lane with host memory to copy to has a stream for that");
     let clock = copies.clocks.take(&cuda.kernels.device)?;

@@ -8,7 +8,7 @@ use bursar_budgets::{Address, Bytes, CudaDevice, DeviceError};
 use cudarc::driver::sys;
 
 use super::{lane::Cuda, stream::Stream};
-use crate::{DType, HostLink, KernelError, Rank, Tensor, host_link::Brought, ops::all_gather};
+use crate::{DType, HostLink, KernelError, Rank, Tensor, calls, host_link::Brought};
 
 /// A rank's end of a link between GPU ranks that meet on the host, as host
 /// ranks do; see [`HostLink`].
@@ -137,7 +137,7 @@ impl CopyLink {
         self.host.rank()
     }
 
-    pub(super) fn all_gather(&self, cuda: &Cuda, call: all_gather::Call<'_>) -> Result<(), KernelError> {
+    pub(super) fn all_gather(&self, cuda: &Cuda, call: calls::AllGather<'_>) -> Result<(), KernelError> {
         cuda.enter_to_copy()?;
         cuda.stream.wait()?;
         let mut copied = Ok(());

@@ -11,7 +11,7 @@ use super::{
     rank_link::Witness,
     stream::{Event, Stream},
 };
-use crate::{KernelError, Tensor, ops::transfer::Arrival};
+use crate::{KernelError, Tensor, calls::Arrival};
 
 /// Free places: page-locked buffers, each with an event. A lane has two steps in flight, so
 /// there are only ever a few places, two of them long. The stress before READY makes the long

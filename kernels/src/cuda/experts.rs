@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     DType, FP8_BLOCK, KernelError, Tensor,
-    ops::{self, route::Routing},
+    calls::{self, Routing},
 };
 
 /// Bytes of scratch for choosing among `experts` experts for `rows` rows: each thread block's
@@ -27,7 +27,7 @@ pub(crate) fn cuda_route_scratch(rows: usize, experts: usize) -> Bytes {
     DType::U32.bytes(rows.div_ceil(routing::BLOCK_ROWS) * experts)
 }
 
-pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn route(cuda: &Cuda, call: calls::Route<'_>) -> Result<(), KernelError> {
     let (rows, experts, top) = (call.logits.rows(), call.logits.columns(), call.out.top);
     let kernels = cuda.entry_points();
     let logits = arguments![
@@ -68,12 +68,12 @@ pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), Kerne
 }
 
 /// Address of the rows' cache slots, or 0 if the call has no slots.
-fn slots_of(call: &ops::route::Call<'_>) -> Address {
+fn slots_of(call: &calls::Route<'_>) -> Address {
     call.slots.as_ref().map_or(Address(0), Tensor::address)
 }
 
-pub(super) fn rms_norm_route(cuda: &Cuda, call: ops::rms_norm_route::Call<'_>) -> Result<(), KernelError> {
-    let ops::rms_norm_route::Call { norm, product, routing } = call;
+pub(super) fn rms_norm_route(cuda: &Cuda, call: calls::RmsNormRoute<'_>) -> Result<(), KernelError> {
+    let calls::RmsNormRoute { norm, product, routing } = call;
     let hopper = cuda.entry_points().hopper.as_ref();
     let Some(hopper) = hopper.filter(|_| cuda.gemm.backend != GemmBackend::Library && is_few(&norm, &product)) else {
         elementwise::rms_norm(cuda, norm)?;
@@ -108,7 +108,7 @@ pub(super) fn rms_norm_route(cuda: &Cuda, call: ops::rms_norm_route::Call<'_>) -
 
 /// Whether the kernel's single cluster can process all rows, and the operands are aligned as
 /// its 16-byte accesses require.
-fn is_few(norm: &ops::rms_norm::Call<'_>, product: &ops::linear::Call<'_>) -> bool {
+fn is_few(norm: &calls::RmsNorm<'_>, product: &calls::Linear<'_>) -> bool {
     let (rows, hidden) = (norm.x.rows(), norm.x.columns());
     let starts = [&norm.x, &norm.weight, norm.out.plain(), &product.weight.data].map(|operand| operand.address().0);
     norm.out.rounded.is_none()
@@ -120,7 +120,7 @@ fn is_few(norm: &ops::rms_norm::Call<'_>, product: &ops::linear::Call<'_>) -> bo
         && starts.into_iter().all(|start| start.is_multiple_of(16))
 }
 
-pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn gated_experts(cuda: &Cuda, call: calls::GatedExperts<'_>) -> Result<(), KernelError> {
     let (rows, features) = (call.out.rows(), call.out.columns());
     // A row can be rounded only when the whole row is computed, so gated outputs are first written
     // here in the activation type.
@@ -141,18 +141,18 @@ pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> 
     ];
     ExpertGemm { op, of, routing: &call.routing, features, is_gated: true }.launch(cuda, operands)?;
     match call.out.rounded {
-        Some(rounded) => quantize::quantize(cuda, ops::quantize::Call { x: out.view(), out: rounded }),
+        Some(rounded) => quantize::quantize(cuda, calls::Quantize { x: out.view(), out: rounded }),
         None => Ok(()),
     }
 }
 
-pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn add_experts(cuda: &Cuda, call: calls::AddExperts<'_>) -> Result<(), KernelError> {
     products(cuda, &call)?;
     add(cuda, &call)
 }
 
 /// Adds up the products of each row.
-fn add(cuda: &Cuda, call: &ops::add_experts::Call<'_>) -> Result<(), KernelError> {
+fn add(cuda: &Cuda, call: &calls::AddExperts<'_>) -> Result<(), KernelError> {
     let sum = arguments![
         call.products.address(),
         call.routing.places.address(),
@@ -169,14 +169,13 @@ fn add(cuda: &Cuda, call: &ops::add_experts::Call<'_>) -> Result<(), KernelError
     unsafe { cuda.launch(cuda.entry_points().add_experts, rows, sum) }
 }
 
-pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: ops::add_experts_rms_norm::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: calls::AddExpertsRmsNorm<'_>) -> Result<(), KernelError> {
     let experts = &call.experts;
     products(cuda, experts)?;
     if let Some(rounded) = call.out.rounded.as_ref().filter(|_| cuda.entry_points().hopper.is_none()) {
         add(cuda, experts)?;
         let out = call.out.view();
-        let norm =
-            ops::rms_norm::Call { x: experts.sum.view(), weight: call.weight.view(), epsilon: call.epsilon, out };
+        let norm = calls::RmsNorm { x: experts.sum.view(), weight: call.weight.view(), epsilon: call.epsilon, out };
         return quantize::rms_norm(cuda, &norm, rounded);
     }
     let (rows, columns) = (experts.sum.rows(), experts.sum.columns());
@@ -198,7 +197,7 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: ops::add_experts_rms_norm:
 }
 
 /// Launches the GEMM that computes the product of each choice, multiplied by the choice's weight.
-fn products(cuda: &Cuda, call: &ops::add_experts::Call<'_>) -> Result<(), KernelError> {
+fn products(cuda: &Cuda, call: &calls::AddExperts<'_>) -> Result<(), KernelError> {
     let features = call.sum.columns();
     let op = "add_experts";
     let of = Operands::of(&call.x, &call.weight).ok_or(KernelError::NoKernel { op })?;

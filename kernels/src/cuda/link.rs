@@ -14,10 +14,7 @@ use super::{
     lane::Cuda,
     quantize,
 };
-use crate::{
-    Backend, DType, KernelError, Rank, Tensor,
-    ops::{all_gather, all_reduce, all_reduce_rms_norm, best_of_ranks, transfer},
-};
+use crate::{Backend, DType, KernelError, Rank, Tensor, backend::all_reduce_then_rms_norm, calls, ops::transfer};
 
 /// A rank's end of the link between the GPU ranks of a group.
 ///
@@ -238,7 +235,7 @@ impl Cuda {
     }
 }
 
-pub(super) fn all_reduce(cuda: &Cuda, link: &CudaLink, call: all_reduce::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn all_reduce(cuda: &Cuda, link: &CudaLink, call: calls::AllReduce<'_>) -> Result<(), KernelError> {
     const OP: &str = "all_reduce";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
     let whole = match (cuda.rank().of(), call.partial.bytes() >= TWO_SHOTS_FROM) {
@@ -253,7 +250,7 @@ pub(super) fn all_reduce(cuda: &Cuda, link: &CudaLink, call: all_reduce::Call<'_
 pub(super) fn all_reduce_rms_norm(
     cuda: &Cuda,
     link: &CudaLink,
-    call: all_reduce_rms_norm::Call<'_>,
+    call: calls::AllReduceRmsNorm<'_>,
 ) -> Result<(), KernelError> {
     const OP: &str = "all_reduce_rms_norm";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
@@ -264,7 +261,7 @@ pub(super) fn all_reduce_rms_norm(
     let turns = in_turns(call.partial.rows(), at_once).filter(|_| is_whole && row / UNIT <= NORM_THREADS_MAX);
     // With more than four ranks, no kernel sums in shares and rounds to E4M3.
     let turns = turns.filter(|_| call.out.rounded.is_none() || in_shares.is_none() || of <= 4);
-    let Some(turns) = turns else { return all_reduce_rms_norm::in_two(cuda, call) };
+    let Some(turns) = turns else { return all_reduce_then_rms_norm(cuda, call) };
     cuda.enter()?;
     let threads = (row / UNIT).next_multiple_of(32);
     let forms = match call.out.rounded {
@@ -305,14 +302,14 @@ pub(super) fn all_reduce_rms_norm(
     Ok(())
 }
 
-pub(super) fn all_gather(cuda: &Cuda, link: &CudaLink, call: all_gather::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn all_gather(cuda: &Cuda, link: &CudaLink, call: calls::AllGather<'_>) -> Result<(), KernelError> {
     const OP: &str = "all_gather";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
     let kernels = [hopper.all_gather, hopper.all_gather_odd];
     cuda.exchange(link, (OP, kernels), &call.part, &call.out, None)
 }
 
-/// Implements [`Backend::part`]. If this rank's device accepts no launch, the other ranks find out
+/// Implements [`Backend::abort_collectives`]. If this rank's device accepts no launch, the other ranks find out
 /// when their `patience` has passed.
 pub(super) fn abort_collectives(cuda: &Cuda, link: &CudaLink) {
     if let (Some(hopper), Ok(())) = (&cuda.entry_points().hopper, cuda.enter()) {
@@ -322,7 +319,7 @@ pub(super) fn abort_collectives(cuda: &Cuda, link: &CudaLink) {
     }
 }
 
-pub(super) fn best_of_ranks(cuda: &Cuda, link: &CudaLink, call: best_of_ranks::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn best_of_ranks(cuda: &Cuda, link: &CudaLink, call: calls::BestOfRanks<'_>) -> Result<(), KernelError> {
     const OP: &str = "best_of_ranks";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
     cuda.enter()?;

@@ -15,14 +15,14 @@ use super::{
     functions::Function,
     lane::Cuda,
 };
-use crate::{Activations, KernelError, Quantization, Rounded, Tensor, ops};
+use crate::{Activations, KernelError, Quantization, Rounded, Tensor, calls};
 
 /// Whether rows of `columns` columns can be rounded.
 pub(super) fn serves(columns: usize) -> bool {
     columns > 0 && columns.is_multiple_of(VECTOR)
 }
 
-pub(super) fn quantize(cuda: &Cuda, call: ops::quantize::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn quantize(cuda: &Cuda, call: calls::Quantize<'_>) -> Result<(), KernelError> {
     let (x, before) = (&call.x, input(&call.x));
     let kernels = cuda.entry_points();
     let (kernel, before) = match (many(cuda, x, x.columns()), long(cuda, x, &call.out), &kernels.hopper) {
@@ -35,7 +35,7 @@ pub(super) fn quantize(cuda: &Cuda, call: ops::quantize::Call<'_>) -> Result<(),
 
 /// Computes the norm of rows and rounds it. `call.out.plain` also gets the norm
 /// without rounding, if requested.
-pub(super) fn rms_norm(cuda: &Cuda, call: &ops::rms_norm::Call<'_>, out: &Rounded<'_>) -> Result<(), KernelError> {
+pub(super) fn rms_norm(cuda: &Cuda, call: &calls::RmsNorm<'_>, out: &Rounded<'_>) -> Result<(), KernelError> {
     let (x, before) = (&call.x, input(&call.x).with(call.weight.address()).with(call.epsilon));
     let (kernel, before) = match many(cuda, x, x.columns()).filter(|_| starts_whole(&call.weight)) {
         Some((hopper, held)) => {

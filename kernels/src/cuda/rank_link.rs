@@ -9,10 +9,7 @@ use super::{
     link::{self, CudaLink},
     nccl::{NcclLink, Watch},
 };
-use crate::{
-    KernelError, Rank,
-    ops::{all_gather, all_reduce, all_reduce_rms_norm, best_of_ranks},
-};
+use crate::{KernelError, Rank, backend::all_reduce_then_rms_norm, calls};
 
 /// A rank's end of a link between the GPU ranks of a group.
 pub enum RankLink {
@@ -82,7 +79,7 @@ impl Witness {
     }
 }
 
-pub(super) fn all_reduce(cuda: &Cuda, call: all_reduce::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn all_reduce(cuda: &Cuda, call: calls::AllReduce<'_>) -> Result<(), KernelError> {
     match &cuda.link {
         Some(RankLink::Kernels(link)) => link::all_reduce(cuda, link, call),
         Some(RankLink::Nccl(link)) => link.all_reduce(cuda, call),
@@ -90,14 +87,14 @@ pub(super) fn all_reduce(cuda: &Cuda, call: all_reduce::Call<'_>) -> Result<(), 
     }
 }
 
-pub(super) fn all_reduce_rms_norm(cuda: &Cuda, call: all_reduce_rms_norm::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn all_reduce_rms_norm(cuda: &Cuda, call: calls::AllReduceRmsNorm<'_>) -> Result<(), KernelError> {
     match &cuda.link {
         Some(RankLink::Kernels(link)) => link::all_reduce_rms_norm(cuda, link, call),
-        _ => all_reduce_rms_norm::in_two(cuda, call),
+        _ => all_reduce_then_rms_norm(cuda, call),
     }
 }
 
-pub(super) fn all_gather(cuda: &Cuda, call: all_gather::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn all_gather(cuda: &Cuda, call: calls::AllGather<'_>) -> Result<(), KernelError> {
     match &cuda.link {
         Some(RankLink::Kernels(link)) => link::all_gather(cuda, link, call),
         Some(RankLink::Nccl(link)) => link.all_gather(cuda, call),
@@ -106,7 +103,7 @@ pub(super) fn all_gather(cuda: &Cuda, call: all_gather::Call<'_>) -> Result<(), 
     }
 }
 
-pub(super) fn best_of_ranks(cuda: &Cuda, call: best_of_ranks::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn best_of_ranks(cuda: &Cuda, call: calls::BestOfRanks<'_>) -> Result<(), KernelError> {
     match &cuda.link {
         Some(RankLink::Kernels(link)) => link::best_of_ranks(cuda, link, call),
         _ => Err(KernelError::NoKernel { op: "best_of_ranks" }),

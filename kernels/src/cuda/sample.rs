@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     DType, KernelError,
-    ops::sample::Call,
+    calls::Sample,
     sampling::{ROW_WORDS, SampleLayout, TOP_MAX},
 };
 
@@ -41,7 +41,7 @@ pub(crate) fn cuda_sample_scratch(rows: usize, sequences: usize, vocabulary: usi
     parts(rows, sequences, vocabulary)[3]
 }
 
-pub(super) fn sample(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
+pub(super) fn sample(cuda: &Cuda, call: Sample<'_>) -> Result<(), KernelError> {
     let SampleLayout { rows, vocabulary } = call.layout;
     let sequences = call.chosen.rows();
     let mut previous = call.chosen.address();
@@ -60,7 +60,7 @@ pub(super) fn sample(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
 }
 
 /// Samples one group of rows, starting at `first`.
-fn some_rows(cuda: &Cuda, call: &Call<'_>, first: usize, previous: Address) -> Result<(), KernelError> {
+fn some_rows(cuda: &Cuda, call: &Sample<'_>, first: usize, previous: Address) -> Result<(), KernelError> {
     let SampleLayout { rows: batch_rows, vocabulary } = call.layout;
     let rows = ROWS.min(batch_rows - first);
     let slices = vocabulary.div_ceil(scheme::SLICE);

@@ -1,20 +1,9 @@
 //! Quantization of activations to E4M3, where the operation that computes them cannot do it: the
 //! output of attention, and plain activations that are passed to an FP8 weight.
 
-use crate::{ActivationFormat, Activations, Backend, KernelError, Quantization, Rounded, Scope, Tensor, Work};
+use crate::{ActivationFormat, Activations, Backend, KernelError, Quantization, Scope, Tensor, Work, calls};
 
 use super::check;
-
-/// For each row and each of its groups, computes `scale = largest magnitude / 448` in f32, at least
-/// the smallest normal number, and `data = x / scale`, rounded to the nearest with ties to even,
-/// and clamped to a magnitude of 448. NaN stays NaN and is ignored for the scale.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, columns]` activations. A gap between rows is allowed.
-    pub x: Tensor<'a>,
-    /// `[rows, columns]` and its scales.
-    pub out: Rounded<'a>,
-}
 
 impl<B: Backend> Scope<'_, B> {
     /// Quantizes the rows of `x` `[rows, columns]`.
@@ -32,6 +21,6 @@ impl<B: Backend> Scope<'_, B> {
         let mut work = Work::over(2 * x.shape().elements() as u64, &[x]);
         work.bytes += out.bytes();
         self.count(work);
-        self.backend.quantize(Call { x: x.view(), out: out.view() })
+        self.backend.quantize(calls::Quantize { x: x.view(), out: out.view() })
     }
 }

@@ -56,12 +56,12 @@ contract! {
         /// Tokens per block of the KV cache.
         const BLOCK_TOKENS: usize = crate::BLOCK_TOKENS;
         /// Value that is written in place of a token when no token could be chosen.
-        const NO_CHOICE: u32 = crate::ops::argmax::NO_CHOICE;
+        const NO_CHOICE: u32 = crate::calls::NO_CHOICE;
         /// Bit of a token id: if it is set, the other bits are an index into the tokens that
         /// the previous step chose.
         const PREVIOUS: u32 = crate::input_token::PREVIOUS;
         /// Cache slot of padding rows of a captured graph. Their keys and values are not written.
-        const NO_SLOT: u32 = crate::ops::rotary_kv_write::NO_SLOT;
+        const NO_SLOT: u32 = crate::calls::NO_SLOT;
     }
 
     /// all_reduce.cu: a grid-stride loop over units; thread block b of a rank synchronizes with
@@ -139,7 +139,7 @@ contract! {
         /// Rows per thread block when each thread block sorts its own choices.
         const BLOCK_ROWS: usize = 64;
         /// Maximum number of experts.
-        const EXPERTS_MAX: usize = crate::ops::route::EXPERTS_MAX;
+        const EXPERTS_MAX: usize = crate::calls::EXPERTS_MAX;
         /// Threads per thread block.
         const THREADS: usize = EXPERTS_MAX;
     }
@@ -165,7 +165,7 @@ contract! {
     /// position in the list of choices sorted by expert.
     mod experts {
         /// Maximum number of experts.
-        const EXPERTS_MAX: usize = crate::ops::route::EXPERTS_MAX;
+        const EXPERTS_MAX: usize = crate::calls::EXPERTS_MAX;
         /// Threads per thread block.
         const THREADS: usize = 128;
         /// Weight rows per tile. In a gated GEMM, half of them are gate rows and half are up rows.
@@ -180,7 +180,7 @@ contract! {
     /// block takes a contiguous range.
     mod experts_few {
         /// Maximum number of experts.
-        const EXPERTS_MAX: usize = crate::ops::route::EXPERTS_MAX;
+        const EXPERTS_MAX: usize = crate::calls::EXPERTS_MAX;
         /// Weight rows per tile. In a gated GEMM, half of them are gate rows and half are up rows.
         const TILE_ROWS: usize = WGMMA_ROWS;
         /// Bytes per row and pipeline step.
@@ -209,11 +209,11 @@ contract! {
         /// thread takes one pixel.
         const PIXELS: usize = 4;
         /// Number of color channels.
-        const CHANNELS: usize = crate::ops::patchify::CHANNELS;
+        const CHANNELS: usize = crate::calls::CHANNELS;
         /// Numbers that locate a picture: its first byte, patches down, patches across, frames.
-        const LAYOUT_NUMBERS: usize = crate::ops::patchify::LAYOUT_NUMBERS;
+        const LAYOUT_NUMBERS: usize = crate::calls::LAYOUT_NUMBERS;
         /// Numbers that normalize a picture's color levels.
-        const LEVEL_NUMBERS: usize = crate::ops::patchify::LEVEL_NUMBERS;
+        const LEVEL_NUMBERS: usize = crate::calls::LEVEL_NUMBERS;
     }
 
     /// position_grid.cu: in a thread block, y is the patch and x covers the elements of the patch.

@@ -28,7 +28,7 @@ use super::{
     tiles::Cut,
     transposed_scales,
 };
-use crate::{Activations, DType, FP8_BLOCK, KernelError, Shape, Tensor, Weight, ops};
+use crate::{Activations, DType, FP8_BLOCK, KernelError, Shape, Tensor, Weight, calls};
 
 /// Row counts to measure. Up to 64 they are 1 and the counts that this project's kernels are
 /// compiled for: between two of these counts the same kernel runs and takes equally long. Above 64
@@ -72,7 +72,7 @@ const TRIALS: usize = 3;
 const HEAD_START: f32 = 1.5e-3;
 
 /// Measures each GEMM met that has not been measured yet.
-pub(in super::super) fn measure(cuda: &Cuda, call: ops::measure::Call<'_>) -> Result<(), KernelError> {
+pub(in super::super) fn measure(cuda: &Cuda, call: calls::Measure<'_>) -> Result<(), KernelError> {
     cuda.enter()?;
     let MetGemms { met } = mem::take(&mut *cuda.gemm.met.borrow_mut());
     // A gated GEMM is compared with the ungated one, which is therefore measured first.
@@ -273,7 +273,7 @@ impl<'t> Trial<'t> {
     fn stand_between(&self) -> Result<(), KernelError> {
         let (cuda, shape) = (self.cuda, [self.problem.rows, self.problem.in_features]);
         let x = Tensor::over(Address(self.x), shape.into(), cuda.kernels.target.activation);
-        elementwise::gelu(cuda, ops::gelu::Call { x, kind: ops::gelu::Gelu::Erf })
+        elementwise::gelu(cuda, calls::ApplyGelu { x, kind: calls::Gelu::Erf })
     }
 
     /// Launches the GEMM with weight number `turn`.
@@ -311,7 +311,7 @@ impl<'t> Trial<'t> {
         let bias = operands.bias.map(|bias| Tensor::over(Address(bias), Shape::new(&[out_features]), activation));
         linear(
             self.cuda,
-            ops::linear::Call {
+            calls::Linear {
                 x: Activations::of_plain(x.column_range(0..in_features)),
                 weight: Weight::plain(tensor(operands.weight, [out_features, in_features], activation)),
                 bias,
@@ -322,7 +322,7 @@ impl<'t> Trial<'t> {
         )?;
         elementwise::silu_mul(
             self.cuda,
-            ops::silu_mul::Call {
+            calls::SiluMul {
                 gate_up: gate_up.view(),
                 out: Activations::of_plain(out.column_range(0..out_features / 2)),
             },

@@ -9,9 +9,9 @@ use super::{
     operands::Operands,
     problem::{GemmOperands, GemmProblem},
 };
-use crate::{KernelError, Quantization, Rounded, Tensor, ops};
+use crate::{KernelError, Quantization, Rounded, Tensor, calls};
 
-pub(in super::super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), KernelError> {
+pub(in super::super) fn linear(cuda: &Cuda, call: calls::Linear<'_>) -> Result<(), KernelError> {
     let no_kernel = || KernelError::NoKernel { op: "linear" };
     let operands = Operands::of(&call.x, &call.weight).ok_or_else(no_kernel)?;
     let problem = GemmProblem { accumulates: call.accumulate, ..operands.problem(call.bias.as_ref(), &call.out) };
@@ -19,10 +19,10 @@ pub(in super::super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Resu
     compute(cuda, problem, operands, Output::PLAIN, &|| Err(no_kernel()))
 }
 
-pub(in super::super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Result<(), KernelError> {
+pub(in super::super) fn gated_linear(cuda: &Cuda, call: calls::GatedLinear<'_>) -> Result<(), KernelError> {
     let operands = Operands::of(&call.x, &call.weight).ok_or(KernelError::NoKernel { op: "gated_linear" })?;
     let unfused = || {
-        let ungated = ops::linear::Call {
+        let ungated = calls::Linear {
             x: call.x.view(),
             weight: call.weight.view(),
             bias: call.bias.as_ref().map(Tensor::view),
@@ -31,7 +31,7 @@ pub(in super::super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<
             out: call.gate_up.view(),
         };
         linear(cuda, ungated)?;
-        elementwise::silu_mul(cuda, ops::silu_mul::Call { gate_up: call.gate_up.view(), out: call.out.view() })
+        elementwise::silu_mul(cuda, calls::SiluMul { gate_up: call.gate_up.view(), out: call.out.view() })
     };
     let features = call.weight.rows() / 2;
     let compute = |out: &Tensor<'_>, output: Output<'_>| {
@@ -55,7 +55,7 @@ pub(in super::super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<
                         scales: rounded.scales.view(),
                         quantization: rounded.quantization,
                     };
-                    quantize::quantize(cuda, ops::quantize::Call { x: plain.view(), out })
+                    quantize::quantize(cuda, calls::Quantize { x: plain.view(), out })
                 };
                 compute(&plain, Output::followed_by(&round))
             }

@@ -24,10 +24,7 @@ use super::{
     library::{Calls, Communicator, Nccl, number, number_of},
     watch::{Shared, Watch},
 };
-use crate::{
-    DType, KernelError, Rank, Tensor,
-    ops::{add_rows, all_gather, all_reduce, transfer},
-};
+use crate::{DType, KernelError, Rank, Tensor, calls, ops::transfer};
 
 /// A rank's end of a link between GPU ranks through NCCL.
 ///
@@ -165,7 +162,7 @@ impl NcclLink {
         self.captured.get()
     }
 
-    pub(in super::super) fn all_reduce(&self, cuda: &Cuda, call: all_reduce::Call<'_>) -> Result<(), KernelError> {
+    pub(in super::super) fn all_reduce(&self, cuda: &Cuda, call: calls::AllReduce<'_>) -> Result<(), KernelError> {
         cuda.enter()?;
         let (dtype, columns) = (call.partial.dtype(), call.partial.columns());
         let width = bytes(dtype, columns);
@@ -203,10 +200,10 @@ impl NcclLink {
             let sums = Tensor::persistent(data_at(self.memory), [out.rows(), out.columns()], out.dtype());
             (sums, Tensor::persistent(self.memory, [out.rows()], DType::U32))
         };
-        elementwise::add_rows(cuda, add_rows::Call { x: sums, from: rows.view(), to: rows.view(), out: out.view() })
+        elementwise::add_rows(cuda, calls::AddRows { x: sums, from: rows.view(), to: rows.view(), out: out.view() })
     }
 
-    pub(in super::super) fn all_gather(&self, cuda: &Cuda, call: all_gather::Call<'_>) -> Result<(), KernelError> {
+    pub(in super::super) fn all_gather(&self, cuda: &Cuda, call: calls::AllGather<'_>) -> Result<(), KernelError> {
         cuda.enter()?;
         let (rows, ranks, data) = (call.part.rows(), self.rank.of(), data_at(self.memory));
         let width = bytes(call.part.dtype(), call.part.columns());
