@@ -4,10 +4,6 @@ use bursar_budgets::Bytes;
 
 use crate::{DType, Quantization, Tensor};
 
-/// Rows and columns of a block of a weight, and columns of a group of activations. Each block and
-/// each group has one scale.
-pub const FP8_BLOCK: usize = 128;
-
 /// A weight `[out_features, in_features]` and its scales.
 pub struct Weight<'m> {
     /// Plain numbers, or E4M3 if there are scales. Contiguous.

@@ -1,7 +1,7 @@
 //! Launches for mixtures of experts. The sources (`route.cu`, `experts.cu` and others) end with a
 //! description of the launches that they expect.
 
-use bursar_budgets::{Address, Bytes, DeviceError};
+use bursar_budgets::{Address, DeviceError};
 
 use super::{
     arguments::{Arguments, Extent, arguments, count},
@@ -20,12 +20,6 @@ use crate::{
     DType, FP8_BLOCK, KernelError, Tensor,
     calls::{self, Routing},
 };
-
-/// Bytes of scratch for choosing among `experts` experts for `rows` rows: each thread block's
-/// number of choices per expert.
-pub(crate) fn cuda_route_scratch(rows: usize, experts: usize) -> Bytes {
-    DType::U32.bytes(rows.div_ceil(routing::BLOCK_ROWS) * experts)
-}
 
 pub(super) fn route(cuda: &Cuda, call: calls::Route<'_>) -> Result<(), KernelError> {
     let (rows, experts, top) = (call.logits.rows(), call.logits.columns(), call.out.top);

@@ -16,6 +16,12 @@ pub(crate) const CUDA_LINEAR_SCRATCH: Bytes = Bytes::mib(32);
 /// Minimum number of features that a tile of a GEMM covers.
 pub(crate) const CUDA_FEATURES: usize = 64;
 
+/// Bytes of scratch for choosing among `experts` experts for `rows` rows: each thread block's
+/// number of choices per expert.
+pub(crate) fn cuda_route_scratch(rows: usize, experts: usize) -> Bytes {
+    DType::U32.bytes(rows.div_ceil(contract::route::BLOCK_ROWS) * experts)
+}
+
 /// A GPU's generation, number of SMs and activation type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CudaTarget {
