@@ -1,11 +1,8 @@
 //! The operations of the CUDA backend.
 
 use super::{
-    attention, copy_blocks, download_staging, elementwise, experts, gemm, graph,
-    lane::Cuda,
-    quantize,
-    rank_link::{self, RankLink},
-    rotary, sample,
+    attention, collectives, download_staging, elementwise, experts, gemm, graph, lane::Cuda, quantize,
+    rank_link::RankLink, rotary, sample,
 };
 use crate::{
     Backend, Graph, KernelError, Rank, Target,
@@ -24,7 +21,7 @@ impl Backend for Cuda {
     }
 
     fn abort_collectives(&self) {
-        rank_link::abort_collectives(self);
+        collectives::abort_collectives(self);
     }
 
     fn wait_for_all(&self) -> Result<(), KernelError> {
@@ -50,7 +47,9 @@ impl Backend for Cuda {
     }
 
     fn copy_blocks(&self, call: calls::CopyBlocks<'_>) -> Result<Box<dyn calls::Copying>, KernelError> {
-        copy_blocks::copy_blocks(self, call)
+        self.enter_to_copy()?;
+        let copies = self.copies.as_ref().expect("a lane with host memory to copy to has a stream for that");
+        Ok(copies.start(&self.stream, &self.kernels.device, call)?)
     }
 
     fn autotune(&self, on: bool) {
@@ -78,19 +77,19 @@ impl Backend for Cuda {
     }
 
     fn all_reduce(&self, call: calls::AllReduce<'_>) -> Result<(), KernelError> {
-        rank_link::all_reduce(self, call)
+        collectives::all_reduce(self, call)
     }
 
     fn all_reduce_rms_norm(&self, call: calls::AllReduceRmsNorm<'_>) -> Result<(), KernelError> {
-        rank_link::all_reduce_rms_norm(self, call)
+        collectives::all_reduce_rms_norm(self, call)
     }
 
     fn all_gather(&self, call: calls::AllGather<'_>) -> Result<(), KernelError> {
-        rank_link::all_gather(self, call)
+        collectives::all_gather(self, call)
     }
 
     fn best_of_ranks(&self, call: calls::BestOfRanks<'_>) -> Result<(), KernelError> {
-        rank_link::best_of_ranks(self, call)
+        collectives::best_of_ranks(self, call)
     }
 
     fn chooses_among_ranks(&self) -> bool {

@@ -7,7 +7,7 @@ use bursar_budgets::{Address, Bytes, CudaDevice, DeviceError, Pinned};
 use cudarc::driver::sys;
 
 use super::{
-    CudaLink,
+    link::CudaLink,
     rank_link::Witness,
     stream::{Event, Stream},
 };

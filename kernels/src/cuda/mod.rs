@@ -4,6 +4,7 @@
 mod arguments;
 mod attention;
 mod backend;
+mod collectives;
 mod contract;
 mod copy_blocks;
 mod copy_link;

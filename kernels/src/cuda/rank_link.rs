@@ -1,15 +1,13 @@
-//! A rank's end of a link between GPU ranks, and the dispatch of operations to the kind
-//! of link in use.
+//! A rank's end of a link between GPU ranks, of any kind.
 
 use bursar_budgets::{Address, DeviceError};
 
 use super::{
     copy_link::CopyLink,
-    lane::Cuda,
-    link::{self, CudaLink},
+    link::CudaLink,
     nccl::{NcclLink, Watch},
 };
-use crate::{KernelError, Rank, backend::all_reduce_then_rms_norm, calls};
+use crate::Rank;
 
 /// A rank's end of a link between the GPU ranks of a group.
 pub enum RankLink {
@@ -76,42 +74,5 @@ impl Witness {
             Witness::Note(_) => Ok(()),
             Witness::Watch(watch) => watch.check(),
         }
-    }
-}
-
-pub(super) fn all_reduce(cuda: &Cuda, call: calls::AllReduce<'_>) -> Result<(), KernelError> {
-    match &cuda.link {
-        Some(RankLink::Kernels(link)) => link::all_reduce(cuda, link, call),
-        Some(RankLink::Nccl(link)) => link.all_reduce(cuda, call),
-        Some(RankLink::Copies(_)) | None => Err(KernelError::NoKernel { op: "all_reduce" }),
-    }
-}
-
-pub(super) fn all_reduce_rms_norm(cuda: &Cuda, call: calls::AllReduceRmsNorm<'_>) -> Result<(), KernelError> {
-    match &cuda.link {
-        Some(RankLink::Kernels(link)) => link::all_reduce_rms_norm(cuda, link, call),
-        _ => all_reduce_then_rms_norm(cuda, call),
-    }
-}
-
-pub(super) fn all_gather(cuda: &Cuda, call: calls::AllGather<'_>) -> Result<(), KernelError> {
-    match &cuda.link {
-        Some(RankLink::Kernels(link)) => link::all_gather(cuda, link, call),
-        Some(RankLink::Nccl(link)) => link.all_gather(cuda, call),
-        Some(RankLink::Copies(link)) => link.all_gather(cuda, call),
-        None => Err(KernelError::NoKernel { op: "all_gather" }),
-    }
-}
-
-pub(super) fn best_of_ranks(cuda: &Cuda, call: calls::BestOfRanks<'_>) -> Result<(), KernelError> {
-    match &cuda.link {
-        Some(RankLink::Kernels(link)) => link::best_of_ranks(cuda, link, call),
-        _ => Err(KernelError::NoKernel { op: "best_of_ranks" }),
-    }
-}
-
-pub(super) fn abort_collectives(cuda: &Cuda) {
-    if let Some(RankLink::Kernels(link)) = &cuda.link {
-        link::abort_collectives(cuda, link);
     }
 }

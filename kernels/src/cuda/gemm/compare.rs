@@ -11,6 +11,7 @@ use super::{
     large_m::{self, Output},
     launch::launch,
     plan::{GemmPlan, rest_of},
+    planning,
     problem::{GemmOperands, GemmProblem},
 };
 use crate::KernelError;
@@ -38,7 +39,7 @@ pub(super) fn compare_large_m(
 ) -> Result<(), KernelError> {
     let tuned = &cuda.kernels.tuned;
     let is_measured = || tuned.measured().contains_key(&problem);
-    if is_measured() || !cuda.gemm.can_compare_large_m(cuda, problem, operands)? {
+    if is_measured() || !planning::can_compare_large_m(cuda, problem, operands)? {
         return Ok(());
     }
     let library = GemmPlan::Library { rest: rest_of(problem) };

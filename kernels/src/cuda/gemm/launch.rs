@@ -5,6 +5,7 @@ use super::{
     large_m::{self, Output},
     medium_m,
     plan::GemmPlan,
+    planning::blas_lane,
     problem::{GemmOperands, GemmProblem},
     small_m, tiled_e4m3,
     tiles::Cut,
@@ -50,7 +51,7 @@ unsafe fn library(cuda: &Cuda, problem: GemmProblem, operands: GemmOperands, res
     unsafe {
         let asked = transposed_scales::transpose(cuda, whole, operands)?;
         let mut gemms = cuda.gemm.library.borrow_mut();
-        gemms.multiply(cuda.gemm.blas_lane(cuda), (whole, asked), cuda.gemm.autotunes.get())?;
+        gemms.multiply(blas_lane(cuda), (whole, asked), cuda.gemm.autotunes.get())?;
     }
     if rest == 0 {
         return Ok(());

@@ -7,6 +7,7 @@ use super::{
     large_m::Output,
     launch::launch,
     operands::Operands,
+    planning,
     problem::{GemmOperands, GemmProblem},
 };
 use crate::{KernelError, Quantization, Rounded, Tensor, calls};
@@ -81,7 +82,7 @@ fn compute(
         cuda.gemm.met.borrow_mut().meet(problem, operands);
         compare_large_m(cuda, problem, operands, output, unfused)?;
     }
-    match cuda.gemm.plan(cuda, problem, operands)? {
+    match planning::plan(cuda, problem, operands)? {
         // SAFETY: the op layer has checked the shapes, the creators of the tensors guarantee that
         // their memory is valid, nothing else uses the workspace until this GEMM has ended,
         // kernels that write weights have finished before a pass starts, and the planned kernel

@@ -5,7 +5,7 @@
 //! | part | files |
 //! |---|---|
 //! | what is computed | `problem`, `operands` |
-//! | which kernel computes it | `table`, `plan`, `tiles`, `scale_scratch`; all pure |
+//! | which kernel computes it | `table`, `plan`, `tiles`, `scale_scratch`, all pure; `planning` |
 //! | what was measured | `algorithm`, `tuned`, `tuning`, `met`, `autotune`, `compare` |
 //! | launches | `linear`, `launch`, `small_m`, `medium_m`, `large_m`, `tiled_e4m3`, `transposed_scales`, `blas` |
 
@@ -22,6 +22,7 @@ mod medium_m;
 mod met;
 mod operands;
 mod plan;
+mod planning;
 mod problem;
 mod scale_arguments;
 mod scale_scratch;
