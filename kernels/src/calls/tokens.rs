@@ -31,6 +31,7 @@ pub struct Sample<'a> {
     /// `[sequences]` u32, contiguous, at least as many as rows. Produced tokens that the host does
     /// not know yet are read from here before any of the first `rows` entries is written.
     pub chosen: Tensor<'a>,
-    /// `[words]` u32, contiguous, at least as long as the layout requires; see [`outcomes`](crate::ops::sample::outcomes).
+    /// `[words]` u32, contiguous, at least as long as the layout requires; see
+    /// [`outcomes`](crate::ops::sample::outcomes).
     pub report: Tensor<'a>,
 }

@@ -1,5 +1,15 @@
 //! The backend for NVIDIA GPUs: kernels of this project, compiled ahead of time, and cuBLASLt's
 //! GEMMs. Activations, weights and the KV cache are bf16 (f16 on Turing); sums are f32.
+//!
+//! | part | files |
+//! |---|---|
+//! | a lane and what it does | `lane`, `backend`, `graph` |
+//! | launches of operations | `attention`, `elementwise`, `experts`, `gemm`, `quantize`, `rotary`, `sample` |
+//! | launch parameters | `arguments`, `decode_launch`, `e4m3_cache`, `sample_scratch`, `tensor_map` |
+//! | device code and its contract with the host | `contract`, `functions`, `kernels`, `module_images` |
+//! | copies between host and device | `copy_blocks`, `download_staging`, `pipelined_fill`, `upload_staging` |
+//! | links between ranks | `link`, `copy_link`, `nccl`, `rank_link`; `collectives` launches on them |
+//! | the device and its libraries | `error`, `search`, `stream`, `target` |
 
 mod arguments;
 mod attention;

@@ -9,11 +9,8 @@ use super::{blas::Algorithm, tiles::Cut};
 pub(super) enum GemmAlgorithm {
     /// An algorithm of cuBLASLt.
     Library(Algorithm),
-    /// The small-m kernel.
     SmallM(Cut),
-    /// The medium-m kernel.
     MediumM,
-    /// The large-m kernels.
     LargeM,
     /// For gated GEMMs: an ungated GEMM followed by the gate.
     Unfused,

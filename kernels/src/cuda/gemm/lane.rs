@@ -19,6 +19,7 @@ use super::{
     plan::GemmBackend,
     table::Gpu,
 };
+
 /// The state that one lane keeps for its GEMMs.
 pub(in super::super) struct GemmLane {
     /// `None` if the device has no small-m kernel, or if too many lanes have counters.

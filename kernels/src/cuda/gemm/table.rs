@@ -21,7 +21,7 @@ pub(super) enum Kernel {
     LargeM,
     /// E4M3 on GPU generations other than Hopper (`linear_e4m3.cu`).
     TiledE4m3,
-    /// cuBLASLt.
+    /// cuBLASLt, loaded at run time.
     Library,
 }
 

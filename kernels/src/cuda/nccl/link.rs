@@ -18,7 +18,7 @@ use crate::Rank;
 /// The bits are reproducible as long as NCCL chooses the same algorithm. All ranks must launch the
 /// same operations in the same order. A rank that does not join in time, or that is dropped, breaks
 /// the link: the results of the other ranks are undefined from then on, and they get
-/// [`DeviceError::Lost`] when they next wait for results.
+/// [`DeviceError::Lost`](bursar_budgets::DeviceError::Lost) when they next wait for results.
 pub struct NcclLink {
     pub(super) rank: Rank,
     pub(super) communicator: Communicator,
@@ -34,17 +34,24 @@ pub struct NcclLink {
 
 /// State that all ends of a link share.
 pub(super) struct Group {
-    pub(super) shared: Arc<Shared>,
-    pub(super) watches: Option<JoinHandle<()>>,
+    shared: Arc<Shared>,
+    watches: Option<JoinHandle<()>>,
     /// Dropped after the thread has ended. Gives the communicators back and subtracts their memory
     /// from each device's overhead.
-    pub(super) _counted: Counted,
+    _counted: Counted,
 }
 
 pub(super) type Counted = Box<dyn Any + Send + Sync>;
 
 /// The communicators of a group. Dropping this returns them to NCCL.
 pub(super) struct Communicators(pub(super) Arc<Shared>);
+
+impl Group {
+    /// `watches` is the thread that watches the collectives.
+    pub(super) fn new(shared: Arc<Shared>, watches: JoinHandle<()>, counted: Counted) -> Self {
+        Group { shared, watches: Some(watches), _counted: counted }
+    }
+}
 
 impl Drop for Communicators {
     fn drop(&mut self) {

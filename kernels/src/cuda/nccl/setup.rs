@@ -77,7 +77,7 @@ impl NcclLink {
         let watched = shared.clone();
         let thread = thread::Builder::new().name("bursar-nccl".to_owned()).spawn(move || watched.watch());
         let thread = thread.expect("the operating system starts a thread");
-        let group = Arc::new(Group { shared, watches: Some(thread), _counted: counted });
+        let group = Arc::new(Group::new(shared, thread, counted));
         let ends = Rank::all(memory.len()).zip(communicators).zip(memory).zip(watches);
         let end = |(((rank, communicator), memory), watch): (((Rank, Communicator), &Address), Watch)| NcclLink {
             rank,
